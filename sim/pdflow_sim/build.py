@@ -31,6 +31,7 @@ from pdflow_sim.clients.sessions import SessionClients
 from pdflow_sim.clock import Clock
 from pdflow_sim.engine_builder import EngineBuilder
 from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.environment import ClockEnvironment
 from pdflow_sim.faults.active_faults import ActiveFaults
 from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
@@ -66,7 +67,8 @@ class SimulationBuilder(EngineBuilder):
     ) -> None:
         super().__init__(scenario, exact, recorder, incarnations or {})
         self.costs = costs or {}
-        self.env = Clock()
+        self.clock = Clock()
+        self.env = ClockEnvironment(self.clock)
         self.step_costs: dict[str, StepCost] = {}
         """What a step takes, by pool."""
         self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
@@ -95,10 +97,11 @@ class SimulationBuilder(EngineBuilder):
             self.add_pool(pool)
         router = self.router()
         clients = Clients(self.ports, router)
-        scaling = Scaling(clients, self.nodes, scenario) if scenario.scales else None
+        scaling = Scaling(self.env, clients, self.nodes, scenario) if scenario.scales else None
         every_ns = heartbeat_ns(scenario)
-        heartbeats = None if every_ns is None else Heartbeats(clients, self.nodes, scaling, every_ns)
+        heartbeats = None if every_ns is None else Heartbeats(self.env, clients, self.nodes, scaling, every_ns)
         world = World(
+            clock=self.clock,
             env=self.env,
             metrics=self.metrics,
             fabric=fabric,
@@ -125,14 +128,14 @@ class SimulationBuilder(EngineBuilder):
 
     def fabric(self) -> Fabric:
         """The network between the engines."""
-        return Fabric(self.env, self.metrics, self.paths(), self.fabric_settings())
+        return Fabric(self.clock, self.metrics, self.paths(), self.fabric_settings())
 
     def faulty_fabric(self) -> FaultyFabric:
         """The network of a run with faults."""
         active = ActiveFaults(plan_of(self.scenario), self.streams, self.slots, self.metrics)
-        witness = Witness(self.env, self.nodes)
+        witness = Witness(self.clock, self.nodes)
         timeout_ns = seconds_to_ns(self.scenario.transfer.handshake_timeout_s)
-        return FaultyFabric(self.env, self.metrics, self.paths(), self.fabric_settings(), active, witness, timeout_ns)
+        return FaultyFabric(self.clock, self.metrics, self.paths(), self.fabric_settings(), active, witness, timeout_ns)
 
     def fabric_settings(self) -> FabricSettings:
         table = self.scenario.network
@@ -160,11 +163,11 @@ class SimulationBuilder(EngineBuilder):
         poll_ns = MS if self.dialect.polls_at_steps and table.poll else 0
         writes = poll_ns > 0 and not self.pulls
         return NodePorts(
-            env=self.env,
+            clock=self.clock,
             metrics=self.metrics,
             fabric=fabric,
             shipping=shipping,
-            router=RouterLink(self.env, seconds_to_ns(table.http_latency_s)),
+            router=RouterLink(self.clock, seconds_to_ns(table.http_latency_s)),
             prompts=self.prompts,
             poll_ns=poll_ns,
             writer_ns=seconds_to_ns(says.transfer.writer_poll_s) if writes else 0,
@@ -184,15 +187,17 @@ class SimulationBuilder(EngineBuilder):
         heartbeats, router = world.heartbeats, world.router
         if heartbeats is not None:
             heartbeats.is_lost = fabric.faults.loses_report
-        lives = Lives(self.ports, self.nodes, router, heartbeats, self.recorder, fabric, self.make)
-        world.faults = FaultInjector(self.streams, world.clients, self.nodes, fabric, lives)
+        lives = Lives(self.env, self.ports, self.nodes, router, heartbeats, self.recorder, fabric, self.make)
+        world.faults = FaultInjector(self.env, self.streams, world.clients, self.nodes, fabric, lives)
 
     def add_clients(self, world: World) -> None:
         """Whoever sends requests, where that is more than a row of them."""
         workload, clients = self.scenario.workload, world.clients
         if workload.sessions is not None:
             assert workload.requests is not None
-            world.sessions = SessionClients(clients, sessions(workload, self.scenario.seed), workload.requests)
+            world.sessions = SessionClients(
+                self.env, clients, sessions(workload, self.scenario.seed), workload.requests
+            )
             clients.on_end.append(world.sessions.ended)
         client = workload.client
         if client is not None:

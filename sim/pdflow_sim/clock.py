@@ -1,10 +1,14 @@
-"""simpy's clock and queue, with a loop for plain callbacks, and the order of what happens at one instant.
+"""The queue of what is to happen in a simulated run: callbacks ordered by time, priority and order of scheduling.
 
-simpy orders equal times by priority, then by the order of scheduling. Messages and ends of flows come first, then
-polls by the engine's index, then deadlines by the endpoint's place at its engine (every input that had arrived is
-handled before a deadline is judged), then the engines, by index: an engine's own wake-ups differ between the exact mode
-and the fast one, and must not decide ties between anything else. Then whoever had to wait for the engines; and an
-engine that starts from standing still does so last of all, with everything known that happens at that instant.
+It is the queue of a simpy environment (`pdflow_sim.environment` runs simpy's processes on it) without an event object
+for each entry: most of a run is callbacks that nothing waits for, and the life cycle of an event costs as much again as
+the queue itself.
+
+At one instant, messages and ends of flows come first; then polls, by the engine's index; then deadlines, by the
+endpoint's position in its engine (every input that has arrived is handled before a deadline is judged); then the
+engines, by index: an engine's own wake-ups differ between the exact mode and the fast one, and must not decide ties
+between anything else. Then follows what had to wait for the engines. An idle engine starts last of all, when everything
+that happens at that instant is known.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-from simpy.core import Environment
-
+URGENT = 0
+"""simpy's own: the beginning of a process, and an interrupt."""
 INPUT = 1
+"""simpy's normal priority."""
 POLL = 2
 DEADLINE = 1 << 20
 ENGINE = 1 << 21
@@ -25,68 +30,71 @@ Callback: TypeAlias = Callable[[Any], None]
 
 
 class Clock:
-    """simpy's environment, counting whole nanoseconds.
-
-    `call` and `turn` are `schedule` and `run` for callbacks that nobody waits for: the same queue, clock and order,
-    without the life cycle of an event object, which costs as much again as the queue itself. A world of ours schedules
-    nothing else. The environment is held and not inherited, and its clock, a property, is ours: what is asked dozens of
-    times per request is then an attribute that compiled code reads directly.
-    """
+    """Simulated time in whole nanoseconds, and the queue of callbacks that move it."""
 
     def __init__(self) -> None:
-        environment: Any = Environment()
         self.now = 0
-        self._turns: list[tuple[int, int, int, Callback, Any]] = environment._queue
-        self._number: Callable[[], int] = environment._eid.__next__
         self.stopped = False
         self.turns = 0
-        """Turns of the queue so far."""
-        self.looks = 0
-        """Callbacks to come that only look at what is there: they end when nothing else is to come."""
+        """Callbacks called so far."""
+        self.background = 0
+        """Callbacks to come that only observe: they end when nothing else is to come."""
+        self._queue: list[tuple[int, int, int, Callback, Any]] = []
         self._last: list[tuple[int, int, Callback, Any]] = []
+        self._scheduled = 0
 
     def call(self, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
         """Call `callback(about)` after `delay` ns."""
-        heappush(self._turns, (self.now + delay, priority, self._number(), callback, about))
+        self._scheduled += 1
+        heappush(self._queue, (self.now + delay, priority, self._scheduled, callback, about))
+
+    def call_last(self, callback: Callback, about: Any, order: int) -> None:
+        """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
+        self._scheduled += 1
+        heappush(self._last, (order, self._scheduled, callback, about))
 
     @property
     def pending(self) -> int:
         """Callbacks that are still to come."""
-        return len(self._turns) + len(self._last)
+        return len(self._queue) + len(self._last)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether anything is to come but looks."""
-        return self.pending > self.looks
+    def has_work(self) -> bool:
+        """Whether anything is to come but background callbacks."""
+        return self.pending > self.background
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next callback is due; None if nothing is to come."""
+        if self._last:
+            return self.now
+        return self._queue[0][0] if self._queue else None
 
     def real(self, duration_ns: int) -> int:
-        """How long the world takes until this clock has moved on by that much (`pdflow_sim.faults.clock_skew` has
-        others).
+        """Simulated time until this clock has advanced by `duration_ns`: the same, but for a clock of
+        `pdflow_sim.faults.clock_skew`.
         """
         return duration_ns
 
-    def last(self, callback: Callback, about: Any, order: int) -> None:
-        """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
-        heappush(self._last, (order, self._number(), callback, about))
-
     def stop(self) -> None:
-        """`turn` returns after this turn."""
+        """`run` returns after the current callback."""
         self.stopped = True
 
-    def turn(self) -> None:
-        """Take turns until somebody says stop, or nothing is left to happen."""
-        queue, last, pop = self._turns, self._last, heappop
-        turns = 0
+    def step(self) -> bool:
+        """Call the next callback. False if there is none."""
+        queue, last = self._queue, self._last
+        if last and (not queue or queue[0][0] > self.now):
+            _, _, callback, about = heappop(last)
+        elif queue:
+            self.now, _, _, callback, about = heappop(queue)
+        else:
+            return False
+        self.turns += 1
+        callback(about)
+        return True
+
+    def run(self) -> None:
+        """Call what is to come until `stop` is called or nothing is left."""
         self.stopped = False
-        try:
-            while not self.stopped:
-                turns += 1
-                if last and (not queue or queue[0][0] > self.now):
-                    _, _, callback, about = heappop(last)
-                elif queue:
-                    self.now, _, _, callback, about = pop(queue)
-                else:
-                    break
-                callback(about)
-        finally:
-            self.turns += turns
+        while not self.stopped and self.step():
+            pass

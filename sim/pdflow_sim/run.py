@@ -185,20 +185,20 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     """Let it happen. True if it was interrupted."""
     try:
         with uncollected(), _stopping_between_turns(world) as interrupted:
-            world.env.turn()
+            world.clock.run()
             if not interrupted:
                 assert_all_ended(world)
             if drain and not interrupted:
                 if world.faults is not None:
                     world.faults.calm()
-                world.env.turn()
+                world.clock.run()
         if oracle is not None and not interrupted:
-            oracle.finish(world.env.now)
+            oracle.finish(world.clock.now)
             world.assert_empty()
     except InvariantViolated as broken:
         raise InvariantError(str(broken)) from broken
     if interrupted:
-        world.totals.duration_ns = world.env.now
+        world.totals.duration_ns = world.clock.now
     return bool(interrupted)
 
 
@@ -211,7 +211,7 @@ def _stopping_between_turns(world: World) -> Iterator[list[int]]:
 
     def stop(number: int, _: Any) -> None:
         came.append(number)
-        world.env.stop()
+        world.clock.stop()
         signal.signal(signal.SIGINT, before)
 
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is before
@@ -228,10 +228,10 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
     """Add up what the world holds."""
     totals, now = world.totals, world.totals.duration_ns
     network = world.fabric.network
-    totals.world_events = world.env.turns
+    totals.world_events = world.clock.turns
     totals.messages = world.fabric.messages
     for name, resource, capacity in world.fabric.paths.names:
-        carried, busy = network.carried_bytes(resource, world.env.now), network.busy_ns(resource, world.env.now)
+        carried, busy = network.carried_bytes(resource, world.clock.now), network.busy_ns(resource, world.clock.now)
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
     for node in (*world.prefills, *world.decodes):
         pool = world.fabric.paths.pool_of[node.name]

@@ -15,6 +15,7 @@ from pdflow_sim.clients.client_timeouts import ClientTimeouts
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.clients.sessions import SessionClients
 from pdflow_sim.clock import Clock
+from pdflow_sim.environment import ClockEnvironment
 from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.membership.heartbeats import Heartbeats
 from pdflow_sim.membership.scaling import Scaling
@@ -37,7 +38,9 @@ class World:
     ended.
     """
 
-    env: Clock
+    clock: Clock
+    env: ClockEnvironment
+    """For simpy processes: it shares the clock's queue."""
     metrics: RunMetrics
     fabric: Fabric
     shipping: Shipping | None

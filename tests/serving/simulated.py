@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from heapq import heappop
 from typing import Any
 
 import attrs
@@ -315,7 +314,7 @@ class Simulated:
 
     @property
     def now(self) -> Instant:
-        return self.ports.env.now
+        return self.ports.clock.now
 
     async def step(self, step: Any) -> list[Call]:
         """Play one, and say what the node did."""
@@ -391,17 +390,10 @@ class Simulated:
 
     def _run_until(self, until: Instant) -> None:
         """All that is due by then, as the clock's own loop does it."""
-        env = self.ports.env
-        queue, last = env._turns, env._last
-        while True:
-            if last and (not queue or queue[0][0] > env.now):
-                _, _, callback, about = heappop(last)
-            elif queue and queue[0][0] <= until:
-                env.now, _, _, callback, about = heappop(queue)
-            else:
-                break
-            callback(about)
-        env.now = until
+        clock = self.ports.clock
+        while clock.next_at is not None and clock.next_at <= until:
+            clock.step()
+        clock.now = until
 
 
 def _layer_ns() -> Instant:

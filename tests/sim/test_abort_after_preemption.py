@@ -46,12 +46,12 @@ def test_it_is_not_decoded_to_its_end() -> None:
         seq = preempted_before_its_first_token(world)
         if seq is None:
             if not world.done:
-                world.env.call(MS // 50, look, None)
+                world.clock.call(MS // 50, look, None)
             return
         world.router.hang_up(seq.index)
         gone.append(seq)
 
-    world.env.call(0, look, None)
+    world.clock.call(0, look, None)
     run(world, None, True)
     (seq,) = gone
     assert world.records.outcome[seq.index] == "cancelled"

@@ -30,7 +30,7 @@ def test_blocks_leave_quarantine_when_the_client_hangs_up(play: Callable[..., An
     slow = {"router.dispatch": dispatch, "network.handshake_s": 0.05, "network.http_latency_s": 0.001}
 
     def prepared(world: Any) -> None:
-        world.env.call(at_ms * MS, world.router.hang_up, 0)
+        world.clock.call(at_ms * MS, world.router.hang_up, 0)
 
     world = play({**COMPAT_PUSH, **one, **slow}, prepared=prepared)
     assert world.records.outcome == ["cancelled"]
@@ -67,4 +67,4 @@ def test_nobody_waits_for_the_kv_of_a_prompt_that_is_not_decoded(play: Callable[
     world = play(one)
     assert world.records.outcome == ["completed"]
     assert world.totals.stranded_byte_ns == 0
-    assert world.env.now < 10**9
+    assert world.clock.now < 10**9

@@ -147,7 +147,7 @@ def test_heartbeats_end_where_nothing_else_goes_on(play: Play) -> None:
     """Every engine is gone for good, and so every request fails: the queue runs empty."""
     forever = '[{ kind = "crash", engine = "*", at_s = 1 }]'
     world = play(STEADY | {"fault": forever})
-    assert world.env.pending == 0
+    assert world.clock.pending == 0
     assert "failed" in world.records.outcome
 
 

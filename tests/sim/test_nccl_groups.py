@@ -57,7 +57,7 @@ def watched(most: int) -> Callable[[Any], None]:
                 p_rank, d_rank = sorted((who, what.rpartition(": ")[2]), reverse=True)
                 group = groups.open[p_rank, d_rank]
                 assert group.users
-                assert group.ready_ns <= world.env.now
+                assert group.ready_ns <= world.clock.now
 
         world.metrics.tell = tell
 

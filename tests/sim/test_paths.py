@@ -103,7 +103,7 @@ def test_what_is_not_cut_takes_one_nic_and_the_next_takes_another(play: Play) ->
         {**ONE, "workload.requests": 8, "pool.p.replicas": 1, "pool.d.replicas": 1, "network.nics_per_rank": 4}
     )
     assert wire_ns(world) == 131_072_000
-    carried = [world.fabric.network.carried_bytes(nic, world.env.now) for _, nic, _ in world.fabric.paths.names]
+    carried = [world.fabric.network.carried_bytes(nic, world.clock.now) for _, nic, _ in world.fabric.paths.names]
     assert carried == [2 * 131_072_000] * 8
 
 

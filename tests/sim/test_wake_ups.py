@@ -47,7 +47,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(node: SimEngineNode) -> None:
-    at, now = node.engine.wake_ns, node.env.now
+    at, now = node.engine.wake_ns, node.clock.now
     if at is None or node.held or not node.alive or node.paused_until > now:
         return
     if node.timer not in (at, ~now if at <= now else at):

@@ -166,7 +166,7 @@ class Simulated:
         """A piece of several tensors passes the wire several times."""
         while (then := self.air.pop(key, None)) is not None:
             then(ok)
-            self.world.env.turn()
+            self.world.clock.run()
 
 
 class Live:
@@ -281,7 +281,7 @@ class Script:
         elif play == self.stop:
             self.cut += self.is_cut(about.reg.seq - 1)
         play(self.simulated, about)
-        self.simulated.world.env.turn()
+        self.simulated.world.clock.run()
         told = self.posted.take()
         play(self.live, about)
         assert self.posted.take() == told

@@ -22,14 +22,14 @@ class ClientTimeouts:
     first token."""
 
     def __init__(self, clients: Clients, timeout_ns: Instant | None, first_token_ns: Instant | None) -> None:
-        self.env = clients.env
+        self.clock = clients.clock
         self.records = clients.metrics.records
         self.router = clients.router
         self.timeout_ns = timeout_ns
         self.first_token_ns = first_token_ns
 
     def arrived(self, request: int, says: Request) -> None:
-        call = self.env.call
+        call = self.clock.call
         if says.leaves_ns != NEVER:
             call(says.leaves_ns, self.cancels, request, AFTER_ENGINES)
         if self.first_token_ns is not None:

@@ -24,7 +24,7 @@ class Clients:
     """The clock stops when the last request has ended."""
 
     def __init__(self, ports: NodePorts, router: SimRouterNode) -> None:
-        self.env = ports.env
+        self.clock = ports.clock
         self.metrics = ports.metrics
         self.prompts = ports.prompts
         self.prefill_tokens = ports.prefill_tokens
@@ -55,7 +55,7 @@ class Clients:
         elif request.arrival_ns == WHEN_ONE_ENDS:
             self.waiting_for_turn = request
         else:
-            self.env.call(max(0, request.arrival_ns - self.env.now), self._arrived, request)
+            self.clock.call(max(0, request.arrival_ns - self.clock.now), self._arrived, request)
 
     def _arrived(self, request: Request) -> None:
         self.enter(request)
@@ -64,7 +64,7 @@ class Clients:
     def enter(self, request: Request) -> None:
         """A client sends it now."""
         records = self.metrics.records
-        index = records.add(self.env.now, request.input_tokens, request.output_tokens)
+        index = records.add(self.clock.now, request.input_tokens, request.output_tokens)
         if request.class_:
             records.classify(index, request.class_)
         self.prompts.add(index, request)
@@ -88,6 +88,6 @@ class Clients:
 
     def _check_done(self) -> None:
         if self.exhausted and self.ended == len(self.metrics.records) and not self.done:
-            self.metrics.totals.duration_ns = self.env.now
+            self.metrics.totals.duration_ns = self.clock.now
             self.done = True
-            self.env.stop()
+            self.clock.stop()

@@ -18,7 +18,7 @@ class FirstTokens:
 
     def came(self, attempt: Attempt) -> bool:
         """Whether the client has a token of this attempt."""
-        return 0 <= self.at(attempt) <= self.link.env.now - self.link.http_ns
+        return 0 <= self.at(attempt) <= self.link.clock.now - self.link.http_ns
 
     def at(self, attempt: Attempt) -> Instant:
         """When the engine that decodes it generates its first token; -1 if that is not known yet."""

@@ -9,66 +9,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simpy.events import Event
+
 from pdflow.results.records import Outcome
 from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
 from pdflow_sim.clients.clients import Clients
+from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 
 
 class SessionClients:
-    """Args:
+    """The users: one simpy process each.
+
+    Args:
     drawn: sessions in order of beginning, without end.
     requests: how many are sent in all.
     """
 
-    def __init__(self, clients: Clients, drawn: Iterator[Session], requests: int) -> None:
+    def __init__(self, env: ClockEnvironment, clients: Clients, drawn: Iterator[Session], requests: int) -> None:
+        self.env = env
         self.clients = clients
-        self.env = clients.env
         self.records = clients.metrics.records
         self.drawn = drawn
         self.left = requests
-        self.open: dict[int, tuple[Session, int]] = {}
-        """By request that has not ended: whose it is, and which turn."""
-        self.closed: Session | None = None
-        """With closed arrivals, once all users have begun: the next session."""
+        self.answers: dict[int, Event] = {}
+        """By request that has not ended: the event of its end, whose value is its outcome."""
+        self.next_session: Session | None = None
+        """With closed arrivals, once all users have begun: what the next user that is free begins."""
 
     def begin(self) -> None:
-        """Let sessions begin, one in the queue at a time."""
-        session = next(self.drawn)
-        if session.begins_ns == WHEN_ONE_ENDS:
-            self.closed = session
-        else:
-            self.env.call(session.begins_ns - self.env.now, self.begun, session)
+        """Let users begin their sessions."""
+        self.env.process(self.arrivals())
 
-    def begun(self, session: Session) -> None:
-        self.send((session, 0))
-        if self.left:
-            self.begin()
+    def arrivals(self) -> ProcessSteps:
+        """Users arrive when their sessions begin."""
+        while self.left:
+            session = next(self.drawn)
+            if session.begins_ns == WHEN_ONE_ENDS:
+                self.next_session = session
+                return
+            yield self.env.timeout(session.begins_ns - self.env.now)
+            self.env.process(self.user(session))
 
-    def begun_again(self, _: None) -> None:
-        """A closed user comes back."""
-        session = self.closed
-        assert session is not None
-        self.closed = next(self.drawn)
-        self.send((session, 0))
+    def user(self, session: Session) -> ProcessSteps:
+        """One user: a session, and with closed arrivals another one a think time after its end."""
+        while True:
+            for number, think_ns in enumerate(session.think_ns):
+                if not self.left:
+                    return
+                outcome = yield self.send(session, number)
+                if outcome != "completed" or number + 1 == len(session.turns):
+                    break
+                yield self.env.timeout(think_ns)
+            if self.next_session is None:
+                return
+            yield self.env.timeout(think_ns)
+            session, self.next_session = self.next_session, next(self.drawn)
 
-    def send(self, about: tuple[Session, int]) -> None:
-        """One turn, if it is not one too many."""
-        if not self.left:
-            return
-        session, turn = about
+    def send(self, session: Session, number: int) -> Event:
+        """One turn. Returns the event of its end."""
         self.left -= 1
         self.clients.exhausted = not self.left
-        request = len(self.records)
-        self.open[request] = about
-        self.records.sessions.append((session.index, turn + 1))
-        self.clients.enter(session.turns[turn])
+        answer = self.answers[len(self.records)] = self.env.event()
+        self.records.sessions.append((session.index, number + 1))
+        self.clients.enter(session.turns[number])
+        return answer
 
     def ended(self, request: int, outcome: Outcome) -> None:
         """The answer is whole, or there will be none."""
-        session, turn = self.open.pop(request)
-        think_ns = session.think_ns[turn]
-        if outcome == "completed" and turn + 1 < len(session.turns):
-            self.env.call(think_ns, self.send, (session, turn + 1))
-        elif self.closed is not None:
-            self.env.call(think_ns, self.begun_again, None)
+        self.answers.pop(request).succeed(outcome)

@@ -138,7 +138,7 @@ def _miss(
 def ran(scenario: ResolvedScenario, costs: Mapping[str, StepCost]) -> World:
     """The world after the scenario's run, with costs instead of those of the pools so named."""
     world, _ = prepare(scenario, RunOptions(), [], costs)
-    world.env.turn()
+    world.clock.run()
     return world
 
 

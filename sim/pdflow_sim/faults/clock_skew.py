@@ -11,22 +11,22 @@ PARTS = 1_000_000
 class SkewedClock:
     """Shows `speed` times the world's time since it was last set; in whole millionths, so that it is exact."""
 
-    __slots__ = ("_env", "_local", "_since", "_speed")
+    __slots__ = ("_clock", "_local", "_since", "_speed")
 
-    def __init__(self, env: Clock) -> None:
-        self._env = env
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._since: Instant = 0
         self._local: Instant = 0
         self._speed = PARTS
 
     @property
     def now(self) -> Instant:
-        return self._local + (self._env.now - self._since) * self._speed // PARTS
+        return self._local + (self._clock.now - self._since) * self._speed // PARTS
 
     def set(self, speed: float, ahead_ns: int) -> None:
         """From now on this fast, and first a jump ahead."""
         self._local = self.now + ahead_ns
-        self._since = self._env.now
+        self._since = self._clock.now
         self._speed = max(1, round(speed * PARTS))
 
     def real(self, duration_ns: int) -> int:

@@ -40,13 +40,13 @@ class Failover:
         """They fail now."""
         for nic in nics:
             self.paths.fail(nic, 1)
-        fabric, env = self.fabric, self.fabric.env
+        fabric, clock = self.fabric, self.fabric.clock
         crossing = {path: engine_of(nic[0]) for nic in nics for path in self.paths.over.get(nic, ())}
         for flow, flight in list(fabric.flows.items()):
             share = flight.shares.get(flow)
             if share is None or share[0] not in crossing:
                 continue
-            carried = fabric.network.cancel(flow, env.now)
+            carried = fabric.network.cancel(flow, clock.now)
             if carried is None:
                 continue
             del fabric.flows[flow], flight.shares[flow]
@@ -54,7 +54,7 @@ class Failover:
             flight.shares[self.key] = NO_SHARE
             own = crossing[share[0]] == engine_of(flight.mover.address)
             wait = 0 if own else fabric.transport_timeout_ns
-            env.call(wait, self.again, LostShare(flight, self.key, max(1, share[1] - carried)))
+            clock.call(wait, self.again, LostShare(flight, self.key, max(1, share[1] - carried)))
         fabric.arm()
 
     def regain(self, nics: Sequence[Nic]) -> None:

@@ -17,6 +17,7 @@ from pdflow.protocol.values import EngineId, Instant
 from pdflow.workload.request import Request
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.clock import AFTER_ENGINES, INPUT
+from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 from pdflow_sim.faults.clock_skew import SkewedClock
 from pdflow_sim.faults.failover import Failover
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
@@ -39,12 +40,22 @@ class ActiveFault:
 
 
 class FaultInjector:
-    """Args: `streams` gives the stream of random numbers of a name."""
+    """One simpy process per fault, and one for each window, pause or client that ends later.
+
+    Args: `streams` gives the stream of random numbers of a name.
+    """
 
     def __init__(
-        self, streams: Streams, clients: Clients, nodes: NodeRegistry, fabric: FaultyFabric, lives: Lives
+        self,
+        env: ClockEnvironment,
+        streams: Streams,
+        clients: Clients,
+        nodes: NodeRegistry,
+        fabric: FaultyFabric,
+        lives: Lives,
     ) -> None:
-        self.env = clients.env
+        self.env = env
+        self.clock = clients.clock
         self.clients = clients
         clients.on_arrival.append(self.arrived)
         self.router = clients.router
@@ -81,9 +92,9 @@ class FaultInjector:
                 engines = fault.engines or (None,)
             for engine in engines:
                 name = fault.name if engine is None else f"{fault.name}/{engine}"
-                self.follow(ActiveFault(fault, engine, streams(f"faults/{name}/times")))
+                env.process(self.follow(ActiveFault(fault, engine, streams(f"faults/{name}/times"))))
         if plan.heal_ns is not None:
-            self.env.call(plan.heal_ns, self.heal, None)
+            env.process(self.heal(plan.heal_ns))
 
     def observer(self, oracle: Oracle) -> Observer:
         """What to show every event to, so that the oracle sees all that there is."""
@@ -91,19 +102,21 @@ class FaultInjector:
 
     # When.
 
-    def follow(self, course: ActiveFault) -> None:
-        """Wait for the next window of a fault."""
-        window = next(course.windows, None)
-        if window is None or (self.plan.heal_ns is not None and window[0] >= self.plan.heal_ns):
-            return
+    def follow(self, course: ActiveFault) -> ProcessSteps:
+        """Open the windows of one fault, one after the other."""
         # A pause begins between steps that end and steps that start.
         priority = AFTER_ENGINES if isinstance(course.fault, PauseEngine) else INPUT
-        self.env.call(window[0] - self.env.now, self.begin, (course, window[1]), priority)
+        heal_ns = self.plan.heal_ns
+        for begins, until in course.windows:
+            if heal_ns is not None and begins >= heal_ns:
+                return
+            if begins > self.clock.now:
+                yield self.env.timeout_at_priority(begins - self.clock.now, priority)
+            if self.clients.done or self.healed:
+                return
+            self.begin(course, until)
 
-    def begin(self, about: tuple[ActiveFault, Instant | None]) -> None:
-        course, until = about
-        if self.clients.done or self.healed:
-            return
+    def begin(self, course: ActiveFault, until: Instant | None) -> None:
         fault = course.fault
         action = self.actions.get(type(fault))
         if action is not None:
@@ -114,8 +127,11 @@ class FaultInjector:
             self.windows += 1
             self.open[self.windows] = course
             if until is not None:
-                self.env.call(until - self.env.now, self.end, self.windows)
-        self.follow(course)
+                self.env.process(self.end_at(self.windows, until))
+
+    def end_at(self, window: int, at: Instant) -> ProcessSteps:
+        yield self.env.timeout(at - self.clock.now)
+        self.end(window)
 
     def end(self, window: int) -> None:
         course = self.open.pop(window, None)
@@ -127,8 +143,9 @@ class FaultInjector:
         elif action[1] is not None:
             action[1](course)
 
-    def heal(self, _: None) -> None:
-        """From now on no fault acts, and every engine is up."""
+    def heal(self, at: Instant) -> ProcessSteps:
+        """From then on no fault acts, and every engine is up."""
+        yield self.env.timeout(at)
         self.calm()
         for name in list(self.lives.down):
             self.lives.restart(name)
@@ -139,8 +156,8 @@ class FaultInjector:
         for window in list(self.open):
             self.end(window)
         for node in self.nodes.engines():
-            if node.paused_until > self.env.now:
-                node.paused_until = self.env.now
+            if node.paused_until > self.clock.now:
+                node.paused_until = self.clock.now
                 self.resume(node)
 
     # What.
@@ -161,7 +178,7 @@ class FaultInjector:
             return
         node.door = self.waiting_room(node)
         node.pause(until)
-        self.env.call(until - self.env.now, self.resume, node)
+        self.env.process(self.resume_at(node, until))
 
     def waiting_room(self, node: SimEngineNode) -> Callable[[Any], None]:
         def wait(effect: Any) -> None:
@@ -169,8 +186,12 @@ class FaultInjector:
 
         return wait
 
+    def resume_at(self, node: SimEngineNode, at: Instant) -> ProcessSteps:
+        yield self.env.timeout(at - self.clock.now)
+        self.resume(node)
+
     def resume(self, node: SimEngineNode) -> None:
-        if not node.alive or node.door is None or node.paused_until > self.env.now:
+        if not node.alive or node.door is None or node.paused_until > self.clock.now:
             return
         node.door = None
         node.resume()
@@ -192,7 +213,7 @@ class FaultInjector:
         node = self.lives.node(name)
         clock = self.clocks.get(name)
         if clock is None:
-            clock = self.clocks[name] = node.clock = SkewedClock(self.env)
+            clock = self.clocks[name] = node.local_clock = SkewedClock(self.clock)
         clock.set(speed, ahead_ns)
         now = clock.now
         for port in node.ports.values():
@@ -229,7 +250,7 @@ class FaultInjector:
             if capacity is not None:
                 for factor in sorted(self.slowed[resource]):
                     capacity = max(1, int(capacity / factor))
-                network.set_bandwidth(resource, capacity, self.env.now)
+                network.set_bandwidth(resource, capacity, self.clock.now)
         self.fabric.arm()
 
     def resources(self, course: ActiveFault) -> list[tuple[int, int | None]]:
@@ -270,10 +291,11 @@ class FaultInjector:
             numbers = self.active.numbers[fault.name]
             leaves, after_ns = numbers.uniform() < fault.probability, 1 + numbers.below(fault.within_ns)
             if leaves:
-                self.env.call(after_ns, self.gone, (fault, request))
+                self.env.process(self.leave(fault, request, after_ns))
 
-    def gone(self, about: tuple[HangUp, int]) -> None:
-        fault, request = about
+    def leave(self, fault: HangUp, request: int, after_ns: int) -> ProcessSteps:
+        """Its client hangs up, if it still waits then."""
+        yield self.env.timeout(after_ns)
         if request in self.router.by_request and not self.healed:
             self.active.count(fault)
             self.router.hang_up(request)

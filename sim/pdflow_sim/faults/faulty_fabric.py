@@ -76,7 +76,7 @@ class FaultyFabric(Fabric):
 
     def __init__(
         self,
-        env: Clock,
+        clock: Clock,
         metrics: RunMetrics,
         paths: Paths,
         settings: FabricSettings,
@@ -84,7 +84,7 @@ class FaultyFabric(Fabric):
         witness: Witness,
         handshake_timeout_ns: int,
     ) -> None:
-        super().__init__(env, metrics, paths, settings)
+        super().__init__(clock, metrics, paths, settings)
         self.faults = faults
         self.witness = witness
         self.handshake_timeout_ns = handshake_timeout_ns
@@ -151,13 +151,13 @@ class FaultyFabric(Fabric):
         if hold is not None:
             waiting = [delivery]
             self.held.setdefault(link, []).append(waiting)
-            self.env.call(delay + hold, self.release, waiting)
+            self.clock.call(delay + hold, self.release, waiting)
             copies = copies[1:]
         for extra in copies:
-            self.env.call(delay + extra, self.delivered, delivery)
+            self.clock.call(delay + extra, self.delivered, delivery)
         if hold is None:
             for waiting in self.held.pop(link, ()):
-                self.env.call(delay, self.release, waiting)
+                self.clock.call(delay, self.release, waiting)
 
     def release(self, waiting: list[Delivery]) -> None:
         """A message that was to be overtaken arrives, if it has not yet."""
@@ -179,8 +179,8 @@ class FaultyFabric(Fabric):
             if fault.links.hold(a, b) and self.faults.hits(fault):
                 fails = True
                 takes = takes if fault.delay_ns is None else fault.delay_ns
-        until = self.env.now + max(takes, self.handshake_timeout_ns)
-        self.env.call(takes, self.answered, HandshakeTry(port, peer, fails, until))
+        until = self.clock.now + max(takes, self.handshake_timeout_ns)
+        self.clock.call(takes, self.answered, HandshakeTry(port, peer, fails, until))
 
     def answered(self, handshake: HandshakeTry) -> None:
         """The reply comes, if there is anybody to give one."""
@@ -188,17 +188,17 @@ class FaultyFabric(Fabric):
         if fails:
             self.unanswered(handshake)
             return
-        now = self.env.now
+        now = self.clock.now
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         there = self.ports[peer]
         node = there.node
         if not node.alive or self.faults.cut(a, b) or self.faults.cut(b, a):
-            self.env.call(until - now, self.unanswered, handshake)
+            self.clock.call(until - now, self.unanswered, handshake)
         elif node.paused_until > now:
             if node.paused_until < until:
-                self.env.call(node.paused_until - now, self.answered, handshake)
+                self.clock.call(node.paused_until - now, self.answered, handshake)
             else:
-                self.env.call(until - now, self.unanswered, handshake)
+                self.clock.call(until - now, self.unanswered, handshake)
         elif port is self.ports[port.address]:
             self.seen[port.address, peer] = there.incarnation
             port.node.feed(port, HandshakeEnded(peer, True, there.incarnation))
@@ -212,13 +212,13 @@ class FaultyFabric(Fabric):
         if self.ports[source].node.alive and not self.faults.cut(a, b) and not self.faults.cut(b, a):
             super().read_word(port, op, source, index)
         else:
-            self.env.call(self.transport_timeout_ns, self.arrived, (port, WordRead(op, None)))
+            self.clock.call(self.transport_timeout_ns, self.arrived, (port, WordRead(op, None)))
 
     # Operations.
 
     def begin(self, flight: Flight) -> None:
         """As of Fabric, if all its bytes may start to flow now."""
-        self.metrics.records.ends[XFER_POST][flight.request] = self.env.now
+        self.metrics.records.ends[XFER_POST][flight.request] = self.clock.now
         if self.may_begin(flight):
             self.flow(flight, flight.nbytes)
 
@@ -240,7 +240,7 @@ class FaultyFabric(Fabric):
         elif self.blocked(flight) or no_rail(flight):
             self.stick(flight, flight.nbytes)
         elif (after := self.refused_after(flight)) is not None:
-            self.env.call(after, self.fail, flight)
+            self.clock.call(after, self.fail, flight)
         elif stage is None:
             return True
         else:
@@ -275,7 +275,7 @@ class FaultyFabric(Fabric):
         if flight.rails is not None:
             flight.shares[NO_FLOW] = NO_SHARE
         stuck = self.stuck[flight.number] = Stuck(flight, remaining)
-        self.env.call(self.transport_timeout_ns, self._give_up, stuck)
+        self.clock.call(self.transport_timeout_ns, self._give_up, stuck)
 
     def _give_up(self, stuck: Stuck) -> None:
         number = stuck.flight.number
@@ -287,7 +287,7 @@ class FaultyFabric(Fabric):
 
     def _interrupt(self) -> None:
         """A partition begins: what flows across it stops."""
-        now = self.env.now
+        now = self.clock.now
         for flow, flight in list(self.flows.items()):
             if self.blocked(flight):
                 carried = self.network.cancel(flow, now)
@@ -326,7 +326,7 @@ class FaultyFabric(Fabric):
             return
         after = self.refused_after(flight)
         if fate == "in-flight" or after is not None:
-            self.env.call(after or 0, self.fail, flight)
+            self.clock.call(after or 0, self.fail, flight)
             return
         self.count_landed(flight)
         if flight.reads:
@@ -376,7 +376,7 @@ class FaultyFabric(Fabric):
     def unplug(self, node: SimEngineNode) -> None:
         """The NICs of this engine stop: what they were moving ends."""
         self.unplugged.append(node)
-        now = self.env.now
+        now = self.clock.now
         for flow, flight in list(self.flows.items()):
             if flight.mover.node is node and self.network.cancel(flow, now) is not None:
                 del self.flows[flow]

@@ -18,6 +18,7 @@ from pdflow.protocol.values import EngineId
 from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill
 from pdflow.routing.events import DecodeEnded, EngineChanged, PrefillAnswered
 from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
 from pdflow_sim.membership.heartbeats import Heartbeats
 from pdflow_sim.nodes.engine_node import SimEngineNode
@@ -39,6 +40,7 @@ class Lives:
 
     def __init__(
         self,
+        env: ClockEnvironment,
         ports: NodePorts,
         nodes: NodeRegistry,
         router: SimRouterNode,
@@ -47,7 +49,8 @@ class Lives:
         fabric: FaultyFabric,
         make: MakeEngine,
     ) -> None:
-        self.env = ports.env
+        self.env = env
+        self.clock = ports.clock
         self.fabric = fabric
         self.shipping = ports.shipping
         self.metrics = ports.metrics
@@ -71,7 +74,7 @@ class Lives:
             return False
         node.die()
         if self.recorder is not None:
-            self.recorder.died(node.name, self.env.now)
+            self.recorder.died(node.name, self.clock.now)
         node.door = self.refuse
         self.down[name] = fault
         words = self.fabric.words
@@ -86,8 +89,12 @@ class Lives:
         slot = self.nodes.slots.by_name[name]
         self.router.breaks(slot.leg, slot.position)
         if fault.restart_after_ns is not None:
-            self.env.call(fault.restart_after_ns, self.restart, name)
+            self.env.process(self.restart_after(name, fault.restart_after_ns))
         return True
+
+    def restart_after(self, name: EngineId, wait_ns: int) -> ProcessSteps:
+        yield self.env.timeout(wait_ns)
+        self.restart(name)
 
     def restart(self, name: EngineId) -> None:
         """It is up again, and knows nothing."""
@@ -113,7 +120,7 @@ class Lives:
         new.busy_before_ps, new.peak_blocks = old.busy_before_ps, old.peak_blocks
         new.prefix_cache_before = old.prefix_cache()
         new.watch(old.observer)
-        new.clock = old.clock
+        new.local_clock = old.local_clock
         if self.heartbeats is not None:
             self.heartbeats.begin(slot)
         else:

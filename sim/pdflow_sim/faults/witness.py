@@ -25,8 +25,8 @@ from pdflow_sim.nodes.registry import NodeRegistry
 class Witness:
     """Stands before the oracle, if there is one."""
 
-    def __init__(self, env: Clock, nodes: NodeRegistry) -> None:
-        self.env = env
+    def __init__(self, clock: Clock, nodes: NodeRegistry) -> None:
+        self.clock = clock
         self.nodes = nodes
         self.oracle: Oracle | None = None
         self.unheard: dict[Op, tuple[Flight, bool]] = {}
@@ -73,7 +73,7 @@ class Witness:
         """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
         if self.oracle is not None and flight.notice is not None:
             d, p = flight.d_port, flight.p_port
-            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.env.now)
+            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.clock.now)
 
     def died(self, node: SimEngineNode, lands: bool) -> None:
         """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
@@ -91,11 +91,11 @@ class Witness:
         for rank in node.ports:
             for target in (*self.nodes.stores, *self.nodes.decodes):
                 for peer in target.ports if rank != node.name else ():
-                    oracle.observe(rank, FenceEnded(peer), (), self.env.now)
+                    oracle.observe(rank, FenceEnded(peer), (), self.clock.now)
 
     def _over(self, flight: Flight, landed: bool) -> None:
         """A dead process's WRITE has ended. If it has not landed, the oracle takes its whole link for closed: where
         another life writes over it already, it sees less than it could, and never more than there is."""
         assert self.oracle is not None
         event = WriteEnded(flight.op, True) if landed else FenceEnded(flight.d_port.address)
-        self.oracle.observe(flight.p_port.address, event, (), self.env.now)
+        self.oracle.observe(flight.p_port.address, event, (), self.clock.now)

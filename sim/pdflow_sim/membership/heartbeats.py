@@ -11,24 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simpy.events import Process
+
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.values import EngineId
 from pdflow.routing.events import EngineReported
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 from pdflow_sim.membership.scaling import Scaling
 from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Heartbeats:
-    """Args:
+    """One simpy process per engine.
+
+    Args:
     every_ns: between two reports of an engine.
     scaling: who starts and stops engines, if anybody does.
     """
 
-    def __init__(self, clients: Clients, nodes: NodeRegistry, scaling: Scaling | None, every_ns: int) -> None:
+    def __init__(
+        self, env: ClockEnvironment, clients: Clients, nodes: NodeRegistry, scaling: Scaling | None, every_ns: int
+    ) -> None:
+        self.env = env
         self.clients = clients
-        self.env = clients.env
+        self.clock = clients.clock
         router = self.router = clients.router
         self.nodes = nodes
         self.scaling = scaling
@@ -37,35 +45,34 @@ class Heartbeats:
         self.every_ns = every_ns
         self.is_lost: Callable[[EngineId], bool] | None = None
         """Whether a fault loses a report of the engine in the slot of this name."""
+        self.reporting: dict[EngineId, Process] = {}
+        """By slot: the process that reports for it. One that began before it ends at its next report."""
         slots = nodes.slots
-        self.turns: dict[EngineId, int] = dict.fromkeys(slots.by_name, 0)
-        """By slot: so that a report that was due is not sent beside those of a new beginning."""
         for number, slot in enumerate(slots.by_name.values(), 1):
             if self.is_up(slot):
                 router.feed(router.port, self.report(slot))
-            self.later(slot, every_ns * number // len(slots.by_name))
+            self.start(slot, every_ns * number // len(slots.by_name))
 
     def begin(self, slot: EngineSlot) -> None:
         """Its engine has come up."""
-        self.turns[slot.name] += 1
         self.send(slot)
-        self.later(slot, self.every_ns)
+        self.start(slot, self.every_ns)
 
-    def later(self, slot: EngineSlot, wait_ns: int) -> None:
-        self.env.looks += 1
-        self.env.call(wait_ns, self.due, (slot, self.turns[slot.name]))
+    def start(self, slot: EngineSlot, wait_ns: int) -> None:
+        self.reporting[slot.name] = self.env.process(self.reports(slot, wait_ns))
 
-    def due(self, about: tuple[EngineSlot, int]) -> None:
-        self.env.looks -= 1
-        slot, turn = about
-        if turn != self.turns[slot.name] or self.clients.done or not self.env.goes_on:
-            return
-        still_ns = self.nodes.at(slot).paused_until - self.env.now
-        if still_ns > 0:
-            self.later(slot, still_ns)
-            return
-        self.send(slot)
-        self.later(slot, self.every_ns)
+    def reports(self, slot: EngineSlot, wait_ns: int) -> ProcessSteps:
+        """Report after `wait_ns`, and again every `every_ns`."""
+        while True:
+            yield self.env.background_timeout(wait_ns)
+            if self.reporting[slot.name] is not self.env.active_process:
+                return
+            if self.clients.done or not self.clock.has_work:
+                return
+            wait_ns = self.nodes.at(slot).paused_until - self.clock.now
+            if wait_ns <= 0:
+                self.send(slot)
+                wait_ns = self.every_ns
 
     def send(self, slot: EngineSlot) -> None:
         if self.is_up(slot) and (self.is_lost is None or not self.is_lost(slot.name)):

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
+from simpy.events import Process
+
 from pdflow.protocol.values import MS, EngineId, Instant
 from pdflow.routing.events import EngineJoins, EngineLeaves
 from pdflow.routing.scaling import Autoscaler
@@ -22,6 +24,7 @@ from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.engine_slot import EngineSlot
+from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.registry import NodeRegistry
 
@@ -39,7 +42,7 @@ class State(IntEnum):
 class Member:
     """One engine of a pool that is scaled."""
 
-    __slots__ = ("since", "slot", "spans", "starts", "state")
+    __slots__ = ("since", "slot", "spans", "starting", "state")
 
     def __init__(self, slot: EngineSlot, state: State) -> None:
         self.slot = slot
@@ -48,16 +51,19 @@ class Member:
         """When its GPUs were last taken."""
         self.spans: list[tuple[Instant, Instant]] = []
         """From when to when they were, before that."""
-        self.starts = 0
-        """So that a start that was called off is not taken for a later one."""
+        self.starting: Process | None = None
+        """What brings it up, unless its start is called off."""
 
 
 class Scaling:
     """Over all pools that any [[scale]] is about."""
 
-    def __init__(self, clients: Clients, nodes: NodeRegistry, scenario: ResolvedScenario) -> None:
+    def __init__(
+        self, env: ClockEnvironment, clients: Clients, nodes: NodeRegistry, scenario: ResolvedScenario
+    ) -> None:
+        self.env = env
         self.clients = clients
-        self.env = clients.env
+        self.clock = clients.clock
         self.metrics = clients.metrics
         self.router = clients.router
         self.nodes = nodes
@@ -69,12 +75,12 @@ class Scaling:
                 self.pools[scale.pool] = self.members(scenario.pool(scale.pool))
         for scale in scenario.scales:
             if scale.at_s is not None:
-                self.env.call(seconds_to_ns(scale.at_s), self.scheduled, scale)
+                env.process(self.scale_once(scale, seconds_to_ns(scale.at_s)))
             else:
                 assert scale.target_queue is not None
                 calm_ns = seconds_to_ns(scale.calm_s)
                 scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, calm_ns)
-                self.look_later(scale, scaler)
+                env.process(self.autoscale(scale, scaler))
         self.router.on_engine_left = self.left
 
     def members(self, pool: Pool) -> list[Member]:
@@ -99,23 +105,20 @@ class Scaling:
 
     # How many.
 
-    def scheduled(self, scale: Scale) -> None:
+    def scale_once(self, scale: Scale, at_ns: Instant) -> ProcessSteps:
+        """What the scenario orders, when it does."""
         assert scale.replicas is not None
+        yield self.env.timeout(at_ns)
         if not self.clients.done:
             self.set(scale, scale.replicas)
 
-    def look_later(self, scale: Scale, scaler: Autoscaler) -> None:
-        self.env.looks += 1
-        self.env.call(seconds_to_ns(scale.every_s), self.look, (scale, scaler))
-
-    def look(self, about: tuple[Scale, Autoscaler]) -> None:
-        scale, scaler = about
-        self.env.looks -= 1
-        if self.clients.done or not self.env.goes_on:
-            # No load will ever be another.
-            return
-        self.set(scale, scaler.wants(self.legs(scale.pool), self.env.now))
-        self.look_later(scale, scaler)
+    def autoscale(self, scale: Scale, scaler: Autoscaler) -> ProcessSteps:
+        """Look at the load again and again, for as long as it can change."""
+        while True:
+            yield self.env.background_timeout(seconds_to_ns(scale.every_s))
+            if self.clients.done or not self.clock.has_work:
+                return
+            self.set(scale, scaler.wants(self.legs(scale.pool), self.clock.now))
 
     def legs(self, pool: str) -> int:
         """Open at its engines, by the router's count."""
@@ -145,14 +148,15 @@ class Scaling:
             self.tell(EngineJoins(self.node(member).name))
             return
         member.state = State.STARTING
-        member.since = self.env.now
-        member.starts += 1
-        self.env.call(lag_ns, self.started, (member, member.starts))
+        member.since = self.clock.now
+        member.starting = self.env.process(self.come_up(member, lag_ns))
 
-    def started(self, about: tuple[Member, int]) -> None:
-        member, start = about
-        if member.state != State.STARTING or member.starts != start:
+    def come_up(self, member: Member, lag_ns: int) -> ProcessSteps:
+        """After the lag, unless the start was called off meanwhile."""
+        yield self.env.timeout(lag_ns)
+        if member.starting is not self.env.active_process:
             return
+        member.starting = None
         if not self.node(member).alive:
             self.close(member)
             return
@@ -164,6 +168,7 @@ class Scaling:
 
     def stop(self, member: Member) -> None:
         if member.state == State.STARTING:
+            member.starting = None
             self.close(member)
             return
         member.state = State.LEAVING
@@ -174,22 +179,22 @@ class Scaling:
         for members in self.pools.values():
             for member in members:
                 if member.state == State.LEAVING and self.node(member).name == engine:
-                    self.drained(member)
+                    self.env.process(self.drain(member))
 
-    def drained(self, member: Member) -> None:
-        if member.state != State.LEAVING:
-            return
-        node = self.node(member)
-        if node.alive and node.left_over():
-            self.env.call(LOOK_NS, self.drained, member)
-            return
-        self.count("stopped")
-        self.close(member)
+    def drain(self, member: Member) -> ProcessSteps:
+        """Stop it when its engine holds no KV any more, unless it has been started again."""
+        while member.state == State.LEAVING:
+            node = self.node(member)
+            if not (node.alive and node.left_over()):
+                self.count("stopped")
+                self.close(member)
+                return
+            yield self.env.timeout(LOOK_NS)
 
     def close(self, member: Member) -> None:
         """Its GPUs are free."""
         member.state = State.DOWN
-        member.spans.append((member.since, self.env.now))
+        member.spans.append((member.since, self.clock.now))
 
     def count(self, what: str) -> None:
         self.metrics.count(f"engine {what}")

@@ -58,9 +58,9 @@ class FabricSettings(NamedTuple):
 class Fabric:
     """Args: `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
 
-    def __init__(self, env: Clock, metrics: RunMetrics, paths: Paths, settings: FabricSettings) -> None:
+    def __init__(self, clock: Clock, metrics: RunMetrics, paths: Paths, settings: FabricSettings) -> None:
         wire_profile = settings.wire_profile
-        self.env = env
+        self.clock = clock
         self.metrics = metrics
         self.network: FlowNetwork = paths.network
         self.paths = paths
@@ -95,7 +95,7 @@ class Fabric:
 
     def send(self, sender: SimPort, effect: Send) -> None:
         event = Received(sender.address, sender.incarnation, effect.message)
-        self.env.call(self.under_way(effect.message), self.arrived, (self.ports[effect.to], event))
+        self.clock.call(self.under_way(effect.message), self.arrived, (self.ports[effect.to], event))
 
     def under_way(self, message: Message) -> int:
         """A message is sent: how long it takes."""
@@ -109,7 +109,7 @@ class Fabric:
         port.node.receive(port, event)
 
     def handshake(self, port: SimPort, peer: Address) -> None:
-        self.env.call(self.contact_ns(port), self.shaken, (port, peer))
+        self.clock.call(self.contact_ns(port), self.shaken, (port, peer))
 
     def contact_ns(self, port: SimPort) -> int:
         """What it takes this rank to know another one."""
@@ -127,7 +127,7 @@ class Fabric:
         port.node.feed(port, HandshakeEnded(peer, ok, self.ports[peer].incarnation if ok else 0))
 
     def fence(self, port: SimPort, peer: Address) -> None:
-        self.env.call(0, self.fenced, (port, peer))
+        self.clock.call(0, self.fenced, (port, peer))
 
     def fenced(self, about: tuple[SimPort, Address]) -> None:
         """Nothing that was posted between these two lands any more, nor, at D, what P may still post into blocks that
@@ -138,7 +138,7 @@ class Fabric:
         if port.side is Side.D:
             self.bars[peer, me] = port.node.newest_generation()
         for flow, flight in list(self.flows.items()):
-            if self.barred(flight) and self.network.cancel(flow, self.env.now) is not None:
+            if self.barred(flight) and self.network.cancel(flow, self.clock.now) is not None:
                 del self.flows[flow]
                 if not flight.others(flow):
                     self.fail(flight)
@@ -157,11 +157,11 @@ class Fabric:
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
         latency = 0 if LEASE_WORD in self.wire_profile.silent else self.paths.latency_ns(source, port.address)
-        self.env.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
+        self.clock.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
     def word_found(self, lookup: WordLookup) -> None:
         word = self.words.get((lookup.source, lookup.number))
-        self.env.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, word)))
+        self.clock.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, word)))
 
     # One-sided operations.
 
@@ -177,7 +177,7 @@ class Fabric:
 
     def copy(self, port: SimPort, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
         """Bytes between a GPU and its host, or within a GPU."""
-        self.env.call(latency_ns, self.begin_copy, copy_of(port, path, nbytes, self.posted, then))
+        self.clock.call(latency_ns, self.begin_copy, copy_of(port, path, nbytes, self.posted, then))
 
     def begin_copy(self, flight: Flight) -> None:
         self.flow(flight, flight.nbytes)
@@ -185,7 +185,7 @@ class Fabric:
     def post(
         self, effect: PostWrite | PostRead, lane: SimPort, p_port: SimPort, d_port: SimPort, route: Route, request: int
     ) -> None:
-        now = self.env.now
+        now = self.clock.now
         self.posted = number = self.posted + 1
         grant = effect.grant
         flight = Flight(
@@ -216,7 +216,7 @@ class Fabric:
             self.begin(flight)
             return
         lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.env.call(lane.lane_free - now + before_ns, self.begin, flight)
+        self.clock.call(lane.lane_free - now + before_ns, self.begin, flight)
 
     def speak(self, flight: Flight) -> int:
         """What is said of an operation before its first byte, and behind its last: how long the former takes."""
@@ -238,16 +238,16 @@ class Fabric:
 
     def begin(self, flight: Flight) -> None:
         """It has been posted."""
-        self.metrics.records.ends[XFER_POST][flight.request] = self.env.now
+        self.metrics.records.ends[XFER_POST][flight.request] = self.clock.now
         self.flow(flight, flight.nbytes)
 
     def flow(self, flight: Flight, nbytes: int) -> None:
         """Put so many bytes of it on its way."""
         if flight.path is not None:
-            self.flows[self.network.start(flight.path, nbytes, self.env.now)] = flight
+            self.flows[self.network.start(flight.path, nbytes, self.clock.now)] = flight
         elif flight.rails is not None:
             for path, share in flight.rails.deal(nbytes):
-                flow = self.network.start(path, share, self.env.now)
+                flow = self.network.start(path, share, self.clock.now)
                 self.flows[flow] = flight
                 flight.shares[flow] = (path, share)
         else:
@@ -259,13 +259,13 @@ class Fabric:
         at = self.network.wake_at()
         if at is not None and at < self.armed:
             self.armed = at
-            self.env.call(at - self.env.now, self.ring, at)
+            self.clock.call(at - self.clock.now, self.ring, at)
 
     def ring(self, at: Instant) -> None:
         if self.armed != at:
             return
         self.armed = FAR
-        for flow in self.network.advance(self.env.now):
+        for flow in self.network.advance(self.clock.now):
             flight = self.flows.pop(flow)
             if flight.rails is None or not flight.others(flow):
                 self.depart(flight)
@@ -274,7 +274,7 @@ class Fabric:
     def depart(self, flight: Flight) -> None:
         """The last byte is on its way."""
         if flight.wire_latency:
-            self.env.call(flight.wire_latency, self.land, flight)
+            self.clock.call(flight.wire_latency, self.land, flight)
         else:
             self.land(flight)
 
@@ -314,7 +314,7 @@ class Fabric:
     def count_landed(self, flight: Flight) -> None:
         """For the result."""
         metrics = self.metrics
-        metrics.records.ends[XFER_WIRE][flight.request] = self.env.now
+        metrics.records.ends[XFER_WIRE][flight.request] = self.clock.now
         totals = metrics.totals
         totals.bytes_moved += flight.nbytes
         totals.transfers += 1

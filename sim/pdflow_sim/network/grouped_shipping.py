@@ -57,11 +57,11 @@ class GroupedShipping(Shipping):
         self.held[parcel] = use.group
         if use.made:
             self.note(use)
-        now = self.env.now
+        now = self.clock.now
         if use.again:
             use.group.ready_ns = now + self.fabric.handshake_ns
         if use.group.ready_ns > now:
-            self.env.call(use.group.ready_ns - now, parcel.go_on, None)
+            self.clock.call(use.group.ready_ns - now, parcel.go_on, None)
         else:
             parcel.go_on()
 

@@ -100,7 +100,7 @@ class PieceInFlight:
         """Through the next stage, or to the end. The dead begin nothing."""
         shipping, flight = self.shipping, self.order.flight
         if not (flight.d_port if flight.reads else flight.p_port).node.alive:
-            shipping.env.call(0, shipping.lost, self)
+            shipping.clock.call(0, shipping.lost, self)
             return
         if not self.stages:
             shipping.arrived(self)
@@ -138,7 +138,7 @@ class Shipping:
     ) -> None:
         self.fabric = fabric
         fabric.carry = self.post
-        self.env = fabric.env
+        self.clock = fabric.clock
         self.metrics = fabric.metrics
         self.method = method
         self.pipeline_policy = pipeline_policy
@@ -199,10 +199,10 @@ class Shipping:
         layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
         lanes = self.lanes_of(flight.mover.address)
         order = self.orders[effect.op] = ShippedOperation(flight, route, grant.xid, layers, tokens, lanes)
-        self.metrics.records.ends[HANDSHAKE][flight.request] = self.env.now
+        self.metrics.records.ends[HANDSHAKE][flight.request] = self.clock.now
         lanes.add(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
-            self.env.call(before_ns, self.begin, order)
+            self.clock.call(before_ns, self.begin, order)
         else:
             self.begin(order)
 
@@ -274,7 +274,7 @@ class Shipping:
             del self.orders[flight.op]
         fabric = self.fabric
         if ending is ShipmentEnd.SENT and fabric.closing and not flight.reads:
-            self.env.call(fabric.closing_ns, fabric.land, flight)
+            self.clock.call(fabric.closing_ns, fabric.land, flight)
         elif ending is ShipmentEnd.SENT:
             fabric.land(flight)
         elif ending is ShipmentEnd.FAILED:
@@ -318,7 +318,7 @@ class Shipping:
         elif hop is Hop.WIRE:
             self.send(parcel)
         elif hop is Hop.D2H and self.pipeline_policy.in_stream:
-            self.env.call(flight.p_port.node.left_of_step(), self.copy_out, parcel)
+            self.clock.call(flight.p_port.node.left_of_step(), self.copy_out, parcel)
         else:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
 
@@ -328,7 +328,7 @@ class Shipping:
         fabric.messages += self.asks
         if self.metrics.tell is not None and self.asking:
             fabric.say(flight, self.asking[0], f" of {words(parcel.piece, parcel.order.layers)}")
-        self.env.call(self.asks * fabric.control_ns, parcel.go_on, None)
+        self.clock.call(self.asks * fabric.control_ns, parcel.go_on, None)
 
     def say_behind(self, parcel: PieceInFlight) -> None:
         fabric, flight = self.fabric, parcel.order.flight
@@ -374,9 +374,9 @@ class Shipping:
         fabric.posted = number = fabric.posted + 1
         flight = whole.piece(parcel.nbytes, number, parcel.ended)
         lane = whole.mover
-        now, cost_ns = self.env.now, self.post_ns(order, parcel)
+        now, cost_ns = self.clock.now, self.post_ns(order, parcel)
         lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.env.call(lane.lane_free - now, fabric.begin, flight)
+        self.clock.call(lane.lane_free - now, fabric.begin, flight)
 
     def post_ns(self, order: ShippedOperation, parcel: PieceInFlight) -> int:
         """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a

@@ -47,7 +47,7 @@ class AggregatedNode(SimEngineNode):
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A request has come over HTTP."""
         request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
-        records.ends[ROUTE][request] = self.env.now
+        records.ends[ROUTE][request] = self.clock.now
         records.decode_engine[request] = self.name
         prefix = self.prefix_of(request)
         seq = Sequence(
@@ -66,14 +66,14 @@ class AggregatedNode(SimEngineNode):
         self.feed(self.role, EngineFinished(outcome.seq.handle))
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
-        rejected = enqueue(self.engine, self.by_request[effect.request_id].seq, self.env.now)
+        rejected = enqueue(self.engine, self.by_request[effect.request_id].seq, self.clock.now)
         if rejected is not None:
             self.feed(port, rejected)
         else:
             self.rearm()
 
     def drop(self, port: Port, effect: Drop) -> None:
-        self.feed(port, drop(self.engine, self.by_request[effect.handle].seq, self.env.now))
+        self.feed(port, drop(self.engine, self.by_request[effect.handle].seq, self.clock.now))
         self.rearm()
 
     def end(self, port: Port, effect: EndDecode) -> None:

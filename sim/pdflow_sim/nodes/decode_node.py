@@ -67,7 +67,7 @@ class SimDecodeNode(SimEngineNode):
     def accept(self, dispatch: DispatchDecode) -> None:
         """A decode leg has come over HTTP."""
         records, request, handle = self.metrics.records, dispatch.request, dispatch.request_id
-        records.ends[HANDOFF][request] = self.env.now
+        records.ends[HANDOFF][request] = self.clock.now
         prompt = records.input_tokens[request]
         # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It may
         # be known to the router only later.
@@ -89,7 +89,7 @@ class SimDecodeNode(SimEngineNode):
     def accept_alone(self, dispatch: DispatchAlone) -> None:
         """The only leg of an attempt has come over HTTP."""
         request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
-        records.ends[ROUTE][request] = self.env.now
+        records.ends[ROUTE][request] = self.clock.now
         records.prefill_engine[request] = self.name
         prefix = self.prefix_of(request)
         self.legs[handle] = Sequence(
@@ -118,7 +118,7 @@ class SimDecodeNode(SimEngineNode):
             self.feed(self.role, EngineFinished(outcome.seq.handle))
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
-        rejected = enqueue(self.engine, self.legs[effect.request_id], self.env.now)
+        rejected = enqueue(self.engine, self.legs[effect.request_id], self.clock.now)
         if rejected is not None:
             self.feed(self.role, rejected)
         else:
@@ -126,7 +126,7 @@ class SimDecodeNode(SimEngineNode):
 
     def drop(self, port: Port, effect: Drop) -> None:
         seq = self.legs[effect.handle]
-        dropped = drop(self.engine, seq, self.env.now)
+        dropped = drop(self.engine, seq, self.clock.now)
         if dropped.left is not None:
             self.strand_own(seq)
         self.feed(self.role, dropped)
@@ -135,11 +135,11 @@ class SimDecodeNode(SimEngineNode):
     def commit(self, port: Port, effect: Commit) -> None:
         seq = self.legs[effect.request_id]
         self.strand_own(seq)
-        self.engine.loaded(seq, self.env.now)
+        self.engine.loaded(seq, self.clock.now)
         self.rearm()
 
     def free(self, port: Port, effect: FreeBlocks) -> None:
-        self.engine.release(effect.allocation, self.env.now)
+        self.engine.release(effect.allocation, self.clock.now)
         self.rearm()
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
@@ -148,10 +148,10 @@ class SimDecodeNode(SimEngineNode):
     # The record, and the router.
 
     def admit(self, port: Port, effect: Admit) -> None:
-        self.metrics.records.ends[D_ADMIT][self.legs[effect.handle].index] = self.env.now
+        self.metrics.records.ends[D_ADMIT][self.legs[effect.handle].index] = self.clock.now
 
     def landed(self, port: Port, effect: Landed) -> None:
-        self.metrics.records.ends[NOTIFY][self.legs[effect.handle].index] = self.env.now
+        self.metrics.records.ends[NOTIFY][self.legs[effect.handle].index] = self.clock.now
 
     def end(self, port: Port, effect: EndDecode) -> None:
         handle, code = effect.handle, effect.code

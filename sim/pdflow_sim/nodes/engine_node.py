@@ -72,8 +72,8 @@ class SimEngineNode(PeerNode):
         at = self.engine.wake_ns
         if at is None or self.held:
             return
-        env = self.env
-        now = env.now
+        clock = self.clock
+        now = clock.now
         # A stale timer of this very instant, armed before it came, must not start the engine before all else is heard;
         # one that has yet to ring must.
         timer = at if at > now else ~now
@@ -86,16 +86,16 @@ class SimEngineNode(PeerNode):
                 return
             if at < before < FAR:
                 self.shelved = before
-            env.call(at - now, self.wake, timer, self.priority)
+            clock.call(at - now, self.wake, timer, self.priority)
         else:
-            env.last(self.wake, timer, self.priority)
+            clock.call_last(self.wake, timer, self.priority)
 
     def wake(self, timer: int) -> None:
         if timer != self.timer:
             return
         self.timer = FAR
         engine = self.engine
-        outcomes = engine.advance(self.env.now)
+        outcomes = engine.advance(self.clock.now)
         for outcome in outcomes:
             self.came(outcome)
         self.rearm()
@@ -127,7 +127,7 @@ class SimEngineNode(PeerNode):
         self.timer = FAR
         if self.metrics.tell is not None:
             self.metrics.tell(self.name, "its engine waits")
-        for outcome in engine.freeze(self.env.now):
+        for outcome in engine.freeze(self.clock.now):
             self.came(outcome)
 
     def let_go(self) -> None:
@@ -137,7 +137,7 @@ class SimEngineNode(PeerNode):
         self.held = False
         if self.metrics.tell is not None:
             self.metrics.tell(self.name, "its engine goes on")
-        engine.thaw(self.env.now)
+        engine.thaw(self.clock.now)
         self.rearm()
 
     def hold_engine(self, port: Port, effect: HoldEngine) -> None:
@@ -156,9 +156,9 @@ class SimEngineNode(PeerNode):
     def stretch(self, until: Instant) -> None:
         engine = self.engine
         if isinstance(engine, HostedEngine):
-            for outcome in engine.stretch(self.env.now, until):
+            for outcome in engine.stretch(self.clock.now, until):
                 self.came(outcome)
-        if engine.wake_ns is not None and engine.wake_ns > self.env.now:
+        if engine.wake_ns is not None and engine.wake_ns > self.clock.now:
             self.rearm()
 
     def resume(self) -> None:
@@ -173,7 +173,7 @@ class SimEngineNode(PeerNode):
 
     def die(self) -> None:
         """Every process of it is gone, with its memory. What still comes for it ends here."""
-        self.busy_before_ps += self.engine.busy_ps(self.env.now)
+        self.busy_before_ps += self.engine.busy_ps(self.clock.now)
         self.alive = False
         self.core.busy = True
         self.timer = FAR
@@ -219,8 +219,8 @@ class SimEngineNode(PeerNode):
 
     def left_of_step(self) -> int:
         """As of Node."""
-        boundary = self.engine.next_boundary(self.env.now)
-        return 0 if boundary is None else boundary - self.env.now
+        boundary = self.engine.next_boundary(self.clock.now)
+        return 0 if boundary is None else boundary - self.clock.now
 
     def hear(self, port: SimPort, event: Any) -> None:
         """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
@@ -229,11 +229,11 @@ class SimEngineNode(PeerNode):
         A boundary that is due now is not gone through yet, and with many steps planned at once not even noticed: what
         comes at it asks again when it has been, and lets nothing overtake it.
         """
-        now = self.env.now
+        now = self.clock.now
         boundary = self.engine.next_boundary(now)
         if self.unasked or boundary == now:
             if not self.unasked:
-                self.env.call(0, self.ask_again, None, AFTER_ENGINES)
+                self.clock.call(0, self.ask_again, None, AFTER_ENGINES)
             self.unasked.append((port, event))
         else:
             self.wait_for_poll(port, event, boundary)
@@ -241,14 +241,14 @@ class SimEngineNode(PeerNode):
     def ask_again(self, _: None) -> None:
         arrived, self.unasked = self.unasked, []
         for port, event in arrived:
-            self.wait_for_poll(port, event, self.engine.next_boundary(self.env.now))
+            self.wait_for_poll(port, event, self.engine.next_boundary(self.clock.now))
 
     def wait_for_poll(self, port: SimPort, event: Any, boundary: Instant | None) -> None:
-        now = self.env.now
+        now = self.clock.now
         poll_ns = self.poll_ns
         at = -(-now // poll_ns) * poll_ns if boundary is None else boundary
         if at > now:
-            self.env.call(at - now, self.polled, (port, event), self.poll_priority)
+            self.clock.call(at - now, self.polled, (port, event), self.poll_priority)
         else:
             self.polled((port, event))
 
@@ -257,4 +257,4 @@ class SimEngineNode(PeerNode):
 
     def account_stranded(self, blocks: int, since: Instant) -> None:
         """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""
-        self.metrics.totals.stranded_byte_ns += blocks * self.block_bytes * (self.env.now - since)
+        self.metrics.totals.stranded_byte_ns += blocks * self.block_bytes * (self.clock.now - since)

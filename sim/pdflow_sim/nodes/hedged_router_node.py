@@ -36,7 +36,7 @@ class HedgedRouterNode(SimRouterNode):
     def received(self, port: SimPort, event: Any) -> None:
         """Tokens go to the client without the endpoint, which is told of the first one when that matters."""
         if event is TIME_REACHED:
-            for request in self.deadlines.late(self.env.now):
+            for request in self.deadlines.late(self.clock.now):
                 for attempt in self.attempts_of(request):
                     if self.first_tokens.came(attempt):
                         self.token_came(attempt, self.first_tokens.at(attempt))

@@ -98,10 +98,10 @@ class SimLayeredPrefillNode(SimPrefillNode):
         """When each layer of a step is ready."""
         self.step += 1
         self.step_time = (start, end)
-        now, lasts = self.env.now, end - start
+        now, lasts = self.clock.now, end - start
         for layer in range(self.layers):
             at = start + lasts * (layer + 1) // self.layers
-            self.env.call(max(0, at - now), self.layer_ready, LayerReady(self.step, layer))
+            self.clock.call(max(0, at - now), self.layer_ready, LayerReady(self.step, layer))
 
     def layer_ready(self, event: LayerReady) -> None:
         if event.layer == self.layers - 1 and event.step == self.step:
@@ -162,13 +162,13 @@ class SimLayeredPrefillNode(SimPrefillNode):
 
     def hold(self) -> None:
         if not self.held:
-            self.held_since = self.env.now
+            self.held_since = self.clock.now
         super().hold()
 
     def let_go(self) -> None:
         super().let_go()
         postponed, self.postponed = self.postponed, []
-        waited = self.env.now - self.held_since
+        waited = self.clock.now - self.held_since
         for outcome in postponed:
             if type(outcome) is ChunkBegun:
                 start, end = outcome.start_ns + waited, outcome.end_ns + waited

@@ -47,15 +47,15 @@ class SimPort(Port):
 class SimNode:
     """Feeds its core. Subclasses add what the effects do. Args: `core`: the rules of its role, if it has any."""
 
-    def __init__(self, env: Clock, metrics: RunMetrics, core: Core | None = None) -> None:
-        self.env = env
+    def __init__(self, clock: Clock, metrics: RunMetrics, core: Core | None = None) -> None:
+        self.clock = clock
         self.metrics = metrics
         self.core = core or Core()
         self.role = self.core.role
         self.ports: dict[Address, SimPort] = cast(Any, self.core.ports)
         self.receive: Callable[[SimPort, Any], None] = self.feed
         """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
-        self.clock: Clock | SkewedClock = env
+        self.local_clock: Clock | SkewedClock = clock
         """Where its endpoints see the time; not the world's, where a fault has it run wrong (`clock_skew.py`)."""
         self.alive = True
         self.paused_until: Instant = 0
@@ -78,7 +78,7 @@ class SimNode:
 
         def turned(port: Any, event: Any, effects: tuple[Any, ...], _: Instant) -> None:
             # By the world's clock, whatever this node's own says.
-            observe(port.address, event, effects, self.env.now)
+            observe(port.address, event, effects, self.clock.now)
 
         self.core.observe = turned
 
@@ -118,11 +118,11 @@ class SimNode:
 
     def feed(self, port: Port, event: Any) -> None:
         """Hand an event to the core, and do all that follows from it."""
-        self.core.feed(port, event, self.clock.now)
+        self.core.feed(port, event, self.local_clock.now)
 
     def arm(self, port: SimPort, at: Instant, now: Instant) -> None:
         port.armed = at
-        self.env.call(self.clock.real(max(0, at - now)), self.ring, (port, at), DEADLINE + port.order)
+        self.clock.call(self.local_clock.real(max(0, at - now)), self.ring, (port, at), DEADLINE + port.order)
 
     def ring(self, about: tuple[SimPort, Instant]) -> None:
         port, at = about

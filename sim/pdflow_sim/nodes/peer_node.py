@@ -14,7 +14,7 @@ class PeerNode(SimNode):
     """Args: `side`: which side its endpoints are on, where `add` is not told otherwise."""
 
     def __init__(self, ports: NodePorts, side: Side, core: Core | None = None) -> None:
-        super().__init__(ports.env, ports.metrics, core)
+        super().__init__(ports.clock, ports.metrics, core)
         self.fabric = ports.fabric
         self.router = ports.router
         self.side = side

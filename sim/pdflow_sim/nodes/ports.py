@@ -21,7 +21,7 @@ from pdflow_sim.observe.run_metrics import RunMetrics
 class NodePorts:
     """One set for all nodes of a run."""
 
-    env: Clock
+    clock: Clock
     metrics: RunMetrics
     fabric: Fabric
     """The network: where messages and one-sided operations are sent."""

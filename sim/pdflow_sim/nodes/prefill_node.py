@@ -81,7 +81,7 @@ class SimPrefillNode(SimEngineNode):
     def accept(self, dispatch: DispatchPrefill) -> None:
         """A prefill leg has come over HTTP."""
         records, request, xid = self.metrics.records, dispatch.request, dispatch.xid
-        records.ends[ROUTE][request] = self.env.now
+        records.ends[ROUTE][request] = self.clock.now
         prompt = records.input_tokens[request]
         seq = Sequence(request, prompt, 1, False, True, 0, self.prefix_of(request), 0, xid)
         leg = SimPrefillLeg(dispatch.request_id, xid, seq, dispatch.keeps)
@@ -109,7 +109,7 @@ class SimPrefillNode(SimEngineNode):
         leg = self.legs[seq.handle]
         allocation = seq.allocation
         assert allocation is not None
-        leg.computed_ns = self.env.now
+        leg.computed_ns = self.clock.now
         self.feed(self.role, PromptComputed(leg.xid, self.source(allocation)))
 
     def source(self, own: Allocation) -> Allocation:
@@ -118,14 +118,14 @@ class SimPrefillNode(SimEngineNode):
         return Allocation(own.generation, pool.table(own)) if isinstance(pool, CachingPool) else own
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
-        rejected = enqueue(self.engine, self.legs[effect.request_id].seq, self.env.now)
+        rejected = enqueue(self.engine, self.legs[effect.request_id].seq, self.clock.now)
         if rejected is not None:
             self.feed(self.role, rejected)
         else:
             self.rearm()
 
     def drop(self, port: Port, effect: Drop) -> None:
-        self.feed(self.role, drop(self.engine, self.legs[effect.handle].seq, self.env.now))
+        self.feed(self.role, drop(self.engine, self.legs[effect.handle].seq, self.clock.now))
         self.rearm()
 
     def free(self, port: Port, effect: FreePrompt) -> None:
@@ -134,7 +134,7 @@ class SimPrefillNode(SimEngineNode):
         assert allocation is not None
         # What it found here is counted with whoever computed it.
         self.account_stranded(len(allocation.blocks), leg.computed_ns)
-        self.engine.release(allocation, self.env.now)
+        self.engine.release(allocation, self.clock.now)
         self.rearm()
 
     # The record, and the router.

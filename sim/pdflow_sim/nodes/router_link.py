@@ -13,8 +13,8 @@ from pdflow_sim.clock import Clock
 class RouterLink:
     """Args: `http_ns`: one hop of HTTP, one way, between the router and an engine."""
 
-    def __init__(self, env: Clock, http_ns: int) -> None:
-        self.env = env
+    def __init__(self, clock: Clock, http_ns: int) -> None:
+        self.clock = clock
         self.http_ns = http_ns
         self.receive: Callable[[RouterEvent], None]
         """What the router does with an answer that has arrived: set by its node."""
@@ -26,4 +26,4 @@ class RouterLink:
 
     def later(self, event: RouterEvent) -> None:
         """An engine's answer: at the router one hop later."""
-        self.env.call(self.http_ns, self.receive, event)
+        self.clock.call(self.http_ns, self.receive, event)

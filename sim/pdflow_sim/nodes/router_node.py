@@ -70,7 +70,7 @@ class SimRouterNode(SimNode):
     def __init__(
         self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_server_ns: Mapping[str, list[int]]
     ) -> None:
-        super().__init__(ports.env, ports.metrics)
+        super().__init__(ports.clock, ports.metrics)
         self.nodes = nodes
         self.prompts = ports.prompts
         self.prefill_tokens = ports.prefill_tokens
@@ -171,7 +171,7 @@ class SimRouterNode(SimNode):
             # With first_token = "prefill", the prefill leg's answer brings the client its first token.
             request = request_of(event.request_id)
             if self.first_token_told(event.request_id):
-                metrics.stamp_first_token(request, self.env.now)
+                metrics.stamp_first_token(request, self.clock.now)
 
     def answer_of(self, request: int) -> Answer:
         answer = self.answers.get(request)
@@ -195,7 +195,7 @@ class SimRouterNode(SimNode):
             return False
         for leg in use.tell:
             told = FirstTokenTold(self.attempts[leg].d, leg)
-            self.env.call(self.to_decode[told.engine], self.first_token_arrived, told)
+            self.clock.call(self.to_decode[told.engine], self.first_token_arrived, told)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
@@ -221,10 +221,10 @@ class SimRouterNode(SimNode):
 
     def breaks(self, leg: str, position: int) -> None:
         """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
-        now = self.env.now
+        now = self.clock.now
         made = [(attempt, self.first_tokens.at(attempt)) for attempt in self.at(leg, position)]
         begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
-        self.env.call(self.http_ns, self.broken, BrokenConnections(leg, position, begun))
+        self.clock.call(self.http_ns, self.broken, BrokenConnections(leg, position, begun))
 
     def broken(self, connections: BrokenConnections) -> None:
         leg, position, begun = connections
@@ -251,7 +251,7 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
         if self.prefill_tokens and not effect.keeps:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.env.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
+        self.clock.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.nodes.prefills[effect.engine]
@@ -263,7 +263,7 @@ class SimRouterNode(SimNode):
     def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
-        self.env.call(self.to_decode[effect.engine], self.decode_arrived, effect)
+        self.clock.call(self.to_decode[effect.engine], self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -279,7 +279,7 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
         if self.prefill_tokens:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.env.call(self.to_decode[effect.engine], self.alone_arrived, effect)
+        self.clock.call(self.to_decode[effect.engine], self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -293,7 +293,7 @@ class SimRouterNode(SimNode):
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
         way = self.to_prefill if effect.role == "prefill" else self.to_decode
-        self.env.call(way[effect.engine], self.abort_arrived, effect)
+        self.clock.call(way[effect.engine], self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
@@ -310,7 +310,7 @@ class SimRouterNode(SimNode):
             decode.door(effect)
 
     def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
-        self.env.call(self.to_decode[effect.engine], self.report_arrived, effect)
+        self.clock.call(self.to_decode[effect.engine], self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.nodes.decodes[effect.engine]

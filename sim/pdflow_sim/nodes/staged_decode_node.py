@@ -46,7 +46,7 @@ class SimStagedDecodeNode(SimDecodeNode):
     # Room to land in.
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
-        self.env.call(0, self.room_due, None)
+        self.clock.call(0, self.room_due, None)
 
     def room_due(self, _: None) -> None:
         if self.alive:
@@ -94,7 +94,7 @@ class SimStagedDecodeNode(SimDecodeNode):
 
     def drop(self, port: Port, effect: Drop) -> None:
         """Blocks that are being copied into for nobody are not counted as stranded: no transfer waits for them."""
-        self.feed(self.role, drop(self.engine, self.legs[effect.handle], self.env.now))
+        self.feed(self.role, drop(self.engine, self.legs[effect.handle], self.clock.now))
         self.rearm()
 
     def newest_generation(self) -> int:

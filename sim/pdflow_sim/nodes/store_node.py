@@ -81,7 +81,7 @@ class SimStoreNode(PeerNode):
         self.feed(self.role, CallWithdrawn(*about))
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
-        self.env.call(0, self.room_due, RoomDue())
+        self.clock.call(0, self.room_due, RoomDue())
 
     def room_due(self, event: RoomDue) -> None:
         self.feed(self.role, event)
@@ -89,7 +89,7 @@ class SimStoreNode(PeerNode):
     def answer(self, port: Port, effect: AnswerCall) -> None:
         told, takes_time = self.calls[effect.xid]
         if takes_time:
-            self.env.call(self.fabric.control_ns, told, effect)
+            self.clock.call(self.fabric.control_ns, told, effect)
         else:
             told(effect)
 

@@ -121,7 +121,7 @@ class SimStorePrefillNode(SimPrefillNode):
         store = self.stores.node_of(items)
         ask = LookupRequested(leg.request_id, load_xid(leg.xid), items[:-1], digest, WEIGHTS)
         told = partial(self.told, store, leg.xid)
-        self.env.call(self.fabric.control_ns, store.look, (ask, told))
+        self.clock.call(self.fabric.control_ns, store.look, (ask, told))
 
     def told(self, store: SimStoreNode, handle: Handle, answer: AnswerCall) -> None:
         """What the store has of it, if anything."""
@@ -136,7 +136,7 @@ class SimStorePrefillNode(SimPrefillNode):
 
     def withdraw(self, store: SimStoreNode, params: KvParams) -> None:
         """Nobody will come for this one."""
-        self.env.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
+        self.clock.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
 
     def came(self, outcome: object) -> None:
         if type(outcome) is Admitted:
@@ -159,21 +159,21 @@ class SimStorePrefillNode(SimPrefillNode):
         self.submit(leg.seq)
 
     def submit(self, seq: Sequence) -> None:
-        rejected = enqueue(self.engine, seq, self.env.now)
+        rejected = enqueue(self.engine, seq, self.clock.now)
         if rejected is not None:
             self.feed(self.role, rejected)
         else:
             self.rearm()
 
     def commit(self, port: Port, effect: Commit) -> None:
-        self.engine.loaded(self.legs[effect.request_id].seq, self.env.now)
+        self.engine.loaded(self.legs[effect.request_id].seq, self.clock.now)
         self.rearm()
 
     def quarantine(self, port: Port, effect: Quarantine) -> None:
         self.engine.pool.quarantine(effect.allocation)
 
     def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
-        self.engine.release(effect.allocation, self.env.now)
+        self.engine.release(effect.allocation, self.clock.now)
         self.rearm()
 
     def post_read(self, port: SimPort, effect: PostRead) -> None:
@@ -188,7 +188,7 @@ class SimStorePrefillNode(SimPrefillNode):
         items = self.items_of(self.legs[effect.handle])
         put = PutRequested(effect.params, items)
         told = partial(self.put_ended, effect.handle)
-        self.env.call(self.fabric.control_ns, self.stores.node_of(items).start, (put, told))
+        self.clock.call(self.fabric.control_ns, self.stores.node_of(items).start, (put, told))
 
     def put_ended(self, handle: Handle, answer: AnswerCall) -> None:
         if self.alive:
@@ -197,7 +197,7 @@ class SimStorePrefillNode(SimPrefillNode):
     def withdraw_put(self, port: Port, effect: WithdrawPut) -> None:
         leg = self.legs[effect.handle]
         store = self.stores.node_of(self.items_of(leg))
-        self.env.call(self.fabric.control_ns, store.abort, (leg.request_id, leg.xid))
+        self.clock.call(self.fabric.control_ns, store.abort, (leg.request_id, leg.xid))
 
     def answer_stored(self, port: Port, effect: AnswerStored) -> None:
         leg = self.legs[effect.handle]

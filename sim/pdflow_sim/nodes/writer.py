@@ -37,12 +37,12 @@ class Writer:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        env = self.node.env
-        now = env.now
+        clock = self.node.clock
+        now = clock.now
         if not self.unmatched or not self.inbox or self.ticks_at >= now:
             return
         self.ticks_at = -(-now // self.every_ns) * self.every_ns
-        env.call(self.ticks_at - now, self.tick, None, self.node.poll_priority)
+        clock.call(self.ticks_at - now, self.tick, None, self.node.poll_priority)
 
     def tick(self, _: None) -> None:
         self.ticks_at = -1

@@ -93,7 +93,7 @@ class Watcher:
     def sample(self, pools: dict[str, list[SimEngineNode]]) -> Sample:
         """Take one, and let the window begin as late as it may."""
         world, samples = self.world, self.samples
-        now = world.env.now
+        now = world.clock.now
         busy_ps = {pool: sum(node.busy_ps(now) for node in nodes) for pool, nodes in pools.items()}
         last = Sample(now, world.ended, world.totals.bytes_moved, busy_ps)
         samples.append(last)
@@ -106,7 +106,7 @@ class Watcher:
     def progress(self, spent_s: float) -> Table:
         world, whole = self.world, self.scenario.workload.requests
         done = words.count(world.ended) + ("" if whole is None else f" of {words.count(whole)}")
-        passed = f"{words.duration(world.env.now)} in {words.duration(int(spent_s * NS_PER_S))}"
+        passed = f"{words.duration(world.clock.now)} in {words.duration(int(spent_s * NS_PER_S))}"
         line: list[RenderableType] = [Text(f"{done} requests", no_wrap=True), Text(passed, "dim", no_wrap=True)]
         if whole is not None:
             line.insert(0, ProgressBar(total=whole, completed=world.ended, width=20))

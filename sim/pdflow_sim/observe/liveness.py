@@ -18,6 +18,7 @@ from pdflow.protocol.values import Instant, S
 from pdflow.results.records import HANDOFF, P_QUEUE, PREFILL, ROUTE
 from pdflow.scenario.validation.resolution import Resolution
 from pdflow.serving.batch import awaits_kv, is_queued
+from pdflow_sim.environment import ProcessSteps
 
 if TYPE_CHECKING:
     from pdflow.routing.attempt import Attempt
@@ -41,12 +42,18 @@ class Watch:
         self.ended = 0
         """Requests that had ended when last looked at."""
         self.moved_at = heal_ns
-        world.env.call(heal_ns + resolution.bound_ns, self.look, None)
+        world.env.process(self.looks())
 
-    def look(self, _: None) -> None:
-        world, now, bound = self.world, self.world.env.now, self.resolution.bound_ns
-        if world.done:
-            return
+    def looks(self) -> ProcessSteps:
+        """Look when the first request's time is over, again and again."""
+        env = self.world.env
+        yield env.timeout(self.heal_ns + self.resolution.bound_ns)
+        while not self.world.done:
+            yield env.timeout(self.look() - env.now)
+
+    def look(self) -> Instant:
+        """Returns when to look again."""
+        world, now, bound = self.world, self.world.clock.now, self.resolution.bound_ns
         if world.ended > self.ended:
             self.ended = world.ended
             self.moved_at = now
@@ -60,7 +67,7 @@ class Watch:
                 late.append(request)
         if late:
             self.fail(late)
-        world.env.call(again - now, self.look, None)
+        return again
 
     def since(self, request: int) -> Instant:
         """The last thing that happened to it."""
@@ -158,7 +165,7 @@ def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> s
 
 def _doing(node: SimEngineNode) -> str:
     engine = node.engine
-    if node.paused_until > node.env.now:
+    if node.paused_until > node.clock.now:
         return f"stands still until {seconds(node.paused_until)}"
     return f"has {engine.running} sequences to compute and {engine.waiting} in its queue"
 

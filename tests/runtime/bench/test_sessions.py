@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from trio.testing import MockClock
@@ -18,6 +15,8 @@ from pdflow.workload.sessions import sessions
 from pdflow_runtime.http.responder import Responder
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.clients.sessions import SessionClients
+from pdflow_sim.clock import Clock
+from pdflow_sim.environment import ClockEnvironment
 from tests.runtime.bench.stub import FIRST_NS, GAP_NS, refuse, run, stub
 
 SESSIONS = str(Path(__file__).resolve().parents[3] / "examples/sessions.toml")
@@ -32,31 +31,24 @@ class Simulated:
 
     def __init__(self, refused: set[int]) -> None:
         self.refused = refused
-        self.env = self
-        self.now = 0
+        self.clock = Clock()
+        self.env = ClockEnvironment(self.clock)
         self.exhausted = False
         self.metrics = self
         self.records = Records()
-        self.queue: list[tuple[int, int, Callable[[Any], None], Any]] = []
-        self.order = count()
         self.sessions: SessionClients
 
-    def call(self, delay_ns: int, function: Callable[[Any], None], about: Any) -> None:
-        heapq.heappush(self.queue, (self.now + delay_ns, next(self.order), function, about))
-
     def enter(self, request: Request) -> None:
-        number = self.records.add(self.now, request.input_tokens, request.output_tokens)
+        number = self.records.add(self.clock.now, request.input_tokens, request.output_tokens)
         takes_ns = 0 if number in self.refused else FIRST_NS + GAP_NS * (request.output_tokens - 1)
-        self.call(takes_ns, self.ended, number)
+        self.clock.call(takes_ns, self.ended, number)
 
     def ended(self, number: int) -> None:
         self.sessions.ended(number, "failed" if number in self.refused else "completed")
 
     def run(self) -> None:
         self.sessions.begin()
-        while self.queue:
-            self.now, _, function, about = heapq.heappop(self.queue)
-            function(about)
+        self.clock.run()
 
 
 @pytest.mark.parametrize("overrides", [FEW, (*FEW, *CLOSED)], ids=["open", "closed"])
@@ -72,7 +64,7 @@ async def test_turns_go_out_as_in_the_simulated_world(
 
     scenario = load(SESSIONS, overrides=overrides)
     world = Simulated(refused)
-    world.sessions = SessionClients(cast(Clients, world), sessions(scenario.workload, scenario.seed), 60)
+    world.sessions = SessionClients(world.env, cast(Clients, world), sessions(scenario.workload, scenario.seed), 60)
     world.run()
     async with stub(odd) as (_, port):
         ran = await run(port, scenario=SESSIONS, overrides=overrides)

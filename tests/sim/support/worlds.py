@@ -128,7 +128,7 @@ def disturb(world: Any, hangups: list[tuple[int, int]], salt: int, operations: i
 
     world.fabric.fails = fails
     for at_ms, request in hangups:
-        world.env.call(at_ms * MS, world.router.hang_up, request)
+        world.clock.call(at_ms * MS, world.router.hang_up, request)
 
 
 def both_modes_agree(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
