@@ -11,7 +11,7 @@ attempts beside the first in `hedging`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from pdflow.protocol.errors import LocalProtocolError
@@ -96,6 +96,10 @@ class Router:
 
     def wake_at(self) -> Instant | None:
         return None
+
+    def unfinished(self) -> Mapping[int, Attempt]:
+        """Every open request. To be read only."""
+        return self.by_request
 
     def armed(self) -> tuple[Timer, ...]:
         return ()

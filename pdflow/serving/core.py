@@ -17,7 +17,7 @@ Not decided here: what the events mean. That is each role's own (`decode.py`), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from pdflow.protocol.effects import Tell
@@ -32,6 +32,7 @@ class Endpoint(Protocol):
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]: ...
     def wake_at(self) -> Instant | None: ...
+    def unfinished(self) -> Mapping[Any, object]: ...
 
 
 class Port:

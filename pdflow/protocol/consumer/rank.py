@@ -106,6 +106,10 @@ class ConsumerRank:
         """Every READ that is open. To be read only."""
         return self.reading.reads
 
+    def unfinished(self) -> Mapping[Op, ReadCell]:
+        """Every READ that is open. To be read only."""
+        return self.reading.reads
+
     def fork(self) -> ConsumerRank:
         other = ConsumerRank(self.engine, self.rank, self.incarnation, self.dialect, self.timers, self.geometry)
         other.peers = self.peers.fork()

@@ -113,6 +113,10 @@ class ConsumerScheduler:
         """Every request that is not over, or has blocks in quarantine. To be read only."""
         return self.store.cells
 
+    def unfinished(self) -> Mapping[RequestId, ConsumerCell]:
+        """What is left of every transfer that is not over. To be read only."""
+        return self.store.cells
+
     @property
     def deadlines(self) -> Deadlines:
         return self.store.deadlines

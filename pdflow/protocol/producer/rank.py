@@ -107,6 +107,10 @@ class ProducerRank:
         """When an armed timer is due."""
         return self.store.deadline(timer)
 
+    def unfinished(self) -> Mapping[Key, ProducerCell]:
+        """Every registration that is not over. To be read only."""
+        return self.store.cells
+
     def fork(self) -> ProducerRank:
         store = self.store.fork()
         return ProducerRank(store.scheduler, self.incarnation, store.context, store)

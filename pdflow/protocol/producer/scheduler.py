@@ -6,7 +6,7 @@ never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggrega
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import assert_never
 
 import msgspec
@@ -88,6 +88,10 @@ class ProducerScheduler:
 
     def armed(self) -> tuple[Timer, ...]:
         return ()
+
+    def unfinished(self) -> Mapping[Xid, PromptRecord]:
+        """Every prompt that a rank may still send. To be read only."""
+        return self.products
 
     def fork(self) -> ProducerScheduler:
         other = ProducerScheduler(self.engine, self.incarnation, self.dialect, self.leases_words)

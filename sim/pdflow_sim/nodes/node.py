@@ -108,10 +108,9 @@ class SimNode:
     def open_transfers(self) -> str:
         """What its endpoints remember of a transfer that is still open, in words."""
         for port in self.ports.values():
-            for table in ("cells", "products", "reads"):
-                left = getattr(port.endpoint, table, None)
-                if left:
-                    return f"{port.address} still holds {table}: {left}"
+            left = {} if port.endpoint is None else port.endpoint.unfinished()
+            if left:
+                return f"{port.address} still holds {left}"
         return ""
 
     # Its core.

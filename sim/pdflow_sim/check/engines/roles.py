@@ -8,7 +8,7 @@ turn remembers what came of it (world.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pdflow.protocol.effects import (
@@ -130,6 +130,9 @@ class SchedulerStub:
 
     def wake_at(self) -> Instant | None:
         return None
+
+    def unfinished(self) -> Mapping[Any, object]:
+        return {}
 
 
 class RequestedEffects:
