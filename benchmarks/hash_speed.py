@@ -32,10 +32,10 @@ def write(path: Path, nbytes: int) -> None:
             header[f"layers.{layer}.{name}"] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, at + size)}
             at += size
         layer += 1
-    said = json.dumps(header).encode()
+    encoded_header = json.dumps(header).encode()
     block = os.urandom(1 << 24)
     with path.open("wb") as file:
-        file.write(len(said).to_bytes(8, "little") + said)
+        file.write(len(encoded_header).to_bytes(8, "little") + encoded_header)
         for start in range(0, at, len(block)):
             file.write(block[: at - start])
 

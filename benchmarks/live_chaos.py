@@ -80,10 +80,10 @@ class Chaos:
         leaked = await self.quiet()
         log = self.cluster.log.read_text()
         exceptions = log.count("Traceback (most recent call last)")
-        said = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
+        summary = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
         sys.stdout.write(
-            f"{self.requests:,} requests in {lasted:.0f} s: {said}\n{done}, {self.bytes_lost:,} bytes lost\n"
+            f"{self.requests:,} requests in {lasted:.0f} s: {summary}\n{done}, {self.bytes_lost:,} bytes lost\n"
             f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
         )
         if exceptions:

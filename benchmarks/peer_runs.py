@@ -221,13 +221,13 @@ def measured(command: Sequence[str]) -> Run:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=environment)
         assert process.stdout is not None
         with process.stdout as pipe:
-            said = pipe.read()
+            output = pipe.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             complaints.seek(0)
             raise SystemExit(complaints.read().decode(errors="replace"))
-    found = json.loads(said)
+    found = json.loads(output)
     rows = np.array(sorted(found.get("rows", [])), dtype=np.float64)
     return Run(found["version"], used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, rows, found.get("itl", ()))
 

@@ -240,7 +240,7 @@ def reading(found: dict[str, Any]) -> list[str]:
     ours, theirs, default = over["pdflow"], over["Dynamo"], found["not_bare"]["pdflow"]
     same = min(quiet["apart"]["same"], free["apart"]["same"])
     most = max(quiet["apart"]["most_ms"], free["apart"]["most_ms"])
-    said = [
+    sentences = [
         "Where no two transfers meet on a NIC (8/s; 100/s without limit of NICs, where prompts queue and share steps), "
         f"TTFT is the same to 10 ns for {same:.1%} of the requests, and at most {most * 1e6:.1f} ns apart: two "
         "independent programs that mean the same engine and the same hand-off. Of real engines that says nothing.",
@@ -260,12 +260,12 @@ def reading(found: dict[str, Any]) -> list[str]:
     ]
     timed = found.get("speed", {"pdflow": [], "Dynamo": []})
     for mine, other in zip(timed["pdflow"], timed["Dynamo"], strict=True):
-        said.append(
+        sentences.append(
             f"Speed at {mine['requests']:,} requests: pdflow {quiet['pdflow']['version']} {mine['per_cpu_s']:,.0f} "
             f"requests per CPU second of the whole process, Dynamo {other['per_cpu_s']:,.0f}; without what starting "
             f"takes, {mine['without_start']:,.0f} and {other['without_start']:,.0f}."
         )
-    return said
+    return sentences
 
 
 def everything(given: argparse.Namespace, say: Say) -> dict[str, Any]:
@@ -299,13 +299,13 @@ def everything(given: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any], lines: Sequence[str]) -> str:
     """The result as a section of a page, without its heading: what it says, then the tables."""
-    said = [textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in found["reading"]]
+    items = [textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ") for text in found["reading"]]
     tables = "\n".join(lines).split("\n\n- ")[0]
     opening = (
         "The same traffic in pdflow and in the offline replay of NVIDIA's Dynamo, written by\n"
         "`python benchmarks/peers.py --dynamo DIR/bin/python --markdown benchmarks/results/peers.md`.\n\n"
     )
-    return opening + "\n".join(said) + f"\n\n```text\n{tables}\n```\n"
+    return opening + "\n".join(items) + f"\n\n```text\n{tables}\n```\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -136,16 +136,16 @@ class Soak:
             engines = msgspec.json.decode(body)["engines"] if status == 200 else {}
             at = trio.current_time() - begun
             for name, pid in self.pids.items():
-                said = engines.get(name)
-                self.samples.append(Sample(at, name, *of_process(pid), -1 if said is None else said["open"]))
+                state = engines.get(name)
+                self.samples.append(Sample(at, name, *of_process(pid), -1 if state is None else state["open"]))
             await trio.sleep(1)
 
 
 def of_process(pid: int) -> tuple[float, float, int, float]:
     """MB resident, and what of that is its own; file descriptors; MB of files of ours in shared memory."""
     folder = Path(f"/proc/{pid}")
-    said = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-    resident, own = (int(said[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "RssAnon"))
+    status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    resident, own = (int(status[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "RssAnon"))
     fds = len(os.listdir(folder / "fd"))
     shared = sum(file.stat().st_blocks * 512 for file in Path("/dev/shm").glob(f"pdflow-{pid}-*")) / 1e6
     return resident, own, fds, shared

@@ -35,7 +35,7 @@ def taken(mutant: Mutant, ranges: int) -> list[int]:
     return found
 
 
-def said(runs: float) -> str:
+def format_runs(runs: float) -> str:
     return f"{runs:,.0f}" if runs < NEVER else f"over {RUNS:,}"
 
 
@@ -54,8 +54,8 @@ def main() -> None:
         short = len(runs) < given.ranges
         middle = NEVER if short else median(runs)
         met += middle < NEVER
-        span = "" if short else f"   {said(min(runs))} to {said(max(runs))}"
-        print(f"{mutant.name:36} {said(middle):>12}{span}", flush=True)
+        span = "" if short else f"   {format_runs(min(runs))} to {format_runs(max(runs))}"
+        print(f"{mutant.name:36} {format_runs(middle):>12}{span}", flush=True)
     print(f"{met} of {len(mutants)} within {RUNS:,} runs ({met / len(mutants):.0%})")
 
 

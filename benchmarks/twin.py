@@ -154,8 +154,8 @@ def processes_of(pid: int) -> list[int]:
 
 def calibrate(cluster: Served, setting: Setting, out: Path) -> Scenario:
     url = f"http://{cluster.host}:{cluster.port}"
-    said = [arg for override in setting.overrides for arg in ("--set", override)]
-    command = ["calibrate", str(ROOT / setting.file), *said, "--url", url, "-o", str(out)]
+    set_options = [arg for override in setting.overrides for arg in ("--set", override)]
+    command = ["calibrate", str(ROOT / setting.file), *set_options, "--url", url, "-o", str(out)]
     subprocess.run([sys.executable, "-m", "pdflow", *command], check=True, cwd=ROOT)
     return Scenario.load(out / "scenario.toml")
 

@@ -88,10 +88,10 @@ def main() -> None:
         best = min(spent[way])
         print(f"{way:12}{options.requests / best:10,.0f} requests/CPU s{100 * (best / plain - 1):+8.1f} %")
     child = [sys.executable, __file__, "--write-only", "--large", str(options.large)]
-    said = json.loads(subprocess.run(child, capture_output=True, encoding="utf-8", check=True).stdout)
+    measured = json.loads(subprocess.run(child, capture_output=True, encoding="utf-8", check=True).stdout)
     print(
-        f"timeline of {options.large:,} requests: {said['events']:,} events in {said['cpu_s']:.1f} CPU s,"
-        f" peak memory {said['before_mb']:.0f} MB before, {said['after_mb']:.0f} MB after"
+        f"timeline of {options.large:,} requests: {measured['events']:,} events in {measured['cpu_s']:.1f} CPU s,"
+        f" peak memory {measured['before_mb']:.0f} MB before, {measured['after_mb']:.0f} MB after"
     )
 
 

@@ -183,8 +183,8 @@ def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
     """The keys of one table, and below it those of the tables inside but for those that have been `told` of."""
     docs = dict(WORDS)
     if name in SPECS:
-        said = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
-        docs |= {key: text for key, text in said.items() if text}
+        documented = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
+        docs |= {key: text for key, text in documented.items() if text}
     required = schema.get("required", ())
     inside: list[tuple[str, Schema]] = []
     yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"

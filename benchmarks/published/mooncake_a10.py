@@ -213,16 +213,16 @@ def _judged(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator
     yield f"- The side of saturation ({where}) is right in {sum(sides)} of {len(rows)} rows."
     for word, past in (("below", False), ("past", True)):
         held = [row for row in rows if not row.fitted and _saturated(row.published) is past]
-        said = []
+        summaries = []
         for name in FIGURES:
             cells = [Cell(row.name, row.published[name], means[row.number][name]) for row in held]
             worst = max(cells, key=lambda cell: abs(cell.error))
             label = name.replace("_", " ").replace("p50", "median").replace("ttft", "TTFT").replace("tpot", "TPOT")
-            said.append(
+            summaries.append(
                 f"{label.replace('itl', 'ITL')} {percent(median(abs(cell.error) for cell in cells))} "
                 f"(worst {percent(worst.error, True)}, {worst.name})"
             )
-        yield f"- Median errors {word} saturation, {len(held)} rows that were not fitted on: {'; '.join(said)}."
+        yield f"- Median errors {word} saturation, {len(held)} rows that were not fitted on: {'; '.join(summaries)}."
 
 
 def _bands(rows: Sequence[Row], bands: dict[int, list[dict[str, float]]]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def error(errors: Sequence[float]) -> float:
     return median(map(abs, errors))
 
 
-def said(errors: Sequence[float]) -> str:
+def error_text(errors: Sequence[float]) -> str:
     """As tables say it: the median absolute error, and the median signed one."""
     return f"{error(errors):.1%} ({median(errors):+.1%})".replace("%", " %") if errors else "–"
 

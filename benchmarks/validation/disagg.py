@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 import attrs
 
-from benchmarks.validation.common import Claim, Found, error, latencies, read_csv, said, scenario_of, table
+from benchmarks.validation.common import Claim, Found, error, error_text, latencies, read_csv, scenario_of, table
 from pdflow.cost.step import StepCost
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -211,7 +211,10 @@ def _words(answers: Sequence[tuple[Row, Answer]], inside: int, widths: Sequence[
     for which, host_s in enumerate((BEST[0], WORST[0])):
         errors = [answer.tpot_ms[which] / row.tpot_ms - 1 for row, answer in answers]
         within = sum(abs(value) <= 0.25 for value in errors)
-        yield f"- TPOT with host time {host_s * 1e3:g} ms: {said(errors)}, {within} of {len(errors)} rows within 25 %."
+        yield (
+            f"- TPOT with host time {host_s * 1e3:g} ms: {error_text(errors)}, "
+            f"{within} of {len(errors)} rows within 25 %."
+        )
         found.summary.append(
             Claim(f"P/D rows, host time {host_s * 1e3:g} ms, {len(errors)} rows", "TPOT", error(errors), 0.25)
         )

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import attrs
 
-from benchmarks.validation.common import Claim, Found, error, latencies, off, said, scenario_of, table, world_of
+from benchmarks.validation.common import Claim, Found, error, error_text, latencies, off, scenario_of, table, world_of
 from pdflow.cost.step import StepCost
 from pdflow_sim.experiments.calibrate import Calibration, calibrate
 from pdflow_sim.experiments.seen import MeasuredRequest
@@ -196,7 +196,7 @@ def _rows(found: Found, replay: Replay, preset: Outcome, fit: Outcome) -> Iterat
             [errors[i] for i in which]
             for errors, which in ((preset.ttft, who), (preset.tpot, who), (fit.ttft, held), (fit.tpot, held))
         ]
-        yield (f"{name}: {word}", len(who), *map(said, values))
+        yield (f"{name}: {word}", len(who), *map(error_text, values))
         if not past:
             found.summary += [
                 Claim(f"{name}, presets alone, {len(who)} requests below saturation", metric, error(errors), 0.25)
@@ -247,7 +247,7 @@ def _effects(replays: Sequence[Replay], outcomes: Sequence[Outcome]) -> Iterator
     rows = []
     for replay, word, run in changes:
         outcome = outcomes[replays.index(replay)] if run == replay.run else replay.simulated(run)
-        rows.append((f"{replay.run.name}: {word}", said(outcome.ttft), said(outcome.tpot)))
+        rows.append((f"{replay.run.name}: {word}", error_text(outcome.ttft), error_text(outcome.tpot)))
     yield from table(["run and change", "TTFT", "TPOT"], rows)
     yield from _chance(moe)
     yield from _cold(rtx)
@@ -260,7 +260,7 @@ def _cold(replay: Replay) -> Iterator[str]:
     for share in (0.80, 0.70, 0.60):
         run = attrs.evolve(replay.run, gpu=f'{{ preset = "rtx-4090", ec = {share} }}')
         outcome = replay.simulated(run)
-        rows.append((f"{share:.2f}", said([outcome.ttft[i] for i in who]), said(outcome.ttft)))
+        rows.append((f"{share:.2f}", error_text([outcome.ttft[i] for i in who]), error_text(outcome.ttft)))
     yield (
         f"On the RTX 4090 only the first {len(who)} requests found room, within {replay.real[who[-1]].arrival_s:.1f} s,"
         " while prompts alone filled the steps. Their prompts ran more slowly than those of the rest of the run; why is"

@@ -20,10 +20,10 @@ from benchmarks.validation.common import (
     Claim,
     Found,
     error,
+    error_text,
     latencies,
     off,
     read_csv,
-    said,
     scenario_of,
     table,
 )
@@ -208,7 +208,11 @@ def report(folder: Path) -> tuple[Found, list[tuple[Row, Answer, Answer, bool]]]
     found = Found([*_choices(groups.values()), "Below saturation, rows that were not fitted on:", ""])
     found.lines += table(
         ["rows", "held out", "TTFT, presets", "TPOT, presets", "TTFT, calibrated", "TPOT, calibrated"],
-        [(each.group, len(cells[0]), *map(said, cells)) for each in engines if (cells := each.errors(past=False))[0]],
+        [
+            (each.group, len(cells[0]), *map(error_text, cells))
+            for each in engines
+            if (cells := each.errors(past=False))[0]
+        ],
     )
     found.lines += [
         "Past saturation: clients hold more tokens than the KV cache, or prompts need more than 85 % of the time. The",
@@ -218,7 +222,7 @@ def report(folder: Path) -> tuple[Found, list[tuple[Row, Answer, Answer, bool]]]
     found.lines += table(
         ["rows", "held out", "right side", "TTFT, presets", "TPOT, presets"],
         [
-            (each.group, len(cells[0]), _right_side(each), *map(said, cells[:2]))
+            (each.group, len(cells[0]), _right_side(each), *map(error_text, cells[:2]))
             for each in engines
             if (cells := each.errors(past=True))[0]
         ],
@@ -278,7 +282,9 @@ def _effects(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     ):
         rows = [row for row in groups[group] if row not in chosen(groups[group])]
         answers = [(row, simulated(row, setup, edit=edit), None) for row in rows]
-        lines.append((f"{group}: {change}", *(said(_errors(answers, (1, name))) for name in ("ttft_ms", "tpot_ms"))))
+        lines.append(
+            (f"{group}: {change}", *(error_text(_errors(answers, (1, name))) for name in ("ttft_ms", "tpot_ms")))
+        )
     yield from table(["rows and change", "TTFT", "TPOT"], lines)
 
 
@@ -327,8 +333,8 @@ def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
         lines.append(
             (
                 word,
-                said([answer.ttft_ms / row.ttft_ms - 1 for answer, row in pairs]),
-                said([answer.tpot_ms / row.tpot_ms - 1 for answer, row in pairs]),
+                error_text([answer.ttft_ms / row.ttft_ms - 1 for answer, row in pairs]),
+                error_text([answer.tpot_ms / row.tpot_ms - 1 for answer, row in pairs]),
             )
         )
     yield from table(["what is taken for it", "TTFT", "TPOT"], lines)

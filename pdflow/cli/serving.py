@@ -51,20 +51,24 @@ def serve(
     engines report to the router; docs/hosts.md says how to run a cluster on several hosts.
     """
     need_out(out, flags)
-    said = overrides if port is None else (*overrides, f"serve.port={port}")
+    overrides = overrides if port is None else (*overrides, f"serve.port={port}")
     if role is not None:
         if flags["timeline"] or flags["html"]:
             raise click.UsageError("--timeline and --html are of a whole cluster, and --role is one part of it")
-        said = said if host is None else (*said, f"serve.{'host' if role == 'router' else 'engine_host'}={host}")
+        overrides = (
+            overrides if host is None else (*overrides, f"serve.{'host' if role == 'router' else 'engine_host'}={host}")
+        )
         ctx.exit(
             live(lambda: importlib.import_module("pdflow_runtime.process.role")).main(
-                scenario, said, role, name, out=out, **flags
+                scenario, overrides, role, name, out=out, **flags
             )
         )
     if name is not None or host is not None:
         raise click.UsageError("--name and --host go with --role")
     ctx.exit(
-        live(lambda: importlib.import_module("pdflow_runtime.process.cluster")).main(scenario, said, out=out, **flags)
+        live(lambda: importlib.import_module("pdflow_runtime.process.cluster")).main(
+            scenario, overrides, out=out, **flags
+        )
     )
 
 

@@ -96,8 +96,8 @@ def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> R
         else:
             begin, value = sum(list(stages[0].values())[:place]), stages[0][name]
             axes.barh(name, value, left=begin, color="C0", height=0.6)
-            said = f" {words.number(value)} ms, {words.percent(value / whole if whole else 0)}"
-            axes.text(begin + value, place, said, va="center", fontsize="small")
+            label = f" {words.number(value)} ms, {words.percent(value / whole if whole else 0)}"
+            axes.text(begin + value, place, label, va="center", fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="mean TTFT in ms", xlim=(0, whole * (1.02 if several else 1.3) or 1))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -156,4 +156,6 @@ def _labels(results: Sequence[FinishedRun], labels: Sequence[str]) -> list[str]:
     common = {key for key, value in edits[0].items() if all(key in it and it[key] == value for it in edits)}
     own = [[f"{key} = {shown(value)}" for key, value in it.items() if key not in common] for it in edits]
     names = [result.about.scenario_name or "run" for result in results]
-    return list(labels) or [", ".join(said).replace('"', "") or name for said, name in zip(own, names, strict=True)]
+    return list(labels) or [
+        ", ".join(changes).replace('"', "") or name for changes, name in zip(own, names, strict=True)
+    ]

@@ -18,7 +18,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 UNGATED: Final = frozenset(("opt", "bloom", "gpt2", "gpt_neox", "falcon", "starcoder2", "phi"))
 """Values of `model_type` whose MLPs have two matrices."""
-TIED_UNLESS_SAID: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text"))
+TIED_BY_DEFAULT: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text"))
 """Those that tie embedding and LM head where the file does not say."""
 DTYPES: Final[Mapping[str, str]] = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What [model] calls the dtypes that models are computed in, by torch's names."""
@@ -48,7 +48,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_kv_heads": _whole(config, ("num_key_value_heads", "num_kv_heads"), heads),
         "head_dim": head_dim if isinstance(head_dim, int) else hidden // heads,
         "vocab_size": _whole(config, NAMES["vocab_size"]),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", kind in TIED_UNLESS_SAID)),
+        "tie_embeddings": bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
         "gated_mlp": kind not in UNGATED,
         **_dtypes(config),
     }
@@ -71,8 +71,8 @@ def computed_dtype(config: Mapping[str, Any]) -> str | None:
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and (dtype := computed_dtype(inner)) is not None:
         return dtype
-    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return said if said in DTYPES else None
+    name = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return name if name in DTYPES else None
 
 
 def _whole(config: Mapping[str, Any], keys: tuple[str, ...], default: int | None = None) -> int:

@@ -56,7 +56,7 @@ class TransferConfig:
         """Where a value is said, None if by leaving its key out."""
         return self.lines.get(value.source)
 
-    def unsaid(self, document: Mapping[str, Any]) -> TransferConfig:
+    def not_overridden_by(self, document: Mapping[str, Any]) -> TransferConfig:
         """What of it the scenario does not say itself."""
         tables = {table: document.get(table, {}) for table in ("transfer", "network")}
         left = [
@@ -116,8 +116,8 @@ def _of_config(config: KvTransferConfig) -> Iterator[ConfigValue]:
         yield from _of_wire(extra.mooncake_protocol, devices_of(extra.device_name), EXTRA, "mooncake_protocol")
     elif isinstance(extra, NixlExtra):
         yield ConfigValue(("transfer", "kv_lease_duration_s"), extra.kv_lease_duration, (EXTRA, "kv_lease_duration"))
-        said = "decoder_kv_blocks_ttl" if extra.push_registration_timeout is None else "push_registration_timeout"
-        yield ConfigValue(("transfer", "push_registration_timeout_s"), extra.watchdog_s, (EXTRA, said))
+        key = "decoder_kv_blocks_ttl" if extra.push_registration_timeout is None else "push_registration_timeout"
+        yield ConfigValue(("transfer", "push_registration_timeout_s"), extra.watchdog_s, (EXTRA, key))
     if isinstance(extra, NixlExtra | MooncakeV1Extra) and config.kv_buffer_device is not None:
         yield ConfigValue(("transfer", "kv_buffer_device"), config.kv_buffer_device, ("kv_buffer_device",))
 

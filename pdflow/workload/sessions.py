@@ -48,8 +48,8 @@ def sessions(workload: Workload, seed: int) -> Iterator[Session]:
     for index, at in enumerate(draws.instants(arrival, rng)):
         drawn = [_Turn(more() if turn else first(), answer(), leaves_ns()) for turn in range(turns())]
         pauses = tuple(think_ns() for _ in drawn)
-        said = says.system_prompt_tokens + sum(turn.new + turn.answer for turn in drawn)
-        end = next_name + said // SESSION_BLOCK_TOKENS - common
+        total_tokens = says.system_prompt_tokens + sum(turn.new + turn.answer for turn in drawn)
+        end = next_name + total_tokens // SESSION_BLOCK_TOKENS - common
         talk = _talk(says, at, drawn, (*range(common), *range(next_name, end)))
         next_name = end
         yield Session(index, at, talk, pauses[: len(talk)])

@@ -111,8 +111,8 @@ def simulate(
         result.save(options.out, detailed=options.save_detailed)
         recording = Recording() if world.recorder is None else world.recorder.recording(world.fabric.paths.names)
         if options.timeline:
-            said = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": interrupted}
-            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), said)
+            metadata = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": interrupted}
+            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), metadata)
         if options.html:
             write_page(options.out / PAGE_NAME, page(result, text, recording))
     if not options.quiet:

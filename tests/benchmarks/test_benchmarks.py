@@ -42,8 +42,8 @@ def test_a_run_that_is_watched(way: str) -> None:
 
 
 def test_a_timeline_that_is_written(tmp_path: Path) -> None:
-    said = written(20, tmp_path)
-    assert said["events"] > 20 * 10
+    stats = written(20, tmp_path)
+    assert stats["events"] > 20 * 10
     assert (tmp_path / "timeline.json.gz").stat().st_size > 0
 
 

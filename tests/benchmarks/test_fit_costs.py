@@ -16,8 +16,8 @@ def test_tables_are_what_the_fit_gives() -> None:
     assert set(fitted) == set(stored)
     for name, file in fitted.items():
         same = stored[name]
-        said = (same.engine, same.made_from, same.provenance, same.error_bar)
-        assert said == (file.engine, file.made_from, file.provenance, file.error_bar), name
+        stored_header = (same.engine, same.made_from, same.provenance, same.error_bar)
+        assert stored_header == (file.engine, file.made_from, file.provenance, file.error_bar), name
         assert steps_ms(same) == pytest.approx(steps_ms(file), rel=1e-4), name
         for ours, theirs in zip(same.errors, file.errors, strict=True):
             assert (ours.of, ours.rows) == (theirs.of, theirs.rows)

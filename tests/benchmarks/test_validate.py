@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fit_costs import DATA
 from benchmarks.validate import PAGE
 from benchmarks.validation import disagg, requests, rows
-from benchmarks.validation.common import said
+from benchmarks.validation.common import error_text
 
 PUBLISHED = DATA / "published"
 measured = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the measurements are not ours to commit, and not here")
@@ -45,8 +45,8 @@ def test_rows_state_what_their_scenario_says() -> None:
 
 
 def test_errors_in_words() -> None:
-    assert said([0.1, -0.3, 0.2]) == "20.0 % (+10.0 %)"
-    assert said([]) == "–"
+    assert error_text([0.1, -0.3, 0.2]) == "20.0 % (+10.0 %)"
+    assert error_text([]) == "–"
 
 
 def test_without_measurements_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

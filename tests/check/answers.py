@@ -40,7 +40,7 @@ def no_clock() -> float:
 
 def explored(named: Named) -> Explored:
     """Every state; where there are too many to count, one of those that are alike. Raises Broken."""
-    row = _said("scopes", "scope").get(named.name)
+    row = _saved_rows("scopes", "scope").get(named.name)
     if row is not None and not (row["stopped_by"] or row["missed"] or row["story"] or row["reductions"]):
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
@@ -51,7 +51,7 @@ def explored(named: Named) -> Explored:
 
 @cache
 def hunted(name: str) -> Kill:
-    row = _said("mutants", "mutant").get(name)
+    row = _saved_rows("mutants", "mutant").get(name)
     if row is None or not row["as_expected"]:
         return hunt(MUTANTS[name], no_clock)
     invariant = row["invariant"] or ""
@@ -60,7 +60,7 @@ def hunted(name: str) -> Kill:
 
 @cache
 def looked(race: str, dialect: str) -> RaceOutcome:
-    row = _said("races", "race").get(race, {"dialects": {}})["dialects"].get(dialect)
+    row = _saved_rows("races", "race").get(race, {"dialects": {}})["dialects"].get(dialect)
     if row is None or not row["ok"]:
         return look(RACES[race], dialect)
     return RaceOutcome(
@@ -73,7 +73,7 @@ def looked(race: str, dialect: str) -> RaceOutcome:
     )
 
 
-def _said(part: str, key: str) -> dict[str, Any]:
+def _saved_rows(part: str, key: str) -> dict[str, Any]:
     file = os.environ.get("PDFLOW_CHECKED")
     return _rows(file, part, key) if file else {}
 
@@ -81,5 +81,5 @@ def _said(part: str, key: str) -> dict[str, Any]:
 @cache
 def _rows(file: str, part: str, key: str) -> dict[str, Any]:
     """What a command said that came to its end: one that did not says nothing."""
-    said = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
-    return {row[key]: row for row in said.get(part, ())}
+    report = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
+    return {row[key]: row for row in report.get(part, ())}

@@ -45,7 +45,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
 
 
 @pytest.fixture(scope="module")
-def said() -> str:
+def output() -> str:
     rows: dict[str, Any] = {}
     for part, only in PARTS.items():
         rows |= json.loads(CliRunner().invoke(cli, ["check", part, "--only", only, "--json"]).stdout)
@@ -56,21 +56,21 @@ def all_three() -> list[Any]:
     return [explored(SCOPE), *map(hunted, NAMES), *(looked(RACE.number, dialect) for dialect in RACE.shown)]
 
 
-def test_an_answer_is_what_a_search_finds(say: Say, said: str) -> None:
+def test_an_answer_is_what_a_search_finds(say: Say, output: str) -> None:
     kills = [evolve(hunt(MUTANTS[name], no_clock), what="") for name in NAMES]
     searched = [explored(SCOPE), *kills, *(look(RACE, dialect) for dialect in RACE.shown)]
-    say(said)
+    say(output)
     assert all_three() == searched
 
 
-def test_it_is_read_and_not_searched_for(say: Say, said: str) -> None:
-    say(with_seven_states(said))
+def test_it_is_read_and_not_searched_for(say: Say, output: str) -> None:
+    say(with_seven_states(output))
     assert [one.states for one in all_three()] == [7] * (1 + len(NAMES) + len(RACE.shown))
 
 
-def test_what_is_not_as_it_must_be_is_searched_for_again(say: Say, said: str) -> None:
+def test_what_is_not_as_it_must_be_is_searched_for_again(say: Say, output: str) -> None:
     searched = all_three()
-    wrong = with_seven_states(said)
+    wrong = with_seven_states(output)
     for was, now in {
         'missed": []': 'missed": ["expired"]',
         'expected": true': 'expected": 0',
@@ -82,6 +82,6 @@ def test_what_is_not_as_it_must_be_is_searched_for_again(say: Say, said: str) ->
     assert all_three() == searched
 
 
-def with_seven_states(said: str) -> str:
+def with_seven_states(output: str) -> str:
     """Nothing has them."""
-    return re.sub(r'"states": \d+', '"states": 7', said)
+    return re.sub(r'"states": \d+', '"states": 7', output)

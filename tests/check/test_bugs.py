@@ -49,11 +49,11 @@ def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("dropped", ["open", "interest"])
 def test_a_sync_names_all_that_is_open_and_wanted(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ConsumerScheduler._sync
+    original = ConsumerScheduler._sync
 
     def less(self: ConsumerScheduler, peer: Any) -> Effects:
         told: list[Any] = []
-        for effect in said(self, peer):
+        for effect in original(self, peer):
             assert isinstance(effect, Tell)
             assert isinstance(effect.event, FrameOrdered)
             assert isinstance(effect.event.message, Sync)

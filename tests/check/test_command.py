@@ -116,8 +116,8 @@ def test_all_walks_through_each_cluster_once(monkeypatch: pytest.MonkeyPatch) ->
     assert {cluster_of(seed, STRICT) for seed in walked} == {cluster_of(seed, STRICT) for seed in era}
     monkeypatch.setattr(command, "PARTS", ("walk",))
     monkeypatch.setattr(command, "RUNS_OF_ALL", 600)
-    for said, runs in (((), 600), (("--runs", "500"), 500)):
-        ran = pdflow("all", "--json", "--jobs", "1", *said)
+    for options, runs in (((), 600), (("--runs", "500"), 500)):
+        ran = pdflow("all", "--json", "--jobs", "1", *options)
         assert ran.exit_code == 0
         assert [row["runs"] for row in json.loads(ran.stdout)["walk"]] == [runs, runs]
     assert pdflow("all", "--budget", "0.1", "--jobs", "1").exit_code == 0

@@ -205,7 +205,7 @@ def test_what_lags_within_an_engine_is_on_no_wire() -> None:
     assert ("P.r0", None, "deliver SourceReady u0-e0000000 P -> P.r0") in lines(drawn, Style.NOTE)
 
 
-def test_that_something_never_ends_is_said_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_never_ends_is_the_last_line_of_a_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
     for event in (CancelDue, PairMissing, PairReported):
         monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
     world = relation(Scope(drop=2, deadline=0, stall=0))

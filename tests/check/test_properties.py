@@ -108,9 +108,9 @@ class Doubting:
     def step(self, end: int, event: int) -> tuple[int, tuple[Any, ...]]:
         if end in self.others:
             what = self.turns.events.values[event][1]
-            said = [body.fork().handle(what, 0) for body in (self.space.bodies[end], self.others[end])]
+            effects = [body.fork().handle(what, 0) for body in (self.space.bodies[end], self.others[end])]
             # In what order they were made is in no fingerprint, and in nothing that is judged.
-            assert sorted(map(repr, said[0])) == sorted(map(repr, said[1]))
+            assert sorted(map(repr, effects[0])) == sorted(map(repr, effects[1]))
             self.compared += 1
         return self.plain_step(end, event)
 

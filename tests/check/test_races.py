@@ -61,7 +61,7 @@ def test_the_list_is_whole() -> None:
 
 
 @pytest.mark.parametrize("race", RACES.values(), ids=lambda race: race.number)
-def test_nothing_is_left_in_ours_but_what_is_said_to_be(race: Race) -> None:
+def test_strict_and_compat_have_no_race_but_known_residuals(race: Race) -> None:
     assert not isinstance(race.strict, (Breaks, InvariantHolds, Residual))
     assert not isinstance(race.compat, (Breaks, InvariantHolds))
     assert isinstance(race.compat, Residual) == (race.number in ("R12", "R39"))

@@ -142,7 +142,7 @@ for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pull
 
 
 def test_digests_do_not_depend_on_the_hash_seed() -> None:
-    said = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", WANDERING],
             cwd=ROOT,
@@ -153,8 +153,8 @@ def test_digests_do_not_depend_on_the_hash_seed() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert said[0] == said[1]
-    assert said[0].count('"after"') > 150
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count('"after"') > 150
 
 
 # Where it differs.
@@ -214,7 +214,7 @@ def test_steps_without_digests_are_not_compared() -> None:
     assert strict(relation(told.scope), bare).confirms(bare)
 
 
-def test_where_nothing_can_happen_any_more_that_is_said() -> None:
+def test_steps_beyond_the_last_possible_move_are_a_mismatch() -> None:
     scope = Scope(abort=0, deadline=0, stall=0)
     told = counterexample("finish x0", "timer LEASE x0 at P.r0", scope=scope)
     longer = msgspec.structs.replace(told, steps=(*told.steps, *(ReplayStep(move="restart P"),) * 2))

@@ -109,13 +109,13 @@ def test_without_memory_it_stops_and_says_so(tmp_path: Path, monkeypatch: pytest
     assert "stopped: memory" in ran.stdout
 
 
-def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reductions_of_a_search_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("two pulls", Scope(pulls=True, requests=2, deadline=0), frozenset(), nightly=True)
     monkeypatch.setattr(scopes_part, "SCOPES", (named,))
     arguments = ["check", "scopes", "--large", "--jobs", "1"]
-    said = " ".join(CliRunner().invoke(cli, arguments).stdout.split())
-    assert "two pulls: requests alike: one of up to 2 states" in said
-    assert "a state is known by 64 bits of it: odds of " in said
+    output = " ".join(CliRunner().invoke(cli, arguments).stdout.split())
+    assert "two pulls: requests alike: one of up to 2 states" in output
+    assert "a state is known by 64 bits of it: odds of " in output
     (row,) = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["scopes"]
     assert row["reductions"] == ["requests alike: one of up to 2 states"]
     assert 0 < row["odds_of_a_collision"] < 1e-9

@@ -127,13 +127,13 @@ def changed(path: str, value: Any) -> str:
 def test_what_cannot_be_used_is_refused_in_one_line_that_says_where(text: str | bytes, message: str) -> None:
     with pytest.raises(CounterexampleError) as caught:
         decode(text, "f")
-    said = str(caught.value)
-    assert said.startswith(message) or (message.startswith("(") and message in said)
-    assert "\n" not in said
-    said.encode()
+    error = str(caught.value)
+    assert error.startswith(message) or (message.startswith("(") and message in error)
+    assert "\n" not in error
+    error.encode()
 
 
-def test_a_file_that_is_not_there_is_said_plainly(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CounterexampleError, match=r"nothing\.json: cannot be read: No such file or directory$"):
         read(tmp_path / "nothing.json")
     with pytest.raises(CounterexampleError, match=r"cannot be read: Is a directory$"):

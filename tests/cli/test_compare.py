@@ -74,7 +74,7 @@ def test_several_seeds_of_scenario_files_are_those_of_their_folders(tmp_path: Pa
 def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdflow_sim.experiments.compare, "prepare", None)
     reference = ROOT / "examples/reference.toml"
-    for args, said in (
+    for args, expected in (
         ((reference, tmp_path), "neither"),
         ((reference, tmp_path / "nowhere.toml"), "nowhere.toml"),
         ((reference, reference, "--set", "pool.prefil.tp=2"), "prefil"),
@@ -83,7 +83,7 @@ def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: py
     ):
         result = pdflow_command("compare", *args)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert said in result.stderr
+        assert expected in result.stderr
 
 
 def test_part_of_a_run_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_an_idle_replica_has_no_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "d", "said"),
+    ("p", "d", "message"),
     [
         (Cut(1), Cut(1, 2), "only the prefill side"),
         (Cut(1, 1, 24), Cut(1), "block size 24"),
@@ -57,7 +57,7 @@ def test_an_idle_replica_has_no_targets() -> None:
         (Cut(-(2**30)), Cut(1), "prefill TP -1073741824"),
     ],
 )
-def test_what_cannot_be_paired_is_named(p: Cut, d: Cut, said: str) -> None:
+def test_what_cannot_be_paired_is_named(p: Cut, d: Cut, message: str) -> None:
     for _ in range(2):
-        with pytest.raises(LayoutError, match=said):
+        with pytest.raises(LayoutError, match=message):
             TransferGeometry(SHAPE).pairs(p, d)

@@ -62,7 +62,7 @@ def test_a_prefix_hit_may_start_inside_a_larger_source_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "source_size", "target", "target_size", "start", "tokens", "said"),
+    ("source", "source_size", "target", "target_size", "start", "tokens", "message"),
     [
         ([1], 16, [1], 12, 0, 1, "prefill block size 16 and decode block size 12"),
         ([1], 0, [1], 16, 0, 1, "must be 1 or more"),
@@ -74,9 +74,9 @@ def test_a_prefix_hit_may_start_inside_a_larger_source_block() -> None:
     ],
 )
 def test_lists_that_cannot_be_paired_are_refused_before_the_first_run(
-    source: list[int], source_size: int, target: list[int], target_size: int, start: int, tokens: int, said: str
+    source: list[int], source_size: int, target: list[int], target_size: int, start: int, tokens: int, message: str
 ) -> None:
-    with pytest.raises(LayoutError, match=said):
+    with pytest.raises(LayoutError, match=message):
         runs(source, source_size, target, target_size, start, tokens)
 
 

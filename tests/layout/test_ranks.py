@@ -136,7 +136,7 @@ def test_rank_indices_with_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p_tp", "d_tp", "heads", "said"),
+    ("p_tp", "d_tp", "heads", "message"),
     [
         (3, 4, 12, "prefill TP 3 and decode TP 4: one of the two must divide"),
         (3, 1, 8, "prefill TP 3 and 8 KV heads"),
@@ -144,9 +144,9 @@ def test_rank_indices_with_stages() -> None:
         (0, 1, 4, "prefill TP 0"),
     ],
 )
-def test_sizes_that_do_not_divide_are_named(p_tp: int, d_tp: int, heads: int, said: str) -> None:
+def test_sizes_that_do_not_divide_are_named(p_tp: int, d_tp: int, heads: int, message: str) -> None:
     shape = shape_of(4, heads, mla=False)
-    with pytest.raises(LayoutError, match=said):
+    with pytest.raises(LayoutError, match=message):
         check_tp(shape, p_tp, d_tp)
-    with pytest.raises(LayoutError, match=said):
+    with pytest.raises(LayoutError, match=message):
         writers(shape, p_tp, 1, d_tp)

@@ -83,7 +83,7 @@ def test_heads_of_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda: KvShape(0, 8, 128, 2, 16), "num_layers is 0"),
         (lambda: KvShape(1, 8, 128, 2, 16, MlaDims(0, 64)), "MLA dimensions"),
@@ -92,6 +92,6 @@ def test_heads_of_ranks() -> None:
         (lambda: LLAMA_8B.rank_bytes_per_token(0), "must be 1 or more"),
     ],
 )
-def test_impossible_shapes_are_named(act: object, said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_impossible_shapes_are_named(act: object, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         act()  # type: ignore[operator]

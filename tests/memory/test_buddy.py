@@ -170,7 +170,7 @@ def test_exhaustion_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda pool: BuddyPool(1000), "power of two"),
         (lambda pool: BuddyPool(0), "power of two"),
@@ -182,11 +182,11 @@ def test_exhaustion_is_an_answer() -> None:
         (lambda pool: pool.release(-4096), "begins at -4096"),
     ],
 )
-def test_misuse_is_named(act: Callable[[BuddyPool], object], said: str) -> None:
+def test_misuse_is_named(act: Callable[[BuddyPool], object], message: str) -> None:
     pool = BuddyPool(4096, greatest_bytes=2048)
     pool.allocate(513)
     before = pool.fingerprint()
-    with pytest.raises(PoolError, match=said):
+    with pytest.raises(PoolError, match=message):
         act(pool)
     assert pool.fingerprint() == before
 

@@ -167,7 +167,7 @@ def test_a_block_gets_a_new_generation_with_each_life() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda pool: PagedPool(-1), "must be 0 or more"),
         (lambda pool: pool.allocate(-1), "must be 0 or more"),
@@ -177,8 +177,8 @@ def test_a_block_gets_a_new_generation_with_each_life() -> None:
         (lambda pool: pool.release(Allocation(7, (1,))), "never allocated"),
     ],
 )
-def test_misuse_is_named(act: object, said: str) -> None:
-    with pytest.raises(PoolError, match=said):
+def test_misuse_is_named(act: object, message: str) -> None:
+    with pytest.raises(PoolError, match=message):
         act(PagedPool(4))  # type: ignore[operator]
 
 

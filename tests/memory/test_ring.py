@@ -355,7 +355,7 @@ def test_one_as_large_as_the_ring_need_only_wait_until_it_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda ring: plain(0), "one or more steps"),
         (lambda ring: plain(4, greatest=5), "whole steps within"),
@@ -372,11 +372,11 @@ def test_one_as_large_as_the_ring_need_only_wait_until_it_is_empty() -> None:
         (lambda ring: ring.release(0), "no part at 0"),
     ],
 )
-def test_misuse_is_named(act: Callable[[Ring], object], said: str) -> None:
+def test_misuse_is_named(act: Callable[[Ring], object], message: str) -> None:
     ring = plain(4, greatest=2)
     assert ring.reserve("a", 4)
     before = ring.fingerprint()
-    with pytest.raises(PoolError, match=said):
+    with pytest.raises(PoolError, match=message):
         act(ring)
     assert ring.fingerprint() == before
 

@@ -115,14 +115,14 @@ def test_what_no_pool_could_hold_is_refused_and_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "said"),
+    ("act", "message"),
     [
         (lambda: ThresholdBuffer(-1), "must be 0 or more"),
         (lambda: ThresholdBuffer(9).put("a", 0), "must be 1 or more"),
     ],
 )
-def test_misuse_is_named(act: Callable[[], object], said: str) -> None:
-    with pytest.raises(PoolError, match=said):
+def test_misuse_is_named(act: Callable[[], object], message: str) -> None:
+    with pytest.raises(PoolError, match=message):
         act()
 
 

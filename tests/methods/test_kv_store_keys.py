@@ -16,7 +16,7 @@ BLOCKS = st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=4), max
 
 
 def test_every_process_makes_the_same() -> None:
-    said = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", SHOWN],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -26,8 +26,8 @@ def test_every_process_makes_the_same() -> None:
         ).stdout
         for seed in ("0", "1", "random")
     }
-    assert said == {f"{block_keys(origin('m', 0, 1), [[1, 2], [3]])}\n"}
-    assert len(said) == 1
+    assert outputs == {f"{block_keys(origin('m', 0, 1), [[1, 2], [3]])}\n"}
+    assert len(outputs) == 1
 
 
 @given(first=BLOCKS, second=BLOCKS)

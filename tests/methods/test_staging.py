@@ -198,7 +198,7 @@ def test_a_part_of_a_ring_of_blocks_holds_all_of_its_last_block() -> None:
     assert [ring.part(tokens) for tokens in (4, 5, 8)] == [448, 832, 832], "400 and 800 bytes, in steps of 64"
 
 
-def test_where_a_ring_has_room_can_be_said_however_often_it_has_been_gone_round() -> None:
+def test_a_rings_offset_fits_its_field_after_any_number_of_wraps() -> None:
     """Frames have 32 bits for it. Positions went beyond them after 4 GiB, and D's process ended; so would bytes of a
     ring that is larger."""
     for staging, tokens in (

@@ -32,8 +32,8 @@ def narrated(name: str, dialect: str) -> tuple[World, list[str]]:
 
 def messages(lines: list[str]) -> list[str]:
     """What ranks have sent but bytes: names."""
-    said = [line.split(maxsplit=2)[2] for line in lines if ".r" in line.split()[0] and line.split()[1] == "sends"]
-    names = [what.rpartition(": ")[0].partition(" of ")[0] for what in said]
+    sent = [line.split(maxsplit=2)[2] for line in lines if ".r" in line.split()[0] and line.split()[1] == "sends"]
+    names = [what.rpartition(": ")[0].partition(" of ")[0] for what in sent]
     return [name for name in names if not name.startswith(("layer", "all layers"))]
 
 
@@ -74,7 +74,7 @@ def test_in_strict_what_is_told_is_what_is_counted(name: str) -> None:
 
 
 def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
-    said = {
+    settings = {
         "transfer.method": method,
         "transfer.dialect": dialect,
         "workload.requests": 1,
@@ -86,7 +86,7 @@ def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
         "router.dispatch": "concurrent",
         **overrides,
     }
-    world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in said.items()]), RunOptions(), [])
+    world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in settings.items()]), RunOptions(), [])
     run(world, None, drain=True)
     [end], [came] = world.records.last_token_ns, world.records.arrival_ns
     return (end - came) / 1e6

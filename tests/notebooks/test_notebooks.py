@@ -60,9 +60,9 @@ def runs(notebook: nbformat.NotebookNode) -> None:
     """From top to bottom, with pictures and without warnings."""
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOM)}}).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    said = [output for cell in code for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in said) >= 2
-    assert "Warning" not in "".join(output.text for output in said if output.output_type == "stream")
+    outputs = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert "Warning" not in "".join(output.text for output in outputs if output.output_type == "stream")
     # It ends with an answer.
     assert any(output.output_type == "stream" and output.name == "stdout" for output in code[-1].outputs)
 

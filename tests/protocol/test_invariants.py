@@ -140,7 +140,7 @@ def test_s3_commit_after_a_write_was_stopped() -> None:
     breaks(c, "S3", "D", TICK, Commit("r"))
 
 
-def test_s7_a_stopped_write_that_is_said_to_be_sent() -> None:
+def test_s7_a_stopped_write_that_is_reported_as_sent() -> None:
     c, write = in_flight()
     assert c.oracle is not None
     c.oracle.observe("P.r0", WriteStopped(write.op), (), 0)
@@ -196,7 +196,7 @@ def test_s6_one_outcome_and_one_release(effects: tuple[Any, ...]) -> None:
     breaks(c, "S6", "P" if type(effects[0]) is ReleaseBlocks else "D", TICK, *effects)
 
 
-def test_s7_sent_is_only_said_of_what_was_sent() -> None:
+def test_s7_only_what_was_sent_is_reported_as_sent() -> None:
     c, write = in_flight()
     reg = write.op.reg
     breaks(c, "S7", "P.r0", TICK, Send("D.r0", CancelAck(reg, 0, Disposition.SENT, True)))

@@ -114,7 +114,7 @@ def test_a_run_without_classes_does_not_mention_them(result: Result, tmp_path: P
     assert "class" not in str(result.table())
 
 
-def test_what_is_an_estimate_is_said(result: Result, tmp_path: Path) -> None:
+def test_estimates_are_labelled(result: Result, tmp_path: Path) -> None:
     result.save(tmp_path)
     assert "workload_note" not in (tmp_path / "results.json").read_text()
     noted = attrs.evolve(result, about=attrs.evolve(result.about, workload_note="lengths are estimates"))

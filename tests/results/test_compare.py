@@ -119,8 +119,8 @@ def several(folder: Path, ttft_ms: dict[int, float], name: str = "known", **othe
     """Runs of which only these figures are known."""
     folder.mkdir()
     figures = {"ttft_mean_ms": {"values": list(ttft_ms.values())}, **{n: {"values": v} for n, v in others.items()}}
-    said = {"name": name, "seeds": list(ttft_ms), "interrupted": False, "figures": figures}
-    (folder / "seeds.json").write_text(json.dumps(said))
+    document = {"name": name, "seeds": list(ttft_ms), "interrupted": False, "figures": figures}
+    (folder / "seeds.json").write_text(json.dumps(document))
     return folder
 
 
@@ -177,7 +177,7 @@ def test_a_strangers_name_moves_no_cursor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"seeds": [], "figures": {}}, "none of its runs ended"),
         ({"figures": {"ttft_mean_ms": {"values": [1.0]}}}, "not one value for each seed"),
@@ -185,11 +185,13 @@ def test_a_strangers_name_moves_no_cursor(tmp_path: Path) -> None:
         ({"seeds": None}, "is not what runs write"),
     ],
 )
-def test_what_is_no_seeds_file_is_refused_in_one_sentence(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+def test_what_is_no_seeds_file_is_refused_in_one_sentence(
+    tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
     folder = several(tmp_path / "a", {1: 10, 2: 20})
     path = folder / "seeds.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
-    with pytest.raises(UnreadableRunError, match=said) as refused:
+    with pytest.raises(UnreadableRunError, match=message) as refused:
         read_runs(folder)
     assert "\n" not in str(refused.value)
 

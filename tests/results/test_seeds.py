@@ -74,7 +74,7 @@ def test_what_the_scenario_does_not_ask_has_no_row(result: Result) -> None:
 
 
 def test_whose_step_times_they_are_is_told(result: Result) -> None:
-    said = "prefill: roofline of a on b; TPOT ±25 %"
-    report = SeedsReport.of("two", 2, {seed: summary(result) for seed in (1, 2)}, [said])
-    assert f"step times  {said}" in printed(report)
-    assert report.as_dict()["cost"] == [said]
+    statement = "prefill: roofline of a on b; TPOT ±25 %"
+    report = SeedsReport.of("two", 2, {seed: summary(result) for seed in (1, 2)}, [statement])
+    assert f"step times  {statement}" in printed(report)
+    assert report.as_dict()["cost"] == [statement]

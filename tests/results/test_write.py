@@ -59,7 +59,7 @@ def test_a_failure_keeps_the_file_that_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("requests", [1, 5_000], ids=["at the flush", "in the middle"])
-def test_a_full_disk_is_said_plainly_and_leaves_nothing(tmp_path: Path, requests: int) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path: Path, requests: int) -> None:
     path = tmp_path / "requests.jsonl"
     (tmp_path / "requests.jsonl.part").symlink_to("/dev/full")
     with pytest.raises(OutputError, match=r"requests\.jsonl: cannot write: No space left on device.*--out") as caught:
@@ -78,7 +78,7 @@ def test_a_disk_that_fills_at_the_last_sync_leaves_nothing(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_said_plainly(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/results\.json: cannot write"):
         write_results(tmp_path / "file" / "results.json", {})

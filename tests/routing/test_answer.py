@@ -232,9 +232,9 @@ class Served(RuleBasedStateMachine):
         assert fork.fingerprint() == before
         other = getattr(fork, event)(*about)
         assert self.answer.fingerprint() == before
-        said = getattr(self.answer, event)(*about)
-        assert (said, self.answer.fingerprint()) == (other, fork.fingerprint())
-        return said
+        result = getattr(self.answer, event)(*about)
+        assert (result, self.answer.fingerprint()) == (other, fork.fingerprint())
+        return result
 
     # The router's endpoint, and its effects.
 

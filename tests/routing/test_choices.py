@@ -174,7 +174,7 @@ def test_a_session_goes_where_it_went_before() -> None:
         assert it.choose(asked(9, session=session), None) == session
 
 
-def test_what_a_session_said_before_is_where_it_went() -> None:
+def test_a_session_returns_to_the_engine_of_its_earlier_turns() -> None:
     it = SessionAffinity(2)
     it.choose(asked(0, 100, session=3), None)
     turn = asked(1, 180, session=3)

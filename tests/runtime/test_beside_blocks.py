@@ -26,7 +26,7 @@ from pdflow_runtime.nodes.staging_memory import RoomState, room_state
 from pdflow_runtime.observe.event_log import TOKEN, Passed
 from pdflow_runtime.observe.state import state_of
 from pdflow_runtime.observe.top import view
-from tests.runtime.support.house import PATIENCE_S, Answer, House, cluster, house, said
+from tests.runtime.support.house import PATIENCE_S, Answer, House, answer_of, cluster, house
 from tests.runtime.test_hand_over import prompt, same_tokens
 
 TOKEN_BYTES = 4096
@@ -114,13 +114,13 @@ async def test_operators_see_what_is_beside_the_blocks(method: str, model: Torch
     async with house(cluster(*with_room(method, 256)), model) as home:
 
         def shown() -> tuple[RoomState, str]:
-            said = state_of(home.p)
-            assert said.beside is not None
-            engines = {"prefill-0": msgspec.to_builtins(said), "decode-0": msgspec.to_builtins(state_of(home.alone))}
+            state = state_of(home.p)
+            assert state.beside is not None
+            engines = {"prefill-0": msgspec.to_builtins(state), "decode-0": msgspec.to_builtins(state_of(home.alone))}
             console = Console(width=120)
             with console.capture() as drawn:
                 console.print(view({"open": 2, "drained": [], "silent": [], "engines": engines}))
-            return said.beside, drawn.get()
+            return state.beside, drawn.get()
 
         leg = home.p.begin("r", "x-r", prompt(250))
         await leg.answered.wait()
@@ -164,14 +164,14 @@ async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_nam
         params = KvParams(home.p.place.info, "x-r", "r", 0)
         home.p.begin("r", "x-r", prompt(100))
         before = node.begin("r", params, prompt(100), GREEDY)
-        assert (await said(before)).code is Code.NONE
+        assert (await answer_of(before)).code is Code.NONE
         after = node.begin("r", msgspec.structs.replace(params, xid="x-s"), prompt(100), GREEDY)
         while node.decoding.stage_of("r") is not DecodeStage.ADMITTED:
             await trio.sleep(0.01)
         node.abort(before)
         assert node.decoding.stage_of("r") is DecodeStage.ADMITTED
         home.p.begin("r", "x-s", prompt(100))
-        assert (await said(after)).code is Code.NONE
+        assert (await answer_of(after)).code is Code.NONE
         await empty(home)
 
 
@@ -180,7 +180,7 @@ async def test_d_refuses_what_its_buffer_never_holds(model: TorchModel) -> None:
     async with house(cluster(*with_room("p2p-nccl-put", 128)), model) as home:
         leg = home.send("r", prompt(700), GREEDY)
         assert isinstance(leg, DecodeLeg)
-        assert await said(leg) == ([], Code.REJECTED)
+        assert await answer_of(leg) == ([], Code.REJECTED)
 
 
 @pytest.mark.trio
@@ -194,7 +194,7 @@ async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchMod
         for number, leg in enumerate(legs):
             assert isinstance(leg, LivePrefillLeg)
             assert leg.params is not None
-            answers.append(await said(home.d.begin(f"r{number}", leg.params, prompt(100, number), GREEDY)))
+            answers.append(await answer_of(home.d.begin(f"r{number}", leg.params, prompt(100, number), GREEDY)))
         assert [answer.code for answer in answers] == [Code.STALE, Code.NONE, Code.NONE]
         for number in (1, 2):
             assert answers[number] == await home.ask_alone(f"a{number}", prompt(100, number), GREEDY)
@@ -228,7 +228,7 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
         leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(700), GREEDY)
         home.p.begin("r", "x-r", prompt(700))
         with trio.fail_after(PATIENCE_S):
-            answer = await said(leg)
+            answer = await answer_of(leg)
         assert answer == await home.ask_alone("a", prompt(700), GREEDY)
         assert PrefillBegun in [type(event) for _, event in home.events]
         assert (steps, posted) == (3, 12)
@@ -249,7 +249,7 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
         runner.step = slow  # type: ignore[method-assign]
         prompts = home.p.begin("r", "x-r", prompt(100))
         leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), GREEDY)
-        assert (await said(leg)).code is Code.NONE
+        assert (await answer_of(leg)).code is Code.NONE
         home.p.abort(prompts)
         answered.set()
         await empty(home)
@@ -304,7 +304,7 @@ async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchMo
                     await leg.answered.wait()
                     assert leg.params is not None
                     leg = home.d.begin(f"r{number}", leg.params, prompt(300, number % 3), GREEDY)
-                answer = await said(leg)
+                answer = await answer_of(leg)
                 codes.append(answer.code)
                 assert answer.code is not Code.NONE or answer == alone[number % 3]
             if scope.cancelled_caught:

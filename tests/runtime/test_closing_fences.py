@@ -77,8 +77,8 @@ async def fenced(
 
 
 def without_void(about: bytes) -> bytes:
-    said = msgspec.msgpack.decode(about, type=RankMetadata)
-    return msgspec.msgpack.encode(msgspec.structs.replace(said, void_generation=-1))
+    metadata = msgspec.msgpack.decode(about, type=RankMetadata)
+    return msgspec.msgpack.encode(msgspec.structs.replace(metadata, void_generation=-1))
 
 
 @pytest.mark.parametrize("transport", [ClosingTransport, TcpTransport])

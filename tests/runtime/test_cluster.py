@@ -55,8 +55,8 @@ async def test_answers_do_not_depend_on_who_else_asks(quickstart: Served) -> Non
     together: dict[int, Completion] = {}
 
     async def ask(number: int) -> None:
-        said = prompts[number % len(prompts)]
-        together[number] = await quickstart.ask(prompt=said, max_tokens=16, ignore_eos=True, stream=number % 2 == 0)
+        text = prompts[number % len(prompts)]
+        together[number] = await quickstart.ask(prompt=text, max_tokens=16, ignore_eos=True, stream=number % 2 == 0)
 
     async with trio.open_nursery() as nursery:
         for number in range(4 * len(prompts)):
@@ -75,10 +75,10 @@ async def test_several_answers_are_put_together(quickstart: Served) -> None:
         "POST", "/v1/completions", msgspec.json.encode({**body, "temperature": 0})
     )
     assert status == 200, whole
-    said = msgspec.json.decode(whole)
-    assert [choice["index"] for choice in said["choices"]] == [0, 1, 2, 3]
-    assert [choice["token_ids"] for choice in said["choices"]] == [alone[k].tokens for k in (0, 0, 1, 1)]
-    assert said["usage"]["completion_tokens"] == 24
+    answer = msgspec.json.decode(whole)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in answer["choices"]] == [alone[k].tokens for k in (0, 0, 1, 1)]
+    assert answer["usage"]["completion_tokens"] == 24
     drawn = msgspec.json.encode({**body, "temperature": 1.5, "seed": 3, "stream": True})
     status, stream = await quickstart.exchange("POST", "/v1/completions", drawn)
     assert status == 200, stream
@@ -93,14 +93,14 @@ async def test_several_answers_are_put_together(quickstart: Served) -> None:
 
 @pytest.mark.trio
 async def test_what_is_wrong_is_told_to_whoever_said_it(quickstart: Served) -> None:
-    for said, status in (
+    for fields, status in (
         ({"prompt": "x", "model": "gpt-5"}, 404),
         ({"prompt": "x", "max_tokens": -1}, 400),
         ({"prompt": [100_000]}, 400),
         ({"prompt": prompt(9000)}, 400),
         ({"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}, "max_tokens": 1}, 200),
     ):
-        answer = await quickstart.ask(**said)
+        answer = await quickstart.ask(**fields)
         assert answer.status == status, answer.body
 
 
@@ -128,8 +128,8 @@ async def test_who_hangs_up_leaves_nothing_behind(quickstart: Served) -> None:
     for pause_s in (0.0, 0.02, 0.1, 0.4):
         async with trio.open_nursery() as nursery:
             for number in range(8):
-                said = {"prompt": prompt(1500, number), "max_tokens": 500, "ignore_eos": True}
-                nursery.start_soon(partial(quickstart.ask, **said))
+                fields = {"prompt": prompt(1500, number), "max_tokens": 500, "ignore_eos": True}
+                nursery.start_soon(partial(quickstart.ask, **fields))
             await trio.sleep(pause_s)
             nursery.cancel_scope.cancel()
     with trio.fail_after(60):
@@ -204,8 +204,8 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
             return int(msgspec.json.decode(state)["open"])
 
         async def ask(number: int) -> None:
-            said = {"prompt": prompt(50, number), "max_tokens": 100, "ignore_eos": True, "stream": True}
-            answers.append(await cluster.ask(**said))
+            fields = {"prompt": prompt(50, number), "max_tokens": 100, "ignore_eos": True, "stream": True}
+            answers.append(await cluster.ask(**fields))
 
         async with trio.open_nursery() as nursery:
             for number in range(100):

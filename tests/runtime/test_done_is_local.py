@@ -99,7 +99,7 @@ async def test_where_done_is_remote_nothing_is_flushed(model: TorchModel) -> Non
 
 @pytest.mark.parametrize(("transport", "right"), [(Late, True), (LateAndBoasting, False)])
 @pytest.mark.trio
-async def test_what_has_only_left_is_not_said_to_be_sent(
+async def test_a_write_that_has_only_left_is_not_reported_as_sent(
     transport: MakeTransport, right: bool, model: TorchModel
 ) -> None:
     """SYNC says SENT where no notice has come: D would take that for the KV, and decode from what its blocks held."""

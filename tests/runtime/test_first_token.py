@@ -23,7 +23,7 @@ from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
-from tests.runtime.support.house import cluster, house, prompt, said
+from tests.runtime.support.house import answer_of, cluster, house, prompt
 from tests.runtime.support.served import Completion, served
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
@@ -51,8 +51,8 @@ async def test_the_answers_are_those_of_one_engine_alone(method: str, dispatch: 
     async with fronted(says, model) as town, trio.open_nursery() as nursery:
 
         async def ask(length: int, stream: bool) -> None:
-            said: dict[str, Any] = {"prompt": prompt(length, length), "max_tokens": 6, "ignore_eos": True}
-            await town.same(**said, temperature=0, stream=stream, return_token_ids=True)
+            fields: dict[str, Any] = {"prompt": prompt(length, length), "max_tokens": 6, "ignore_eos": True}
+            await town.same(**fields, temperature=0, stream=stream, return_token_ids=True)
 
         for length in LENGTHS:
             for stream in (False, True):
@@ -109,7 +109,7 @@ async def test_kv_that_waits_for_ps_token_is_let_go_of_with_its_request(method: 
             if tells:
                 assert prefill.token is not None
                 home.d.tell_first(leg, prefill.token.token)
-                answer = await said(leg)
+                answer = await answer_of(leg)
                 alone = await home.ask_alone("a", prompt(100), sampling)
                 assert [prefill.token.token, *answer.tokens] == alone.tokens
             else:
@@ -136,11 +136,11 @@ async def test_a_token_that_the_model_has_not_is_refused_at_the_door(model: Torc
 async def test_an_answer_that_ends_with_its_first_token_holds_no_blocks(dispatch: str, model: TorchModel) -> None:
     """Its lease would be 30 s."""
     async with fronted(with_first(f"router.dispatch={dispatch}"), model) as town:
-        said: dict[str, Any] = {"prompt": prompt(40), "temperature": 0, "ignore_eos": True}
-        (one,) = await town.same(**said, max_tokens=1, return_token_ids=True)
+        fields: dict[str, Any] = {"prompt": prompt(40), "temperature": 0, "ignore_eos": True}
+        (one,) = await town.same(**fields, max_tokens=1, return_token_ids=True)
         token = one["choices"][0]["token_ids"]
         for stream in (False, True):
-            events = await town.same(**said, max_tokens=9, stop_token_ids=token, stream=stream)
+            events = await town.same(**fields, max_tokens=9, stop_token_ids=token, stream=stream)
             assert events[-1]["choices"][0]["finish_reason"] == "stop"
         await quiet(town)
 
@@ -151,12 +151,12 @@ async def test_a_cluster_of_both_answers_right_and_holds_nothing(tmp_path: Path)
     """Nearly every request is late, and has two attempts; the machine that is checked answers as it was answered."""
     overrides = ("router.first_token=prefill", "router.hedge_after_s=0.005", "transfer.kv_lease_duration_s=300")
     with served(tmp_path, QUICKSTART, *overrides, events=tmp_path / "run") as cluster:
-        said: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
-        alone = [await cluster.ask(prompt=prompt(300, number), **said) for number in range(8)]
+        fields: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+        alone = [await cluster.ask(prompt=prompt(300, number), **fields) for number in range(8)]
         together: dict[int, Completion] = {}
 
         async def ask(number: int) -> None:
-            together[number] = await cluster.ask(prompt=prompt(300, number % 8), **said, stream=number % 2 == 0)
+            together[number] = await cluster.ask(prompt=prompt(300, number % 8), **fields, stream=number % 2 == 0)
 
         async with trio.open_nursery() as nursery:
             for number in range(24):
@@ -184,8 +184,8 @@ async def test_who_hangs_up_leaves_nothing_behind(model: TorchModel) -> None:
         for pause_s in (0.0, 0.005, 0.02, 0.1):
             async with trio.open_nursery() as nursery:
                 for number in range(4):
-                    said = {"prompt": prompt(700, number), "max_tokens": 500, "ignore_eos": True, "stream": True}
-                    nursery.start_soon(town.ask, town.port, "/v1/completions", said)
+                    fields = {"prompt": prompt(700, number), "max_tokens": 500, "ignore_eos": True, "stream": True}
+                    nursery.start_soon(town.ask, town.port, "/v1/completions", fields)
                 await trio.sleep(pause_s)
                 nursery.cancel_scope.cancel()
         await quiet(town)

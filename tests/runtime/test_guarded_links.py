@@ -60,7 +60,7 @@ async def test_who_does_not_know_it_is_no_peer_on_either_side(
 
 
 @pytest.mark.trio
-async def test_nothing_is_said_of_memories_to_who_has_not_proved_himself() -> None:
+async def test_memories_are_not_described_to_an_unauthenticated_peer() -> None:
     """An impostor where a peer was said to hear: all that he is told is a nonce."""
     heard = bytearray()
 
@@ -83,10 +83,10 @@ async def test_nothing_is_said_of_memories_to_who_has_not_proved_himself() -> No
 
 async def greeted() -> tuple[bytes, bytes]:
     """What the opener and the acceptor of one stream say, up to their HELLOs."""
-    said: tuple[bytearray, bytearray] = (bytearray(), bytearray())
+    sent: tuple[bytearray, bytearray] = (bytearray(), bytearray())
     one, other = trio.testing.memory_stream_pair()
     links = RankLink(one, SECRET), RankLink(other, SECRET)
-    for link, record in zip(links, said, strict=True):
+    for link, record in zip(links, sent, strict=True):
         link.stream.send_all = recorded(link.stream, record)  # type: ignore[method-assign]
 
     async def accept() -> None:
@@ -99,7 +99,7 @@ async def greeted() -> tuple[bytes, bytes]:
         await links[0].prove(True)
         await links[0].say_hello(HELLO)
         assert (await links[0].hear_hello()).address == "p.r0"
-    return bytes(said[0]), bytes(said[1])
+    return bytes(sent[0]), bytes(sent[1])
 
 
 def recorded(stream: trio.abc.Stream, into: bytearray) -> Callable[[bytes], object]:
@@ -112,11 +112,11 @@ def recorded(stream: trio.abc.Stream, into: bytearray) -> Callable[[bytes], obje
     return send
 
 
-async def accepts(said: bytes) -> bool:
+async def accepts(data: bytes) -> bool:
     """Whether an acceptor believes an opener that says just this, whatever it hears."""
     one, other = trio.testing.memory_stream_pair()
     link = RankLink(other, SECRET)
-    await one.send_all(said)
+    await one.send_all(data)
     await one.send_eof()
     try:
         await link.prove(False)
@@ -127,7 +127,7 @@ async def accepts(said: bytes) -> bool:
 
 
 @pytest.mark.trio
-async def test_what_was_said_once_is_of_no_use_again() -> None:
+async def test_a_recorded_handshake_cannot_be_replayed() -> None:
     opener, acceptor = await greeted()
     assert HELLO in opener
     assert not await accepts(opener)
@@ -158,18 +158,18 @@ async def test_a_proof_is_of_one_side_of_one_stream_and_one_hello() -> None:
 
 @given(st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda rest: MAGIC + bytes(32) + rest)))
 @settings(max_examples=200, deadline=None)
-def test_no_bytes_of_a_stranger_are_believed_or_raise_anything_else(said: bytes) -> None:
-    assert not trio.run(accepts, said)
+def test_no_bytes_of_a_stranger_are_believed_or_raise_anything_else(data: bytes) -> None:
+    assert not trio.run(accepts, data)
 
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_an_acceptor_that_says_anything_else_is_found_out(data: st.DataObject) -> None:
-    said = data.draw(st.binary(max_size=200))
+    reply = data.draw(st.binary(max_size=200))
 
     async def opened() -> bool:
         one, other = trio.testing.memory_stream_pair()
-        await other.send_all(said)
+        await other.send_all(reply)
         await other.send_eof()
         link = RankLink(one, SECRET)
         try:

@@ -28,7 +28,7 @@ from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, Answer, House, cluster, house, prompt, said
+from tests.runtime.support.house import LOCAL, Answer, House, answer_of, cluster, house, prompt
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
 
@@ -79,7 +79,7 @@ async def mixed_up(home: House) -> Answer:
     """P computes one prompt, D decodes from another under the same name."""
     sampling = Sampling(max_tokens=12, ignore_eos=True)
     home.p.begin("r", "x-r", prompt(100, 1))
-    return await said(home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), sampling))
+    return await answer_of(home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), sampling))
 
 
 @pytest.mark.trio
@@ -133,7 +133,7 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
     assert leg.job.seq.phase is Phase.WAITING
     node.abort(leg)
     assert not node.engine._compose()
-    assert leg.said.receive_nowait() is Code.CANCELLED
+    assert leg.receive_channel.receive_nowait() is Code.CANCELLED
     assert node.pool.free == node.pool.num_blocks
     assert not node.known()
     for built in (home.p, home.d, home.alone):
@@ -191,7 +191,7 @@ async def test_who_hangs_up_as_the_last_bytes_come_is_not_decoded_for(model: Tor
         sent = home.send("r", prompt(100), sampling)
         assert isinstance(sent, DecodeLeg)
         leg = sent
-        assert await said(leg) == ([], Code.CANCELLED)
+        assert await answer_of(leg) == ([], Code.CANCELLED)
         await home.quiet()
         assert not home.d.known()
         assert not home.d.notes
@@ -208,7 +208,7 @@ async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: Tor
                 await trio.sleep(0.001)
         home.d.abort(leg)
         home.d.settle()
-        assert leg.said.receive_nowait() is Code.CANCELLED
+        assert leg.receive_channel.receive_nowait() is Code.CANCELLED
         assert home.d.pool.quarantined
         with pytest.raises(KeyError, match="is here already"):
             home.d.begin("r", params, prompt(100), Sampling())

@@ -26,11 +26,11 @@ def event(text: str) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode({"text": text})
 
 
-def told(said: bytes, ends: bool = False) -> tuple[int, bytes]:
+def told(text: bytes, ends: bool = False) -> tuple[int, bytes]:
     """P's answer, with its token."""
     params = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x", "r", 3)
     about = decode_json(params, Coordinates(LOCAL, 1), "nixl-push")
-    first = FirstAnswer(FIRST, said.decode(), ends)
+    first = FirstAnswer(FIRST, text.decode(), ends)
     return 200, msgspec.json.encode({"kv_transfer_params": about, "pdflow": first})
 
 
@@ -67,7 +67,7 @@ def texts(answer: bytes) -> list[Any]:
     events = b"".join(chunks).split(b"\n\n")
     assert events.pop() == b""
     assert events.pop() == b"data: [DONE]"
-    return [msgspec.json.decode(said.removeprefix(b"data: ")) for said in events]
+    return [msgspec.json.decode(piece.removeprefix(b"data: ")) for piece in events]
 
 
 @pytest.mark.trio

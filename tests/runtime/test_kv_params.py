@@ -18,12 +18,12 @@ ANSWERED = KvParams(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_said_is_read(method: str) -> None:
+def test_params_are_read_as_written(method: str) -> None:
     assert read_prefill(method, via_json(prefill_json("x1", method))).xid == "x1"
-    said = ANSWERED if METHODS[method].pulls else ASKED
+    params = ANSWERED if METHODS[method].pulls else ASKED
     if method != "mooncake-v1":
-        said = msgspec.structs.replace(said, request_id="r1")
-    assert read_decode(method, via_json(decode_json(said, AT, method))) == (said, AT)
+        params = msgspec.structs.replace(params, request_id="r1")
+    assert read_decode(method, via_json(decode_json(params, AT, method))) == (params, AT)
 
 
 def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
@@ -34,17 +34,17 @@ def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
-@pytest.mark.parametrize("said", [{}, {"do_remote_prefill": 3}, [1], "x", {"pdflow": {"xid": ""}}])
-def test_what_is_wrong_is_one_error(method: str, leg: str, said: object) -> None:
+@pytest.mark.parametrize("payload", [{}, {"do_remote_prefill": 3}, [1], "x", {"pdflow": {"xid": ""}}])
+def test_what_is_wrong_is_one_error(method: str, leg: str, payload: object) -> None:
     with pytest.raises(ParamsError):
-        (read_prefill if leg == "prefill" else read_decode)(method, said)
+        (read_prefill if leg == "prefill" else read_decode)(method, payload)
 
 
-def via_json(said: object) -> object:
-    return msgspec.json.decode(msgspec.json.encode(said))
+def via_json(value: object) -> object:
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def test_a_bootstrap_address_without_a_port_is_one_error() -> None:
-    said = decode_json(ASKED, AT, "mooncake-v1") | {"remote_bootstrap_addr": "http://127.0.0.1:none"}
+    payload = decode_json(ASKED, AT, "mooncake-v1") | {"remote_bootstrap_addr": "http://127.0.0.1:none"}
     with pytest.raises(ParamsError):
-        read_decode("mooncake-v1", said)
+        read_decode("mooncake-v1", payload)

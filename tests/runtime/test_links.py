@@ -137,7 +137,7 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff" * 100,
@@ -148,12 +148,12 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
     ],
 )
 @pytest.mark.trio
-async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(said: bytes) -> None:
+async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> None:
     async with sides("d", "p") as (d, p):
         await met(d, p)
         stranger = await trio.open_tcp_stream("127.0.0.1", p.tcp)
         async with stranger:
-            await stranger.send_all(said)
+            await stranger.send_all(data)
             await stranger.send_eof()
             with trio.fail_after(10):
                 while await stranger.receive_some():

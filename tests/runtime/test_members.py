@@ -34,8 +34,8 @@ def reporting() -> Town:
     return Town(10.0, SILENCE_NS)
 
 
-def hear(built: Town, *said: EnginePlace | EngineLeaving | EngineGone) -> list[str]:
-    answers = [built.node.members.hear(news) for news in said]
+def hear(built: Town, *reports: EnginePlace | EngineLeaving | EngineGone) -> list[str]:
+    answers = [built.node.members.hear(news) for news in reports]
     built.turn()
     return answers
 
@@ -238,7 +238,7 @@ async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("overrides", "found"),
     [
         ((), ("127.0.0.1", 8000)),
         (("serve.host=0.0.0.0", "serve.port=90"), ("127.0.0.1", 90)),
@@ -246,15 +246,15 @@ async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCapt
         (("serve.router=[fd00::1]:8001",), ("fd00::1", 8001)),
     ],
 )
-def test_engines_know_where_the_router_is(said: tuple[str, ...], found: tuple[str, int]) -> None:
-    at = router_at(cluster(*said))
+def test_engines_know_where_the_router_is(overrides: tuple[str, ...], found: tuple[str, int]) -> None:
+    at = router_at(cluster(*overrides))
     assert (at.host, at.port) == found
 
 
-@pytest.mark.parametrize("said", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.port=0"])
-def test_or_are_told_that_nobody_has_said(said: str) -> None:
+@pytest.mark.parametrize("overrides", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.port=0"])
+def test_or_are_told_that_nobody_has_said(overrides: str) -> None:
     with pytest.raises(Exception, match=r"serve\.router: is .*, expected HOST:PORT"):
-        router_at(cluster(said))
+        router_at(cluster(overrides))
 
 
 # What operators ask for.

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_what_is_missing_is_said(missing: str, folder: Path) -> None:
+def test_a_missing_model_file_is_named(missing: str, folder: Path) -> None:
     (folder / missing).unlink()
     with pytest.raises(PdflowError, match=r"config\.json|tokenizer\.json|safetensors") as told:
         TorchModel(cluster(f"serve.model={folder}"))
@@ -110,15 +110,15 @@ def test_what_is_computed_in_is_the_folders_or_the_scenarios_dtype(
 
 
 @pytest.mark.parametrize(
-    ("says", "said"),
+    ("says", "message"),
     [
         ("", "KV has 2 bytes a value by the scenario, and .* is in float32; say one of fp64, fp32, bf16, fp16"),
         ('kv_dtype = "fp8"', "model.kv_dtype: is fp8, and torch engines keep KV in what they compute in"),
     ],
 )
-def test_a_dtype_that_is_not_computed_in_is_refused(says: str, said: str, folder: Path) -> None:
+def test_a_dtype_that_is_not_computed_in_is_refused(says: str, message: str, folder: Path) -> None:
     stored_in(folder, torch.float32)
-    with pytest.raises(PdflowError, match=said):
+    with pytest.raises(PdflowError, match=message):
         TorchModel(cluster(f"serve.model={folder}", model=SIZED + says))
 
 

@@ -54,8 +54,8 @@ def left_of(pids: Iterable[int]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_killed_leaves_no_cluster(killed_by: signal.Signals, tmp_path: Path) -> None:
-    said = BENCHMARK.format(folder=tmp_path)
-    with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, text=True, cwd=ROOT) as benchmark:
+    script = BENCHMARK.format(folder=tmp_path)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as benchmark:
         assert benchmark.stdout is not None
         pids = [int(pid) for pid in benchmark.stdout.readline().split()]
         assert len(pids) == len(PARTS) + 1

@@ -80,10 +80,10 @@ WRONG: list[dict[str, Any]] = [
 async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], beside: bool) -> None:
     bad = msgspec.structs.replace(MEMORY, **wrong)
     here = rank()
-    said = "p describes a memory that no engine of this model has"
+    message = "p describes a memory that no engine of this model has"
     if "cell_bytes" in wrong and not beside:
-        said = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
-    with pytest.raises(ValueError, match=said):
+        message = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
+    with pytest.raises(ValueError, match=message):
         await here.meet("p", described(MEMORY, Room("pages", bad)) if beside else described(bad))
     assert not here.peers
 

@@ -56,7 +56,7 @@ class Parts:
 
     def start(self, name: str, *overrides: str, secret: str | None = "secret") -> None:
         role = name.rpartition("-")[0] or name
-        said = [
+        settings = [
             "pool.prefill.replicas=1",
             "pool.decode.replicas=1",
             "serve.transport=tcp",
@@ -68,7 +68,7 @@ class Parts:
             *overrides,
         ]
         command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), "--port", str(self.port)]
-        command += ["--role", role, "--name", name, *(arg for override in said for arg in ("--set", override))]
+        command += ["--role", role, "--name", name, *(arg for override in settings for arg in ("--set", override))]
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
 
@@ -186,7 +186,7 @@ async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("arguments", "told"),
     [
         (["--role", "decode"], "--name is missing; there are decode-0, decode-1"),
         (["--role", "decode", "--name", "prefill-0"], "--name prefill-0: there is no decode of that name"),
@@ -205,13 +205,13 @@ async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> N
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
-    said: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, mode, text in (("open", 0o644, SECRET), ("short", 0o600, "short")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     monkeypatch.delenv("PDFLOW_SECRET", raising=False)
-    if "0.0.0.0" in said:
+    if "0.0.0.0" in arguments:
         monkeypatch.setenv("PDFLOW_SECRET", SECRET)
     for variable in ("OMP_NUM_THREADS", "UCX_NET_DEVICES"):
         monkeypatch.setenv(variable, "")
@@ -219,7 +219,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
         monkeypatch.setattr(f"pdflow_runtime.process.{starts}.log_to_stderr", lambda who: None)
     with closing(listen("127.0.0.1", 0)) as taken:
         places = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
-        ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(word.format(**places) for word in said)])
+        ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(word.format(**places) for word in arguments)])
     lines = [line for line in ran.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
     assert ran.exit_code == 2, ran.stderr
     assert len(lines) == 1, ran.stderr
@@ -233,8 +233,8 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
 
         async def engines() -> dict[str, bool]:
             """Those that there ought to be, and whether they answer."""
-            said = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
-            return {name: state is not None for name, state in said["engines"].items()}
+            body = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
+            return {name: state is not None for name, state in body["engines"].items()}
 
         async def until(wanted: dict[str, bool]) -> None:
             with trio.fail_after(60):

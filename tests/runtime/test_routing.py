@@ -58,9 +58,9 @@ class Asked:
             self.arrivals.append(event)
         self.prefills += [effect.engine for effect in effects if type(effect) is DispatchPrefill]
 
-    async def ask(self, tokens: list[int], *headers: Header, task_status: Any = None, **said: Any) -> None:
+    async def ask(self, tokens: list[int], *headers: Header, task_status: Any = None, **fields: Any) -> None:
         """Until somebody hangs up."""
-        body = msgspec.json.encode({"prompt": tokens, "max_tokens": 4, **said})
+        body = msgspec.json.encode({"prompt": tokens, "max_tokens": 4, **fields})
         before = len(self.arrivals)
 
         async def asks() -> None:

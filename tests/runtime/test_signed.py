@@ -151,8 +151,8 @@ def test_operators_may_show_the_secret_itself() -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"PDFLOW " + rest)))
-def test_no_header_of_a_stranger_is_believed_or_raises_anything_else(said: bytes) -> None:
-    assert why_not(Gate(SECRET, "router", Clock()), request((b"authorization", said)))
+def test_no_header_of_a_stranger_is_believed_or_raises_anything_else(header: bytes) -> None:
+    assert why_not(Gate(SECRET, "router", Clock()), request((b"authorization", header)))
 
 
 def test_a_secret_stands_in_a_file_of_its_owner_or_in_the_environment(

@@ -55,8 +55,8 @@ class Asked:
         self.node = node
         self.port = port
 
-    async def ask(self, path: str, said: Any, signer: Signer) -> tuple[int, Any]:
-        client, body = HttpClient(), msgspec.json.encode(said)
+    async def ask(self, path: str, payload: Any, signer: Signer) -> tuple[int, Any]:
+        client, body = HttpClient(), msgspec.json.encode(payload)
         headers = (JSON, *signer.sign(self.node.name, "POST", path, body))
         try:
             async with client.request("POST", LOCAL, self.port, path, headers, body) as response:
@@ -66,8 +66,8 @@ class Asked:
 
 
 @asynccontextmanager
-async def alone(*said: str) -> AsyncIterator[Asked]:
-    scenario = cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000", *said)
+async def alone(*overrides: str) -> AsyncIterator[Asked]:
+    scenario = cluster("transfer.method=kv-store", "transfer.store_bytes=1_000_000", *overrides)
     builder = LiveBuilder(scenario, transport_named("shm"))
     node = store_node(builder, builder.transport, "store-0")
     async with trio.open_nursery() as nursery:
@@ -85,15 +85,15 @@ PARAMS: Final = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x1", "r1", 
 def put(tokens: int = 40, shards: tuple[int, int, int] = (1, 1, 16), **extras: Any) -> dict[str, Any]:
     engine = EngineInfo("prefill-0", Shards(*shards))
     params = msgspec.structs.replace(PARAMS, prefill=engine, num_tokens=tokens)
-    said = decode_json(params, Coordinates(LOCAL, 1), PUSH)
-    return {"kv_transfer_params": said, "objects": [["a", 2], ["b", 1]], **extras}
+    params_json = decode_json(params, Coordinates(LOCAL, 1), PUSH)
+    return {"kv_transfer_params": params_json, "objects": [["a", 2], ["b", 1]], **extras}
 
 
 LOOK: Final = {"request_id": "r1", "xid": "x1/load", "objects": [["a", 2]], "digest": "7f", "weights": 1}
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "payload"),
     [
         ("/put", {}),
         ("/put", put(objects=[])),
@@ -111,9 +111,9 @@ LOOK: Final = {"request_id": "r1", "xid": "x1/load", "objects": [["a", 2]], "dig
     ],
 )
 @pytest.mark.trio
-async def test_what_is_wrong_is_told_and_harms_nobody(path: str, said: Any) -> None:
+async def test_what_is_wrong_is_told_and_harms_nobody(path: str, payload: Any) -> None:
     async with alone() as asked:
-        status, answer = await asked.ask(path, said, Signer(SECRET))
+        status, answer = await asked.ask(path, payload, Signer(SECRET))
         assert status == 400, answer
         assert asked.node.is_drained()
         assert await asked.ask("/look", LOOK, Signer(SECRET)) == (200, {"kv_transfer_params": None})
@@ -175,8 +175,8 @@ async def test_a_node_says_how_it_stands_with_its_server() -> None:
     pytest.importorskip("valkey", reason="needs pip install 'pdflow[valkey]'")
     with closing(listen(LOCAL, 0)) as nobody:
         port = nobody.getsockname()[1]
-    said = ("transfer.store_granularity=block", f"serve.store_url=valkey://{LOCAL}:{port}")
-    async with alone(*said) as asked:
+    overrides = ("transfer.store_granularity=block", f"serve.store_url=valkey://{LOCAL}:{port}")
+    async with alone(*overrides) as asked:
         assert asked.node.backing is not None
         with trio.fail_after(20):
             while asked.node.backing.up:

@@ -294,9 +294,9 @@ async def test_a_server_that_is_gone_is_done_without_until_it_is_back(
         node.put(chain(2))
         await node.saved()
         assert len(server.values) == 2
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if "it is gone; requests go on without it" in line]) == 1
-    assert len([line for line in said if "is there again" in line]) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([line for line in messages if "it is gone; requests go on without it" in line]) == 1
+    assert len([line for line in messages if "is there again" in line]) == 1
 
 
 @pytest.mark.trio

@@ -212,11 +212,11 @@ async def test_killed_nodes_have_it_again_from_their_server(backed: Served, righ
     with trio.fail_after(120):
         while len(await backings(backed)) < 2:
             await trio.sleep(0.1)
-    for tokens, said in zip(PROMPTS, right, strict=True):
-        assert (await backed.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == said
+    for tokens, expected in zip(PROMPTS, right, strict=True):
+        assert (await backed.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == expected
     # How much is there in time depends on the machine.
     assert await computed(backed) - before < before / 2
-    assert sum(said["objects"]["found"] for said in (await backings(backed)).values()) > 0
+    assert sum(state["objects"]["found"] for state in (await backings(backed)).values()) > 0
     await quiet(backed)
     assert "Traceback" not in backed.log.read_text()
 
@@ -237,7 +237,7 @@ async def test_no_request_fails_by_a_server_that_dies_and_comes_back(
             found = await answers(backed)
         assert [answer.tokens for answer in found] == right
     with trio.fail_after(30):
-        while not all(said["up"] for said in (await backings(backed)).values()):
+        while not all(state["up"] for state in (await backings(backed)).values()):
             await trio.sleep(0.1)
     await quiet(backed)
     assert "Traceback" not in backed.log.read_text()

@@ -44,21 +44,21 @@ def backing(home: House) -> Backing:
     return home.store.backing
 
 
-def beside(server: KeptServer, *said: str) -> tuple[str, ...]:
-    return (*BY_BLOCK, f"serve.store_url={server.url}", *said)
+def beside(server: KeptServer, *overrides: str) -> tuple[str, ...]:
+    return (*BY_BLOCK, f"serve.store_url={server.url}", *overrides)
 
 
-async def put(model: TorchModel, *said: str) -> None:
+async def put(model: TorchModel, *overrides: str) -> None:
     """The prompt, in a first life of everything but the server."""
-    async with house(cluster(*said), model) as home:
+    async with house(cluster(*overrides), model) as home:
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         await home.quiet()
         assert backing(home).counts["saved"] == KEPT
 
 
-async def looked_for(model: TorchModel, computed: int, *said: str) -> dict[str, int]:
+async def looked_for(model: TorchModel, computed: int, *overrides: str) -> dict[str, int]:
     """In another life, whose P computes so many tokens of it. What became of the objects."""
-    async with house(cluster(*said), model) as home:
+    async with house(cluster(*overrides), model) as home:
         assert await asked(home, "b", PROMPT) == computed
         await home.quiet()
         return dict(backing(home).counts)
@@ -66,9 +66,9 @@ async def looked_for(model: TorchModel, computed: int, *said: str) -> dict[str, 
 
 @pytest.mark.trio
 async def test_another_life_finds_what_the_one_before_had(model: TorchModel, server: KeptServer) -> None:
-    said = beside(server)
-    await put(model, *said)
-    async with house(cluster(*said), model) as home:
+    overrides = beside(server)
+    await put(model, *overrides)
+    async with house(cluster(*overrides), model) as home:
         assert await asked(home, "b", PROMPT) == LOADED
         assert backing(home).counts["found"] == KEPT
         assert await asked(home, "c", [*prompt(320), *prompt(100, 1)]) == 100
@@ -102,8 +102,8 @@ async def test_another_layout_finds_nothing_and_harms_nothing(model: TorchModel,
 @pytest.mark.trio
 async def test_values_that_are_not_what_was_put_are_misses(model: TorchModel, server: KeptServer) -> None:
     """Others have been at the server: no token is wrong by it, and what was right before the first is used."""
-    said = beside(server)
-    await put(model, *said)
+    overrides = beside(server)
+    await put(model, *overrides)
     with server.asked() as client:
         names = sorted(client.keys())
         for at, name in enumerate(names):
@@ -119,12 +119,12 @@ async def test_values_that_are_not_what_was_put_are_misses(model: TorchModel, se
                     client.lpush(name, "a list")
                 case 4:
                     client.rename(name, f"{name}x")
-    counts = await looked_for(model, len(PROMPT), *said)
+    counts = await looked_for(model, len(PROMPT), *overrides)
     assert counts["found"] == 0
     assert counts["bad"] + counts["missed"] == 1
     assert counts["saved"] == KEPT
     # What was computed instead stands there now.
-    assert (await looked_for(model, LOADED, *said))["found"] == KEPT
+    assert (await looked_for(model, LOADED, *overrides))["found"] == KEPT
 
 
 @pytest.mark.trio

@@ -119,18 +119,18 @@ def test_who_may_do_little_is_refused_and_told_why(kind: str, tmp_path: Path) ->
 
 def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PDFLOW_SECRET", raising=False)
-    said = (*STORE, "serve.store_url=valkey://192.0.2.1")
+    overrides = (*STORE, "serve.store_url=valkey://192.0.2.1")
     with pytest.raises(ScenarioError, match="is beyond this host"):
-        server_of(cluster(*said))
+        server_of(cluster(*overrides))
     file = tmp_path / "secret"
     file.write_text("a secret of the tests, long enough")
     file.chmod(0o600)
-    assert server_of(cluster(*said, f"serve.secret_file={file}")) is not None
+    assert server_of(cluster(*overrides, f"serve.secret_file={file}")) is not None
     assert server_of(cluster(*STORE)) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("edits", "told"),
     [
         (["serve.store_url=valkey://127.0.0.1:{busy}"], "serve.store_url: valkey://127.0.0.1:{busy} does not serve:"),
         (["serve.store_url=valkey://127.0.0.1:1"], "Connection refused"),
@@ -144,7 +144,7 @@ def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypat
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
-    said: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edits: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, mode in (("open", 0o644), ("empty", 0o600)):
         (tmp_path / name).write_text("")
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     with closing(listen("127.0.0.1", 0)) as silent:
         places = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
         places |= {name: tmp_path / name for name in ("open", "empty")}
-        assert told.format(**places) in line_of([word.format(**places) for word in said], monkeypatch)
+        assert told.format(**places) in line_of([word.format(**places) for word in edits], monkeypatch)
 
 
 def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +161,10 @@ def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.Monk
     assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in told
 
 
-def line_of(said: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+def line_of(edits: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What `pdflow serve` says then."""
     monkeypatch.setattr("pdflow_runtime.process.cluster.log_to_stderr", lambda who: None)
-    overrides = [arg for word in said for arg in ("--set", word)]
+    overrides = [arg for word in edits for arg in ("--set", word)]
     ran = CliRunner().invoke(cli, ["serve", str(EXAMPLE), *overrides])
     lines = ran.stderr.splitlines()
     assert ran.exit_code == 2, ran.stderr

@@ -23,9 +23,11 @@ def memories(tp: int, nesting: Nesting = "layer-major", order: PlaneOrder = "HND
     return [rank_memory(SHAPE, BLOCKS, tp, nesting=nesting, order=order) for _ in range(tp)]
 
 
-def form(said: Sequence[RankMemory], model: str = "tiny", secret: Secret | None = SECRET) -> ValueFormat:
+def form(rank_memories: Sequence[RankMemory], model: str = "tiny", secret: Secret | None = SECRET) -> ValueFormat:
     return ValueFormat(
-        layout_of(model, SHAPE, said), Cells([(memoryview(b""), memory) for memory in said]).block_bytes, secret
+        layout_of(model, SHAPE, rank_memories),
+        Cells([(memoryview(b""), memory) for memory in rank_memories]).block_bytes,
+        secret,
     )
 
 
@@ -101,7 +103,7 @@ def test_what_was_put_for_something_else_is_bad(value: bytearray) -> None:
 
 
 def test_layouts_have_names_of_their_own() -> None:
-    said = [memories(1), memories(2), memories(1, order="NHD")]
-    names = [form(each).name(KEY) for each in said] + [form(memories(1), "another").name(KEY)]
+    layouts = [memories(1), memories(2), memories(1, order="NHD")]
+    names = [form(each).name(KEY) for each in layouts] + [form(memories(1), "another").name(KEY)]
     assert len(set(names)) == len(names)
     assert form(memories(1, "block-major")).name(KEY) == FORM.name(KEY)

@@ -26,7 +26,7 @@ async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None
         for news in gone:
             nursery.start_soon(supervisor._tell, news)
     await process.stdin.aclose()
-    said = b"".join([data async for data in process.stdout])
+    output = b"".join([data async for data in process.stdout])
     await process.wait()
-    assert sorted(map(read_news, said.splitlines()), key=gone.index) == gone
-    assert len(said) == sum(len(msgspec.json.encode(news)) + 1 for news in gone)
+    assert sorted(map(read_news, output.splitlines()), key=gone.index) == gone
+    assert len(output) == sum(len(msgspec.json.encode(news)) + 1 for news in gone)

@@ -90,7 +90,7 @@ def greedy(model: Any) -> list[list[int]]:
     """To all prompts, by transformers; no token is a near-tie, which another order of summing could turn."""
     answers = []
     for tokens in PROMPTS:
-        said = model.generate(
+        generated = model.generate(
             torch.tensor([tokens]),
             attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
             do_sample=False,
@@ -100,9 +100,9 @@ def greedy(model: Any) -> list[list[int]]:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        best = torch.cat(said.logits).topk(2).values
+        best = torch.cat(generated.logits).topk(2).values
         assert (best[:, 0] - best[:, 1]).min() > 1e-3
-        answers.append(said.sequences[0, len(tokens) :].tolist())
+        answers.append(generated.sequences[0, len(tokens) :].tolist())
     return answers
 
 
@@ -152,11 +152,11 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
 async def test_a_served_folder_answers_as_transformers_does(tmp_path: Path) -> None:
     """By processes and HTTP, over tcp."""
     want = greedy(await trio.to_thread.run_sync(partial(made, tmp_path / "model", "llama3-rope")))
-    said = [f"serve.model={tmp_path / 'model'}", "serve.transport=tcp"]
-    said += [f"pool.{pool}.replicas=1" for pool in ("prefill", "decode")]
+    overrides = [f"serve.model={tmp_path / 'model'}", "serve.transport=tcp"]
+    overrides += [f"pool.{pool}.replicas=1" for pool in ("prefill", "decode")]
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(QUICKSTART.read_text().replace('preset = "tiny"', SIZES))
-    with served(tmp_path, scenario, *said) as serving:
+    with served(tmp_path, scenario, *overrides) as serving:
         for tokens, answer in zip(PROMPTS, want, strict=True):
             assert (await serving.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == answer
         log = serving.log.read_text()

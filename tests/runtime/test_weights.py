@@ -64,7 +64,7 @@ STORE = ("transfer.method=kv-store", "transfer.store_granularity=block", "pool.p
     indirect=True,
 )
 @pytest.mark.trio
-async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_said(
+async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_logged(
     pair: tuple[ResolvedScenario, TorchModel, Prefill], caplog: pytest.LogCaptureFixture
 ) -> None:
     scenario, model, prefill = pair
@@ -72,11 +72,11 @@ async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_said(
         for number in range(2):
             assert await home.ask(f"r{number}", prompt(100, number), SAMPLING) == ([], Code.WEIGHTS)
         await home.quiet()
-    said = [record.getMessage() for record in caplog.records if "other weights" in record.getMessage()]
-    assert len(said) == 1, "said once of each peer"
-    assert "decode-0" in said[0]
-    assert ("store-0" if home.store is not None else "prefill-0") in said[0]
-    assert f"{model.weights:016x}" in said[0]
+    messages = [record.getMessage() for record in caplog.records if "other weights" in record.getMessage()]
+    assert len(messages) == 1, "said once of each peer"
+    assert "decode-0" in messages[0]
+    assert ("store-0" if home.store is not None else "prefill-0") in messages[0]
+    assert f"{model.weights:016x}" in messages[0]
 
 
 @pytest.mark.parametrize("pair", [STORE], indirect=True)
@@ -107,10 +107,10 @@ async def test_engines_of_other_dtypes_refuse_each_other_in_words_that_name_both
         assert await home.ask("r", prompt(100), SAMPLING) == ([], code)
     theirs = {"fp32": "float32", "fp16": "float16"}[p_dtype]
     there = "decode-0.r0" if home.store is None else "store-0.put.r0"
-    said = f"prefill-0.r0 keeps KV in {theirs}, {there} in bfloat16: give all engines one model.kv_dtype"
+    message = f"prefill-0.r0 keeps KV in {theirs}, {there} in bfloat16: give all engines one model.kv_dtype"
     if method == "nixl-pull":
-        said = rf"other weights \(weights \w+ in {theirs}\), .* than here \(weights \w+ in bfloat16\)"
-    assert re.search(said, caplog.text)
+        message = rf"other weights \(weights \w+ in {theirs}\), .* than here \(weights \w+ in bfloat16\)"
+    assert re.search(message, caplog.text)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "fp64"])

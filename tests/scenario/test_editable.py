@@ -30,7 +30,7 @@ EXAMPLES = sorted(path for path in ROOT.glob("examples/**/*.toml") if path.name 
 TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}\n'
 
 
-def said(refused: Any, *arguments: Any, **more: Any) -> str:
+def error_of(refused: Any, *arguments: Any, **more: Any) -> str:
     with pytest.raises(ScenarioError) as caught:
         refused(*arguments, **more)
     return str(caught.value)
@@ -52,11 +52,11 @@ def test_an_edit_is_what_set_would_do() -> None:
     assert Scenario.load(REFERENCE, edits).resolved == by_set
 
 
-def test_all_that_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
+def test_all_errors_are_reported_with_their_location(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(REFERENCE.read_text())
     edits = {"transfer.method": "nixl-pul", "slo.ttft_ms": -1, "pool.decod.tp": 1, "a b": 1}
-    assert said(Scenario.load(file).with_, edits).split("\n") == [
+    assert error_of(Scenario.load(file).with_, edits).split("\n") == [
         'edit transfer.method="nixl-pul": transfer.method: is "nixl-pul", expected one of '
         f"{', '.join(METHODS)} (did you mean nixl-pull?)",
         "edit slo.ttft_ms=-1: slo.ttft_ms: is -1, expected a number above 0",
@@ -65,7 +65,7 @@ def test_all_that_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
     ]
     # What an edit makes wrong elsewhere has the line of elsewhere.
     line = file.read_text().splitlines().index("[workload]") + 1
-    assert said(Scenario.load(file).with_, {"workload.input_tokens": None}).startswith(f"{file}:{line}: workload")
+    assert error_of(Scenario.load(file).with_, {"workload.input_tokens": None}).startswith(f"{file}:{line}: workload")
 
 
 def test_none_takes_a_key_away() -> None:
@@ -88,9 +88,9 @@ def test_one_can_be_made_without_a_file() -> None:
     of_text, of_dict = Scenario.from_toml(text), Scenario.from_dict(tomllib.loads(text))
     assert of_text == of_dict
     assert attrs.evolve(of_text.resolved, path="") == attrs.evolve(load(REFERENCE), path="")
-    assert said(Scenario.from_toml, "a = 1\nb = \n").startswith("scenario:2: is not TOML")
+    assert error_of(Scenario.from_toml, "a = 1\nb = \n").startswith("scenario:2: is not TOML")
     wrong = {**tomllib.loads(text), "slo": {"ttft_ms": -1}}
-    assert said(Scenario.from_dict, wrong) == "scenario: slo.ttft_ms: is -1, expected a number above 0"
+    assert error_of(Scenario.from_dict, wrong) == "scenario: slo.ttft_ms: is -1, expected a number above 0"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -242,10 +242,10 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "a\\nb", "a b", "\\u001b[31m"])
 def test_names_that_would_break_lines_and_addresses(tmp_path: Path, name: str) -> None:
-    said = problems(tmp_path, GOOD.replace('name = "prefill"', f'name = "{name}"', 1))
-    assert len(said) == 1
-    assert "pool" in said[0]
-    assert "expected letters, digits" in said[0]
+    lines = problems(tmp_path, GOOD.replace('name = "prefill"', f'name = "{name}"', 1))
+    assert len(lines) == 1
+    assert "pool" in lines[0]
+    assert "expected letters, digits" in lines[0]
 
 
 TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", input_tokens = "i", output_tokens = "o"'

@@ -24,7 +24,7 @@ LINE = GOOD.count("\n") + 1
 """Of the first [[fault]] that is added."""
 
 
-def said(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[str, ...] = ()) -> Any:
+def load_result(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[str, ...] = ()) -> Any:
     """What loading says, without the folder; or the plan."""
     file = tmp_path / "s.toml"
     file.write_text(GOOD + "".join(f"[[fault]]\n{fault}\n" for fault in faults) + f"[faults]\n{table}\n")
@@ -132,18 +132,18 @@ def said(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[str, ..
     ],
 )
 def test_what_is_wrong(tmp_path: Path, fault: str, expected: str) -> None:
-    [line] = said(tmp_path, fault, table="heal_s = 20")
+    [line] = load_result(tmp_path, fault, table="heal_s = 20")
     assert line.startswith(f"s.toml:{expected}")
 
 
 def test_every_error_of_every_fault_at_once(tmp_path: Path) -> None:
-    lines = said(tmp_path, 'kind = "crash"\nengine = "x"\nat_s = -1', 'kind = "skew"', table="heal_s = -1")
+    lines = load_result(tmp_path, 'kind = "crash"\nengine = "x"\nat_s = -1', 'kind = "skew"', table="heal_s = -1")
     assert len(lines) == 3  # of a fault whose own keys are wrong nothing more is said
 
 
 def test_nothing_to_divide_where_a_nic_is_unlimited(tmp_path: Path) -> None:
     slow = 'kind = "slow"\nat_s = 1\nfactor = 2\nengine = "prefill-*"'
-    [line] = said(tmp_path, slow, overrides=("network.preset=ideal",))
+    [line] = load_result(tmp_path, slow, overrides=("network.preset=ideal",))
     assert "NICs are unlimited here" in line
 
 
@@ -157,7 +157,7 @@ def test_one_table_is_not_an_array(tmp_path: Path) -> None:
 def test_a_plan_has_names_and_nanoseconds(tmp_path: Path) -> None:
     drop = 'kind = "drop"\nprobability = 0.01\nbetween = ["prefill-0", "decode-*"]\nmessages = ["DONE"]'
     crash = 'kind = "crash"\nengine = "prefill-*"\nat_s = 10\nrestart_after_s = 2'
-    found = said(tmp_path, drop, crash, drop, table="heal_s = 60")
+    found = load_result(tmp_path, drop, crash, drop, table="heal_s = 60")
     first, second, third = found.faults
     assert (first.name, second.name, third.name) == ("drop/0", "crash/0", "drop/1")
     assert isinstance(first, plan.DropMessages)
@@ -175,30 +175,30 @@ def test_a_plan_has_names_and_nanoseconds(tmp_path: Path) -> None:
 
 
 def test_a_direction(tmp_path: Path) -> None:
-    [partition] = said(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "decode-*"').faults
+    [partition] = load_result(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "decode-*"').faults
     assert partition.links.hold("decode-0", "prefill-2")
     assert not partition.links.hold("prefill-2", "decode-0")
 
 
 def test_the_way_to_the_router(tmp_path: Path) -> None:
     reports = ("router.heartbeat_s=3",)
-    found = said(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "prefill-*"\nto = "router"', overrides=reports)
+    found = load_result(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "prefill-*"\nto = "router"', overrides=reports)
     links = found.faults[0].links
     assert links.hold("prefill-0", "router")
     assert not links.hold("decode-0", "router")
     assert not links.hold("prefill-0", "decode-0")
     frames = 'kind = "drop"\nprobability = 1.0\nto = "router"\nmessages = ["REG"]'
-    [line] = said(tmp_path, frames, overrides=reports)
+    [line] = load_result(tmp_path, frames, overrides=reports)
     assert line == f"s.toml:{LINE + 4}: fault[0].messages: names frames, and none is sent to the router"
-    [line] = said(tmp_path, 'kind = "drop"\nat_s = 1\nfrom = "x"\nto = "router"', overrides=reports)
+    [line] = load_result(tmp_path, 'kind = "drop"\nat_s = 1\nfrom = "x"\nto = "router"', overrides=reports)
     assert line.startswith(f's.toml:{LINE + 3}: fault[0].from: is "x", expected an engine')
-    named = said(tmp_path, 'kind = "partition"\nat_s = 1', overrides=reports)
+    named = load_result(tmp_path, 'kind = "partition"\nat_s = 1', overrides=reports)
     assert not named.faults[0].links.hold("prefill-0", "router"), "only where it is named"
 
 
 def test_ten_thousand_engines_are_no_product(tmp_path: Path) -> None:
     many = ("pool.prefill.replicas=10000", "pool.decode.replicas=10000")
-    [partition] = said(tmp_path, 'kind = "partition"\nat_s = 1', overrides=many).faults
+    [partition] = load_result(tmp_path, 'kind = "partition"\nat_s = 1', overrides=many).faults
     assert partition.links.hold("decode-9999", "prefill-9999")
 
 

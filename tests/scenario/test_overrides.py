@@ -93,7 +93,7 @@ def test_whole_tables_can_be_set() -> None:
         ("rooter.policy=round-robin", "rooter: unknown table (did you mean router?)"),
     ],
 )
-def test_what_is_wrong_is_said_of_the_command_line(override: str, expected: str) -> None:
+def test_errors_name_the_option_of_the_command_line(override: str, expected: str) -> None:
     assert f"--set {override}: {expected}" in "\n".join(refusals(override))
 
 

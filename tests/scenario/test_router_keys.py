@@ -31,7 +31,7 @@ def test_each_leg_may_have_a_policy_of_its_own() -> None:
 
 
 def test_a_line_says_all_of_it() -> None:
-    said = RouterConfig(
+    config = RouterConfig(
         policy="two-choices",
         disaggregate_above_tokens="auto",
         on_failure="recompute",
@@ -40,7 +40,7 @@ def test_a_line_says_all_of_it() -> None:
         max_inflight=1000,
         max_queue_tokens=50_000,
     )
-    assert str(said) == (
+    assert str(config) == (
         "two-choices, sequential dispatch, D computes what is best itself, 2 attempts, by D alone, hedged after 2.5 s, "
         "heartbeats every 3 s, at most 1,000 in flight, at most 50,000 tokens waiting for each P"
     )
@@ -71,12 +71,12 @@ def test_a_share_below_one_cannot_be_held() -> None:
     ]
 
 
-def test_what_the_router_leaves_unsaid_does_not_make_another_scenario() -> None:
+def test_omitted_router_keys_do_not_change_the_content() -> None:
     assert set(content_of(load(REFERENCE))["router"]) == {"policy", "dispatch", "first_token", "max_attempts"}
 
 
 @pytest.mark.parametrize(
-    ("said", "attempts"),
+    ("overrides", "attempts"),
     [
         ([], 1),
         (["router.on_failure=fail"], 1),
@@ -86,8 +86,8 @@ def test_what_the_router_leaves_unsaid_does_not_make_another_scenario() -> None:
         (["router.max_attempts=3"], 3),
     ],
 )
-def test_how_many_attempts_there_are(said: list[str], attempts: int) -> None:
-    assert load(REFERENCE, overrides=said).router.attempts == attempts
+def test_how_many_attempts_there_are(overrides: list[str], attempts: int) -> None:
+    assert load(REFERENCE, overrides=overrides).router.attempts == attempts
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,15 @@ def test_what_cannot_be(overrides: list[str], expected: str) -> None:
     assert refused(*overrides) == [expected]
 
 
-def test_heartbeats_are_those_of_the_original_unless_others_are_said() -> None:
+def test_heartbeats_default_to_those_of_the_original() -> None:
     published = ["transfer.method=p2p-nccl-put-async", "transfer.dialect=as-published"]
-    for said, every_s in (([], None), (published[:1], None), (published, 3), ([*published, "router.heartbeat_s=1"], 1)):
-        scenario = load(REFERENCE, overrides=said)
+    for overrides, every_s in (
+        ([], None),
+        (published[:1], None),
+        (published, 3),
+        ([*published, "router.heartbeat_s=1"], 1),
+    ):
+        scenario = load(REFERENCE, overrides=overrides)
         assert scenario.router.reports_every_s(scenario.transfer) == every_s
     assert load(REFERENCE, overrides=[*published, "router.silent_after_s=4"]).router.silent_after_s == 4
     assert refused(*published, "router.silent_after_s=2")[0].startswith(
@@ -149,8 +154,8 @@ def test_heartbeats_are_those_of_the_original_unless_others_are_said() -> None:
 
 
 def test_a_number_or_auto() -> None:
-    for said, found in (("0", 0), ("256", 256), ("auto", "auto")):
-        says = load(REFERENCE, overrides=[f"router.disaggregate_above_tokens={said}"]).router
+    for value, found in (("0", 0), ("256", 256), ("auto", "auto")):
+        says = load(REFERENCE, overrides=[f"router.disaggregate_above_tokens={value}"]).router
         assert says.disaggregate_above_tokens == found
     key = schema_json()["properties"]["router"]["properties"]["disaggregate_above_tokens"]
     assert key["oneOf"] == [{"type": "integer"}, {"enum": ["auto"]}]
@@ -158,8 +163,8 @@ def test_a_number_or_auto() -> None:
 
 def test_only_decode_engines_compute_prompts_of_their_own() -> None:
     alone = ['pool=[{name="w",role="aggregated",gpu="h100-sxm"}]']
-    said = ["router.disaggregate_above_tokens=auto", "router.on_failure=recompute"]
-    assert refused(*alone, *said) == [
+    overrides = ["router.disaggregate_above_tokens=auto", "router.on_failure=recompute"]
+    assert refused(*alone, *overrides) == [
         "router.disaggregate_above_tokens: needs a decode engine that computes prompts, and there is none",
         "router.on_failure: needs a decode engine that computes prompts, and there is none",
     ]
@@ -193,8 +198,8 @@ def test_only_decode_engines_compute_prompts_of_their_own() -> None:
     ],
 )
 def test_what_a_scale_cannot_be(scale: str, expected: str) -> None:
-    [said] = refused(f"scale=[{scale}]")
-    assert said.startswith(f"scale{expected}")
+    [error] = refused(f"scale=[{scale}]")
+    assert error.startswith(f"scale{expected}")
 
 
 def test_a_scale_is_written_as_an_array() -> None:

@@ -17,38 +17,38 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/methods/kv-store.toml"
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("url", "meant"),
     [
         ("valkey://127.0.0.1", StoreUrl("valkey", "127.0.0.1", 6379, None, 0)),
         ("redis://kv.example.org:1234/", StoreUrl("redis", "kv.example.org", 1234, None, 0)),
         ("valkey://me@[::1]:1234/7", StoreUrl("valkey", "::1", 1234, "me", 7)),
     ],
 )
-def test_what_a_url_means(said: str, meant: StoreUrl) -> None:
-    assert read_store_url(said) == meant
+def test_what_a_url_means(url: str, meant: StoreUrl) -> None:
+    assert read_store_url(url) == meant
     assert read_store_url(str(meant)) == attrs.evolve(meant, user=None)  # what people are shown has no user
 
 
 @pytest.mark.parametrize(
-    "said",
+    "url",
     ["", "valkey://", "http://a:1", "a:6379", "valkey://a:65536", "valkey://a b", "redis://a/x", "redis://a?db=1"],
 )
-def test_what_is_none(said: str) -> None:
+def test_what_is_none(url: str) -> None:
     with pytest.raises(ValueError, match="expected valkey://HOST:PORT or redis://HOST:PORT"):
-        read_store_url(said)
+        read_store_url(url)
 
 
-@pytest.mark.parametrize("said", ["valkey://:{}@a:1", "redis://me:{}@a", "x://me:{}@@a:b", "valkey://me:{}@"])
+@pytest.mark.parametrize("url", ["valkey://:{}@a:1", "redis://me:{}@a", "x://me:{}@@a:b", "valkey://me:{}@"])
 @given(password=st.text("abcxyz/@:?#", min_size=4))
-def test_a_password_is_refused_and_not_repeated(said: str, password: str) -> None:
+def test_a_password_is_refused_and_not_repeated(url: str, password: str) -> None:
     with pytest.raises(ValueError, match=r"holds a password: say that in serve\.store_password_file") as told:
-        read_store_url(said.format(f"secret{password}"))
+        read_store_url(url.format(f"secret{password}"))
     assert "secret" not in str(told.value)
 
 
-def complaints(*said: str) -> str:
+def complaints(*overrides: str) -> str:
     with pytest.raises(ScenarioError) as told:
-        load(EXAMPLE, overrides=said)
+        load(EXAMPLE, overrides=overrides)
     return str(told.value)
 
 
@@ -73,5 +73,5 @@ def test_nothing_is_kept_that_is_never_looked_for() -> None:
 
 def test_methods_without_a_store_take_no_notice() -> None:
     url = "valkey://a:1"
-    said = (f"serve.store_url={url}", "transfer.method=nixl-push", "transfer.store_keep=false")
-    assert load(EXAMPLE, overrides=said).serve.store_url == url
+    overrides = (f"serve.store_url={url}", "transfer.method=nixl-push", "transfer.store_keep=false")
+    assert load(EXAMPLE, overrides=overrides).serve.store_url == url

@@ -98,10 +98,10 @@ def scenario(folder: Path, text: str | bytes, more: str = "") -> Path:
 
 def changed(text: str, extra: dict[str, Any] | None = None, **changes: Any) -> str:
     """The same text but for some keys."""
-    said = json.loads(text) | changes
+    config = json.loads(text) | changes
     if extra is not None:
-        said["kv_connector_extra_config"] = said.get("kv_connector_extra_config", {}) | extra
-    return json.dumps(said)
+        config["kv_connector_extra_config"] = config.get("kv_connector_extra_config", {}) | extra
+    return json.dumps(config)
 
 
 def values(text: str, tp: int = 1) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def test_a_scenario_takes_what_it_does_not_say(tmp_path: Path) -> None:
 
 
 def test_what_the_scenario_says_wins(tmp_path: Path) -> None:
-    said = load(scenario(tmp_path, PIPE, 'method = "nixl-pull"\n[network]\nnics_per_rank = 4\n'))
-    assert (said.transfer.method, said.network.nics_per_rank, said.from_config) == ("nixl-pull", 4, ())
+    resolved = load(scenario(tmp_path, PIPE, 'method = "nixl-pull"\n[network]\nnics_per_rank = 4\n'))
+    assert (resolved.transfer.method, resolved.network.nics_per_rank, resolved.from_config) == ("nixl-pull", 4, ())
     faster = load(scenario(tmp_path, STORE_V0, '[network]\npreset = "tcp-100g"\n'))
     assert (faster.network.preset, faster.transfer.method) == ("tcp-100g", "kv-store")
     ours = load(scenario(tmp_path, STORE_V0, "[network]\nbandwidth_bytes_per_s = 1e9\n"))
@@ -317,7 +317,7 @@ def _keys(value: Any, around: tuple[str, ...]) -> Any:
         yield from _keys(inner, (*around, key))
 
 
-def test_of_a_key_that_is_said_twice_the_last_one_counts() -> None:
+def test_the_last_of_duplicate_keys_wins() -> None:
     assert json_key_lines('{"a": "}\\"a\\":",\n"b": [{"c": 1}],\n"a": 2}') == {("a",): 3, ("b",): 2}
 
 

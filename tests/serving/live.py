@@ -277,9 +277,9 @@ class Teller:
         self.record = record
         self.request_id = request_id
 
-    def send_nowait(self, said: Token | Code) -> None:
-        if isinstance(said, Code):
-            self.record(answer(self.request_id, said))
+    def send_nowait(self, item: Token | Code) -> None:
+        if isinstance(item, Code):
+            self.record(answer(self.request_id, item))
 
 
 class Answered:

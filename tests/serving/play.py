@@ -195,8 +195,8 @@ class Pair:
 def calls_of_stores_last(calls: list[Call]) -> list[Call]:
     """What is said to a store reaches it some time later, and so does its answer, in whatever order beside what else
     happens."""
-    said = [call for call in calls if call.kind.startswith("store ") or call.kind in ("found", "nothing found")]
-    return [*(call for call in calls if call not in said), *said]
+    store_calls = [call for call in calls if call.kind.startswith("store ") or call.kind in ("found", "nothing found")]
+    return [*(call for call in calls if call not in store_calls), *store_calls]
 
 
 def merged(calls: list[Call]) -> list[Call]:

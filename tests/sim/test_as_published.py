@@ -32,8 +32,8 @@ def fault(keys: str) -> dict[str, str]:
 
 def both(play: Play, method: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
     """The same in strict and as published."""
-    said = SMALL | {"transfer.method": method} | overrides
-    return play(said), play(said | AS_PUBLISHED)
+    settings = SMALL | {"transfer.method": method} | overrides
+    return play(settings), play(settings | AS_PUBLISHED)
 
 
 def outcomes(world: Any) -> set[str]:
@@ -219,12 +219,12 @@ def test_of_a_pair_one_side_alone_asks_for_a_group(play: Play, name: str) -> Non
 
 
 def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
-    said = ["--set", "transfer.method=p2p-nccl-get", "--set", "model.num_layers=4", "--set", "pool.p.replicas=1"]
-    said += ["--set", "transfer.kv_buffer_size=2000000", "--quiet"]
+    options = ["--set", "transfer.method=p2p-nccl-get", "--set", "model.num_layers=4", "--set", "pool.p.replicas=1"]
+    options += ["--set", "transfer.kv_buffer_size=2000000", "--quiet"]
     folders = [str(tmp_path / dialect) for dialect in ("strict", "as-published")]
     for folder in folders:
         dialect = Path(folder).name
-        command = ["simulate", str(FILE), "--set", f"transfer.dialect={dialect}", *said, "--out", folder]
+        command = ["simulate", str(FILE), "--set", f"transfer.dialect={dialect}", *options, "--out", folder]
         assert CliRunner().invoke(cli, command).exit_code == 0
         results = json.loads(Path(folder, "results.json").read_text())["pdflow"]
         lines = [json.loads(line) for line in Path(folder, "requests.jsonl").read_text().splitlines()]

@@ -53,7 +53,7 @@ def test_what_ten_requests_took_tells_the_others(lay: Callable[..., Any], truth:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a,b\n1,2\n", "expected the columns"),
         ("request,ttft_ms\n", "has no requests"),
@@ -65,10 +65,10 @@ def test_what_ten_requests_took_tells_the_others(lay: Callable[..., Any], truth:
         ("request,tpot_ms\n1," + "9" * 200_000 + "\n", "cannot be read: field larger"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "seen.csv"
     path.write_text(text)
-    with pytest.raises(ScenarioError, match=said):
+    with pytest.raises(ScenarioError, match=message):
         read_seen(path, 5)
 
 

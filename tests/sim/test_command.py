@@ -109,18 +109,18 @@ def test_set_and_seed_change_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--set", "pool.d.tp=3"), "tp"),
         (("--set", "router.polcy=round-robin"), "did you mean policy?"),
         (("--seed", "-1"), "seed"),
     ],
 )
-def test_a_wrong_scenario_writes_nothing(args: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_wrong_scenario_writes_nothing(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = pdflow("simulate", SMALL, *args, "--out", str(out))
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert not out.exists()
 
@@ -244,7 +244,7 @@ def test_python_writes_what_the_command_writes(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-def test_engines_that_worked_for_clients_who_had_left_are_not_said_to_have_rested(tmp_path: Path) -> None:
+def test_engines_that_computed_only_abandoned_requests_are_not_reported_as_idle(tmp_path: Path) -> None:
     """Their steps stand in no record of a request."""
     few = ("workload.requests=5", "workload.client={timeout_s=0.01}", "pool.w.api_server_s=0.03")
     sets = [word for each in few for word in ("--set", each)]

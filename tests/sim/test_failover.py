@@ -103,7 +103,7 @@ def test_a_partition_and_a_lost_nic_together(play: Play, dialect: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nics", "fault", "said"),
+    ("nics", "fault", "message"),
     [
         (1, "engine = 'p-*'", "a GPU has one NIC here"),
         (2, "engine = 'p-*', nic = 2", "is 2, expected at most 1"),
@@ -111,9 +111,9 @@ def test_a_partition_and_a_lost_nic_together(play: Play, dialect: str) -> None:
     ],
 )
 def test_a_nic_that_is_not_there_cannot_fail(
-    lay: Callable[..., ResolvedScenario], nics: int, fault: str, said: str
+    lay: Callable[..., ResolvedScenario], nics: int, fault: str, message: str
 ) -> None:
-    with pytest.raises(ScenarioError, match=said):
+    with pytest.raises(ScenarioError, match=message):
         lay({**ONE, "network.nics_per_rank": nics, "fault": f"[{{ kind = 'nic-down', at_s = 1, {fault} }}]"})
 
 

@@ -90,7 +90,7 @@ def test_one_that_comes_back_in_time_is_not_missed(play: Play) -> None:
     assert "engine fell silent" not in world.totals.notes
 
 
-def test_how_long_silence_lasts_can_be_said(play: Play) -> None:
+def test_the_time_until_an_engine_is_silent_is_configurable(play: Play) -> None:
     world = play(STEADY | crash("p-0", 4.1, 12) | {"router.silent_after_s": 10})
     assert 13.25 <= max(refused(world)) <= 13.751
 
@@ -131,9 +131,9 @@ def test_an_engine_that_is_added_gets_legs_after_its_first_report(play: Play) ->
 
 @pytest.mark.parametrize("method", ["p2p-nccl-put", "p2p-nccl-put-async", "p2p-nccl-get"])
 def test_the_original_has_them(play: Play, lay: Callable[..., Any], method: str) -> None:
-    said = {key: value for key, value in STEADY.items() if key != "router.heartbeat_s"} | {"transfer.method": method}
-    assert play(said).heartbeats is None
-    world = play(said | {"transfer.dialect": "as-published"})
+    edits = {key: value for key, value in STEADY.items() if key != "router.heartbeat_s"} | {"transfer.method": method}
+    assert play(edits).heartbeats is None
+    world = play(edits | {"transfer.dialect": "as-published"})
     assert world.heartbeats.every_ns == 3 * S
     assert world.router.port.endpoint.rules.silence_ns == 5 * S
     assert not lost(world)

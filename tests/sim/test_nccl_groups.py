@@ -81,9 +81,9 @@ def first_tokens(world: Any) -> list[float]:
 @pytest.mark.parametrize("dialect", ["strict", "as-published"])
 @pytest.mark.parametrize("method", NCCL)
 def test_each_group_is_made_again_at_its_next_use_and_that_takes_time(play: Play, method: str, dialect: str) -> None:
-    said = IN_TURN | {"transfer.method": method, "transfer.dialect": dialect}
-    kept = first_tokens(play(said))
-    world = play(said | {"transfer.nccl_max_groups": 2}, prepared=watched(2))
+    settings = IN_TURN | {"transfer.method": method, "transfer.dialect": dialect}
+    kept = first_tokens(play(settings))
+    world = play(settings | {"transfer.nccl_max_groups": 2}, prepared=watched(2))
     assert world.totals.notes[MADE] == 9
     assert world.totals.notes[EVICTED] == 10
     later = [round(b - a, 6) for a, b in zip(kept, first_tokens(world), strict=True)]
@@ -123,8 +123,8 @@ def test_a_story_says_so(play: Play) -> None:
         narrators.append(Narrator(world))
 
     play(IN_TURN | {"transfer.nccl_max_groups": 1, "workload.requests": 4}, checked=False, prepared=prepared)
-    said = [line for line in narrators[0].lines if "group" in line]
-    assert [" ".join(line.split()) for line in said] == [
+    lines = [line for line in narrators[0].lines if "group" in line]
+    assert [" ".join(line.split()) for line in lines] == [
         "p-0.r0 makes a group: d-0.r0",
         "p-0.r0 evicts its group: d-0.r0",
         "p-0.r0 makes a group: d-1.r0",

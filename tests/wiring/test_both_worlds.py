@@ -106,7 +106,7 @@ def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("overrides", "kind"),
     [
         (("router.prefill_policy=prefix-aware", "router.prefix_weight=2", "router.prefix_memory_tokens=640"), Router),
         (("router.decode_policy=session-affinity", "router.affinity_most_load=2"), Router),
@@ -119,10 +119,10 @@ def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
         (("router.hedge_after_s=0.5",), HedgingRouter),
         (("router.heartbeat_s=1", "router.silent_after_s=4"), GovernedRouter),
     ],
-    ids=lambda said: said[0].partition(".")[2] if isinstance(said, tuple) else "",
+    ids=lambda overrides: overrides[0].partition(".")[2] if isinstance(overrides, tuple) else "",
 )
-def test_the_routers_of_other_keys_are_equal(said: tuple[str, ...], kind: type[Router]) -> None:
-    simulated, live = both(scenario(*said))
+def test_the_routers_of_other_keys_are_equal(overrides: tuple[str, ...], kind: type[Router]) -> None:
+    simulated, live = both(scenario(*overrides))
     assert type(simulated) is type(live) is kind
     assert anatomy(live) == anatomy(simulated)
     if kind is not HedgingRouter:

@@ -59,11 +59,11 @@ class Case:
 
     @property
     def overrides(self) -> list[str]:
-        said = {"transfer.method": self.name, "transfer.dialect": self.dialect, "model.num_layers": LAYERS}
-        said["transfer.progressive"] = str(self.progressive).lower()
+        settings = {"transfer.method": self.name, "transfer.dialect": self.dialect, "model.num_layers": LAYERS}
+        settings["transfer.progressive"] = str(self.progressive).lower()
         if self.workers is not None:
-            said["transfer.num_workers"] = self.workers
-        return [f"{key}={value}" for key, value in said.items()]
+            settings["transfer.num_workers"] = self.workers
+        return [f"{key}={value}" for key, value in settings.items()]
 
     def __str__(self) -> str:
         words = [self.name, self.dialect] + ["progressive"] * self.progressive

@@ -55,7 +55,7 @@ def test_who_decodes_too_is_known() -> None:
     assert router_of(cluster("pool.big.role=aggregated")).aggregated == {3}
 
 
-def test_a_pull_waits_for_the_answer_whatever_is_said() -> None:
+def test_a_pull_is_always_dispatched_sequentially() -> None:
     for method, dispatch in (("nixl-push", "concurrent"), ("nixl-pull", "sequential")):
         made = cluster(f"transfer.method={method}", "router.dispatch=concurrent")
         assert dispatch_of(made.scenario, made.method) == dispatch

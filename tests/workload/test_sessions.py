@@ -49,7 +49,7 @@ def drawn(workload: Workload = CHAT, count: int = 40, seed: int = 3) -> list[Ses
     return list(islice(sessions(workload, seed), count))
 
 
-def said(session: Session) -> list[tuple[int, int]]:
+def token_counts(session: Session) -> list[tuple[int, int]]:
     return [(turn.input_tokens, turn.output_tokens) for turn in session.turns]
 
 
@@ -88,14 +88,16 @@ def test_a_limit_of_the_context_only_cuts_sessions_short() -> None:
     assert CHAT.sessions is not None
     cut = drawn(evolve(CHAT, sessions=evolve(CHAT.sessions, max_context_tokens=3500)))
     whole = drawn()
-    assert all(said(some) == said(all_)[: len(some.turns)] for some, all_ in zip(cut, whole, strict=True))
+    assert all(
+        token_counts(some) == token_counts(all_)[: len(some.turns)] for some, all_ in zip(cut, whole, strict=True)
+    )
     assert sum(len(session.turns) for session in cut) < sum(len(session.turns) for session in whole)
 
 
 def test_when_sessions_begin_changes_nothing_of_what_they_say() -> None:
     closed = drawn(evolve(CHAT, arrival=ClosedArrival(concurrency=3)))
-    assert [(said(session), session.think_ns) for session in closed] == [
-        (said(session), session.think_ns) for session in drawn()
+    assert [(token_counts(session), session.think_ns) for session in closed] == [
+        (token_counts(session), session.think_ns) for session in drawn()
     ]
     assert [session.begins_ns for session in closed[:5]] == [0, 0, 0, WHEN_ONE_ENDS, WHEN_ONE_ENDS]
     assert drawn() == drawn()

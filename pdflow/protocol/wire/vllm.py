@@ -112,10 +112,10 @@ class PushReg(Value, frozen=True, gc=False):
         message = self._register(rank, shards)
         problem = "" if self.decode_tp_size == shards.tp else f"tp is {self.decode_tp_size}, handshake says {shards.tp}"
         if self.pdf is not UNSET:
-            said = (self.pdf.rank, self.pdf.ranks, self.pdf.block_size)
+            claimed = (self.pdf.rank, self.pdf.ranks, self.pdf.block_size)
             known = (rank, shards.ranks, shards.block_size)
             problem = problem or (
-                "" if said == known else f"(rank, ranks, block_size) is {said}, handshake says {known}"
+                "" if claimed == known else f"(rank, ranks, block_size) is {claimed}, handshake says {known}"
             )
         problem = problem or register_problem(message)
         return malformed(f"PUSH_REG: {problem}") if problem else message

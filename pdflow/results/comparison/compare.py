@@ -69,8 +69,8 @@ class Comparisons:
 def _described(run: Runs) -> dict[str, Any]:
     if isinstance(run, SeedRuns):
         report = run.report
-        said = {"seeds": list(report.seeds), "interrupted": len(report.seeds) < report.asked}
-        return {"path": str(run.path), "name": report.name, **said}
+        fields = {"seeds": list(report.seeds), "interrupted": len(report.seeds) < report.asked}
+        return {"path": str(run.path), "name": report.name, **fields}
     return {
         "path": str(run.path),
         "name": run.name,

@@ -47,7 +47,7 @@ def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
     pools: dict[str, list[str]] = {}
     for cost in costs:
         pools.setdefault(f"{cost.provenance}; {cost.error_bar}", []).append(cost.pool)
-    return tuple(f"{', '.join(names)}: {said}" for said, names in pools.items())
+    return tuple(f"{', '.join(names)}: {statement}" for statement, names in pools.items())
 
 
 @attrs.frozen(kw_only=True)

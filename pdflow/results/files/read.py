@@ -145,18 +145,18 @@ def _run(folder: Path) -> OneRun:
 
 def _seeds(path: Path) -> SeedRuns:
     try:
-        said = msgspec.json.decode(_bytes(path, path.parent), type=_Seeds)
-        if any(len(figure.values) != len(said.seeds) for figure in said.figures.values()):
+        decoded = msgspec.json.decode(_bytes(path, path.parent), type=_Seeds)
+        if any(len(figure.values) != len(decoded.seeds) for figure in decoded.figures.values()):
             raise ValueError("a figure has not one value for each seed")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as cause:
         raise UnreadableRunError(path.parent, f"{path.name} is not what runs write ({cause})") from cause
-    if not said.seeds:
+    if not decoded.seeds:
         raise UnreadableRunError(path.parent, "none of its runs ended")
-    figures = {name: Estimate.of(figure.values) for name, figure in said.figures.items()}
-    asked = len(said.seeds) + said.interrupted
+    figures = {name: Estimate.of(figure.values) for name, figure in decoded.figures.items()}
+    asked = len(decoded.seeds) + decoded.interrupted
     return SeedRuns(
         path=path.parent,
-        report=SeedsReport(name=said.name, seeds=said.seeds, asked=asked, figures=figures, costs=said.cost),
+        report=SeedsReport(name=decoded.name, seeds=decoded.seeds, asked=asked, figures=figures, costs=decoded.cost),
     )
 
 

@@ -90,20 +90,22 @@ class Chart:
         corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
         return tag("polygon", class_="wash", points=_pairs(map(self.place, corners)))
 
-    def bound(self, value: float, said: str = "") -> Html:
+    def bound(self, value: float, label: str = "") -> Html:
         """A line at a value of `x`, and its name, if it has one, on the side with more room."""
         across = self._across(value)
         left = across > WIDTH / 2
         rule = tag("line", class_="bound", x1=across, x2=across, y1=_TOP, y2=self.height - _BOTTOM)
-        if not said:
+        if not label:
             return rule
         where = {"x": across + (-5 if left else 5), "y": self.height - _BOTTOM - 6}
-        return joined((rule, tag("text", said, class_="said", text_anchor="end" if left else "start", **where)))
+        return joined((rule, tag("text", label, class_="label", text_anchor="end" if left else "start", **where)))
 
-    def picture(self, drawn: Sequence[Html], said: str) -> Html:
-        """The chart. `said` is for those who cannot see it."""
+    def picture(self, drawn: Sequence[Html], description: str) -> Html:
+        """The chart. `description` is for those who cannot see it."""
         box = f"0 0 {WIDTH} {self.height}"
-        return tag("svg", *self._across_ticks(), *self._down_ticks(), *drawn, viewBox=box, role="img", aria_label=said)
+        return tag(
+            "svg", *self._across_ticks(), *self._down_ticks(), *drawn, viewBox=box, role="img", aria_label=description
+        )
 
     def _across(self, value: float) -> float:
         return _LEFT + self.x.at(value) * (WIDTH - _LEFT - _RIGHT)

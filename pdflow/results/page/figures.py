@@ -54,14 +54,14 @@ def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
     if not figures:
         return
     each = words.duration(result.totals.duration_ns // SLICES)
-    said = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
+    sentences = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
     never = [curve.name for curve in (*requests, *shares) if not any(curve.highest)]
     if never:
-        said.append(f"Never any: {', '.join(never)}.")
+        sentences.append(f"Never any: {', '.join(never)}.")
     if warmup_s:
-        said.append("The dashed line is the end of the warm-up.")
+        sentences.append("The dashed line is the end of the warm-up.")
     yield tag("h2", "Over time")
-    yield tag("p", " ".join(said))
+    yield tag("p", " ".join(sentences))
     yield tag("div", *figures, class_="charts")
 
 
@@ -76,8 +76,8 @@ def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> 
     ]
     if 0 < warmup_s < seconds:
         drawn.append(chart.bound(warmup_s))
-    said = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
-    return tag("figure", tag("figcaption", tag("b", curve.name), f": {said}"), chart.picture(drawn, curve.name))
+    caption = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
+    return tag("figure", tag("figcaption", tag("b", curve.name), f": {caption}"), chart.picture(drawn, curve.name))
 
 
 def _steps(values: Sequence[float], seconds: float) -> list[tuple[float, float]]:

@@ -24,8 +24,10 @@ def joined(parts: Iterable[str]) -> Html:
 
 def tag(name: str, *inside: str, **attributes: str | float) -> Html:
     """An element; `class_` is its class, and `stroke_width` its stroke-width."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{_said(value)}"' for key, value in attributes.items())
-    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
+    rendered = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_attribute_value(value)}"' for key, value in attributes.items()
+    )
+    return Html(f"<{name}{rendered}>{joined(inside)}</{name}>")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> Html:
@@ -49,5 +51,5 @@ def _escaped(text: str) -> str:
     return escape(_UNSPEAKABLE.sub("\ufffd", text))
 
 
-def _said(value: str | float) -> str:
+def _attribute_value(value: str | float) -> str:
     return _escaped(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

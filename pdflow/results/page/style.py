@@ -40,7 +40,7 @@ svg .rule { stroke: var(--rule); fill: none; }
 svg .line { stroke: var(--ink); stroke-width: 1.6; fill: none; stroke-linejoin: round; }
 svg .wash { fill: var(--wash); }
 svg .bound { stroke: var(--bound); stroke-dasharray: 4 3; fill: none; }
-svg .said { fill: var(--bound); }
+svg .label { fill: var(--bound); }
 pre { padding: .8rem 1rem; background: var(--card); overflow-x: auto; font: .85rem/1.45 ui-monospace, monospace; }
 @media (max-width: 30rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; } }
 @media print { body { max-width: none; } }

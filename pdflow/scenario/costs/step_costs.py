@@ -55,9 +55,9 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
             return constant(prefill_s, decode_step_s)
         case RooflineCost():
             return roofline(model, pool.gpu, pool.tp, pool.pp)
-        case AiconfiguratorCost() as said:
+        case AiconfiguratorCost() as cost_config:
             assert file is not None
-            return _with_host_time(file.step_cost(), said, pool)
+            return _with_host_time(file.step_cost(), cost_config, pool)
         case FittedCost() | MeasuredCost():
             assert file is not None
             return file.step_cost()
@@ -165,15 +165,15 @@ def _read(path: Path, name: str) -> CostFile:
 
 def _held_against(file: CostFile, called: str, key: str, model: ModelSpec, pool: Pool) -> CostFile:
     differences = [
-        f"{what} {said}, not {own}"
-        for what, said, own in (
+        f"{what} {in_file}, not {own}"
+        for what, in_file, own in (
             ("model", file.engine.model, model.name),
             ("gpu", file.engine.gpu, pool.gpu.name),
             ("tp", file.engine.tp, pool.tp),
             ("weight_bytes_per_param", file.engine.weight_bytes_per_param, model.weight_bytes_per_param),
             ("kv_bytes_per_value", file.engine.kv_bytes_per_value, model.kv_bytes_per_value),
         )
-        if said is not None and said != own
+        if in_file is not None and in_file != own
     ]
     if differences:
         raise CostError(f"{called} holds times of {', '.join(differences)}", "cost", key)
@@ -193,10 +193,10 @@ def _baked(model: ModelSpec, pool: Pool) -> str:
     return f"tables that come with pdflow: {listed}" if listed else "`pdflow presets` lists those that come with pdflow"
 
 
-def _with_host_time(cost: StepCost, said: AiconfiguratorCost, pool: Pool) -> StepCost:
+def _with_host_time(cost: StepCost, cost_config: AiconfiguratorCost, pool: Pool) -> StepCost:
     """The tables are of GPUs alone: the time in which these wait for the engine's host code comes on top."""
-    step_s = pool.gpu.host_step_s if said.host_step_s is None else said.host_step_s
-    seq_s = pool.gpu.host_seq_s if said.host_seq_s is None else said.host_seq_s
+    step_s = pool.gpu.host_step_s if cost_config.host_step_s is None else cost_config.host_step_s
+    seq_s = pool.gpu.host_seq_s if cost_config.host_seq_s is None else cost_config.host_seq_s
     return attrs.evolve(
         cost,
         h0=cost.h0 + to_ps(step_s),

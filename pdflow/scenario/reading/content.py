@@ -19,6 +19,6 @@ def content_of(scenario: ResolvedScenario) -> dict[str, Any]:
             del content["workload"][key]
     if not scenario.scales:
         del content["scales"]
-    said = {key: value for key, value in content["router"].items() if value is not None}
-    content["router"] = {**said, "max_attempts": scenario.router.attempts}
+    router_values = {key: value for key, value in content["router"].items() if value is not None}
+    content["router"] = {**router_values, "max_attempts": scenario.router.attempts}
     return content

@@ -103,12 +103,12 @@ class Scenario:
         return self.resolved.base_dir
 
     def __eq__(self, other: object) -> bool:
-        return self._said() == other._said() if isinstance(other, Scenario) else NotImplemented
+        return self._comparable() == other._comparable() if isinstance(other, Scenario) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.name, self.seed))
 
-    def _said(self) -> dict[str, Any]:
+    def _comparable(self) -> dict[str, Any]:
         document = with_paths(self._draft.document, lambda path: os.path.abspath(self.folder / path))
         document["scenario"] = {**document.get("scenario", {}), "name": self.name, "seed": self.seed}
         return document
@@ -148,8 +148,8 @@ def _pool_line(pool: Pool) -> str:
 
 def _slo_line(slo: Slo) -> str:
     bounds = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2E": slo.e2e_ms}
-    said = [f"{name} {bound:g} ms" for name, bound in bounds.items() if bound is not None]
-    return ", ".join([*said, *(f"class {name}" for name in slo.classes)])
+    limits = [f"{name} {bound:g} ms" for name, bound in bounds.items() if bound is not None]
+    return ", ".join([*limits, *(f"class {name}" for name in slo.classes)])
 
 
 def _plain(value: Any, where: str) -> Any:

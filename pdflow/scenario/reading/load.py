@@ -230,7 +230,7 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
 
     config_file = Path(file).parent / name
     try:
-        return read_transfer_config(_text_beside(config_file, "JSON"), document).unsaid(document), []
+        return read_transfer_config(_text_beside(config_file, "JSON"), document).not_overridden_by(document), []
     except (TransferConfigError, _UnreadableError) as error:
         wrong = str(error)
     return None, [Complaint(("transfer", "config"), f'"{name}" {wrong}')]

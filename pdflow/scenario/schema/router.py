@@ -132,18 +132,20 @@ class RouterConfig:
 
     def __str__(self) -> str:
         p, d = self.policies
-        said = [p if p == d else f"{p} for P, {d} for D", f"{self.dispatch} dispatch"]
+        settings = [p if p == d else f"{p} for P, {d} for D", f"{self.dispatch} dispatch"]
         if self.disaggregate_above_tokens is not None:
             most = self.disaggregate_above_tokens
-            said.append("D computes " + ("what is best" if most == "auto" else f"up to {most:,} tokens") + " itself")
+            settings.append(
+                "D computes " + ("what is best" if most == "auto" else f"up to {most:,} tokens") + " itself"
+            )
         if self.attempts > 1:
-            said.append(f"{self.attempts} attempts" + (", by D alone" if self.on_failure == "recompute" else ""))
+            settings.append(f"{self.attempts} attempts" + (", by D alone" if self.on_failure == "recompute" else ""))
         if self.hedge_after_s is not None:
-            said.append(f"hedged after {self.hedge_after_s:g} s")
+            settings.append(f"hedged after {self.hedge_after_s:g} s")
         if self.heartbeat_s is not None:
-            said.append(f"heartbeats every {self.heartbeat_s:g} s")
+            settings.append(f"heartbeats every {self.heartbeat_s:g} s")
         if self.max_inflight is not None:
-            said.append(f"at most {self.max_inflight:,} in flight")
+            settings.append(f"at most {self.max_inflight:,} in flight")
         if self.max_queue_tokens is not None:
-            said.append(f"at most {self.max_queue_tokens:,} tokens waiting for each P")
-        return ", ".join(said)
+            settings.append(f"at most {self.max_queue_tokens:,} tokens waiting for each P")
+        return ", ".join(settings)

@@ -34,9 +34,9 @@ class Scale:
     def __attrs_post_init__(self) -> None:
         scheduled = self.at_s is not None and self.replicas is not None
         loaded = self.target_queue is not None and self.max_replicas is not None
-        said = [key for key in ("at_s", "replicas", "target_queue", "max_replicas") if getattr(self, key) is not None]
-        if scheduled == loaded or len(said) != 2:
-            given = " and ".join(said) if len(said) < 3 else f"{', '.join(said[:-1])} and {said[-1]}"
+        keys = [key for key in ("at_s", "replicas", "target_queue", "max_replicas") if getattr(self, key) is not None]
+        if scheduled == loaded or len(keys) != 2:
+            given = " and ".join(keys) if len(keys) < 3 else f"{', '.join(keys[:-1])} and {keys[-1]}"
             raise ValueError(f"says {given or 'neither'}, expected at_s and replicas, or target_queue and max_replicas")
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError(

@@ -76,10 +76,10 @@ def modelled_trace(asked: TraceOptions, name: str, title: str | None) -> tuple[s
     return text, compare(list(islice(drawn, len(requests))), requests)
 
 
-def _columns(said: Iterable[str]) -> Columns:
+def _columns(assignments: Iterable[str]) -> Columns:
     known = ", ".join(key_of(field) for field in attrs.fields(Columns))
     named = {}
-    for text in said:
+    for text in assignments:
         key, equals, name = text.partition("=")
         if not equals or not name:
             raise ColumnError(f"--column {text}: expected KEY=NAME, where KEY is one of {known}")

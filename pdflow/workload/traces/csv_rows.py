@@ -41,8 +41,8 @@ def columns_of(trace: Trace) -> Columns:
     published = PUBLISHED.get(trace.format, Columns())
     if own.arrival:
         published = attrs.evolve(published, arrival_s=None, arrival_ms=None, arrival_ns=None, arrival_stamp=None)
-    said = {field.name: getattr(own, field.name) for field in attrs.fields(Columns)}
-    return attrs.evolve(published, **{name: column for name, column in said.items() if column is not None})
+    values = {field.name: getattr(own, field.name) for field in attrs.fields(Columns)}
+    return attrs.evolve(published, **{name: column for name, column in values.items() if column is not None})
 
 
 def header_cells(line: str) -> list[str]:
@@ -113,11 +113,11 @@ class _Places:
     def of(columns: Columns, header: Sequence[str], timed: bool, complaints: Complaints) -> _Places:
         """Raises TraceError if the header lacks one, or if nobody has said which it is."""
         clock, arrival = next(iter(columns.arrival.items()), ("", None)) if timed else ("", None)
-        unsaid = [key for key in ("input_tokens", "output_tokens") if getattr(columns, key) is None]
+        unnamed = [key for key in ("input_tokens", "output_tokens") if getattr(columns, key) is None]
         if timed and arrival is None:
-            unsaid.insert(0, "arrival_s")
-        if unsaid:
-            raise complaints.refuse(1, f"nothing says which column is {' and '.join(unsaid)}, expected it in columns")
+            unnamed.insert(0, "arrival_s")
+        if unnamed:
+            raise complaints.refuse(1, f"nothing says which column is {' and '.join(unnamed)}, expected it in columns")
         asked = [arrival, columns.input_tokens, columns.output_tokens, columns.class_]
         names = [name for name in asked if name is not None]
         if missing := [name for name in names if name not in header]:

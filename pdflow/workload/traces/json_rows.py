@@ -111,7 +111,7 @@ def sharegpt_texts(pieces: Iterable[str], place: str, characters_per_token: floa
     complaints, some = Complaints(place), False
     for line, entry in _values(pieces, complaints):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
-        lengths = _said_lengths(entry)
+        lengths = _explicit_lengths(entry)
         told = turns[:2] if isinstance(turns, list) else ()
         texts = [turn.get("value") if isinstance(turn, dict) else None for turn in told]
         if lengths is None and isinstance(turns, list):
@@ -141,7 +141,7 @@ def custom_texts(lines: Iterable[str], place: str, characters_per_token: float) 
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             complaints.add(number, f"{plain(str(error))}; {_CUSTOM_EXPECTED}")
             continue
-        lengths = _said_lengths(entry)
+        lengths = _explicit_lengths(entry)
         prompt, answer = (entry.get("prompt"), entry.get("output_tokens")) if isinstance(entry, dict) else (None, None)
         if lengths is None and isinstance(prompt, str) and isinstance(answer, int) and _is_count(answer):
             lengths = _tokens(prompt, characters_per_token), answer
@@ -155,7 +155,7 @@ def custom_texts(lines: Iterable[str], place: str, characters_per_token: float) 
     complaints.raise_any()
 
 
-def _said_lengths(entry: Any) -> tuple[int, int] | None:
+def _explicit_lengths(entry: Any) -> tuple[int, int] | None:
     if isinstance(entry, dict):
         for prompt, answer in LENGTH_KEYS:
             if _is_count(entry.get(prompt)) and _is_count(entry.get(answer)):

@@ -130,17 +130,17 @@ _decode_any = msgspec.json.Decoder().decode
 def refusal(status: int, body: bytes) -> str:
     """What a server said instead of an answer."""
     try:
-        said = _decode_any(body)
+        decoded = _decode_any(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        said = body.decode("utf-8", "replace").strip()
-    told = in_words(said.get("error", said) if isinstance(said, dict) else said)
+        decoded = body.decode("utf-8", "replace").strip()
+    told = in_words(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
     return f"HTTP {status}: {told}" if told else f"HTTP {status}"
 
 
 def in_words(error: Any) -> str:
     """OpenAI's error object, or whatever stands in its place."""
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return plain(str(said))
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return plain(str(message))
 
 
 def plain(text: str) -> str:

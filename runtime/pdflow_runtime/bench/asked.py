@@ -131,8 +131,8 @@ class BenchOptions:
     @property
     def sampling(self) -> dict[str, Any]:
         """Greedy, unless it says otherwise: two runs then get the same answers."""
-        said = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {"temperature": 0.0} | {name: value for name, value in said.items() if value is not None}
+        values = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {"temperature": 0.0} | {name: value for name, value in values.items() if value is not None}
 
 
 def _percent(text: str) -> Fraction:

@@ -100,8 +100,8 @@ def load_of(plan: BenchPlan, sender: Sender, form: RequestForm, max_concurrency:
     if workload.sessions is None:
         return Requests(places, plan.requests(), plan.texts(), contents, form)
     assert workload.requests is not None, "sessions are endless"
-    said = workload.sessions.system_prompt_tokens
-    return Talk(places, sessions(workload, plan.seed), workload.requests, said, contents, form)
+    system_prompt_tokens = workload.sessions.system_prompt_tokens
+    return Talk(places, sessions(workload, plan.seed), workload.requests, system_prompt_tokens, contents, form)
 
 
 async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int) -> None:

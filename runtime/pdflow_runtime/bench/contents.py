@@ -55,19 +55,19 @@ class Conversation:
     def __init__(self, contents: Contents, session: int, system_prompt_tokens: int) -> None:
         self._contents: Final = contents
         self._name: Final = f"session/{session}"
-        self._said: Final = contents.made("system", system_prompt_tokens)
+        self._tokens: Final = contents.made("system", system_prompt_tokens)
 
     def ask(self, turn: int, request: Request) -> list[int]:
         """The prompt of that turn."""
-        new = request.input_tokens - len(self._said)
-        self._said.extend(self._contents.made(f"{self._name}/{turn}", new))
-        return list(self._said)
+        new = request.input_tokens - len(self._tokens)
+        self._tokens.extend(self._contents.made(f"{self._name}/{turn}", new))
+        return list(self._tokens)
 
     def hear(self, turn: int, answer: list[int], expected: int) -> None:
         """What the answer was, and how long it was to be."""
         kept = answer[:expected]
         missing = self._contents.made(f"{self._name}/{turn}/answer", expected - len(kept))
-        self._said.extend(kept + missing)
+        self._tokens.extend(kept + missing)
 
 
 def as_text(tokens: list[int]) -> str:

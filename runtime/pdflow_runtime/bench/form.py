@@ -31,15 +31,15 @@ class RequestForm:
 
     def body(self, prompt: list[int] | str, max_tokens: int) -> bytes:
         """One request, streamed, with the server's own counts at its end."""
-        said: dict[str, Any] = {"model": self.model}
+        fields: dict[str, Any] = {"model": self.model}
         if self.chat:
             content = prompt if isinstance(prompt, str) else as_text(prompt)
-            said |= {"messages": [{"role": "user", "content": content}], "max_completion_tokens": max_tokens}
+            fields |= {"messages": [{"role": "user", "content": content}], "max_completion_tokens": max_tokens}
         else:
-            said |= {"prompt": prompt, "max_tokens": max_tokens}
-        said |= {"stream": True, "stream_options": {"include_usage": True}, **self.sampling}
+            fields |= {"prompt": prompt, "max_tokens": max_tokens}
+        fields |= {"stream": True, "stream_options": {"include_usage": True}, **self.sampling}
         if self.ignore_eos:
-            said["ignore_eos"] = True
+            fields["ignore_eos"] = True
         if self.return_token_ids:
-            said["return_token_ids"] = True
-        return msgspec.json.encode(said | self.extra)
+            fields["return_token_ids"] = True
+        return msgspec.json.encode(fields | self.extra)

@@ -73,15 +73,16 @@ class Talk:
 
     async def _session(self, turn: _TalkTurn) -> Instant:
         """To its end; when its user comes back."""
-        clock, said = self.ledger.clock, Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
+        clock = self.ledger.clock
+        conversation = Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
         while True:
             request = turn.session.turns[turn.place]
-            body = self._form.body(said.ask(turn.place, request), request.output_tokens)
+            body = self._form.body(conversation.ask(turn.place, request), request.output_tokens)
             answer = await self.places.send(turn.number, body, request.leaves_ns)
             at = clock.now() + turn.session.think_ns[turn.place]
             if self.ledger.records.outcome[turn.number] != "completed" or turn.place + 1 == len(turn.session.turns):
                 return at
-            said.hear(turn.place, answer.token_ids, request.output_tokens)
+            conversation.hear(turn.place, answer.token_ids, request.output_tokens)
             await clock.sleep_until(at)
             following = self._turn(turn.session, turn.place + 1, at)
             if following is None:

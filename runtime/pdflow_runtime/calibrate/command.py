@@ -50,8 +50,8 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
         measured = trio.run(probed, scenario, BenchOptions(base_url=at))
     except BaseExceptionGroup as group:
         raise next((error for error in leaves(group) if isinstance(error, PdflowError)), group) from None
-    said = shlex.join(["pdflow", *command])
-    written = write(out, edited, measured, said)
+    command_line = shlex.join(["pdflow", *command])
+    written = write(out, edited, measured, command_line)
     show(scenario, measured, written)
     return EXIT_DONE
 

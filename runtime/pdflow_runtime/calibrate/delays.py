@@ -64,7 +64,7 @@ class _Seen:
         self._marks: defaultdict[RequestId, dict[str, Instant]] = defaultdict(dict)
         self._sent: list[tuple[Instant, Sent]] = []
         self._heard: dict[int, Instant] = {}
-        self._said: dict[tuple[RequestId, str, Address, Address], Instant] = {}
+        self._frame_sent_at: dict[tuple[RequestId, str, Address, Address], Instant] = {}
         self._moved: defaultdict[RequestId, list[Moved]] = defaultdict(list)
         self._control: Samples = []
         self._met: Samples = []
@@ -88,9 +88,9 @@ class _Seen:
         # Of frames that are alike the latest is taken for what was heard: there are few at a time.
         key = (frame.request_id, frame.kind, frame.sender, frame.receiver)
         if not frame.heard:
-            self._said[key] = t
+            self._frame_sent_at[key] = t
             return
-        began = self._said.pop(key, None)
+        began = self._frame_sent_at.pop(key, None)
         if began is not None:
             self._control.append(t - began)
         if frame.kind == REGISTER:

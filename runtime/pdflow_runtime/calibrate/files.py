@@ -69,14 +69,16 @@ def write(folder: Path, edited: Scenario, measured: Measured, command: str) -> l
 
 def _network(edited: Scenario, links: LinkValues) -> dict[str, Any]:
     """As the scenario has it, but for what was measured: its switches and paths are nobody's who looks from here."""
-    said = edited.document().get("network", {})
-    return {key: value for key, value in said.items() if key not in ("nics_per_rank", "slice_bytes")} | values_of(links)
+    table = edited.document().get("network", {})
+    return {key: value for key, value in table.items() if key not in ("nics_per_rank", "slice_bytes")} | values_of(
+        links
+    )
 
 
 def values_of(links: LinkValues) -> dict[str, Any]:
     """A live transfer joins blocks that follow each other, and nothing in it waits for a poll."""
-    said = {name: value for name, value in attrs.asdict(links).items() if value is not None}
-    rounded = {name: value if isinstance(value, int) else _round(value) for name, value in said.items()}
+    measured = {name: value for name, value in attrs.asdict(links).items() if value is not None}
+    rounded = {name: value if isinstance(value, int) else _round(value) for name, value in measured.items()}
     return {"bandwidth_bytes_per_s": float("inf")} | rounded | {"coalesce": True, "poll": False}
 
 

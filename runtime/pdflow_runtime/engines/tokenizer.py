@@ -85,6 +85,6 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return found
 
 
-def _token(said: Any) -> str:
+def _token(entry: Any) -> str:
     """Named by its text, or by an object that has it."""
-    return said["content"] if isinstance(said, dict) else said or ""
+    return entry["content"] if isinstance(entry, dict) else entry or ""

@@ -254,8 +254,8 @@ def _read_header(path: Path, fd: int, nbytes: int) -> tuple[dict[str, Tensor], i
     if not 2 <= length <= min(MOST_HEADER_BYTES, nbytes - HEAD_BYTES):
         raise ModelError(f"{path}: is not a safetensors file")
     try:
-        said = _header.decode(os.pread(fd, length, HEAD_BYTES))
-        header = {name: msgspec.convert(each, Tensor) for name, each in said.items() if name != METADATA}
+        decoded = _header.decode(os.pread(fd, length, HEAD_BYTES))
+        header = {name: msgspec.convert(each, Tensor) for name, each in decoded.items() if name != METADATA}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: its header is not that of a safetensors file: {error}") from None
     data_at = HEAD_BYTES + length

@@ -155,15 +155,15 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
         words = Words(self.prompts, asked)
         before = True
-        async for said in leg.said:
-            if not isinstance(said, Token):
-                raise ended(said, leg.why)
+        async for item in leg.receive_channel:
+            if not isinstance(item, Token):
+                raise ended(item, leg.why)
             if before and pair.first is not None:
                 first = pair.first
                 logprobs = None if first.logprob is None else Logprobs(first.logprob, first.top)
                 yield words.piece(first.token, logprobs, None)
             before = False
-            piece = words.piece(said.token, said.logprobs, said.ending)
+            piece = words.piece(item.token, item.logprobs, item.ending)
             yield piece
             if piece.ending is not None:
                 return

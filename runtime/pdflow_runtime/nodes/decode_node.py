@@ -47,12 +47,12 @@ log = logging.getLogger(__name__)
 
 UNKNOWN: Final = 0
 """In the place of a token that is still to be told."""
-Said: TypeAlias = Token | Code
+TokenOrEnd: TypeAlias = Token | Code
 """A token, or the end: NONE if all have come."""
 
 
 class DecodeLeg:
-    """One request at D. `said` yields its tokens, then a Code."""
+    """One request at D. `receive_channel` yields its tokens, then a Code."""
 
     def __init__(self, request_id: RequestId, prompt: list[int], job: Job, alone: bool) -> None:
         self.request_id: Final = request_id
@@ -70,7 +70,7 @@ class DecodeLeg:
         """Whose KV it decodes from: a prefill engine's, or a store's."""
         self.source_weights = 0
         """That KV's, if the request says it, as one does whose KV is read."""
-        self.tell, self.said = trio.open_memory_channel[Said](math.inf)
+        self.tell, self.receive_channel = trio.open_memory_channel[TokenOrEnd](math.inf)
         """Bounded by the tokens that it may generate."""
 
 

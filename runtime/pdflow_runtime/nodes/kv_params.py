@@ -101,29 +101,29 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
 
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
     """What a decode leg's mapping says. ParamsError."""
-    said = parse(_AS.get(method, method), "decode", mapping)
-    extras = said.pdflow
+    parsed = parse(_AS.get(method, method), "decode", mapping)
+    extras = parsed.pdflow
     if extras is None or extras.block_size is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends, with block_size")
-    if isinstance(said, MooncakeV1Decode):
+    if isinstance(parsed, MooncakeV1Decode):
         try:
-            where = urlsplit(said.remote_bootstrap_addr)
+            where = urlsplit(parsed.remote_bootstrap_addr)
             at = Coordinates(where.hostname or "", where.port or 0)
         except ValueError:
             raise ParamsError("remote_bootstrap_addr", "has no port", "http://HOST:PORT") from None
         shards = Shards(extras.tp or 1, extras.pp or 1, extras.block_size)
-        known = KvParams(EngineInfo(said.remote_engine_id, shards), extras.xid, "", 0)
+        known = KvParams(EngineInfo(parsed.remote_engine_id, shards), extras.xid, "", 0)
         return known, at
-    assert isinstance(said, NixlPullDecode | NixlPushDecode)
-    info = EngineInfo(said.remote_engine_id, Shards(said.tp_size, said.pp_size, extras.block_size))
+    assert isinstance(parsed, NixlPullDecode | NixlPushDecode)
+    info = EngineInfo(parsed.remote_engine_id, Shards(parsed.tp_size, parsed.pp_size, extras.block_size))
     params = KvParams(
         info,
         extras.xid,
-        said.remote_request_id,
-        said.remote_num_tokens or 0,
-        tuple(said.remote_block_ids or ()),
+        parsed.remote_request_id,
+        parsed.remote_num_tokens or 0,
+        tuple(parsed.remote_block_ids or ()),
         tuple(LeaseWord(index, word) for index, word in extras.lease),
         extras.digest,
         extras.weights,
     )
-    return params, Coordinates(said.remote_host, said.remote_port)
+    return params, Coordinates(parsed.remote_host, parsed.remote_port)

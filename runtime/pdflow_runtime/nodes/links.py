@@ -90,10 +90,10 @@ class RankLink:
             raise ValueError("it asks for proof that we know a secret, and there is none here")
         if length > MAX_HELLO_BYTES:
             raise ValueError(f"a HELLO of {length:,} bytes, at most {MAX_HELLO_BYTES:,} are read")
-        said = head + await self._take(length)
+        data = head + await self._take(length)
         if self.proof is not None:
-            self.proof.check(claimed, said)
-        frames = self.decoder.feed(said)
+            self.proof.check(claimed, data)
+        frames = self.decoder.feed(data)
         first = frames[0] if frames else None
         if not isinstance(first, Hello):
             raise ValueError(first.reason if isinstance(first, Malformed) else "no HELLO")

@@ -73,7 +73,7 @@ def folder_of(scenario: ResolvedScenario) -> Path:
         raise ScenarioError(
             [Problem(scenario.path, "model", "has no folder, and only a Llama can be made: name one in serve.model")]
         )
-    said = {
+    sizes = {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
@@ -84,7 +84,7 @@ def folder_of(scenario: ResolvedScenario) -> Path:
         "tie_word_embeddings": spec.tie_embeddings,
     }
     named_by = blake2b(
-        msgspec.msgpack.encode((sorted(said.items()), scenario.seed, version())), digest_size=6
+        msgspec.msgpack.encode((sorted(sizes.items()), scenario.seed, version())), digest_size=6
     ).hexdigest()
     folder = cache() / "models" / f"{spec.name}-{named_by}"
     if (folder / "config.json").is_file():
@@ -93,7 +93,7 @@ def folder_of(scenario: ResolvedScenario) -> Path:
         from pdflow_runtime.engines.tiny import tiny_model
     except ImportError:
         raise MissingBackendError(f'engine = "torch" needs torch, safetensors and tokenizers: {INSTALL}') from None
-    return tiny_model(folder, scenario.seed, **said)
+    return tiny_model(folder, scenario.seed, **sizes)
 
 
 def cache() -> Path:
@@ -154,7 +154,7 @@ class ByteTokens:
         return "".join(chr(token % 95 + 32) for token in tokens)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
-        return "".join(f"{said['role']}: {said['content']}\n" for said in messages)
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
 def is_synthetic(scenario: ResolvedScenario) -> bool:
@@ -212,8 +212,8 @@ def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
 
     found = hash_weights(folder, cache() / "weights")
     network = attrs.asdict(config, filter=lambda field, _: field.name not in NOT_COMPUTED_WITH)
-    said = msgspec.json.encode([WEIGHTS_SCHEME, sorted(network.items()), found.digest.hex()])
-    hashed = int.from_bytes(blake2b(said, digest_size=8).digest(), "little") >> 3
+    encoded = msgspec.json.encode([WEIGHTS_SCHEME, sorted(network.items()), found.digest.hex()])
+    hashed = int.from_bytes(blake2b(encoded, digest_size=8).digest(), "little") >> 3
     weights = hashed << 2 | WEIGHTS_DTYPES.index(dtype)
     log.info(
         "%s: weights %016x, over %d tensors in %.3g GB, of which %.3g GB were hashed now, in %.1f s; stored in %s, "
@@ -277,9 +277,9 @@ def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:
         "head_dim": (spec.head_dim, config.head_dim),
     }
     problems = [
-        Problem(scenario.path, f"model.{key}", f"is {said}, and {folder / 'config.json'} says {has}")
-        for key, (said, has) in pairs.items()
-        if said != has
+        Problem(scenario.path, f"model.{key}", f"is {scenario_value}, and {folder / 'config.json'} says {has}")
+        for key, (scenario_value, has) in pairs.items()
+        if scenario_value != has
     ]
     if problems:
         raise ScenarioError(problems)

@@ -26,10 +26,10 @@ class PrefillApi(EngineApi[LivePrefillNode]):
             return
         between = self.between(asked)
         self.prompts.check_length(len(tokens), 1)
-        said = read_prefill(self.method, asked.body.kv_transfer_params)
-        node.learn_stores(said.stores)
+        request_params = read_prefill(self.method, asked.body.kv_transfer_params)
+        node.learn_stores(request_params.stores)
         sampling = self.sampling(asked.asked, len(tokens)) if between.tells_first else None
-        leg = node.begin(asked.request_id, said.xid, tokens, sampling)
+        leg = node.begin(asked.request_id, request_params.xid, tokens, sampling)
         try:
             await leg.answered.wait()
         finally:
@@ -56,16 +56,16 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         ends = piece.ending is not None
         used = usage(len(leg.job.tokens), 1)
         if asked.stream:
-            said = answer.event(shown(piece, asked))
+            body = answer.event(shown(piece, asked))
             if ends:
-                said += (answer.usage_event(used) if asked.include_usage else b"") + DONE
+                body += (answer.usage_event(used) if asked.include_usage else b"") + DONE
         else:
-            said = answer.whole([shown(piece, asked)], used) if ends else b""
+            body = answer.whole([shown(piece, asked)], used) if ends else b""
         if ends:
             self.node.event_log.generated(leg.request_id, 1)
         top = () if token.logprobs is None else token.logprobs.top
         chosen = None if token.logprobs is None else token.logprobs.chosen
-        return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), said.decode(), ends)
+        return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), body.decode(), ends)
 
     async def _alone(self, whole: LegAsked, responder: Responder) -> None:
         """One token is wanted, which is P's: there is nothing to decode."""
@@ -80,5 +80,5 @@ class PrefillApi(EngineApi[LivePrefillNode]):
                 node.abort(leg)
         if leg.code is not Code.NONE:
             raise ended(leg.code, leg.why)
-        said = self._first_answer(leg, whole).said.encode()
-        await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), said)
+        text = self._first_answer(leg, whole).text.encode()
+        await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), text)

@@ -314,13 +314,13 @@ class Rank:
 
     def _noticed(self, peer: Address, notice: bytes) -> None:
         """DONE, behind its data."""
-        said = read_notice(notice)
-        if isinstance(said, Malformed):
-            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, said.reason)
+        decoded = read_notice(notice)
+        if isinstance(decoded, Malformed):
+            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, decoded.reason)
             if self.meter is not None:
                 self.meter.unread()
             return
-        incarnation, done = said
+        incarnation, done = decoded
         self._put(Received(peer, incarnation, done))
 
     def _slot(self, word: LeaseWord) -> int:

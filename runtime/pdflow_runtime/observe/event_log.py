@@ -224,8 +224,8 @@ class EventLog:
     # What endpoints' turns say.
 
     def _stage(self, stage: str) -> Callable[[Address, Any, Instant], None]:
-        def noting(address: Address, said: Any, now: Instant) -> None:
-            self.note(Passed(now, said.request_id, stage))
+        def noting(address: Address, effect: Any, now: Instant) -> None:
+            self.note(Passed(now, effect.request_id, stage))
 
         return noting
 
@@ -258,11 +258,11 @@ class EventLog:
             self.note(Passed(now, event.op.reg.request_id, "xfer_wire"))
 
     def _received(self, address: Address, event: Received, now: Instant) -> None:
-        said = event.message
-        if type(said) is Done:
-            self.note(Passed(now, said.reg.request_id, "xfer_wire"))
+        message = event.message
+        if type(message) is Done:
+            self.note(Passed(now, message.reg.request_id, "xfer_wire"))
         else:
-            self.note(Frame(now, _request_id(said), type(said).__name__, event.sender, address, True))
+            self.note(Frame(now, _request_id(message), type(message).__name__, event.sender, address, True))
 
     def _meets(self, address: Address, effect: Handshake, now: Instant) -> None:
         self._meeting[address, effect.peer] = now
@@ -273,10 +273,10 @@ class EventLog:
             self.note(Met(begun, event.peer, now - begun))
 
     def _send(self, address: Address, effect: Send, now: Instant) -> None:
-        said = effect.message
-        self.note(Frame(now, _request_id(said), type(said).__name__, address, effect.to, False))
+        message = effect.message
+        self.note(Frame(now, _request_id(message), type(message).__name__, address, effect.to, False))
 
 
-def _request_id(said: Message) -> RequestId:
-    reg: Reg | None = getattr(said, "reg", None)
+def _request_id(message: Message) -> RequestId:
+    reg: Reg | None = getattr(message, "reg", None)
     return "" if reg is None else reg.request_id

@@ -114,8 +114,8 @@ class Record:
         assert self.out is not None
         result.save(self.out)
         if self.timeline:
-            said = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": False}
-            write_timeline(self.out / TIMELINE_NAME, timeline(found.records, found.recording), said)
+            metadata = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": False}
+            write_timeline(self.out / TIMELINE_NAME, timeline(found.records, found.recording), metadata)
         if self.html:
             write_page(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
 
@@ -186,8 +186,8 @@ def read_notes(folder: Path) -> list[Page]:
     for part in sorted(folder.glob(f"*.{NOTES_NAME}")):
         lines = part.read_bytes().split(b"\n")[:-1]
         if lines:
-            said = header(lines[0])
-            pages.append(Page(said.node, said.offset_ns, [line(each) for each in lines[1:]]))
+            head = header(lines[0])
+            pages.append(Page(head.node, head.offset_ns, [line(each) for each in lines[1:]]))
     return pages
 
 

@@ -54,7 +54,7 @@ def view(state: dict[str, Any]) -> Group:
             *(room(engine.get("beside")) for _ in beside),
             *(f"{engine[key]:,}" for key in ("waiting", "loading", "running", "open", "links", "steps")),
         )
-        oldest += [(said["age_s"], name, said["state"], said["request_id"]) for said in engine["requests"]]
+        oldest += [(request["age_s"], name, request["state"], request["request_id"]) for request in engine["requests"]]
     requests = Table(box=None, pad_edge=False)
     for name in ("oldest requests", "at", "state"):
         requests.add_column(name)

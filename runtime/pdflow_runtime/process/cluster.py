@@ -64,12 +64,12 @@ class StartError(PdflowError):
 
 
 class Part:
-    """One process: `said` is its first line."""
+    """One process. `first_line` is the first line of its standard output."""
 
-    def __init__(self, name: str, process: trio.Process, said: bytes) -> None:
+    def __init__(self, name: str, process: trio.Process, first_line: bytes) -> None:
         self.name: Final = name
         self.process: Final = process
-        self.said: Final = said
+        self.first_line: Final = first_line
 
 
 class Cluster:
@@ -77,8 +77,8 @@ class Cluster:
 
     def __init__(self, scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
         self.scenario: Final = scenario
-        said = [arg for override in overrides for arg in ("--set", override)]
-        self.common: Final = [file, *said, *record.of_parts(), "--child"]
+        set_options = [arg for override in overrides for arg in ("--set", override)]
+        self.common: Final = [file, *set_options, *record.of_parts(), "--child"]
         self.engines: Final = [*engines_of(scenario.pools), *stores_of(scenario)]
         self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
         self.reports: Final = heartbeat_ns(scenario) is not None
@@ -102,7 +102,7 @@ class Cluster:
                 await self._live(part)
             patience = 2 * self.scenario.serve.drain_s + 5
             nursery.start_soon(drain_on_signal, self.stop, patience, nursery.cancel_scope)
-            up(self.router.said.decode().strip())
+            up(self.router.first_line.decode().strip())
             await self.router.process.wait()
             if not self.stopping:
                 raise StartError(f"the router's process has ended with {self.router.process.returncode}")
@@ -160,19 +160,19 @@ class Cluster:
         )
         self.processes[name] = process
         assert process.stdout is not None
-        said = b""
+        first_line = b""
         with trio.move_on_after(self.up_s):
-            while b"\n" not in said and (data := await process.stdout.receive_some()):
-                said += data
-        if b"\n" not in said:
+            while b"\n" not in first_line and (data := await process.stdout.receive_some()):
+                first_line += data
+        if b"\n" not in first_line:
             process.kill()
             await process.wait()
             raise StartError(f"{name} did not come up")
-        return Part(name, process, said)
+        return Part(name, process, first_line)
 
     async def _live(self, part: Part, deaths: int = 0) -> None:
         """An engine is up: the router is told, and its end is waited for."""
-        await self._tell(msgspec.json.decode(part.said, type=EnginePlace))
+        await self._tell(msgspec.json.decode(part.first_line, type=EnginePlace))
         if self.reports:
             assert part.process.stdin is not None
             with suppress(trio.BrokenResourceError):
@@ -218,7 +218,7 @@ class Cluster:
                 self._nursery.start_soon(self._begin, name.decode())
 
     def _router_at(self) -> Coordinates:
-        at = urlsplit(self.router.said.decode().strip())
+        at = urlsplit(self.router.first_line.decode().strip())
         return Coordinates(reached_at(at.hostname or ""), at.port or 0)
 
     async def _tell(self, news: News) -> None:

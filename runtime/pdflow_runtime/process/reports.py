@@ -42,7 +42,7 @@ class Reporter:
         self._signer: Final = signer
         self._every_s: Final = every_s
         self._client: Final = HttpClient()
-        self._said = "nothing"
+        self._last_result = "nothing"
         """What the last report came to; told when it is something else."""
         self._leaving = False
         self._running: Final = trio.CancelScope()
@@ -93,8 +93,8 @@ class Reporter:
                         self.place = msgspec.structs.replace(self.place, drained=read_heard(answer).drained)
         except (UpstreamError, msgspec.DecodeError) as error:
             came_to = str(error)
-        if came_to != self._said:
-            self._said = came_to
+        if came_to != self._last_result:
+            self._last_result = came_to
             if came_to:
                 log.warning("the router at %s:%d does not know of us: %s", at.host, at.port, came_to)
             else:

@@ -30,14 +30,14 @@ def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **k
     except PdflowError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_BAD_INPUT
-    said = [file, *(arg for override in overrides for arg in ("--set", override)), *Record(**kept).of_parts()]
+    arguments = [file, *(arg for override in overrides for arg in ("--set", override)), *Record(**kept).of_parts()]
     if role == ROUTER:
-        return front.main(said)
+        return front.main(arguments)
     # torch and UCX look at these when they are imported.
     os.environ["OMP_NUM_THREADS"] = str(scenario.serve.threads)
     if is_loopback(scenario.serve.engine_host):
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
-    code = worker.main([*said, "--name", name])
+    code = worker.main([*arguments, "--name", name])
     return end_process(code) if code == EXIT_DONE else code
 
 

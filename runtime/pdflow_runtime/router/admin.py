@@ -87,18 +87,18 @@ class Admin:
         """A report, or the wish for one more engine."""
         try:
             wish = "pool" in _body.decode(body)
-            said = _wanted.decode(body) if wish else _news.decode(body)
+            message = _wanted.decode(body) if wish else _news.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
-        if isinstance(said, EngineToAdd):
-            return 202, msgspec.json.encode({"engine": self.add(said.pool)})
+        if isinstance(message, EngineToAdd):
+            return 202, msgspec.json.encode({"engine": self.add(message.pool)})
         if not self.members.reports:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
-        if isinstance(said, EnginePlace) and not (is_place(said.http) and is_place(said.kv)):
+        if isinstance(message, EnginePlace) and not (is_place(message.http) and is_place(message.kv)):
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
-        if problem := self.members.hear(said):
+        if problem := self.members.hear(message):
             raise OpenAIError(409, problem)
-        return 200, msgspec.json.encode(ReportAnswer(said.engine in self.members.drained_by_order))
+        return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_order))
 
     def add(self, pool: str) -> str:
         """The name of the engine that is being started."""

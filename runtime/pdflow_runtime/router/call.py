@@ -116,17 +116,17 @@ class Call:
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         """For KV alone."""
-        said = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
-        return msgspec.json.encode(said)
+        body = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
+        return msgspec.json.encode(body)
 
     def decode_body(self, params: dict[str, Any] | None, between: Between | None = None) -> bytes:
         """For the answer, or its first token."""
-        said: dict[str, Any] = {"prompt_token_ids": self.tokens}
+        new_fields: dict[str, Any] = {"prompt_token_ids": self.tokens}
         if params is not None:
-            said["kv_transfer_params"] = params
+            new_fields["kv_transfer_params"] = params
         if between is not None:
-            said["pdflow"] = between
-        return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=said)
+            new_fields["pdflow"] = between
+        return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=new_fields)
 
 
 class Leg:
@@ -167,13 +167,13 @@ class Leg:
         if answer is None:
             return None, None, Code.DEADLINE
         try:
-            said = msgspec.json.decode(answer, type=Answered)
-            params, _ = read_decode(method, said.kv_transfer_params)
+            decoded = msgspec.json.decode(answer, type=Answered)
+            params, _ = read_decode(method, decoded.kv_transfer_params)
         except (msgspec.DecodeError, ParamsError):
             return None, None, Code.IO
-        if tells_first and said.pdflow is None:
+        if tells_first and decoded.pdflow is None:
             return None, None, Code.IO
-        return params, said.pdflow, Code.NONE
+        return params, decoded.pdflow, Code.NONE
 
     async def tell(self, first: FirstToken) -> None:
         """P's token, to a decode leg that waits for it. Without it that one fails, or is late."""

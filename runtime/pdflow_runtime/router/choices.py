@@ -69,10 +69,10 @@ class Several:
         await self.responder.end()
 
     def _body(self, fields: Fields, prompt: list[int], asked: AnswerOptions, number: int) -> bytes:
-        said: dict[str, Any] = {"prompt_token_ids": prompt}
+        new_fields: dict[str, Any] = {"prompt_token_ids": prompt}
         if asked.seed is not None:
-            said["seed"] = (asked.seed + number) % 2**63
-        return rewritten(fields, drop=REPLACED, put=said)
+            new_fields["seed"] = (asked.seed + number) % 2**63
+        return rewritten(fields, drop=REPLACED, put=new_fields)
 
     async def _whole(self, bodies: Seq[bytes]) -> None:
         answers: dict[int, dict[str, Any]] = {}
@@ -119,19 +119,19 @@ class Several:
         """One event of one answer, as an event of all."""
         if event == DONE.strip():
             return
-        said = _event.decode(event.removeprefix(b"data: "))
-        if "error" in said:
-            raise OpenAIError(502, said["error"]["message"], code=said["error"].get("code"))
-        self._count(said.pop("usage", None))
+        chunk = _event.decode(event.removeprefix(b"data: "))
+        if "error" in chunk:
+            raise OpenAIError(502, chunk["error"]["message"], code=chunk["error"].get("code"))
+        self._count(chunk.pop("usage", None))
         if self.first is None:
-            self.first = {key: value for key, value in said.items() if key != "choices"}
-        if not said["choices"]:
+            self.first = {key: value for key, value in chunk.items() if key != "choices"}
+        if not chunk["choices"]:
             return
-        said["choices"] = [{**choice, "index": index} for choice in said["choices"]]
+        chunk["choices"] = [{**choice, "index": index} for choice in chunk["choices"]]
         async with self._telling:
             if not self.responder.begun:
                 await self.responder.begin(200, (EVENT_STREAM,))
-            await self.responder.send(b"data: %b\n\n" % _encode({**said, **self.first}))
+            await self.responder.send(b"data: %b\n\n" % _encode({**chunk, **self.first}))
 
     def _request(self, body: bytes) -> Any:
         here = self.here

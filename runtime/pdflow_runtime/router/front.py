@@ -80,7 +80,9 @@ class Front:
         match request.method, request.path:
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
-                prompts = await self._tokens(request, lambda: [self.prompts.of_prompt(said) for said in asked.prompts])
+                prompts = await self._tokens(
+                    request, lambda: [self.prompts.of_prompt(prompt) for prompt in asked.prompts]
+                )
                 await self._complete(request, asked, prompts, responder)
             case "POST", "/v1/chat/completions":
                 chat = read_chat(request.body)

@@ -53,7 +53,7 @@ class Prompts:
         if asked.prompt_tokens is not None:
             return self.of_prompt(asked.prompt_tokens)
         try:
-            text = self._tokens.chat([{"role": said.role, "content": said.content} for said in asked.messages])
+            text = self._tokens.chat([{"role": message.role, "content": message.content} for message in asked.messages])
         except ValueError as error:
             raise OpenAIError(400, str(error), param="messages") from None
         return self._tokens.encode(text, special=False)

@@ -161,31 +161,31 @@ class LiveRouterNode(LiveNode):
         ends = tells_first and first is not None and await self._first_token_told(call, first, effect.request_id)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
 
-    async def _first_token_told(self, call: Call, said: FirstAnswer, request_id: RequestId) -> bool:
+    async def _first_token_told(self, call: Call, first_answer: FirstAnswer, request_id: RequestId) -> bool:
         """P has told its first token. Whether the answer ends with it."""
-        use = call.answer.first_token_told(request_id, said.ends)
+        use = call.answer.first_token_told(request_id, first_answer.ends)
         if use is None:
             return False
-        call.told = said.first
-        text, responder = said.said.encode(), call.responder
-        if said.ends:
+        call.told = first_answer.first
+        text, responder = first_answer.text.encode(), call.responder
+        if first_answer.ends:
             call.report(request_id)
             self.event_log.passed(request_id, LAST)
         if call.streams:
             call.piece(text)
             await responder.begin(200, (EVENT_STREAM, *call.answered))
             responder.begin_now(text)
-            if said.ends:
+            if first_answer.ends:
                 await responder.end()
-        elif said.ends:
+        elif first_answer.ends:
             call.piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
         for attempt in use.tell:
             leg = Leg(call, self.client, call.decoding[attempt], attempt, self.patience_s, self.signer)
-            call.nursery.start_soon(leg.tell, said.first)
+            call.nursery.start_soon(leg.tell, first_answer.first)
         for attempt in use.cancel:
             self._cancel_leg(attempt)
-        return said.ends
+        return first_answer.ends
 
     def _cancel_leg(self, attempt: RequestId) -> None:
         """That of an engine that computes the prompt too: it fails."""

@@ -90,8 +90,8 @@ class Gate:
                 raise OpenAIError(401, problem, code="unauthorized")
 
     def _problem(self, secret: Secret, request: HttpRequest) -> str:
-        said = request.header(AUTHORIZATION) or b""
-        scheme, _, rest = said.partition(b" ")
+        header = request.header(AUTHORIZATION) or b""
+        scheme, _, rest = header.partition(b" ")
         if scheme.lower() == b"bearer":
             return "" if secret.is_text(rest.strip()) else "this is not the secret"
         words = rest.split(b" ")

@@ -54,19 +54,19 @@ class StoreApi(PartApi):
             case "POST", "/look":
                 await responder.reply(200, (JSON,), await self._look(request.body))
             case "POST", "/withdraw":
-                said = read(request.body, WithdrawBody)
-                self.node.withdraw(said.request_id, said.xid)
+                parsed = read(request.body, WithdrawBody)
+                self.node.withdraw(parsed.request_id, parsed.xid)
                 await responder.reply(200, (JSON,), b"{}")
             case _:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
     async def _put(self, body: bytes) -> bytes:
-        said = read(body, PutBody)
+        parsed = read(body, PutBody)
         try:
-            params, at = read_decode(PUSH, said.kv_transfer_params)
+            params, at = read_decode(PUSH, parsed.kv_transfer_params)
         except ParamsError as error:
             raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
-        items = tuple(Item(key, blocks) for key, blocks in said.objects)
+        items = tuple(Item(key, blocks) for key, blocks in parsed.objects)
         need = -(-params.num_tokens // self.node.place.info.shards.block_size)
         if not params.num_tokens or blocks_of(items) != need:
             raise OpenAIError(400, f"{blocks_of(items)} blocks of objects, and {need} for {params.num_tokens} tokens")
@@ -78,12 +78,12 @@ class StoreApi(PartApi):
         return await self._answered(call)
 
     async def _look(self, body: bytes) -> bytes:
-        said = read(body, LookBody)
-        items = tuple(Item(key, blocks) for key, blocks in said.objects)
+        parsed = read(body, LookBody)
+        items = tuple(Item(key, blocks) for key, blocks in parsed.objects)
         if self.node.backing is not None:
             await self.node.backing.fetch(items)
         try:
-            call = self.node.look(said.request_id, said.xid, items, int(said.digest, 16), said.weights)
+            call = self.node.look(parsed.request_id, parsed.xid, items, int(parsed.digest, 16), parsed.weights)
         except KeyError as error:
             raise OpenAIError(409, str(error.args[0])) from None
         return await self._answered(call)

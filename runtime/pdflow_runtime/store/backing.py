@@ -105,16 +105,16 @@ class Backing:
         life = None
         while True:
             try:
-                said = await self._call(self.server.life, self._reading)
+                current = await self._call(self.server.life, self._reading)
             except ServerError as error:
                 self._lost(error)
             else:
                 if not self.up:
                     log.info("%s is there again", self.name)
-                if life is not None and said != life:
+                if life is not None and current != life:
                     log.info("%s has been started again", self.name)
                     self._saved.clear()
-                self.up, life = True, said
+                self.up, life = True, current
             await trio.sleep(WATCHED_S)
 
     def _lost(self, error: ServerError) -> None:

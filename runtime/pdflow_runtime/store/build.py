@@ -33,7 +33,7 @@ LEASES: Final = 1 << 16
 """Words of a rank. In a store any number of leases share the same blocks; so many are not open at once for long."""
 LATER_S: Final = 5.0
 """What a node may be late by that keeps a request's deadline itself."""
-UNSAID: Final = attrs.fields(Transfer).store_bytes.default
+DEFAULT_STORE_BYTES: Final = attrs.fields(Transfer).store_bytes.default
 
 
 def stores_of(scenario: ResolvedScenario) -> list[str]:
@@ -49,7 +49,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
     pool = pool_beside(scenario)
     assert pool is not None, "a scenario has decode engines"
     wiring = StoreWiring(engines, pool)
-    if scenario.transfer.store_bytes == UNSAID:
+    if scenario.transfer.store_bytes == DEFAULT_STORE_BYTES:
         held = [kv_tokens_of(scenario.model, p) * p.replicas for p in scenario.pools if p.role == "prefill"]
         wiring.blocks = min(wiring.blocks, sum(held) // pool.block_size)
     return wiring

@@ -91,8 +91,8 @@ class StoreClient:
 
     async def put(self, node: str, at: Coordinates, params: KvParams, port: int, items: Sequence[Item]) -> StoredKv:
         """By what D gets it, once the store has it all. `port`: where our ranks hear."""
-        said = decode_json(params, Coordinates(self.host, port), PUSH)
-        body = PutBody(said, [(item.key, item.blocks) for item in items])
+        params_json = decode_json(params, Coordinates(self.host, port), PUSH)
+        body = PutBody(params_json, [(item.key, item.blocks) for item in items])
         return await self._ask(node, at, "/put", body, self.patience_s)
 
     async def look(
@@ -114,8 +114,8 @@ class StoreClient:
     async def withdraw(self, node: str, at: Coordinates, request_id: RequestId, xid: Xid) -> None:
         await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid), LOOK_S)
 
-    async def _ask(self, node: str, at: Coordinates, path: str, said: msgspec.Struct, patience_s: float) -> StoredKv:
-        body = msgspec.json.encode(said)
+    async def _ask(self, node: str, at: Coordinates, path: str, message: msgspec.Struct, patience_s: float) -> StoredKv:
+        body = msgspec.json.encode(message)
         headers = (JSON, *self.signer.sign(node, "POST", path, body))
         answer = None
         try:

@@ -82,7 +82,7 @@ class ValkeyServer:
             except self._library.ResponseError:
                 return ""  # a user who may not ask
 
-        return self._said(ask)
+        return self._call(ask)
 
     def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
         """By GETRANGE: nobody can make us read more than is expected, whatever he has put there."""
@@ -95,7 +95,7 @@ class ValkeyServer:
             return answers
 
         values: list[bytes] = []
-        for answer in self._said(ask):
+        for answer in self._call(ask):
             if isinstance(answer, bytes):
                 values.append(answer)
             elif "WRONGTYPE" in str(answer):
@@ -112,14 +112,14 @@ class ValkeyServer:
             answers: list[Any] = lines.execute(raise_on_error=False)
             return answers
 
-        for answer in self._said(ask):
+        for answer in self._call(ask):
             if answer is not True:
                 raise RefusedError(_brief(answer))
 
     def close(self) -> None:
         self._client.close()
 
-    def _said(self, ask: Callable[[], T]) -> T:
+    def _call(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except self._library.ResponseError as error:
@@ -129,17 +129,17 @@ class ValkeyServer:
             raise ServerError(_brief(error)) from None
 
 
-def _brief(said: object) -> str:
+def _brief(value: object) -> str:
     """In one line, whatever it is."""
-    return " ".join(ascii(str(said))[1:-1].split())[:WORDS] or type(said).__name__
+    return " ".join(ascii(str(value))[1:-1].split())[:WORDS] or type(value).__name__
 
 
 def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:
     """The one that the scenario names, not reached yet. ScenarioError, MissingBackendError."""
-    said = scenario.serve.store_url
-    if said is None:
+    url = scenario.serve.store_url
+    if url is None:
         return None
-    at = read_store_url(said)
+    at = read_store_url(url)
     if not is_loopback(at.host) and secret_of(scenario) is None:
         problem = "is beyond this host: whose values these are is known by a secret, serve.secret_file or PDFLOW_SECRET"
         raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)])

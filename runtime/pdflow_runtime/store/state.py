@@ -63,11 +63,11 @@ class StoreCollector(Collector):
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
         if node.backing is not None:
-            said = node.backing.state()
-            yield GaugeMetricFamily("pdflow_store_backing_up", "Whether the store's server serves", value=said.up)
-            yield GaugeMetricFamily("pdflow_store_backing_waiting", "Objects to be written there", value=said.waiting)
+            state = node.backing.state()
+            yield GaugeMetricFamily("pdflow_store_backing_up", "Whether the store's server serves", value=state.up)
+            yield GaugeMetricFamily("pdflow_store_backing_waiting", "Objects to be written there", value=state.waiting)
             objects = CounterMetricFamily("pdflow_store_backing_objects", "And what became of others", labels=["what"])
-            for what, number in said.objects.items():
+            for what, number in state.objects.items():
                 objects.add_metric([what], number)
             yield objects
         notes = CounterMetricFamily("pdflow_notes", "Odd things, and what the store counts", labels=["note"])

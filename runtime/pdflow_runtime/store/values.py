@@ -40,8 +40,8 @@ class BadValueError(ValueError):
 def layout_of(model: str, shape: KvShape, memories: Sequence[RankMemory]) -> bytes:
     """[LAYOUT_BYTES]: the same for two nodes exactly if each can use the other's values."""
     ranks = [(memory.num_layers, memory.tensors_per_layer, memory.num_heads, memory.order) for memory in memories]
-    said = msgspec.json.encode((model, shape, ranks))
-    return blake2b(said, digest_size=LAYOUT_BYTES, person=b"pdflow layout").digest()
+    encoded = msgspec.json.encode((model, shape, ranks))
+    return blake2b(encoded, digest_size=LAYOUT_BYTES, person=b"pdflow layout").digest()
 
 
 class ValueFormat:

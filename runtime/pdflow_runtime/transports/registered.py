@@ -166,12 +166,12 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         tune(sock)
         return self._remote(hello)
 
-    def _remote(self, said: Description | AgentHello) -> RemoteMemory:
-        if said.memory and not (said.memory.isdecimal() and len(said.memory) <= MOST_DIGITS):
+    def _remote(self, description: Description | AgentHello) -> RemoteMemory:
+        if description.memory and not (description.memory.isdecimal() and len(description.memory) <= MOST_DIGITS):
             raise TransportError("its memory is nowhere")
-        if said.address < 0:
-            raise TransportError(f"its memory cannot begin at {said.address}")
-        return RemoteMemory(self._add(said.agent), said.address, said.nbytes, said.memory)
+        if description.address < 0:
+            raise TransportError(f"its memory cannot begin at {description.address}")
+        return RemoteMemory(self._add(description.agent), description.address, description.nbytes, description.memory)
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
         assert isinstance(remote, RemoteMemory)

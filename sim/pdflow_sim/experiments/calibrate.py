@@ -170,8 +170,8 @@ def _chosen(scenario: ResolvedScenario, name: str | None) -> Pool:
     if name is None and len(names) == 1:
         return scenario.pools[0]
     if name not in names:
-        said = "--pool is missing" if name is None else f"--pool {name}: there is no such pool"
-        raise ScenarioError([Problem("", "", f"{said}; this scenario has {', '.join(names)}")])
+        problem = "--pool is missing" if name is None else f"--pool {name}: there is no such pool"
+        raise ScenarioError([Problem("", "", f"{problem}; this scenario has {', '.join(names)}")])
     return scenario.pool(name)
 
 

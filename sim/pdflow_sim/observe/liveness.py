@@ -159,8 +159,8 @@ def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> s
         if not cell.landed >> bit & 1
     ]
     asked = "READ" if world.fabric.pulls else "registration"
-    said = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
-    return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {said}"
+    last_answer = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
+    return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {last_answer}"
 
 
 def _doing(node: SimEngineNode) -> str:

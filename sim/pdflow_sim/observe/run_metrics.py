@@ -66,8 +66,8 @@ class RunMetrics:
         records.outcome[effect.request] = effect.outcome
         records.attempts[effect.request] = effect.attempts
         if effect.outcome != "completed":
-            said = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
-            records.reason[effect.request] = effect.reason or said
+            default_reason = REASONS.get(effect.code, effect.code.name.lower().replace("_", " "))
+            records.reason[effect.request] = effect.reason or default_reason
 
 
 def request_of(request_id: RequestId) -> int:

@@ -143,8 +143,8 @@ dispatch = "concurrent"
 
 def one_request(method: str, dialect: str = "strict") -> list[str]:
     """That request by this method."""
-    said = f'{ONE}[transfer]\nmethod = "{method}"\ndialect = "{dialect}"\n'
-    return narrate(resolve(parse("one.toml", said)))
+    scenario_text = f'{ONE}[transfer]\nmethod = "{method}"\ndialect = "{dialect}"\n'
+    return narrate(resolve(parse("one.toml", scenario_text)))
 
 
 def narrate(scenario: ResolvedScenario) -> list[str]:

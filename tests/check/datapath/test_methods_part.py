@@ -35,8 +35,8 @@ def test_rows_for_json() -> None:
     ("dialect", "rows"), [("strict", ["strict"]), ("vllm-stock", ["as-published"]), ("vllm-compat", [])]
 )
 def test_a_dialect_alone(dialect: str, rows: list[str]) -> None:
-    said = json.loads(pdflow("--only", "nixl-push", "--dialect", dialect, "--json").stdout)["methods"]
-    assert [row["dialect"] for row in said] == rows
+    reported = json.loads(pdflow("--only", "nixl-push", "--dialect", dialect, "--json").stdout)["methods"]
+    assert [row["dialect"] for row in reported] == rows
 
 
 def test_what_should_not_be_there_fails_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,8 @@ def test_the_send_type_is_the_method(send_type: str) -> None:
 def test_a_method_for_every_connector() -> None:
     inner = {"CPUConnector": json.loads(CPU)[EXTRA]}
     for name in CONNECTORS:
-        said = {"kv_connector": name, "kv_role": "kv_consumer", EXTRA: inner.get(name, {})}
-        assert read_kv_transfer_config(said).method in PARAMS
+        config = {"kv_connector": name, "kv_role": "kv_consumer", EXTRA: inner.get(name, {})}
+        assert read_kv_transfer_config(config).method in PARAMS
 
 
 def test_keys_that_nobody_reads_are_named() -> None:
@@ -241,10 +241,10 @@ INNER = sorted({field.name for kinds in CONNECTORS.values() for kind in kinds fo
     st.dictionaries(st.sampled_from(OUTER), anything, max_size=3),
     st.dictionaries(st.sampled_from(INNER), anything, max_size=3),
 )
-def test_whatever_is_said_one_error_is_all(name: str, outer: dict[str, Any], inner: dict[str, Any]) -> None:
-    said = {"kv_role": "kv_producer", EXTRA: inner} | outer | {"kv_connector": name}
+def test_any_config_is_read_or_raises_params_error(name: str, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    config = {"kv_role": "kv_producer", EXTRA: inner} | outer | {"kv_connector": name}
     try:
-        read = read_kv_transfer_config(said)
+        read = read_kv_transfer_config(config)
     except ParamsError as error:
         read = error
     assert str(read).isprintable() if isinstance(read, ParamsError) else read.method in PARAMS

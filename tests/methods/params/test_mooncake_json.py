@@ -203,10 +203,10 @@ def test_a_standalone_store_takes_nothing_from_ranks() -> None:
 
 @pytest.mark.parametrize("key", ["prefill_url", "decode_url", "metadata_server"])
 def test_what_a_pipe_needs(key: str) -> None:
-    said = json.loads(PIPE)
-    del said[key]
+    config = json.loads(PIPE)
+    del config[key]
     with pytest.raises(ParamsError, match=f"^{key} is missing"):
-        read_mooncake_json(said)
+        read_mooncake_json(config)
 
 
 anything = st.recursive(
@@ -222,7 +222,7 @@ KEYS = sorted({field.name for kind in (PipeFile, StoreV0File, StoreFile) for fie
 
 
 @given(st.sampled_from([PIPE, STORE_V0, STORE]), st.dictionaries(st.sampled_from(KEYS), anything, max_size=3))
-def test_whatever_is_said_one_error_is_all(text: str, changes: dict[str, Any]) -> None:
+def test_any_file_is_read_or_raises_params_error(text: str, changes: dict[str, Any]) -> None:
     try:
         read = read_mooncake_json(json.loads(text) | changes)
     except ParamsError as error:

@@ -102,34 +102,34 @@ def safe(error: ParamsError) -> bool:
     return str(error).isprintable() and len(str(error)) < 800
 
 
-def answered(method: str, leg: str, said: Any) -> None:
+def answered(method: str, leg: str, payload: Any) -> None:
     """Read, and then whole: it can be written and read again; or refused, with the one error."""
     try:
-        params = parse(method, leg, said)
+        params = parse(method, leg, payload)
     except ParamsError as error:
         params = error
     assert safe(params) if isinstance(params, ParamsError) else parse(method, leg, to_json(params)) == params
 
 
 @given(st.sampled_from(LEGS), anything)
-def test_whatever_is_sent_one_error_is_all(leg: tuple[str, str, Any], said: Any) -> None:
-    answered(*leg[:2], said)
+def test_whatever_is_sent_one_error_is_all(leg: tuple[str, str, Any], payload: Any) -> None:
+    answered(*leg[:2], payload)
 
 
 @given(messages, st.data())
 def test_whatever_stands_in_one_field_one_error_is_all(message: tuple[str, str, Params], data: st.DataObject) -> None:
     method, leg, params = message
-    said = to_json(params)
+    payload = to_json(params)
     key = data.draw(st.sampled_from([field.name for field in attrs.fields(type(params))]))
-    answered(method, leg, said | {key: data.draw(anything)})
+    answered(method, leg, payload | {key: data.draw(anything)})
 
 
 @given(messages, st.data())
 def test_whatever_is_left_out_one_error_is_all(message: tuple[str, str, Params], data: st.DataObject) -> None:
     method, leg, params = message
-    said = to_json(params)
-    kept = data.draw(st.sets(st.sampled_from(sorted(said)))) if said else set()
-    answered(method, leg, {key: said[key] for key in kept})
+    payload = to_json(params)
+    kept = data.draw(st.sets(st.sampled_from(sorted(payload)))) if payload else set()
+    answered(method, leg, {key: payload[key] for key in kept})
 
 
 @pytest.mark.parametrize("hostile", [deep(100_000), ["k"] * 200_000, [deep(50_000)] * 3], ids=["deep", "long", "both"])

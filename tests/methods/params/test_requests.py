@@ -62,14 +62,14 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("method", "leg", "text"), GOLDEN)
 def test_what_an_original_writes_is_read_and_written_again(method: str, leg: str, text: str) -> None:
-    said = json.loads(text)
-    written = json.dumps(to_json(parse(method, leg, said)), sort_keys=True)
-    assert written == json.dumps(said, sort_keys=True)
+    payload = json.loads(text)
+    written = json.dumps(to_json(parse(method, leg, payload)), sort_keys=True)
+    assert written == json.dumps(payload, sort_keys=True)
 
 
-def refused(method: str, leg: str, said: object) -> ParamsError:
+def refused(method: str, leg: str, payload: object) -> ParamsError:
     with pytest.raises(ParamsError) as caught:
-        parse(method, leg, said)
+        parse(method, leg, payload)
     return caught.value
 
 
@@ -107,10 +107,10 @@ def test_what_is_required_is_missed_by_name(method: str, leg: str, text: str, ke
 
 
 def test_pulls_sizes_have_vllms_defaults() -> None:
-    said = json.loads(PULL_ANSWER)
+    payload = json.loads(PULL_ANSWER)
     for key in ("tp_size", "dcp_size", "pp_size", "remote_num_tokens", "remote_blocks_expiry_time", "transfer_mode"):
-        del said[key]
-    params = parse("nixl-pull", "decode", said)
+        del payload[key]
+    params = parse("nixl-pull", "decode", payload)
     assert isinstance(params, NixlPullDecode)
     assert (params.tp_size, params.dcp_size, params.pp_size, params.remote_num_tokens) == (1, 1, 1, None)
 
@@ -177,9 +177,9 @@ def test_a_class_made_by_hand_is_held_to_the_same() -> None:
         NixlPushDecode(remote_engine_id="p", remote_host="h", remote_port=1, tp_size=True, remote_request_id="r")
 
 
-@pytest.mark.parametrize("said", [[], "{}", 1, float("nan")])
-def test_parameters_are_an_object(said: object) -> None:
-    assert refused("mooncake-v0", "prefill", said).expected == "a JSON object"
+@pytest.mark.parametrize("payload", [[], "{}", 1, float("nan")])
+def test_parameters_are_an_object(payload: object) -> None:
+    assert refused("mooncake-v0", "prefill", payload).expected == "a JSON object"
 
 
 def test_none_at_all_are_parameters_where_none_are_needed() -> None:
@@ -193,18 +193,18 @@ def test_method_and_leg_are_known_ones() -> None:
 
 
 def test_keys_of_others_are_skipped() -> None:
-    said = having(PULL_ANSWER, _p_side_truncated=True, pcp_size=1, lmcache={"deep": [[[]]]})
-    assert parse("nixl-pull", "decode", said) == parse("nixl-pull", "decode", json.loads(PULL_ANSWER))
+    payload = having(PULL_ANSWER, _p_side_truncated=True, pcp_size=1, lmcache={"deep": [[[]]]})
+    assert parse("nixl-pull", "decode", payload) == parse("nixl-pull", "decode", json.loads(PULL_ANSWER))
 
 
 def test_a_misspelt_key_is_guessed_where_its_field_is_missed() -> None:
-    said = without(PUSH_AT_ONCE, "tp_size") | {"tpsize": 2}
-    assert refused("nixl-push", "decode", said).wrong == 'is missing (is "tpsize" meant for it?)'
+    payload = without(PUSH_AT_ONCE, "tp_size") | {"tpsize": 2}
+    assert refused("nixl-push", "decode", payload).wrong == 'is missing (is "tpsize" meant for it?)'
 
 
 def test_more_keys_than_anybody_has_are_refused() -> None:
-    said = {str(n): n for n in range(MAX_KEYS + 1)}
-    assert refused("p2p-nccl-get", "decode", said).wrong == "has 257 keys"
+    payload = {str(n): n for n in range(MAX_KEYS + 1)}
+    assert refused("p2p-nccl-get", "decode", payload).wrong == "has 257 keys"
 
 
 def test_what_pdflow_says_besides_is_read_by_every_method() -> None:
@@ -278,10 +278,10 @@ STORE_KEYS = ("prefix_prompt_ids", "kvcache_load_keys", "kvcache_store_keys")
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_lists_and_lists_of_lists(case: tuple[Any, ...]) -> None:
-    said = dict(zip(STORE_KEYS, case, strict=True))
-    params = parse("kv-store", "prefill", said)
+    payload = dict(zip(STORE_KEYS, case, strict=True))
+    params = parse("kv-store", "prefill", payload)
     assert isinstance(params, KVTransferParams)
-    assert to_json(params) == said
+    assert to_json(params) == payload
 
 
 @pytest.mark.parametrize(("ids", "load", "store", "field"), REFUSED)
@@ -289,9 +289,9 @@ def test_other_lists_are_refused(ids: Any, load: Any, store: Any, field: str) ->
     assert refused("kv-store", "decode", dict(zip(STORE_KEYS, (ids, load, store), strict=True))).field == field
 
 
-@pytest.mark.parametrize(("said", "blocks"), [([[1, 2]], (1, 2)), ([1, 2], (1, 2)), ([], ()), ([[]], ())])
-def test_one_group_may_be_a_bare_list(said: Any, blocks: tuple[int, ...]) -> None:
-    params = parse("nixl-pull", "decode", having(PULL_ANSWER, remote_block_ids=said))
+@pytest.mark.parametrize(("payload", "blocks"), [([[1, 2]], (1, 2)), ([1, 2], (1, 2)), ([], ()), ([[]], ())])
+def test_one_group_may_be_a_bare_list(payload: Any, blocks: tuple[int, ...]) -> None:
+    params = parse("nixl-pull", "decode", having(PULL_ANSWER, remote_block_ids=payload))
     assert isinstance(params, NixlPullDecode)
     assert params.remote_block_ids == blocks
 

@@ -197,7 +197,7 @@ def test_r34_a_push_reg_with_a_wrong_field_is_a_value(key: str, wrong: object) -
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "reason"),
     [
         ({"request_id": "HB:x"}, "HB"),
         ({"request_id": "PUSH_REG:x"}, "PUSH_REG"),
@@ -209,8 +209,8 @@ def test_r34_a_push_reg_with_a_wrong_field_is_a_value(key: str, wrong: object) -
         ({"pdf": 1}, "pdf"),
     ],
 )
-def test_r34_push_reg_values_that_would_misroute_or_blow_up_later(more: dict[str, object], said: str) -> None:
-    assert said in reason_of(decode_notification(PUSH_REG + msgspec.msgpack.encode({**FULL, **more})))
+def test_r34_push_reg_values_that_would_misroute_or_blow_up_later(more: dict[str, object], reason: str) -> None:
+    assert reason in reason_of(decode_notification(PUSH_REG + msgspec.msgpack.encode({**FULL, **more})))
 
 
 def test_push_reg_takes_what_newer_peers_add() -> None:

@@ -64,7 +64,7 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("answer", "words"),
     [
         (b"", "without a token"),
         (TOLD + DONE, "without a token"),
@@ -78,9 +78,9 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
         (b"data: " + b"[" * 100_000 + b"\n\n", "not OpenAI's"),
     ],
 )
-def test_what_is_no_answer_is_said_in_words(said: bytes, words: str) -> None:
+def test_an_invalid_answer_is_explained(answer: bytes, words: str) -> None:
     with pytest.raises(BrokenAnswerError, match=words):
-        heard(said).end()
+        heard(answer).end()
 
 
 def test_an_error_is_quoted_as_one_short_line() -> None:

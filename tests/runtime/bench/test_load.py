@@ -79,7 +79,9 @@ async def test_closed_users_send_again_when_they_are_answered(autojump_clock: Mo
     assert [round(at / FIRST_NS) for at in ran.ledger.records.arrival_ns] == [n // 4 for n in range(20)]
 
 
-async def test_a_turn_follows_its_answer_after_thinking_and_repeats_what_was_said(autojump_clock: MockClock) -> None:
+async def test_a_turn_follows_its_answer_after_the_think_time_and_repeats_the_conversation(
+    autojump_clock: MockClock,
+) -> None:
     says = ("workload.requests=24", "workload.sessions.think_s=1.0", "workload.sessions.system_prompt_tokens=100")
     async with stub() as (server, port):
         ran = await run(port, scenario=SESSIONS, overrides=says)
@@ -102,7 +104,7 @@ async def test_a_turn_follows_its_answer_after_thinking_and_repeats_what_was_sai
     assert len({tuple(prompt[:100]) for prompt in asked.values()}) == 1
 
 
-async def test_what_goes_wrong_with_one_is_said_of_that_one(autojump_clock: MockClock) -> None:
+async def test_an_error_is_recorded_for_its_own_request(autojump_clock: MockClock) -> None:
     oddities = {1: refuse, 2: break_off, 3: give_up}
 
     async def odd(number: int, responder: Responder) -> bool:
@@ -175,8 +177,8 @@ async def test_texts_of_a_dataset_are_sent_as_they_are(autojump_clock: MockClock
     )
     async with stub() as (server, port):
         ran = await run(port, dataset_name="custom", dataset_path=str(dataset), request_rate=10.0)
-    said, also, made_up = server.asked
-    assert (said["prompt"], said["max_tokens"]) == ("Say é.", 3)
+    first, also, made_up = server.asked
+    assert (first["prompt"], first["max_tokens"]) == ("Say é.", 3)
     assert (also["prompt"], also["max_tokens"]) == ("And?", 2)
     assert len(made_up["prompt"]) == 6
     assert ran.ledger.records.input_tokens == [6, 4, 6]

@@ -92,8 +92,8 @@ def test_messages_that_are_of_no_request_are_timed_too() -> None:
     def taken(t: int, heard: bool) -> Frame:
         return Frame(t, "", "Taken", "decode-0.r0", "prefill-0.r0", heard)
 
-    said, heard = [taken(t * US, False) for t in (10, 500)], [taken(t * US, True) for t in (5, 45, 520)]
-    assert delays([Page("decode-0", 0, said), Page("prefill-0", 0, heard)]).control_ns == [35 * US, 20 * US]
+    sent, heard = [taken(t * US, False) for t in (10, 500)], [taken(t * US, True) for t in (5, 45, 520)]
+    assert delays([Page("decode-0", 0, sent), Page("prefill-0", 0, heard)]).control_ns == [35 * US, 20 * US]
 
 
 def test_the_size_of_synthetic_kv_says_nothing() -> None:
@@ -104,7 +104,7 @@ def test_the_size_of_synthetic_kv_says_nothing() -> None:
     assert links.latency_s == pytest.approx(810e-6)
 
 
-def test_what_nobody_saw_is_not_said() -> None:
+def test_unmeasured_values_are_not_reported() -> None:
     nothing = delays([])
     links = link_values(nothing, nothing, synthetic=False)
     assert links.handshake_s is None

@@ -48,7 +48,7 @@ async def test_a_running_cluster_is_measured(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.trio
-async def test_who_does_not_answer_is_said() -> None:
+async def test_a_server_that_does_not_answer_is_reported() -> None:
     scenario = Scenario.load(QUICKSTART).resolved
     with pytest.raises(pdflow.PdflowError, match="does not answer"):
         await command.probed(scenario, BenchOptions(port=1))

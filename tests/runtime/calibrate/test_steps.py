@@ -83,6 +83,6 @@ def test_an_engine_that_has_stood_still_wakes() -> None:
     assert [each.waking for each in seen] == [True, False, True]
 
 
-def test_of_too_few_kinds_nothing_is_said() -> None:
+def test_too_few_kinds_of_steps_are_refused() -> None:
     with pytest.raises(TooFewStepsError, match="1 kinds"):
         fit_steps([stepped(0, 1, 100)] * 50)

@@ -199,19 +199,19 @@ def test_of_processes_that_start_together_one_hashes(tmp_path: Path) -> None:
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=60)[0].split() for process in processes]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
     nbytes = sum(path.stat().st_size for path in model.iterdir())
-    assert sorted(int(hashed) for hashed, _ in said) == [0, 0, nbytes]
-    assert len({found for _, found in said}) == 1
+    assert sorted(int(hashed) for hashed, _ in outputs) == [0, 0, nbytes]
+    assert len({found for _, found in outputs}) == 1
 
 
 def raw(header: object, data: bytes = b"") -> bytes:
-    said = json.dumps(header).encode()
-    return len(said).to_bytes(8, "little") + said + data
+    encoded = json.dumps(header).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + data
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"\x07" * 100, "is not a safetensors file"),
         (b"", "is not a safetensors file"),
@@ -221,10 +221,10 @@ def raw(header: object, data: bytes = b"") -> bytes:
         (raw({"x": {**NOTHING, "data_offsets": [4, 0]}}, b"1234"), "x lies beyond the end"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_is_no_safetensors_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     model = folder(tmp_path / "model", tensors())
     (model / "z.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=f"z.safetensors: {said}"):
+    with pytest.raises(ModelError, match=f"z.safetensors: {message}"):
         digest(model)
 
 

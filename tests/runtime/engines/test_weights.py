@@ -36,7 +36,7 @@ def load(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, qwen2"),
         ({"hidden_act": "gelu"}, "only silu"),
@@ -46,9 +46,9 @@ def load(folder: Path) -> Any:
         ({"num_hidden_layers": 5}, "no tensor model.layers.4.input_layernorm.weight"),
     ],
 )
-def test_what_is_not_computed_here_is_refused(folder: Path, keys: dict[str, Any], said: str) -> None:
+def test_what_is_not_computed_here_is_refused(folder: Path, keys: dict[str, Any], message: str) -> None:
     change(folder, **keys)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load(folder)
 
 

@@ -39,7 +39,7 @@ def refused(read: Callable[[], object]) -> OpenAIError:
 
 
 @each_api
-def test_what_is_not_said_has_openais_defaults(api: str) -> None:
+def test_omitted_fields_have_openais_defaults(api: str) -> None:
     request = read(api, model=None, n=None, stop=None, temperature=None, stream_options=None, unknown={"a": 1})
     assert request.model is None
     assert request.kv_transfer_params is None
@@ -311,10 +311,10 @@ def test_any_bytes_are_a_request_or_an_error_in_openais_shape(api: str, body: by
         check_told(error)
 
 
-@given(fields=bodies, said=messages)
-def test_any_messages_are_a_request_or_an_error(fields: dict[str, Any], said: Any) -> None:
+@given(fields=bodies, value=messages)
+def test_any_messages_are_a_request_or_an_error(fields: dict[str, Any], value: Any) -> None:
     try:
-        read_chat(json.dumps(fields | {"messages": said}).encode())
+        read_chat(json.dumps(fields | {"messages": value}).encode())
     except OpenAIError as error:
         check_told(error)
 

@@ -15,7 +15,7 @@ from pdflow_runtime.http.messages import EVENT_STREAM, HttpRequest
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.relay import break_off, relay
 from pdflow_runtime.http.responder import Responder
-from tests.runtime.http.world import LOCAL, said, scripted, serving, until
+from tests.runtime.http.world import LOCAL, response_to, scripted, serving, until
 
 GET = b"GET /p HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -45,7 +45,7 @@ async def relayed(answer: bytes, request: bytes = GET) -> tuple[bytes, bytes, Ro
     async with scripted(answer) as (port, _):
         router = Router(port)
         async with serving(router.handle) as server:
-            told = await said(server.port, request)
+            told = await response_to(server.port, request)
         router.client.close()
     head, _, body = told.partition(b"\r\n\r\n")
     return head, body, router
@@ -129,7 +129,7 @@ async def test_a_slow_client_gets_all_of_it_and_holds_up_nobody() -> None:
         async with serving(router.handle) as server, await trio.open_tcp_stream(LOCAL, server.port) as slow:
             await slow.send_all(GET.replace(b"/p", b"/big"))
             await wait_all_tasks_blocked()
-            assert (await said(server.port, GET)).endswith(b"small")
+            assert (await response_to(server.port, GET)).endswith(b"small")
             told = b"".join([piece async for piece in slow])
         router.client.close()
     assert told.partition(b"\r\n\r\n")[2] == text
@@ -200,7 +200,7 @@ async def test_nothing_malformed_is_passed_on() -> None:
 
         router = Router(port)
         async with serving(handle) as server:
-            told = await said(server.port, GET)
+            told = await response_to(server.port, GET)
     assert router.broke[0].kind == "malformed"
     assert b"evil" not in told
 

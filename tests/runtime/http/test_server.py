@@ -15,7 +15,7 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import EVENT_STREAM, HttpLimits, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
-from tests.runtime.http.world import LOCAL, echo, said, serving, until
+from tests.runtime.http.world import LOCAL, echo, response_to, serving, until
 
 CLOSING = b"connection: close\r\n"
 SMALL = HttpLimits(head_bytes=1_000, body_bytes=1_000)
@@ -38,7 +38,7 @@ async def test_a_request_reaches_its_handler_whole() -> None:
         await responder.reply(200, ((b"x-of", b"ours"),), b"yes")
 
     async with serving(handler) as server:
-        answer = await said(server.port, post(b"body", b"/a%20b?c=%20d", b"X-Request-ID: r1\r\n" + CLOSING))
+        answer = await response_to(server.port, post(b"body", b"/a%20b?c=%20d", b"X-Request-ID: r1\r\n" + CLOSING))
     assert answer.startswith(b"HTTP/1.1 200 OK\r\nx-of: ours\r\ncontent-length: 3\r\n")
     assert answer.endswith(b"\r\n\r\nyes")
     (request,) = seen
@@ -53,7 +53,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     wanted = [b"POST /p  %d" % n for n in range(count)]
     data = b"".join(post(b"%d" % n) for n in range(count - 1)) + post(b"%d" % (count - 1), headers=CLOSING)
     async with serving(echo) as server:
-        answer = await said(server.port, data)
+        answer = await response_to(server.port, data)
     bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
     assert bodies == wanted
 
@@ -85,8 +85,8 @@ async def test_a_stream_is_chunks_and_ends() -> None:
         await responder.end()
 
     async with serving(handler) as server:
-        answer = await said(server.port, post(b"", headers=CLOSING))
-        old = await said(server.port, b"GET / HTTP/1.0\r\n\r\n")
+        answer = await response_to(server.port, post(b"", headers=CLOSING))
+        old = await response_to(server.port, b"GET / HTTP/1.0\r\n\r\n")
     assert b"transfer-encoding: chunked" in answer
     assert answer.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
     assert b"transfer-encoding" not in old
@@ -205,8 +205,8 @@ async def test_a_shielded_handler_settles_before_it_is_cancelled() -> None:
 )
 async def test_what_is_wrong_is_refused_in_openai_shape(data: bytes, status: int) -> None:
     async with serving(echo, SMALL) as server:
-        answer = await said(server.port, data)
-        assert await said(server.port, post(b"others", headers=CLOSING)), "the others are served"
+        answer = await response_to(server.port, data)
+        assert await response_to(server.port, post(b"others", headers=CLOSING)), "the others are served"
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head
@@ -217,7 +217,7 @@ async def test_what_is_wrong_is_refused_in_openai_shape(data: bytes, status: int
 @pytest.mark.trio
 async def test_a_fault_behind_good_requests_is_refused_after_their_answers() -> None:
     async with serving(echo) as server:
-        answer = await said(server.port, post(b"good") + b"nonsense\r\n\r\n")
+        answer = await response_to(server.port, post(b"good") + b"nonsense\r\n\r\n")
     assert b"POST /p  good" in answer
     assert answer.index(b"200 OK") < answer.index(b"400 Bad Request")
 
@@ -269,9 +269,9 @@ async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pyt
                 raise OpenAIError(404, "no such model", param="model", code="model_not_found")
 
     async with serving(handler) as server:
-        bug = await said(server.port, post(b"", b"/bug", CLOSING))
-        model = await said(server.port, post(b"", b"/model", CLOSING))
-        silent = await said(server.port, post(b"", b"/silent", CLOSING))
+        bug = await response_to(server.port, post(b"", b"/bug", CLOSING))
+        model = await response_to(server.port, post(b"", b"/model", CLOSING))
+        silent = await response_to(server.port, post(b"", b"/silent", CLOSING))
     assert bug.startswith(b"HTTP/1.1 500 ")
     assert b"secret" not in bug
     assert model.startswith(b"HTTP/1.1 404 ")
@@ -293,7 +293,7 @@ async def test_a_stream_that_fails_is_cut_off(caplog: pytest.LogCaptureFixture) 
         raise ValueError("no more")
 
     async with serving(handler) as server:
-        answer = await said(server.port, post(b""))
+        answer = await response_to(server.port, post(b""))
     assert answer.endswith(b"4\r\nhalf\r\n"), "and no last chunk"
     assert caplog.records
 
@@ -311,7 +311,7 @@ async def test_expectation_is_met_before_the_body_comes() -> None:
 @pytest.mark.trio
 async def test_an_upgrade_is_not_made() -> None:
     async with serving(echo) as server:
-        answer = await said(
+        answer = await response_to(
             server.port, b"GET /up HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nPRI * HTTP/2.0"
         )
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -321,7 +321,7 @@ async def test_an_upgrade_is_not_made() -> None:
 @pytest.mark.trio
 async def test_head_has_no_body() -> None:
     async with serving(echo) as server:
-        answer = await said(server.port, b"HEAD / HTTP/1.1\r\n" + CLOSING + b"\r\n")
+        answer = await response_to(server.port, b"HEAD / HTTP/1.1\r\n" + CLOSING + b"\r\n")
     assert b"content-length: 8\r\n" in answer
     assert answer.endswith(b"\r\n\r\n")
 
@@ -380,6 +380,6 @@ async def test_headers_that_would_be_two_are_refused() -> None:
         await responder.reply(204)
 
     async with serving(handler) as server:
-        answer = await said(server.port, post(b"", headers=CLOSING))
+        answer = await response_to(server.port, post(b"", headers=CLOSING))
     assert raised
     assert answer == b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"

@@ -30,7 +30,7 @@ async def echo(request: HttpRequest, responder: Responder) -> None:
     await responder.reply(200, (), told)
 
 
-async def said(port: int, data: bytes) -> bytes:
+async def response_to(port: int, data: bytes) -> bytes:
     """All that a server says to these bytes until it closes."""
     stream = await trio.open_tcp_stream(LOCAL, port)
     async with stream:

@@ -41,12 +41,12 @@ class Fronted:
         self.alone = alone
         self.client = client
 
-    async def ask(self, port: int, path: str, said: dict[str, Any]) -> list[Any]:
+    async def ask(self, port: int, path: str, fields: dict[str, Any]) -> list[Any]:
         """The events of an answer, or all of it; without the name and the time of it, which are the same throughout."""
-        body = msgspec.json.encode(said)
+        body = msgspec.json.encode(fields)
         async with self.client.request("POST", LOCAL, port, path, (JSON,), body) as response:
             answer = await response.read()
-        if not said.get("stream"):
+        if not fields.get("stream"):
             events = [msgspec.json.decode(answer)]
         else:
             *lines, done, rest = answer.split(b"\n\n")
@@ -56,10 +56,10 @@ class Fronted:
         assert len(names) == 1, names
         return events
 
-    async def same(self, path: str = "/v1/completions", **said: Any) -> list[Any]:
+    async def same(self, path: str = "/v1/completions", **fields: Any) -> list[Any]:
         """As one engine alone answers."""
-        told = await self.ask(self.port, path, said)
-        assert told == await self.ask(self.alone, path, said), said
+        told = await self.ask(self.port, path, fields)
+        assert told == await self.ask(self.alone, path, fields), fields
         return told
 
 

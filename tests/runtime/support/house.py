@@ -115,14 +115,14 @@ class House:
         """By way of both engines, as the method has it."""
         legs = self.send(name, tokens, sampling)
         if isinstance(legs, DecodeLeg):
-            return await said(legs)
+            return await answer_of(legs)
         with trio.fail_after(PATIENCE_S):
             await legs.answered.wait()
         if legs.params is None:
             return Answer([], legs.code)
         if legs.at is not None:
             await self.d.links.learn(legs.params.prefill.engine, legs.at.host, legs.at.port)
-        return await said(self.d.begin(name, legs.params, tokens, sampling))
+        return await answer_of(self.d.begin(name, legs.params, tokens, sampling))
 
     def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | LivePrefillLeg:
         prefill = self.p.begin(name, f"x-{name}", tokens)
@@ -132,7 +132,7 @@ class House:
         return self.d.begin(name, params, tokens, sampling)
 
     async def ask_alone(self, name: str, tokens: list[int], sampling: Sampling) -> Answer:
-        return await said(self.alone.begin_alone(name, tokens, sampling))
+        return await answer_of(self.alone.begin_alone(name, tokens, sampling))
 
     async def quiet(self, within_s: float = 10) -> None:
         """Until nobody holds anything for anybody."""
@@ -147,10 +147,10 @@ class House:
         return [self.p, self.d] if self.store is None else [self.p, self.store, self.d]
 
 
-async def said(leg: DecodeLeg) -> Answer:
+async def answer_of(leg: DecodeLeg) -> Answer:
     tokens = []
     with trio.fail_after(PATIENCE_S):
-        async for word in leg.said:
+        async for word in leg.receive_channel:
             if not isinstance(word, Token):
                 return Answer(tokens, word)
             tokens.append(word.token)

@@ -131,8 +131,8 @@ class ClosingTransport(TcpTransport):
         """Whose descriptions are void, and of how many fences."""
 
     def describe(self) -> bytes:
-        said = msgspec.msgpack.decode(super().describe(), type=Description)
-        return msgspec.msgpack.encode(msgspec.structs.replace(said, memory=str(self._fences)))
+        description = msgspec.msgpack.decode(super().describe(), type=Description)
+        return msgspec.msgpack.encode(msgspec.structs.replace(description, memory=str(self._fences)))
 
     def _hello(self, about: Description) -> AgentHello:
         return msgspec.structs.replace(super()._hello(about), memory=about.memory)

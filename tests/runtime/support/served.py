@@ -39,13 +39,13 @@ class Served:
         self.port = int(port)
         self.log = log
 
-    async def ask(self, **said: Any) -> Completion:
+    async def ask(self, **fields: Any) -> Completion:
         """One completion, as a stream or whole, with its token ids."""
-        body = msgspec.json.encode({"return_token_ids": True, "temperature": 0, **said})
+        body = msgspec.json.encode({"return_token_ids": True, "temperature": 0, **fields})
         status, answer = await self.exchange("POST", "/v1/completions", body)
         if status != 200:
             return Completion(status, [], "", answer)
-        if not said.get("stream"):
+        if not fields.get("stream"):
             choice = msgspec.json.decode(answer)["choices"][0]
             return Completion(200, choice["token_ids"], choice["text"], answer)
         lines = [line[6:] for line in answer.split(b"\n\n") if line.startswith(b"data: ")]
@@ -104,13 +104,13 @@ def served(
 ) -> Iterator[Served]:
     """It ends with us. `events`: where everything is written; `out`: where rows and results are, and nothing more;
     `first`: Python that each of its processes runs before anything else."""
-    said = [arg for override in overrides for arg in ("--set", override)]
-    said += [] if events is None else ["--out", str(events), "--events", "--timeline"]
-    said += [] if out is None else ["--out", str(out)]
+    arguments = [arg for override in overrides for arg in ("--set", override)]
+    arguments += [] if events is None else ["--out", str(events), "--events", "--timeline"]
+    arguments += [] if out is None else ["--out", str(out)]
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            tied(sys.executable, "-m", "pdflow", "serve", str(scenario), "--port", "0", *said),
+            tied(sys.executable, "-m", "pdflow", "serve", str(scenario), "--port", "0", *arguments),
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -369,10 +369,10 @@ class Told:
     def decode(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
         assert isinstance(node, LiveDecodeNode)
-        (said,) = [turn.event for turn in self.heard_there.turns if type(turn.event) is DecodeQueued]
+        (queued,) = [turn.event for turn in self.heard_there.turns if type(turn.event) is DecodeQueued]
         sampling = Sampling(max_tokens=1)
         tokens = [self.cluster.product_of[i]] * TOKENS
-        self.decodes[i] = node.begin(self.cluster.requests[i], said.params, tokens, sampling)
+        self.decodes[i] = node.begin(self.cluster.requests[i], queued.params, tokens, sampling)
 
     def admit(self, i: int) -> None:
         self.hand_at_d(i).give(self.sequence(i), self.cluster.targets[i], self.cluster.scope.hit_tokens)

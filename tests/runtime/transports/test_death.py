@@ -116,6 +116,6 @@ async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) 
             d.memory[:] = bytes(REGION_BYTES)
             seen = len(d.notices())
             p.send_signal(signal.SIGCONT)
-            assert await trio.to_thread.run_sync(p.said) == "refused"
+            assert await trio.to_thread.run_sync(p.next_message) == "refused"
             assert untouched(d)
             assert len(d.notices()) == seen

@@ -78,14 +78,14 @@ def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, Age
 
 async def closed(stream: trio.SocketStream) -> bytes:
     """All that the agent says until it closes the stream."""
-    said = b""
+    received = b""
     with trio.fail_after(20):
         try:
             while part := await stream.receive_some():
-                said += part
+                received += part
         except trio.BrokenResourceError:
             pass
-    return said
+    return received
 
 
 @pytest.mark.trio

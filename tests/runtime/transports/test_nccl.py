@@ -124,7 +124,7 @@ async def test_what_comes_after_a_fence_stays_in_the_buffer_and_the_group_goes_o
             d.transport.fence("p.r0", 1)
             await d.heard(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
-            assert await trio.to_thread.run_sync(p.said) == "refused"
+            assert await trio.to_thread.run_sync(p.next_message) == "refused"
             assert untouched(d)
             assert PeerGone("p.r0") not in d.told
 

@@ -57,9 +57,9 @@ async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
 @pytest.mark.parametrize("kind", [NIXL])
 async def test_a_memory_that_begins_nowhere_is_not_reached(kind: str) -> None:
     async with agents(kind, "p.r0", "d.r0") as (p, d):
-        said = msgspec.msgpack.decode(p.transport.describe(), type=Description)
+        description = msgspec.msgpack.decode(p.transport.describe(), type=Description)
         with pytest.raises(TransportError, match="its memory cannot begin at -8"):
-            await d.transport.connect("p.r0", msgspec.msgpack.encode(msgspec.structs.replace(said, address=-8)))
+            await d.transport.connect("p.r0", msgspec.msgpack.encode(msgspec.structs.replace(description, address=-8)))
 
 
 @pytest.mark.trio

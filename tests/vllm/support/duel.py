@@ -33,8 +33,8 @@ from pdflow.protocol.ids import EngineInfo, KvParams, Shards, engine_of, rank_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Allocation, S
 from tests.vllm.support.nixl_stub import Notice, Transfer
+from tests.vllm.support.observed import Observed, of_message, of_notice, of_posted, of_transfer
 from tests.vllm.support.parties import PROMPT_BLOCKS, Blocks, Decode, Prompt, request
-from tests.vllm.support.said import Said, of_message, of_notice, of_posted, of_transfer
 from tests.vllm.support.stock_engine import LIVES, StockEngine
 from tests.vllm.support.vllm_engine import BLOCK, HEAD_DIM, HEADS, VllmEngine, World
 
@@ -70,11 +70,11 @@ class Duel:
         """Make it happen in both worlds. Raises AssertionError if they want different things because of it."""
         word, *arguments = action
         getattr(self, "do_" + word.replace(" ", "_"))(*arguments)
-        vllm, stock = self._vllm_said(), self._stock_said()
+        vllm, stock = self._vllm_observed(), self._stock_observed()
         self._pair_what_is_under_way()
         only_vllm, only_stock = list((vllm - stock).elements()), list((stock - vllm).elements())
         assert not only_vllm + only_stock, f"{action}: vLLM alone {only_vllm}, vllm-stock alone {only_stock}"
-        self.seen.update(said[0] for said in vllm.elements())
+        self.seen.update(entry[0] for entry in vllm.elements())
         self._look()
 
     def _look(self) -> None:
@@ -211,34 +211,34 @@ class Duel:
 
     # What both wanted.
 
-    def _vllm_said(self) -> Counter[Said]:
-        said: Counter[Said] = Counter(("handshake", *begun) for begun in self.world.handshakes)
+    def _vllm_observed(self) -> Counter[Observed]:
+        observed: Counter[Observed] = Counter(("handshake", *begun) for begun in self.world.handshakes)
         self.handshakes += self.world.handshakes
         self.world.handshakes = []
-        said.update(map(of_notice, self.world.wire.sent))
-        said.update(map(of_transfer, self.world.wire.posted))
+        observed.update(map(of_notice, self.world.wire.sent))
+        observed.update(map(of_transfer, self.world.wire.posted))
         for engine in self.vllm.values():
-            said.update(("sent", name) for name in engine.sent)
-            said.update(self._received(*received) for received in engine.received)
+            observed.update(("sent", name) for name in engine.sent)
+            observed.update(self._received(*received) for received in engine.received)
             engine.sent, engine.received = [], []
-        return said
+        return observed
 
-    def _stock_said(self) -> Counter[Said]:
+    def _stock_observed(self) -> Counter[Observed]:
         """vLLM shakes hands with an engine, we with each of its ranks."""
-        said: Counter[Said] = Counter()
+        observed: Counter[Observed] = Counter()
         for engine in self.stock.values():
-            said.update({("handshake", address, engine_of(peer)) for address, peer in engine.handshakes})
-            said.update(of_message(*sent) for sent in engine.sent)
-            said.update(of_posted(*posted) for posted in engine.posted)
-            said.update(("sent", self._prompt(xid).name) for xid in engine.let_go)
-            said.update(("unheard of", effect) for effect in engine.strange)
-            said.update(self._received(*received) for received in engine.received)
+            observed.update({("handshake", address, engine_of(peer)) for address, peer in engine.handshakes})
+            observed.update(of_message(*sent) for sent in engine.sent)
+            observed.update(of_posted(*posted) for posted in engine.posted)
+            observed.update(("sent", self._prompt(xid).name) for xid in engine.let_go)
+            observed.update(("unheard of", effect) for effect in engine.strange)
+            observed.update(self._received(*received) for received in engine.received)
             for name, _ in engine.received:
                 self._decode(name).state = "gone"
             engine.handshakes, engine.let_go, engine.strange, engine.received = [], [], [], []
-        return said
+        return observed
 
-    def _received(self, name: str, failed: bool) -> Said:
+    def _received(self, name: str, failed: bool) -> Observed:
         """Of an aborted request it does not matter how its last transfer went."""
         return ("received", name, failed and self._decode(name).state == "admitted")
 

@@ -20,8 +20,8 @@ from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address
 from tests.vllm.support.duel import Duel
 from tests.vllm.support.nixl_stub import Notice
+from tests.vllm.support.observed import HEARTBEATS, REGISTERS
 from tests.vllm.support.parties import PROMPT_BLOCKS
-from tests.vllm.support.said import HEARTBEATS, REGISTERS
 
 Action: TypeAlias = tuple[Any, ...]
 WEIGHTS = {"work": 6, "deliver": 3, "shaken": 2, "end": 2, "pass": 3, "finish": 2, "admit": 2}

@@ -41,18 +41,18 @@ class FirstAnswer(msgspec.Struct, frozen=True):
     """P's, beside its kv_transfer_params."""
 
     first: FirstToken
-    said: str
+    text: str
     """To the client: the beginning of a stream; all of an answer that ends here."""
     ends: bool
     """There is no second token."""
 
 
-def read_between(said: Any) -> Between:
+def read_between(value: Any) -> Between:
     """Of a request's field. OpenAIError."""
-    if said is None:
+    if value is None:
         return NOTHING
     try:
-        return msgspec.convert(said, Between)
+        return msgspec.convert(value, Between)
     except msgspec.ValidationError as error:
         raise invalid("pdflow", str(error)) from None
 

@@ -66,26 +66,26 @@ _decoder = msgspec.json.Decoder(_Chat)
 def read_chat(body: bytes) -> ChatRequest:
     """OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
-    said = decoded(_decoder, body)
+    parsed = decoded(_decoder, body)
     refuse_what_is_missing_here(fields)
-    tokens = said.prompt_token_ids
-    most = checked_max_tokens("max_tokens", said.max_tokens)
-    newer = checked_max_tokens("max_completion_tokens", said.max_completion_tokens)
+    tokens = parsed.prompt_token_ids
+    most = checked_max_tokens("max_tokens", parsed.max_tokens)
+    newer = checked_max_tokens("max_completion_tokens", parsed.max_completion_tokens)
     return ChatRequest(
-        model=said.model,
-        messages=_messages(said, needed=tokens is None),
+        model=parsed.model,
+        messages=_messages(parsed, needed=tokens is None),
         prompt_tokens=None if tokens is None else checked_prompt_tokens("prompt_token_ids", tokens),
-        asked=asked(said, newer or most, _logprobs(said)),
-        kv_transfer_params=said.kv_transfer_params,
-        pdflow=said.pdflow,
+        asked=asked(parsed, newer or most, _logprobs(parsed)),
+        kv_transfer_params=parsed.kv_transfer_params,
+        pdflow=parsed.pdflow,
         fields=fields,
     )
 
 
-def _messages(said: _Chat, needed: bool) -> tuple[ChatMessage, ...]:
-    messages = said.messages or []
+def _messages(parsed: _Chat, needed: bool) -> tuple[ChatMessage, ...]:
+    messages = parsed.messages or []
     if needed and not messages:
-        raise invalid("messages", "is missing" if said.messages is None else "is empty")
+        raise invalid("messages", "is missing" if parsed.messages is None else "is empty")
     if len(messages) > MAX_MESSAGES:
         raise invalid("messages", f"at most {MAX_MESSAGES} are allowed, not {len(messages)}")
     return tuple(
@@ -110,7 +110,7 @@ def _text(message: _Message, at: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _logprobs(said: _Chat) -> int | None:
-    if said.top_logprobs is not None and not said.logprobs:
+def _logprobs(parsed: _Chat) -> int | None:
+    if parsed.top_logprobs is not None and not parsed.logprobs:
         raise invalid("top_logprobs", "is only for logprobs: true")
-    return checked_logprobs("top_logprobs", said.top_logprobs or 0) if said.logprobs else None
+    return checked_logprobs("top_logprobs", parsed.top_logprobs or 0) if parsed.logprobs else None

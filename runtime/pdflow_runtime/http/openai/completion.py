@@ -47,23 +47,23 @@ _decoder = msgspec.json.Decoder(_Completion)
 def read_completion(body: bytes) -> CompletionRequest:
     """OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
-    said = decoded(_decoder, body)
+    parsed = decoded(_decoder, body)
     refuse_what_is_missing_here(fields)
-    most = checked_max_tokens("max_tokens", DEFAULT_MAX_TOKENS if said.max_tokens is None else said.max_tokens)
+    most = checked_max_tokens("max_tokens", DEFAULT_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens)
     return CompletionRequest(
-        model=said.model,
-        prompts=_prompts(said),
-        asked=asked(said, most, checked_logprobs("logprobs", said.logprobs)),
-        kv_transfer_params=said.kv_transfer_params,
-        pdflow=said.pdflow,
+        model=parsed.model,
+        prompts=_prompts(parsed),
+        asked=asked(parsed, most, checked_logprobs("logprobs", parsed.logprobs)),
+        kv_transfer_params=parsed.kv_transfer_params,
+        pdflow=parsed.pdflow,
         fields=fields,
     )
 
 
-def _prompts(said: _Completion) -> tuple[Prompt, ...]:
-    if said.prompt_token_ids is not None:
-        return (checked_prompt_tokens("prompt_token_ids", said.prompt_token_ids),)
-    prompt = said.prompt
+def _prompts(parsed: _Completion) -> tuple[Prompt, ...]:
+    if parsed.prompt_token_ids is not None:
+        return (checked_prompt_tokens("prompt_token_ids", parsed.prompt_token_ids),)
+    prompt = parsed.prompt
     if prompt is None:
         raise invalid("prompt", "is missing")
     if isinstance(prompt, str):

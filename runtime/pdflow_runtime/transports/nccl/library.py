@@ -120,11 +120,11 @@ def gpus() -> int:
 
 def library_path() -> str | None:
     """Where NCCL is installed: where vLLM's variable says, or with pip. None if it is not."""
-    said = os.environ.get("VLLM_NCCL_SO_PATH")
+    configured = os.environ.get("VLLM_NCCL_SO_PATH")
     packages = find_spec("nvidia")
     places = (packages.submodule_search_locations or ()) if packages else ()
     found = [path for place in places if (path := Path(place, "nccl", "lib", "libnccl.so.2")).exists()]
-    return said or (str(found[0]) if found else None)
+    return configured or (str(found[0]) if found else None)
 
 
 def real_library() -> Library:

@@ -220,15 +220,15 @@ def _why(code: Code) -> str:
     return "" if code is Code.NONE else f", {code.name}"
 
 
-Said = tuple[Any, ...]
+DiagramLine = tuple[Any, ...]
 """Style, at whom, text, and to whom if it is an arrow."""
 
 
-def something(node: Address, effect: Any) -> Said:
+def something(node: Address, effect: Any) -> DiagramLine:
     return Style.NOTE, node, named(effect)
 
 
-EVENTS: dict[type, Callable[[Address, Any], Said]] = {
+EVENTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     PrefillQueued: lambda node, event: (Style.TOLD, ROUTER, f"prefill {event.xid}", node),
     PrefillLegEnded: lambda node, event: (
         Style.TOLD,
@@ -251,7 +251,7 @@ def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
     return f"{word} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
 
 
-EFFECTS: dict[type, Callable[[Address, Any], Said]] = {
+EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     Tell: lambda node, effect: (Style.TOLD, node, named(effect.event), effect.to),
     Send: lambda node, effect: (Style.SENT, node, f"{named(effect.message)} to {effect.to}", WIRE),
     Handshake: lambda node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),

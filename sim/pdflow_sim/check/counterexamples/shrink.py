@@ -172,15 +172,15 @@ def _broken(world: Ordered, names: Sequence[str], invariant: str, settling: bool
 def _spoken(world: Ordered, counterexample: Replay) -> list[str]:
     """The story, and every move of the calm schedule that goes on after it, up to the violation."""
     state = replay(world, counterexample.names, False).end
-    said = list(counterexample.names)
+    names = list(counterexample.names)
     for after in _until_broken(calm(world, state)):
         for move in world.moves(state):
             broken, reached = _apply(world, state, move)
             if (broken is not None) if after is None else (broken is None and world.space.spent(reached) == after):
-                said.append(name(world, state, move))
+                names.append(name(world, state, move))
                 state = reached
                 break
-    return said
+    return names
 
 
 def _until_broken(states: Iterator[State]) -> Iterator[State | None]:

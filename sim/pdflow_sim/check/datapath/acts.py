@@ -30,7 +30,7 @@ class Acts(DataPathWorld):
             act(about, i)
             other.settle()
         except Violation as broken:
-            broken.said = other.said
+            broken.action = other.action
             raise
         return other
 
@@ -38,7 +38,7 @@ class Acts(DataPathWorld):
         request = self.request(r)
         first = request.stages.index(PieceStage.TO_COME)
         now = range(first, first + 1 if self.setting.pipeline_policy.early else len(self.pieces))
-        self.said = f"P{request.p} computes {self.words(r, now)}"
+        self.action = f"P{request.p} computes {self.words(r, now)}"
         for i in now:
             request.stages[i] = PieceStage.COMPUTED
             if self.at_p[request.p] is None:
@@ -57,7 +57,7 @@ class Acts(DataPathWorld):
     def copy(self, r: int, _: int) -> None:
         request = self.request(r)
         now = self.to_copy(r)
-        self.said = f"P{request.p} copies {self.words(r, now)} to where it sends from"
+        self.action = f"P{request.p} copies {self.words(r, now)} to where it sends from"
         room = self.source(request.p)
         assert room is not None
         for i in now:
@@ -74,7 +74,7 @@ class Acts(DataPathWorld):
 
     def ask(self, r: int, _: int) -> None:
         request = self.request(r)
-        self.said = f"D asks for r{r}"
+        self.action = f"D asks for r{r}"
         request.life = RequestPhase.ASKED
         at_d = self.target()
         if at_d is None:
@@ -102,31 +102,31 @@ class Acts(DataPathWorld):
         i = self.pieces.index(piece)
         request.stages[i] = PieceStage.POSTED
         if self.at_p[request.p] is not None and self.name(r, i) not in request.source:
-            self.said = f"P{request.p} has evicted {self.words(r, [i])}"
+            self.action = f"P{request.p} has evicted {self.words(r, [i])}"
             self.gone(r, i)
         elif self.setting.pipeline_policy.receiving_lanes is not None:
-            self.said = f"P{request.p} announces {self.words(r, [i])}"
+            self.action = f"P{request.p} announces {self.words(r, [i])}"
             self.line.append((r, i))
         elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
-            self.said = f"P{request.p} asks D for room for {self.words(r, [i])}"
+            self.action = f"P{request.p} asks D for room for {self.words(r, [i])}"
             at_d.staging.want(self.name(r, i), self.tokens(i))
         else:
-            self.said = f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.words(r, [i])}"
+            self.action = f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.words(r, [i])}"
             request.stages[i] = PieceStage.TAKEN
 
     def take(self, r: int, i: int) -> None:
         request, room, name = self.request(r), self.target(), self.name(r, i)
-        self.said = f"D's listener takes {self.words(r, [i])}"
+        self.action = f"D's listener takes {self.words(r, [i])}"
         if room is not None and name not in request.target:
             room.staging.want(name, self.tokens(i))
             self.settle()
             if name not in request.target:
                 room.staging.forget(name)
                 if not self.setting.guards.survives_exhaustion:
-                    self.said += ": there is no room, and it ends"
+                    self.action += ": there is no room, and it ends"
                     self.deaf = True
                     return
-                self.said += ": there is no room, and it refuses"
+                self.action += ": there is no room, and it refuses"
                 del self.line[0]
                 self.gone(r, i)
                 return
@@ -135,7 +135,7 @@ class Acts(DataPathWorld):
 
     def land(self, r: int, i: int) -> None:
         request, piece = self.request(r), self.pieces[i]
-        self.said = f"{self.words(r, [i])} lands at D"
+        self.action = f"{self.words(r, [i])} lands at D"
         at_p = self.at_p[request.p]
         bytes_: list[Content] = [(r, piece.layer, token) for token in range(piece.start, piece.stop)]
         if at_p is not None:
@@ -155,7 +155,7 @@ class Acts(DataPathWorld):
 
     def lose(self, r: int, i: int) -> None:
         self.faults -= 1
-        self.said = f"{self.words(r, [i])} is lost"
+        self.action = f"{self.words(r, [i])} is lost"
         self.gone(r, i)
 
     def gone(self, r: int, i: int) -> None:
@@ -164,7 +164,7 @@ class Acts(DataPathWorld):
         assert request.shipment is not None
         request.stages[i] = PieceStage.LOST
         if loss_of(self.setting.guards, p_has_died=False) is Loss.SKIPPED:
-            self.said += ", and is skipped"
+            self.action += ", and is skipped"
             request.shipment.skip(self.pieces[i])
         else:
             request.shipment.lost()
@@ -198,7 +198,7 @@ class Acts(DataPathWorld):
         """All that it has or waits for comes back."""
         request = self.request(r)
         request.life = RequestPhase.FAILED
-        self.said += f"; r{r} is to be computed again"
+        self.action += f"; r{r} is to be computed again"
         for name in {self.name(r, i) for i in range(len(self.pieces))}:
             for room in (self.source(request.p), self.target()):
                 if room is not None:
@@ -210,14 +210,14 @@ class Acts(DataPathWorld):
 
     def admit(self, r: int, _: int) -> None:
         request = self.request(r)
-        self.said = f"D's engine lets r{r} in"
+        self.action = f"D's engine lets r{r} in"
         request.life = RequestPhase.ADMITTED
         self.seat = r
 
     def load(self, r: int, _: int) -> None:
         """Into blocks, if it is not there already; and what lies there must be its own, all of it."""
         request, room = self.request(r), self.target()
-        self.said = f"D loads r{r}, to decode with it"
+        self.action = f"D loads r{r}, to decode with it"
         request.life = RequestPhase.LOADED
         if room is not None:
             for i, piece in enumerate(self.pieces):
@@ -230,13 +230,13 @@ class Acts(DataPathWorld):
 
     def end(self, r: int, _: int) -> None:
         request = self.request(r)
-        self.said = f"r{r} ends"
+        self.action = f"r{r} ends"
         request.life = RequestPhase.DONE
         self.free()
 
     def die(self, p: int, _: int) -> None:
         self.faults -= 1
-        self.said = f"P{p} dies"
+        self.action = f"P{p} dies"
         self.dead = p
         self.at_p[p] = self.room(self.setting.method.p_memory)
         for r, request in enumerate(self.requests):

@@ -28,5 +28,5 @@ class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/stat
         super().__init__(what)
         self.finding = finding
         self.what = what
-        self.said = ""
+        self.action = ""
         """What happened, where that is known."""

@@ -27,7 +27,7 @@ class Pairing:
         """By engine: who has made the id of the group it has joined, and its rank there."""
         self.air: tuple[tuple[int, str], ...] = ()
         """To whom, and what."""
-        self.said = ""
+        self.action = ""
         self.faults = 0
 
     def fingerprint(self) -> Hashable:
@@ -59,7 +59,7 @@ class Pairing:
     def receive(self, e: int, i: int) -> None:
         what = self.air[i][1]
         self.air = self.air[:i] + self.air[i + 1 :]
-        self.said = f"{ENGINES[e]} receives: {what}"
+        self.action = f"{ENGINES[e]} receives: {what}"
         if self.joined[e] is not None:
             return
         rank = rank_in_group(ENGINES[e], ENGINES[1 - e], what == PLEASE, self.guards)
@@ -73,7 +73,7 @@ class Pairing:
         self.send(e, NEW)
 
     def send(self, e: int, what: str) -> None:
-        self.said = f"{ENGINES[e]} sends: {what}"
+        self.action = f"{ENGINES[e]} sends: {what}"
         self.air += ((1 - e, what),)
 
     def together(self) -> bool:

@@ -23,7 +23,7 @@ Move: TypeAlias = tuple[str, int, int]
 class Explorable(Protocol):
     """What is searched."""
 
-    said: str
+    action: str
     faults: int
     """How many may still happen."""
 
@@ -66,7 +66,7 @@ def explore(start: Explorable) -> Explored:
     def tell(broken: Violation, number: int, faults: int) -> None:
         if faults > spared.get(broken.finding, -1):
             spared[broken.finding] = faults
-            lines = [broken.what] + [broken.said] * bool(broken.said)
+            lines = [broken.what] + [broken.action] * bool(broken.action)
             while number > 0:
                 number, words = before[number]
                 lines.append(words)
@@ -90,7 +90,7 @@ def explore(start: Explorable) -> Explored:
                     if name not in seen:
                         seen.add(name)
                         following.append((len(before), after))
-                        before.append((number, after.said))
+                        before.append((number, after.action))
                 if stuck:
                     try:
                         world.at_rest()

@@ -52,7 +52,7 @@ class StoreWorld:
         self.gets: list[Allocation | None] = [None] * len(PROMPTS)
         self.cells: dict[int, Tokens] = {}
         """By block, all tokens up to its last."""
-        self.said = ""
+        self.action = ""
         self.faults = 0
 
     def items(self, r: int, salt: int) -> tuple[Item, ...]:
@@ -87,12 +87,12 @@ class StoreWorld:
             getattr(other, verb)(r)
             other.settle()
         except Violation as broken:
-            broken.said = other.said
+            broken.action = other.action
             raise
         return other
 
     def put(self, r: int) -> None:
-        self.said = f"P has computed r{r}, and asks the store for room"
+        self.action = f"P has computed r{r}, and asks the store for room"
         self.lives[r] = StoreRequestPhase.WAITING
         self.memory.want(f"r{r}", self.items(r, P_SALT))
 
@@ -103,7 +103,7 @@ class StoreWorld:
             self.puts[r] = placed.target
 
     def written(self, r: int) -> None:
-        self.said = f"P writes what the store has not of r{r}"
+        self.action = f"P writes what the store has not of r{r}"
         target = self.puts[r]
         assert target is not None
         self.lives[r] = StoreRequestPhase.PUT
@@ -113,7 +113,7 @@ class StoreWorld:
         self.puts[r] = self.memory.complete(target.generation)
 
     def lapse(self, r: int) -> None:
-        self.said = f"P's lease on r{r} is over"
+        self.action = f"P's lease on r{r} is over"
         held = self.puts[r]
         assert held is not None
         self.puts[r] = None
@@ -121,12 +121,12 @@ class StoreWorld:
 
     def get(self, r: int) -> None:
         items = self.items(r, D_SALT)
-        self.said = f"D asks the store for r{r}"
+        self.action = f"D asks the store for r{r}"
         found = self.memory.lease(items)
         if found is None and self.puts[r] is not None:
             raise Violation(Finding.SALT, f"r{r} is there, and D does not find it")
         if found is None or len(found.blocks) < len(items):
-            self.said += ": not all is there"
+            self.action += ": not all is there"
             self.lives[r] = StoreRequestPhase.FAILED
             if found is not None:
                 self.memory.release(found.generation, 0)
@@ -134,7 +134,7 @@ class StoreWorld:
         self.gets[r], self.lives[r] = found, StoreRequestPhase.GETTING
 
     def read(self, r: int) -> None:
-        self.said = f"D has read r{r}"
+        self.action = f"D has read r{r}"
         held = self.gets[r]
         assert held is not None
         read = [self.cells.get(block) for block in held.blocks]

@@ -44,7 +44,7 @@ class DataPathWorld:
         """The listener has ended."""
         self.dead: int | None = None
         self.faults = setting.faults
-        self.said = ""
+        self.action = ""
         """What happened last, in words."""
         self.own: set[int] = set()
         """By id, what no other state shares: only that may be changed."""
@@ -59,7 +59,7 @@ class DataPathWorld:
         other.own = set()
         other.seat = self.seat
         other.blocks, other.line = self.blocks.copy(), self.line.copy()
-        other.deaf, other.dead, other.faults, other.said = self.deaf, self.dead, self.faults, ""
+        other.deaf, other.dead, other.faults, other.action = self.deaf, self.dead, self.faults, ""
         return other
 
     def fingerprint(self) -> Hashable:

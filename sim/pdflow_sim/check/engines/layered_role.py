@@ -93,14 +93,14 @@ class LayeredPrefillRole(PrefillRole):
         copies = tuple(msgspec.structs.astuple(one) for one in self.copies)
         return (*super().fingerprint(), as_it_is(self.staging), self.steps.fingerprint(), outgoing, copies)
 
-    def core(self, port: Port, said: list[Any]) -> PrefillCore:
-        core = self.prefilling(self.sending(), port, said)
+    def core(self, port: Port, emitted: list[Any]) -> PrefillCore:
+        core = self.prefilling(self.sending(), port, emitted)
         core.do[PostWrite] = self.nothing
         core.perform |= {
             CopyOut: lambda port, effect: self.copy_out(core, effect),
-            LeaveRoom: lambda port, effect: said.append(effect),
-            OfferPiece: lambda port, effect: self.offer(said, effect),
-            WithdrawPieces: lambda port, effect: said.append(effect),
+            LeaveRoom: lambda port, effect: emitted.append(effect),
+            OfferPiece: lambda port, effect: self.offer(emitted, effect),
+            WithdrawPieces: lambda port, effect: emitted.append(effect),
             HoldEngine: self.nothing,
             ResumeEngine: self.nothing,
             TakeRoom: self.nothing,
@@ -131,8 +131,8 @@ class LayeredPrefillRole(PrefillRole):
         return msgspec.structs.replace(event, allocation=place)
 
     def says(self, told: list[Any]) -> list[Any]:
-        said = super().says(told)
-        return [*said, WaitsForRoom()] if self.staging is not None and self.staging.waiting else said
+        emitted = super().says(told)
+        return [*emitted, WaitsForRoom()] if self.staging is not None and self.staging.waiting else emitted
 
     # The engine.
 
@@ -185,14 +185,14 @@ class LayeredPrefillRole(PrefillRole):
             for layer in range(self.steps.ready[step], self.plan.layers):
                 core.feed(core.role, LayerReady(step, layer), 0)
 
-    def free(self, said: list[Any], effect: FreePrompt) -> None:
+    def free(self, emitted: list[Any], effect: FreePrompt) -> None:
         assert not any(one.handle == effect.handle for one in self.copies), f"{effect.handle} is freed under a copy"
-        super().free(said, effect)
+        super().free(emitted, effect)
 
-    def offer(self, said: list[Any], effect: OfferPiece) -> None:
+    def offer(self, emitted: list[Any], effect: OfferPiece) -> None:
         """It is in blocks, or has been copied from them, and nobody else has had them meanwhile."""
         self.seq(effect.handle)
-        said.append(effect)
+        emitted.append(effect)
 
     # Copies.
 

@@ -189,9 +189,9 @@ class Role:
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         """What the scheduler's endpoint is told, and what is said to whoever asked. Raises AssertionError for what an
         engine would not bear."""
-        heard, said = SchedulerStub(), list[Any]()
+        heard, emitted = SchedulerStub(), list[Any]()
         port = Port(self.engine, heard, 1)
-        core = self.core(port, said)
+        core = self.core(port, emitted)
         move = self.moves().get(type(event))
         if move is not None:
             move(core, event)
@@ -201,7 +201,7 @@ class Role:
             core.feed(port, RequestedEffects(event), now)
         self.handled(core)
         told = [self.as_told(event) for event in heard.told]
-        return (*(Tell(self.engine, event) for event in told), *said, *self.says(told))
+        return (*(Tell(self.engine, event) for event in told), *emitted, *self.says(told))
 
     # What subclasses say.
 
@@ -217,7 +217,7 @@ class Role:
         """What the engine may do next, and with which request, where only it knows."""
         return ()
 
-    def core(self, port: Port, said: list[Any]) -> Core:
+    def core(self, port: Port, emitted: list[Any]) -> Core:
         """A core of these requests."""
         raise NotImplementedError
 
@@ -250,12 +250,12 @@ class DecodeRole(Role):
     __slots__ = ()
     takes = frozenset({Enqueue, Commit, Resolve, FreeBlocks})
 
-    def core(self, port: Port, said: list[Any]) -> DecodeCore:
-        core = self.decoding(Landing(), port, said)
+    def core(self, port: Port, emitted: list[Any]) -> DecodeCore:
+        core = self.decoding(Landing(), port, emitted)
         core.begin(port)
         return core
 
-    def decoding(self, landing: Landing, port: Port, said: list[Any]) -> DecodeCore:
+    def decoding(self, landing: Landing, port: Port, emitted: list[Any]) -> DecodeCore:
         """A core that lands so; it has not begun."""
         core = DecodeCore(WEIGHTS, landing)
         core.add(port)
@@ -264,10 +264,10 @@ class DecodeRole(Role):
         core.do |= {Enqueue: self.enqueue, FreeBlocks: self.freed_by_protocol}
         core.perform |= {
             Enqueue: self.enqueue,
-            Commit: lambda port, effect: self.loaded(core, said, effect),
+            Commit: lambda port, effect: self.loaded(core, emitted, effect),
             Drop: lambda port, effect: self.drop(core, effect),
-            FreeBlocks: lambda port, effect: said.append(GivenBack(effect.allocation)),
-            EndDecode: lambda port, effect: said.append(effect),
+            FreeBlocks: lambda port, effect: emitted.append(GivenBack(effect.allocation)),
+            EndDecode: lambda port, effect: emitted.append(effect),
             Admit: self.nothing,
             Landed: self.nothing,
         }
@@ -296,8 +296,8 @@ class DecodeRole(Role):
         assert allocation is not None
         core.feed(core.role, EngineAdmitted(move.handle, allocation, hit_tokens), 0)
 
-    def loaded(self, core: Core, said: list[Any], effect: Commit) -> None:
-        said.append(Loads(effect.request_id))
+    def loaded(self, core: Core, emitted: list[Any], effect: Commit) -> None:
+        emitted.append(Loads(effect.request_id))
         _, allocation = self.seq(effect.request_id, LOADING)
         self.seqs[effect.request_id] = (RUNNING, allocation)
         if not self.scope.decodes:
@@ -333,12 +333,12 @@ class PrefillRole(Role):
     unfinished: tuple[int, ...] = (QUEUED,)
     """Where a sequence may be of which something is still to be computed."""
 
-    def core(self, port: Port, said: list[Any]) -> PrefillCore:
-        core = self.prefilling(Sending(), port, said)
+    def core(self, port: Port, emitted: list[Any]) -> PrefillCore:
+        core = self.prefilling(Sending(), port, emitted)
         core.begin(port)
         return core
 
-    def prefilling(self, sending: Sending, port: Port, said: list[Any]) -> PrefillCore:
+    def prefilling(self, sending: Sending, port: Port, emitted: list[Any]) -> PrefillCore:
         """A core that sends so; it has not begun."""
         core = PrefillCore(WEIGHTS, sending)
         core.add(port)
@@ -346,8 +346,8 @@ class PrefillRole(Role):
         core.perform |= {
             Enqueue: self.enqueue,
             Drop: lambda port, effect: self.drop(core, effect),
-            FreePrompt: lambda port, effect: self.free(said, effect),
-            EndPrefill: lambda port, effect: said.append(effect),
+            FreePrompt: lambda port, effect: self.free(emitted, effect),
+            EndPrefill: lambda port, effect: emitted.append(effect),
             AnswerPrefill: self.nothing,
             Computed: self.nothing,
             Released: self.nothing,
@@ -376,13 +376,13 @@ class PrefillRole(Role):
         core.feed(core.role, PrefillFailed(move.handle), 0)
 
     def says(self, told: list[Any]) -> list[Any]:
-        said: list[Any] = []
+        emitted: list[Any] = []
         for event in told:
             if isinstance(event, (PrefillBegun, PrefillFinished)):
-                said.append(PromptReady(event.xid, isinstance(event, PrefillFinished)))
+                emitted.append(PromptReady(event.xid, isinstance(event, PrefillFinished)))
             elif isinstance(event, SourceWithdrawn):
-                said.append(Withdrawn(event.xid))
-        return said
+                emitted.append(Withdrawn(event.xid))
+        return emitted
 
     def drop(self, core: Core, effect: Drop) -> None:
         phase, _ = self.seqs.get(effect.handle, (0, None))
@@ -391,8 +391,8 @@ class PrefillRole(Role):
             del self.seqs[effect.handle]
         core.feed(core.role, EngineDropped(effect.handle, None, too_late), 0)
 
-    def free(self, said: list[Any], effect: FreePrompt) -> None:
-        said.append(effect)
+    def free(self, emitted: list[Any], effect: FreePrompt) -> None:
+        emitted.append(effect)
         self.seq(effect.handle, COMPUTED)
         del self.seqs[effect.handle]
 

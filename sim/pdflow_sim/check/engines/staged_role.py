@@ -55,19 +55,19 @@ class StagedDecodeRole(DecodeRole):
         copying, abandoned = tuple(sorted(self.copying.items())), tuple(sorted(self.abandoned.items()))
         return (*super().fingerprint(), as_it_is(self.staging), copying, abandoned, self.asked, self.copies)
 
-    def core(self, port: Port, said: list[Any]) -> DecodeCore:
+    def core(self, port: Port, emitted: list[Any]) -> DecodeCore:
         landing = StagedLanding(self.staging)
         landing.copying, landing.abandoned, landing.asked = self.copying, self.abandoned, self.asked
         names = {generation: name for generation, (name, _) in self.staging.held.items()}
 
         def take(_: Port, effect: TakeRoom) -> None:
             names[effect.place.generation] = effect.handle
-            said.append(effect)
+            emitted.append(effect)
 
         def give_back(_: Port, effect: GiveBackRoom) -> None:
-            said.append(GiveBackRoom(self.plan.places[names[effect.place.generation]]))
+            emitted.append(GiveBackRoom(self.plan.places[names[effect.place.generation]]))
 
-        core = self.decoding(landing, port, said)
+        core = self.decoding(landing, port, emitted)
         core.do[Quarantine] = self.nothing
         core.perform |= {
             AskForRoom: self.nothing,

@@ -98,8 +98,8 @@ class Engines:
             self.space.put_ghost(draft, "products", i, PromptStage.COMPUTED)
             self.at_p(draft, i, Computes(cluster.xids[i], cluster.sources[i]))
             return
-        said = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
-        self.at_p(draft, i, said)
+        event = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
+        self.at_p(draft, i, event)
         self.report(draft, i, True)
 
     def cancel_prefill(self, draft: Draft, move: Move) -> None:

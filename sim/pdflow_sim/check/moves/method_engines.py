@@ -221,6 +221,8 @@ class MethodEngines:
         if self.cluster.timers.release_lease_ns < cell.lease_until < NEVER:
             raise Broken("L1", f"a lease on {cell.xid} runs while it is computed")
         for effect in effects:
-            said = effect.message if isinstance(effect, Send) else None
-            if isinstance(said, RegisterAck) and said.reg == cell.reg and said.progress >= Progress.READY:
-                raise Broken("L1", f"{said.reg.request_id} is said to be {said.progress.name} while it is computed")
+            message = effect.message if isinstance(effect, Send) else None
+            if isinstance(message, RegisterAck) and message.reg == cell.reg and message.progress >= Progress.READY:
+                raise Broken(
+                    "L1", f"{message.reg.request_id} is said to be {message.progress.name} while it is computed"
+                )

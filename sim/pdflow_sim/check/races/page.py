@@ -61,15 +61,15 @@ def short(race: Race, dialect: str, found: RaceOutcome) -> str:
 
 def shown_by(row: RaceRow) -> Iterator[str]:
     """Where each is shown, dialects with the same words together."""
-    said: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for dialect, found in row.found.items():
-        said.setdefault(_said(row.race, dialect, found), []).append(dialect)
-    who = {words: "" if len(said) == 1 else f" in {' and '.join(dialects)}" for words, dialects in said.items()}
-    for words in said:
+        by_text.setdefault(_outcome_text(row.race, dialect, found), []).append(dialect)
+    who = {words: "" if len(by_text) == 1 else f" in {' and '.join(dialects)}" for words, dialects in by_text.items()}
+    for words in by_text:
         yield f"{row.race.number}{who[words]}: {words}."
 
 
-def _said(race: Race, dialect: str, found: RaceOutcome) -> str:
+def _outcome_text(race: Race, dialect: str, found: RaceOutcome) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return f"not modelled, {shown.why}"

@@ -16,7 +16,7 @@ from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 Args = ParamSpec("Args")
-Said = TypeVar("Said")
+Returned = TypeVar("Returned")
 
 
 class ClientAnswers:
@@ -36,10 +36,10 @@ class ClientAnswers:
         self,
         draft: Draft,
         client: int,
-        rule: Callable[Concatenate[Answer, Args], Said],
+        rule: Callable[Concatenate[Answer, Args], Returned],
         *args: Args.args,
         **named: Args.kwargs,
-    ) -> Said:
+    ) -> Returned:
         """What a method of this client's `Answer` says, and the change that it makes to a draft. Raises Broken."""
         slot = self.first + client
         key = (draft[slot], rule, args, *named.items())
@@ -47,12 +47,12 @@ class ClientAnswers:
         if found is None:
             body = self.bodies[draft[slot]].fork()
             try:
-                said = rule(body, *args, **named)
+                returned = rule(body, *args, **named)
             except Exception as error:
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
-            found = self._asked[key] = self._known(body), said
+            found = self._asked[key] = self._known(body), returned
         draft[slot] = found[0]
-        answered: Said = found[1]
+        answered: Returned = found[1]
         return answered
 
     def _by_value(self, state: State) -> dict[str, Any]:

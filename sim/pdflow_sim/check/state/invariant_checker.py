@@ -122,8 +122,8 @@ class InvariantChecker:
                 held.add(cluster.requests[i])
         named = {reg.request_id for reg in sync.open}
         if (named, set(sync.interest)) != (held, wanted):
-            said = f"names {sorted(named)} and wants {sorted(sync.interest)}"
-            raise Broken("L5", f"{node}'s SYNC {said}, not {sorted(held)} and {sorted(wanted)}")
+            claimed = f"names {sorted(named)} and wants {sorted(sync.interest)}"
+            raise Broken("L5", f"{node}'s SYNC {claimed}, not {sorted(held)} and {sorted(wanted)}")
 
     def dead(self, draft: PartialState, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""

@@ -11,12 +11,12 @@ from pdflow.protocol.messages import Completion, Heartbeat, Register
 from pdflow.protocol.values import Address
 from tests.vllm.support.nixl_stub import Notice, Transfer
 
-Said: TypeAlias = tuple[Any, ...]
+Observed: TypeAlias = tuple[Any, ...]
 REGISTERS = b"PUSH_REG:"
 HEARTBEATS = b"HB:"
 
 
-def of_notice(notice: Notice) -> Said:
+def of_notice(notice: Notice) -> Observed:
     if notice.body.startswith(REGISTERS):
         told = msgspec.msgpack.decode(notice.body[len(REGISTERS) :])
         blocks = tuple(told["local_block_ids"][0])
@@ -27,7 +27,7 @@ def of_notice(notice: Notice) -> Said:
     return ("completion", notice.sender, notice.target, text)
 
 
-def of_message(sender: Address, send: Send) -> Said:
+def of_message(sender: Address, send: Send) -> Observed:
     message = send.message
     if isinstance(message, Register):
         return ("REG", sender, send.to, message.reg.request_id, message.target.blocks)
@@ -37,11 +37,11 @@ def of_message(sender: Address, send: Send) -> Said:
     return ("completion", sender, send.to, f"{message.request_id}:{message.count}")
 
 
-def of_transfer(transfer: Transfer) -> Said:
+def of_transfer(transfer: Transfer) -> Observed:
     return ("transfer", transfer.initiator, transfer.other, transfer.ours, transfer.theirs, transfer.body)
 
 
-def of_posted(address: Address, posted: PostWrite | PostRead) -> Said:
+def of_posted(address: Address, posted: PostWrite | PostRead) -> Observed:
     """A range of tokens stands for the last blocks of the prompt."""
     target = posted.grant.target.blocks
     assert isinstance(posted.notice, Completion)
