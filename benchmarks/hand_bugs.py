@@ -40,8 +40,8 @@ FIRST = (
     (
         "P's own rank's bit settled, not D's",
         "producer/writes.py",
-        "unsettled = cell.flying & ~(1 << event.d_rank)",
-        "unsettled = cell.flying & ~(1 << ctx.rank)",
+        "unsettled = cell.in_flight_mask & ~(1 << event.d_rank)",
+        "unsettled = cell.in_flight_mask & ~(1 << ctx.rank)",
     ),
     (
         "connections to a former life count on",
@@ -98,7 +98,7 @@ SECOND = (
         "the grant's time taken for the lease's",
         "producer/writes.py",
         "if cell.expired or (cell.lease_until <= now and",
-        "if cell.expired or (cell.grant_until <= now and",
+        "if cell.expired or (cell.registration_until <= now and",
     ),
     (
         "what a D has stopped wanting stays noted",
@@ -110,7 +110,7 @@ SECOND = (
     (
         "a rank does not note which READ it was told of last",
         "consumer/rank.py",
-        "        self.newest = max(self.newest, event.grant.reg.seq)\n",
+        "        self.newest = max(self.newest, event.registration.reg.seq)\n",
         "",
     ),
     (

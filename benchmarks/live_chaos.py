@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import trio
 
-from benchmarks.live_cuts import Wire, cut, lose, pace, wires
+from benchmarks.live_cuts import Wire, disconnect, lose, pace, wires
 from pdflow_runtime.http.errors import UpstreamError
 from tests.runtime.support.served import Served, served
 
@@ -117,7 +117,7 @@ class Chaos:
 
     async def harm(self) -> None:
         """Something every second, to engines that are up and to what connects them."""
-        deeds = (self.kill, self.stop, self.stop, self.cut, self.lose, self.lose, self.slow)
+        deeds = (self.kill, self.stop, self.stop, self.disconnect, self.lose, self.lose, self.slow)
         while True:
             await trio.sleep(self.random.uniform(0.2, 2))
             try:
@@ -138,9 +138,9 @@ class Chaos:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         for wire in self.some_wires():
-            cut(wire)
+            disconnect(wire)
             self.deeds["links cut"] += 1
 
     async def lose(self) -> None:

@@ -52,7 +52,7 @@ def wires(pids: Iterable[int]) -> list[Wire]:
     ]
 
 
-def cut(wire: Wire) -> None:
+def disconnect(wire: Wire) -> None:
     """It ends. What has arrived may still be read."""
     with _borrowed(wire) as ends:
         for end in ends:

@@ -65,8 +65,8 @@ class Case(NamedTuple):
         )
 
     def __str__(self) -> str:
-        cut = f"tp {self.p_tp}->{self.d_tp} block {self.p_block}->{self.d_block}"
-        return f"{self.method:18} {self.transport:5} {cut:22} {self.dtype}"
+        layout = f"tp {self.p_tp}->{self.d_tp} block {self.p_block}->{self.d_block}"
+        return f"{self.method:18} {self.transport:5} {layout:22} {self.dtype}"
 
 
 def cases(transports: list[str]) -> list[tuple[Case, int]]:
@@ -170,11 +170,11 @@ async def measure(case: Case, count: int) -> bool:
         assert not watch.computed, "there are prompts that D has not loaded"
         expected = sum(len(prompt(number)) for number in range(count)) * shape.bytes_per_token
         expected *= 1 if home.store is None else 2  # to the store, and from there
-        posted = sum(rank.orders.bytes_posted for node in (home.p, home.d) for rank in node.ranks.values())
+        posted = sum(rank.transfers.bytes_posted for node in (home.p, home.d) for rank in node.ranks.values())
         local = home.d.engine.prompt_tokens_computed - count
-        beside = f" (itself {itself})" if case.dtype == "bf16" else ""
+        suffix = f" (itself {itself})" if case.dtype == "bf16" else ""
         sys.stdout.write(
-            f"{case}  {count:5} requests  differ {differ}{beside}  digests {watch.wrong} of {watch.blocks:,} blocks  "
+            f"{case}  {count:5} requests  differ {differ}{suffix}  digests {watch.wrong} of {watch.blocks:,} blocks  "
             f"bytes {posted / expected:.3f} of {expected / 1e6:,.0f} MB  local {local}\n"
         )
         sys.stdout.flush()
@@ -194,7 +194,7 @@ def main() -> int:
     asked = parser.parse_args()
     right = True
     for case, part in cases(asked.transports.split(",")):
-        if all(word in str(case).split() for word in asked.only.split()):
+        if all(term in str(case).split() for term in asked.only.split()):
             count = max(CONCURRENCY, asked.requests // part // (10 if asked.quick else 1))
             right &= trio.run(measure, case, count)
     return 0 if right else 1

@@ -44,7 +44,7 @@ POSTED = 256
 IOV_MAX = 1024
 
 
-def cut(nbytes: int, piece: int) -> list[Descriptor]:
+def split(nbytes: int, piece: int) -> list[Descriptor]:
     """So many bytes in pieces of this size, layer by layer, with each layer's blocks scattered alike."""
     planes = min(2 * LAYERS, nbytes // piece)
     blocks = nbytes // piece // planes
@@ -61,7 +61,7 @@ def cut(nbytes: int, piece: int) -> list[Descriptor]:
 def pieces_of(case: str) -> list[Descriptor]:
     if case == SMALL:
         return [Descriptor(at, 2 * at, 4096) for at in range(0, 16_384, 4096)]
-    pieces = cut(LARGE_BYTES, CASES[case])
+    pieces = split(LARGE_BYTES, CASES[case])
     if "no order" not in case:
         return pieces
     targets = [piece.target_address for piece in pieces]
@@ -72,8 +72,8 @@ def pieces_of(case: str) -> list[Descriptor]:
 class Other:
     """The other process."""
 
-    def __init__(self, *orders: str, script: str = __file__) -> None:
-        command = [sys.executable, str(Path(script).resolve()), *orders]
+    def __init__(self, *arguments: str, script: str = __file__) -> None:
+        command = [sys.executable, str(Path(script).resolve()), *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.first = self.asked()
 

@@ -76,9 +76,9 @@ class Writer:
             self.ended.add(event.op)
             self._news.set()
 
-    def post(self, pieces: list[Descriptor], notice: bytes | None = b"done") -> int:
+    def post(self, pieces: list[Descriptor], notification: bytes | None = b"done") -> int:
         self._last += 1
-        self.transport.write(self._last, "d.r0", pieces, 1, notice)
+        self.transport.write(self._last, "d.r0", pieces, 1, notification)
         return self._last
 
     async def end_of(self, op: int) -> None:
@@ -166,11 +166,13 @@ async def large(kind: str, writer: Writer, other: Other, rounds: int) -> list[st
 
 
 def in_a_line(kind: str, case: str, ours: Side, bare: list[Side]) -> str:
-    beside = [
+    bare_figures = [
         f"{what} {side.best:5.2f} {side.cpu_ms:4.1f} ms {ours.best / side.best:4.0%}"
         for what, side in zip(("one", "same"), bare, strict=False)
     ]
-    return f"{kind} {case:15} {ours.best:5.2f} ({ours.median:5.2f}) {ours.cpu_ms:5.1f} ms; bare: {'; '.join(beside)}"
+    return (
+        f"{kind} {case:15} {ours.best:5.2f} ({ours.median:5.2f}) {ours.cpu_ms:5.1f} ms; bare: {'; '.join(bare_figures)}"
+    )
 
 
 async def small(kind: str, writer: Writer, other: Other, count: int) -> list[str]:

@@ -29,15 +29,15 @@ from pdflow_sim.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "examples/reference.toml"
-WAYS = ("unwatched", "live table", "recorded")
+MODES = ("unwatched", "live table", "recorded")
 
 
-def took(requests: int, way: str) -> tuple[float, World]:
+def took(requests: int, mode: str) -> tuple[float, World]:
     """CPU seconds of one run, and what is left of it."""
     scenario = load(REFERENCE, overrides=[f"workload.requests={requests}"])
-    world, _ = prepare(scenario, RunOptions(timeline=way == "recorded"), [])
+    world, _ = prepare(scenario, RunOptions(timeline=mode == "recorded"), [])
     began = time.process_time()
-    if way == "live table":
+    if mode == "live table":
         with watching(Console(file=io.StringIO(), force_terminal=True, width=80, height=24), scenario, world):
             run(world, None, drain=False)
     else:
@@ -79,14 +79,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(written(options.large, Path(folder))))
         return
-    spent: dict[str, list[float]] = {way: [] for way in WAYS}
+    spent: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _ in range(options.repeat):
-        for way in WAYS:
-            spent[way].append(took(options.requests, way)[0])
+        for mode in MODES:
+            spent[mode].append(took(options.requests, mode)[0])
     plain = min(spent["unwatched"])
-    for way in WAYS:
-        best = min(spent[way])
-        print(f"{way:12}{options.requests / best:10,.0f} requests/CPU s{100 * (best / plain - 1):+8.1f} %")
+    for mode in MODES:
+        best = min(spent[mode])
+        print(f"{mode:12}{options.requests / best:10,.0f} requests/CPU s{100 * (best / plain - 1):+8.1f} %")
     child = [sys.executable, __file__, "--write-only", "--large", str(options.large)]
     measured = json.loads(subprocess.run(child, capture_output=True, encoding="utf-8", check=True).stdout)
     print(

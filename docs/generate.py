@@ -116,7 +116,7 @@ def method_pages() -> Iterator[str]:
 # The keys of a scenario file.
 
 SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims}
-WORDS = {
+KEY_DESCRIPTIONS = {
     "preset": "where the values come from that the file does not say; `pdflow presets` lists them",
     "name": "how reports call it",
     "num_layers": "as all of these sizes, from the model's config.json",
@@ -166,7 +166,7 @@ def kinds_table(kinds: list[Schema]) -> Iterator[str]:
     rows: list[tuple[str, Schema, str, list[str]]] = []
     for name, kind in zip(names, kinds, strict=True):
         for key, prop in kind["properties"].items():
-            default = default_words(key, prop, kind.get("required", ()), kind)
+            default = default_text(key, prop, kind.get("required", ()), kind)
             same = next((row for row in rows if row[:3] == (key, prop, default)), None)
             if same is not None:
                 same[3].append(name)
@@ -175,13 +175,13 @@ def kinds_table(kinds: list[Schema]) -> Iterator[str]:
     yield "\n| key | value | default | kinds | meaning |\n| --- | --- | --- | --- | --- |"
     for key, prop, default, completed_readers in rows:
         who = "all" if completed_readers == names else ", ".join(completed_readers)
-        yield f"| `{key}` | {value_words(prop)} | {default} | {who} | {prop.get('description', '')} |"
+        yield f"| `{key}` | {value_text(prop)} | {default} | {who} | {prop.get('description', '')} |"
     yield ""
 
 
 def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
     """The keys of one table, and below it those of the tables inside but for those that have been `told` of."""
-    docs = dict(WORDS)
+    docs = dict(KEY_DESCRIPTIONS)
     if name in SPECS:
         documented = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
         docs |= {key: text for key, text in documented.items() if text}
@@ -191,7 +191,7 @@ def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
     for key, prop in schema["properties"].items():
         inside += [(key, table) for table in tables_in(prop) if table not in told]
         meaning = prop.get("description", "") or docs.get(key, "")
-        yield f"| `{key}` | {value_words(prop)} | {default_words(key, prop, required, schema)} | {meaning} |"
+        yield f"| `{key}` | {value_text(prop)} | {default_text(key, prop, required, schema)} | {meaning} |"
     yield ""
     merged: list[tuple[list[str], Schema]] = []
     for key, table in inside:
@@ -224,17 +224,17 @@ def tables_in(prop: Schema) -> list[Schema]:
     return [option for option in options if option.get("type") == "object"]
 
 
-def value_words(prop: Schema) -> str:
+def value_text(prop: Schema) -> str:
     """What a value may be, in words."""
     if "enum" in prop:
         return ", ".join(f"`{option}`" for option in prop["enum"])
     if "oneOf" in prop:
-        return " or ".join(dict.fromkeys(value_words(option) for option in prop["oneOf"]))
+        return " or ".join(dict.fromkeys(value_text(option) for option in prop["oneOf"]))
     kind = str(prop.get("type", "string"))
     if kind == "object":
         return "a table"
     if kind == "array":
-        inner = value_words(prop["items"])
+        inner = value_text(prop["items"])
         if "enum" in prop["items"]:
             return f"array of {inner}"
         return f"array of {'tables' if inner == 'a table' else inner + 's'}"
@@ -245,7 +245,7 @@ def value_words(prop: Schema) -> str:
     return f"{kind} ≥ {prop['minimum']:g}" if "minimum" in prop else kind
 
 
-def default_words(key: str, prop: Schema, required: tuple[str, ...], schema: Schema) -> str:
+def default_text(key: str, prop: Schema, required: tuple[str, ...], schema: Schema) -> str:
     if "default" in prop:
         return shown(prop["default"])
     if key in required:
@@ -354,7 +354,7 @@ def short(body: Mapping[str, Any]) -> str:
     kind = str(body["type"])
     if kind == "Tell":
         return f"{body['to']}: {short(body['event'])}"
-    for carried in ("message", "notice"):
+    for carried in ("message", "notification"):
         if isinstance(body.get(carried), dict):
             inside = body[carried]["type"]
             return f"{kind} {inside}" + (f" to {body['to']}" if isinstance(body.get("to"), str) else "")

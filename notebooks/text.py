@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 CODE: Final = "# %%"
-WORDS: Final = "# %% [markdown]"
+MARKDOWN: Final = "# %% [markdown]"
 
 Notebook = dict[str, Any]
 
@@ -28,7 +28,7 @@ def text_of(notebook: Notebook) -> str:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             lines = [f"# {line}".rstrip() for line in source.split("\n")]
-            parts.append("\n".join([WORDS, *lines]))
+            parts.append("\n".join([MARKDOWN, *lines]))
         else:
             parts.append(f"{CODE}\n{source}")
     return "\n\n".join(parts) + "\n"
@@ -38,7 +38,7 @@ def notebook_of(text: str) -> Notebook:
     """The notebook that has these cells and nothing else. Raises ValueError where a cell is not marked."""
     cells: list[dict[str, Any]] = []
     for line in text.split("\n"):
-        if line in (CODE, WORDS):
+        if line in (CODE, MARKDOWN):
             kind = "code" if line == CODE else "markdown"
             cells.append({"cell_type": kind, "id": f"cell-{len(cells) + 1}", "metadata": {}, "lines": []})
         elif cells:
@@ -62,10 +62,10 @@ def stored(notebook: Notebook) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """The command."""
-    clean = "--clean" in words
-    for path in map(Path, [word for word in words if word != "--clean"]):
+    clean = "--clean" in arguments
+    for path in map(Path, [argument for argument in arguments if argument != "--clean"]):
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".py":
             path.with_suffix(".ipynb").write_text(stored(notebook_of(content)), encoding="utf-8")

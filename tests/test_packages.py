@@ -21,11 +21,11 @@ ROOTS = {"pdflow": ".", "pdflow_sim": "sim", "pdflow_runtime": "runtime"}
 """Where each package lies: the folder that holds it."""
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-PURE: Final = _words(
+PURE: Final = _names(
     """
     __future__ abc array ast attrs bisect cattrs collections contextlib copy difflib enum fractions functools hashlib
     heapq html itertools json math msgspec numpy operator pathlib pdflow re rich statistics string struct tomllib types
@@ -35,9 +35,9 @@ PURE: Final = _words(
 """What any file of pdflow may import. `pathlib` is for arithmetic: calls that touch a disk are found below."""
 
 SIMULATED: Final = PURE | {"simpy", "pdflow_sim"}
-CHECKED: Final = SIMULATED | _words("gc textwrap")
+CHECKED: Final = SIMULATED | _names("gc textwrap")
 """What sim/pdflow_sim/check may import besides: it looks for no cycles among millions of states, and draws."""
-LIVE: Final = PURE | _words(
+LIVE: Final = PURE | _names(
     """
     pdflow_runtime
     trio httptools argparse base64 ctypes errno fcntl gc hmac http importlib ipaddress logging mmap os outcome
@@ -46,12 +46,12 @@ LIVE: Final = PURE | _words(
     """
 )
 """What the live world may import: it touches the world, but by trio, and reads the clock in one place."""
-COMPUTING: Final = LIVE | _words("torch safetensors tokenizers jinja2")
+COMPUTING: Final = LIVE | _names("torch safetensors tokenizers jinja2")
 """What runtime/pdflow_runtime/engines may import besides: what computes tokens."""
-MOVING: Final = LIVE | _words("nixl mooncake torch")
+MOVING: Final = LIVE | _names("nixl mooncake torch")
 """What runtime/pdflow_runtime/transports may import besides: what moves bytes."""
 CLOCK: Final = "runtime/pdflow_runtime/clock.py"
-CLOCKS: Final = _words("current_time perf_counter monotonic")
+CLOCKS: Final = _names("current_time perf_counter monotonic")
 
 
 class Permit(NamedTuple):
@@ -151,19 +151,19 @@ MAY_IMPORT: Final = {
 }
 """Which packages each package of pdflow may import, besides `errors` and `version`. docs/architecture.md shows it."""
 
-VOCABULARY: Final = _words(
+VOCABULARY: Final = _names(
     "dialect effects errors events geometry ids messages phases timers values wire.checks wire.limits"
 )
 """What other packages may import of protocol: its vocabulary, not its endpoints. `wiring` makes these."""
 
-DISK: Final = _words("""
+DISK: Final = _names("""
     absolute chmod cwd exists expanduser glob home is_dir is_file iterdir lstat mkdir open read_bytes read_text
     rename resolve rglob rmdir samefile stat symlink_to touch unlink write_bytes write_text
     """)
 """Methods of Path (and of importlib's resources) that touch a disk, or ask where the process runs."""
 
-NUMPY_IO: Final = _words("random load save savez loadtxt savetxt genfromtxt fromfile memmap datetime64")
-BUILTINS: Final = _words("open print input breakpoint __import__ exec eval")
+NUMPY_IO: Final = _names("random load save savez loadtxt savetxt genfromtxt fromfile memmap datetime64")
+BUILTINS: Final = _names("open print input breakpoint __import__ exec eval")
 
 
 def violations(path: str, source: str) -> list[str]:
@@ -175,7 +175,7 @@ def violations(path: str, source: str) -> list[str]:
     if path.startswith("runtime/pdflow_runtime/transports/"):
         live = MOVING
     home = CHECKED if checks else {"pdflow": PURE, "pdflow_sim": SIMULATED, "pdflow_runtime": live}[package]
-    allowed = home | _words(permitted.modules)
+    allowed = home | _names(permitted.modules)
     tree = ast.parse(source)
     found = []
     for line, module, lazy in _imports(tree):
@@ -271,7 +271,7 @@ def test_exceptions_name_files_that_need_them() -> None:
     for path, exception in EXCEPTIONS.items():
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         used = {module.partition(".")[0] for _, module, _ in _imports(tree)}
-        assert _words(exception.modules) <= used, f"{path}: of {exception.modules}, not all is needed"
+        assert _names(exception.modules) <= used, f"{path}: of {exception.modules}, not all is needed"
         if exception.touches_files:
             assert [*_touches(tree, False)] or "os" in exception.modules, f"{path} touches no file"
 

@@ -211,7 +211,7 @@ def _judged(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator
     sides = [_saturated(row.published) == _saturated(means[row.number]) for row in rows]
     where = f"mean TPOT above or below {STARVED_MS:g} ms"
     yield f"- The side of saturation ({where}) is right in {sum(sides)} of {len(rows)} rows."
-    for word, past in (("below", False), ("past", True)):
+    for side, past in (("below", False), ("past", True)):
         held = [row for row in rows if not row.fitted and _saturated(row.published) is past]
         summaries = []
         for name in FIGURES:
@@ -222,7 +222,7 @@ def _judged(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator
                 f"{label.replace('itl', 'ITL')} {percent(median(abs(cell.error) for cell in cells))} "
                 f"(worst {percent(worst.error, True)}, {worst.name})"
             )
-        yield f"- Median errors {word} saturation, {len(held)} rows that were not fitted on: {'; '.join(summaries)}."
+        yield f"- Median errors {side} saturation, {len(held)} rows that were not fitted on: {'; '.join(summaries)}."
 
 
 def _bands(rows: Sequence[Row], bands: dict[int, list[dict[str, float]]]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def report_groups() -> Section:
     return section
 
 
-def _beside(seconds: float, stated: float) -> str:
+def _with_difference(seconds: float, stated: float) -> str:
     return f"{seconds:.1f} ({percent(seconds / stated - 1, True)})"
 
 
@@ -155,7 +155,7 @@ def report_topologies(requests: int = 1000) -> Section:
             (
                 f"1,000 / {out:,}",
                 f"about {stated:g}",
-                *(_beside(figures[p, d, out], stated) for p, d in topologies),
+                *(_with_difference(figures[p, d, out], stated) for p, d in topologies),
             )
             for out, stated in P99_S.items()
         ),

@@ -131,8 +131,8 @@ def report_push_and_pull(folder: Path) -> Section:
     section.lines += table(
         ["run", "mean", "median"],
         [
-            (f"{word}, {name}", f"{mean:.2f}", f"{middle:.2f}")
-            for word, found in (("published", published), ("simulated", simulated))
+            (f"{source}, {name}", f"{mean:.2f}", f"{middle:.2f}")
+            for source, found in (("published", published), ("simulated", simulated))
             for name, (mean, middle) in found.items()
         ],
     )
@@ -154,8 +154,8 @@ def report_push_and_pull(folder: Path) -> Section:
         axes.bar(place + 0.2, middle, 0.38, color=colour, alpha=0.5)
     axes.axhspan(1.2, 3.0, color="#a3be8c", alpha=0.25, zorder=0)
     axes.axhline(1, color="0.5", linewidth=1)
-    words = ["published" if place < len(published) else "simulated" for place in range(len(bars))]
-    labels = [f"{word}\n{name.replace(', ', chr(10))}" for word, (name, _) in zip(words, bars, strict=True)]
+    sources = ["published" if place < len(published) else "simulated" for place in range(len(bars))]
+    labels = [f"{source}\n{name.replace(', ', chr(10))}" for source, (name, _) in zip(sources, bars, strict=True)]
     axes.set_xticks(range(len(bars)), labels, fontsize=7)
     axes.set(ylabel="times (dark mean, light median)")
     section.figure = figure

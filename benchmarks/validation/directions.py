@@ -82,8 +82,8 @@ def _simulated(rate: float, results: Sequence[Result]) -> Iterator[str]:
     yield ""
     names = [f"{method.removeprefix('nixl-')}, {dispatch}" for method, dispatch in RUNS]
     lines: list[Sequence[object]] = [
-        (word, *(f"{result.summary[key]:.1f}" for result in results))
-        for word, key in (("TTFT mean", "ttft_mean_ms"), ("TTFT p50", "ttft_p50_ms"), ("TTFT p99", "ttft_p99_ms"))
+        (label, *(f"{result.summary[key]:.1f}" for result in results))
+        for label, key in (("TTFT mean", "ttft_mean_ms"), ("TTFT p50", "ttft_p50_ms"), ("TTFT p99", "ttft_p99_ms"))
     ]
     for stage in results[0].metrics.stages:
         values = [result.metrics.stages[stage].mean_ms for result in results]

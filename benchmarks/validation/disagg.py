@@ -203,11 +203,13 @@ def report(folder: Path, answers: Sequence[tuple[Row, Answer]] | None = None) ->
             )
         )
     found.lines += table(["row", "TPOT ms", "host 0", "host 3 ms", "TTFT ms", "TTFT band"], lines)
-    found.lines += _words(answers, inside, widths, found)
+    found.lines += _statements(answers, inside, widths, found)
     return found
 
 
-def _words(answers: Sequence[tuple[Row, Answer]], inside: int, widths: Sequence[float], found: Found) -> Iterator[str]:
+def _statements(
+    answers: Sequence[tuple[Row, Answer]], inside: int, widths: Sequence[float], found: Found
+) -> Iterator[str]:
     for which, host_s in enumerate((BEST[0], WORST[0])):
         errors = [answer.tpot_ms[which] / row.tpot_ms - 1 for row, answer in answers]
         within = sum(abs(value) <= 0.25 for value in errors)

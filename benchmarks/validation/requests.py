@@ -187,7 +187,7 @@ def report(folder: Path) -> Found:
 
 def _rows(found: Found, replay: Replay, preset: Outcome, fit: Outcome) -> Iterator[Sequence[object]]:
     name = replay.run.name
-    for word, past in (("that found room", False), ("that waited for a seat or blocks", True)):
+    for label, past in (("that found room", False), ("that waited for a seat or blocks", True)):
         who = [i for i, waited in enumerate(replay.waited) if waited is past]
         held = [i for i in who if i not in CALIBRATED_ON]
         if len(held) < 10:
@@ -196,7 +196,7 @@ def _rows(found: Found, replay: Replay, preset: Outcome, fit: Outcome) -> Iterat
             [errors[i] for i in which]
             for errors, which in ((preset.ttft, who), (preset.tpot, who), (fit.ttft, held), (fit.tpot, held))
         ]
-        yield (f"{name}: {word}", len(who), *map(error_text, values))
+        yield (f"{name}: {label}", len(who), *map(error_text, values))
         if not past:
             found.summary += [
                 Claim(f"{name}, presets alone, {len(who)} requests below saturation", metric, error(errors), 0.25)
@@ -245,9 +245,9 @@ def _effects(replays: Sequence[Replay], outcomes: Sequence[Outcome]) -> Iterator
         ),
     )
     rows = []
-    for replay, word, run in changes:
+    for replay, label, run in changes:
         outcome = outcomes[replays.index(replay)] if run == replay.run else replay.simulated(run)
-        rows.append((f"{replay.run.name}: {word}", error_text(outcome.ttft), error_text(outcome.tpot)))
+        rows.append((f"{replay.run.name}: {label}", error_text(outcome.ttft), error_text(outcome.tpot)))
     yield from table(["run and change", "TTFT", "TPOT"], rows)
     yield from _chance(moe)
     yield from _cold(rtx)

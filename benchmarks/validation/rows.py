@@ -243,7 +243,7 @@ def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
         parts = zip(*(each.errors(past=False) for each in members), strict=True)
         cells = [list(chain.from_iterable(part)) for part in parts]
         rows = f"{len(cells[0])} rows below saturation"
-        for place, (words, metric, most) in enumerate(
+        for place, (label, metric, most) in enumerate(
             (
                 ("presets alone", "TTFT", 0.25),
                 ("presets alone", "TPOT", 0.25),
@@ -251,7 +251,7 @@ def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
                 ("calibrated", "TPOT", 0.05),
             )
         ):
-            yield Claim(f"{family}, TP {sizes}, {words}, {rows}", metric, error(cells[place]), most)
+            yield Claim(f"{family}, TP {sizes}, {label}, {rows}", metric, error(cells[place]), most)
 
 
 def _right_side(each: Held) -> str:
@@ -320,7 +320,7 @@ def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
     yield ""
     rows = [row for group in groups for row in chosen(group)]
     lines = []
-    for word, setup in (
+    for label, setup in (
         ("lengths vary by 20 %, API server 30 ms, means: **taken**", Setup()),
         ("lengths fixed", Setup(lengths_vary=False)),
         ("API server 10 ms", Setup(api_server_s=0.01)),
@@ -332,7 +332,7 @@ def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
         pairs = list(zip(answers, rows, strict=True))
         lines.append(
             (
-                word,
+                label,
                 error_text([answer.ttft_ms / row.ttft_ms - 1 for answer, row in pairs]),
                 error_text([answer.tpot_ms / row.tpot_ms - 1 for answer, row in pairs]),
             )

@@ -51,13 +51,13 @@ def added_ps(stage: EngineSteps, tokens: int, decodes: int) -> int:
 
 
 def thresholds(
-    decode: EngineSteps, ways: Sequence[TransferRoute], most_decodes: int, most_tokens: int
+    decode: EngineSteps, routes: Sequence[TransferRoute], most_decodes: int, most_tokens: int
 ) -> tuple[int, ...]:
     """The longest prompts that stay on D beside 0, 1, ... `most_decodes` sequences; `most_tokens` is the longest of
     all. Of several ways the fastest is the other choice."""
 
     def stays(tokens: int, decodes: int) -> bool:
-        elsewhere = min(added_ps(way.prefill, tokens, 0) + way.transfer_ns(tokens) * PS_PER_NS for way in ways)
+        elsewhere = min(added_ps(route.prefill, tokens, 0) + route.transfer_ns(tokens) * PS_PER_NS for route in routes)
         return (decodes + 1) * added_ps(decode, tokens, decodes) <= elsewhere
 
     return tuple(_last(most_tokens, decodes, stays) for decodes in range(most_decodes + 1))

@@ -297,7 +297,7 @@ class Engine:
         self.wake_ns = self._planned_wake_ns = wake = -(-end_ps // PS_PER_NS)
         self._only_room = heard is None
         if heard is not None and steps > 1 and heard < wake:
-            self._cut(heard)
+            self._end_segment(heard)
 
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
@@ -313,7 +313,7 @@ class Engine:
         heard = self._unheard(before_ns)
         self._heard_first = heard
         if heard is not None and heard < wake:
-            self._cut(heard)
+            self._end_segment(heard)
         return True
 
     def _known_before(self, end_ns: int, steps: int) -> int:
@@ -347,7 +347,7 @@ class Engine:
             self._heard_first = now
         self._heard_last = now
         if self._steps > 1 and wake is not None and now < wake:
-            self._cut(now)
+            self._end_segment(now)
 
     def _hear_of_room(self, now: int) -> None:
         """Hear, unless admitting the head of the queue would surely fail."""
@@ -360,7 +360,7 @@ class Engine:
         if spare >= most or spare >= self._growth_begun_before(now):
             self._hear(now)
 
-    def _cut(self, now: int) -> None:
+    def _end_segment(self, now: int) -> None:
         """End the segment at the first boundary strictly after `now`, an instant before its end.
 
         With asynchronous scheduling at the one behind that, unless the segment ends before.

@@ -26,14 +26,14 @@ Stage: TypeAlias = Literal["start", "in-flight", "landed"]
 class Links:
     """Directions between engines: from any of the first to any of the second, for each pair of groups."""
 
-    ways: tuple[tuple[frozenset[EngineId], frozenset[EngineId]], ...]
+    directions: tuple[tuple[frozenset[EngineId], frozenset[EngineId]], ...]
 
     def hold(self, sender: EngineId, receiver: EngineId) -> bool:
         """Whether this direction is among them."""
-        return any(sender in senders and receiver in receivers for senders, receivers in self.ways)
+        return any(sender in senders and receiver in receivers for senders, receivers in self.directions)
 
     def __bool__(self) -> bool:
-        return any(senders and receivers for senders, receivers in self.ways)
+        return any(senders and receivers for senders, receivers in self.directions)
 
 
 @attrs.frozen(kw_only=True)

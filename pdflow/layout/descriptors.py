@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from pdflow.layout.pairing import TokenRun, cut_size
+from pdflow.layout.pairing import TokenRun, split_size
 from pdflow.layout.ranks import Pair
 from pdflow.layout.shapes import KvShape, LayoutError, heads_per_rank, stage_layers
 from pdflow.protocol.values import Value
@@ -148,7 +148,7 @@ def descriptors(
     in practice). Raises LayoutError if the two memories cannot exchange this pair, or a block does not exist.
     """
     _check(pair, source, target)
-    found = list(_cut(pair, source, target, _checked_runs(runs, source, target)))
+    found = list(_split(pair, source, target, _checked_runs(runs, source, target)))
     return _coalesced(found) if coalesce else found
 
 
@@ -159,7 +159,7 @@ def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> De
     blocks of unequal size in the order NHD; neither is counted.
     """
     _check(pair, source, target)
-    unit = cut_size(source.block_size, target.block_size)
+    unit = split_size(source.block_size, target.block_size)
     planes = pair.num_layers * source.tensors_per_layer
     if source.order == "NHD" and not _all_heads(pair, source, target):
         return DescriptorCounter(unit, planes * unit, 0, planes)
@@ -179,7 +179,7 @@ def descriptor_count(pair: Pair, source: RankMemory, target: RankMemory, num_tok
     return descriptor_counter(pair, source, target).count(num_tokens)
 
 
-def _cut(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenRun]) -> Iterator[Descriptor]:
+def _split(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenRun]) -> Iterator[Descriptor]:
     planes = [
         (pair.source_layer + layer, pair.target_layer + layer, tensor)
         for layer in range(pair.num_layers)

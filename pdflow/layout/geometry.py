@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pdflow.layout.pairing import cut_size
+from pdflow.layout.pairing import split_size
 from pdflow.layout.ranks import Initiator, Rule, by_consumer, by_producer, writers
 from pdflow.layout.shapes import KvShape, LayoutError
 from pdflow.protocol.values import Value
@@ -84,7 +84,7 @@ class TransferGeometry:
 
     def _table(self, p: Sharding, d: Sharding) -> _Table:
         if p.block_size != d.block_size:
-            cut_size(p.block_size, d.block_size)
+            split_size(p.block_size, d.block_size)
         if d.pp != 1:
             raise LayoutError(f"decode with {d.pp} pipeline stages: only the prefill side may have more than one")
         key = (p.tp, p.pp, d.tp)

@@ -45,14 +45,14 @@ class RunCounts(Value, frozen=True, gc=False):
 
 def pieces(source_block_size: int, target_block_size: int, num_tokens: int) -> RunCounts:
     """What `runs` would yield, counted in O(1). Where the range starts does not matter, as it starts on a border."""
-    unit = cut_size(source_block_size, target_block_size)
+    unit = split_size(source_block_size, target_block_size)
     if num_tokens < 0:
         raise LayoutError(f"a range of {num_tokens} tokens: it must be 0 or more")
     full, tail = divmod(num_tokens, unit)
     return RunCounts(unit, full, tail)
 
 
-def cut_size(source_block_size: int, target_block_size: int) -> int:
+def split_size(source_block_size: int, target_block_size: int) -> int:
     """The smaller block size, into which the larger side's blocks are cut. Raises LayoutError if it does not divide."""
     small, large = sorted((source_block_size, target_block_size))
     if small < 1:

@@ -16,7 +16,7 @@ from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy
 from pdflow.methods.wire_profile import UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _SPEECH = WireProfile(
-    words=(
+    messages=(
         ProfileMessage("REQ", Side.P, Occasion.CONTACT),
         ProfileMessage("REQMSG", Side.P, Occasion.PIECE),
         ProfileMessage("READYMSG", Side.D, Occasion.PIECE),

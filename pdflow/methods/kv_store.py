@@ -13,7 +13,7 @@ from pdflow.methods.method import Method, PipelinePolicy
 from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 _SPEECH = WireProfile(
-    words=(
+    messages=(
         ProfileMessage("handshake", Side.P, Occasion.CONTACT),
         ProfileMessage("handshake", Side.D, Occasion.CONTACT),
         # PutStart is a call of the store's in either dialect (`sim/pdflow_sim/nodes/store_node.py`), and REG what it

@@ -5,8 +5,8 @@ posted when it has a lane, not before: until then a stop cuts it. What of one op
 is `shipment.py`'s. Whose operation came first goes first; where the original queues piece by piece (`Turns.PIECE`),
 pieces go in the order in which they could be posted.
 
-A lane is free again when its piece has ended, or when its sender is gone (`vacate`): then the piece is still waited
-for, and has no lane. Each piece that has been posted ends once; another end of it changes nothing.
+A lane is free again when its piece has ended, or when its sender is gone (`release_lane`): then the piece is still
+waited for, and has no lane. Each piece that has been posted ends once; another end of it changes nothing.
 
 What keeps a posted piece waiting besides (its receiver, a group, room at D) is the driver's to know.
 """
@@ -203,7 +203,7 @@ class Lanes(Generic[K]):
             operation.shipment.recall(piece)
             self._line_up(operation)
 
-    def vacate(self, key: K, piece: Piece) -> None:
+    def release_lane(self, key: K, piece: Piece) -> None:
         """A posted piece has no lane any more. It has not ended."""
         operation = self._open.get(key)
         if operation is not None and operation.posted.get(piece):

@@ -26,7 +26,7 @@ def _pulled(name: str, by: Side, when: Occasion) -> tuple[ProfileMessage, Profil
 
 
 _PIPE = WireProfile(
-    words=(
+    messages=(
         # Whoever moves bytes makes itself known to the other's Transfer Engine when it first does.
         ProfileMessage("handshake", Side.D, Occasion.CONTACT),
         *_pulled("signal", Side.D, Occasion.REQUEST),
@@ -40,7 +40,7 @@ _PIPE = WireProfile(
     silent=UNASKED | {LEASE_WORD, "TAKEN"},
 )
 _BOOTSTRAPPED = WireProfile(
-    words=(
+    messages=(
         ProfileMessage("GET /query", Side.D, Occasion.CONTACT),
         ProfileMessage("handshake", Side.P, Occasion.CONTACT),
         ProfileMessage("MooncakeXferMetadata", Side.D, Occasion.REQUEST, frame="REG"),

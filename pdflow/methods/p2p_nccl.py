@@ -30,7 +30,7 @@ _ADDRESSES = "both addresses in its id"
 _UNIQUE_ID_BYTES = 149
 """Of NEW, msgpack of `cmd` and NCCL's id of 128 bytes. A PUT is about 180: an id of 130 characters, shape and dtype."""
 _PUT = WireProfile(
-    words=(
+    messages=(
         ProfileMessage("NEW", Side.P, Occasion.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
         ProfileMessage("PUT", Side.P, Occasion.PIECE),
         ProfileMessage("0", Side.D, Occasion.PIECE, num_bytes=1),
@@ -41,7 +41,7 @@ _PUT = WireProfile(
     decode_leg=_ADDRESSES,
 )
 _GET = WireProfile(
-    words=(
+    messages=(
         ProfileMessage("NEW", Side.D, Occasion.CONTACT, num_bytes=_UNIQUE_ID_BYTES),
         ProfileMessage("GET", Side.D, Occasion.PIECE),
         ProfileMessage("ret", Side.P, Occasion.PIECE),

@@ -36,7 +36,7 @@ class ShipmentEnd(Enum):
 class Shipment:
     """Of a shard's `layers`, the tokens `start` to `stop`."""
 
-    __slots__ = ("_failed", "_flying", "_left", "_queue", "_queued", "_stopped", "_unposted", "start", "stop")
+    __slots__ = ("_failed", "_in_flight", "_left", "_queue", "_queued", "_stopped", "_unposted", "start", "stop")
 
     def __init__(self, layers: int, start: int, stop: int) -> None:
         self.start = start
@@ -46,7 +46,7 @@ class Shipment:
         """Its tokens of layers."""
         self._unposted = self._left = layers * (stop - start)
         """Tokens of layers not posted yet; not landed yet."""
-        self._flying = 0
+        self._in_flight = 0
         self._failed = self._stopped = False
 
     def offer(self, piece: Piece) -> None:
@@ -62,12 +62,12 @@ class Shipment:
             return None
         piece = self._queue[0]
         tokens = piece.stop - piece.start
-        if tokens == self._unposted and self._flying:
+        if tokens == self._unposted and self._in_flight:
             return None
         self._queue.popleft()
         self._queued -= tokens
         self._unposted -= tokens
-        self._flying += 1
+        self._in_flight += 1
         return piece
 
     @property
@@ -76,7 +76,7 @@ class Shipment:
         count = len(self._queue)
         if self._failed or self._stopped or not count:
             return 0
-        if count == 1 and not self._flying:
+        if count == 1 and not self._in_flight:
             return 1
         # The last piece of all waits until the others have landed.
         return count - (self._queued == self._unposted)
@@ -88,18 +88,18 @@ class Shipment:
 
     def landed(self, piece: Piece) -> None:
         """A posted piece has ended well."""
-        self._flying -= 1
+        self._in_flight -= 1
         self._left -= piece.stop - piece.start
 
     def lost(self) -> None:
         """A posted piece has failed, or will never be posted."""
-        self._flying -= 1
+        self._in_flight -= 1
         self._failed = True
 
     def recall(self, piece: Piece) -> None:
         """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
         tokens = piece.stop - piece.start
-        self._flying -= 1
+        self._in_flight -= 1
         self._unposted += tokens
         self._queue.appendleft(piece)
         self._queued += tokens
@@ -114,7 +114,7 @@ class Shipment:
 
     def ending(self) -> ShipmentEnd | None:
         """How it ended; None while it has not."""
-        if self._flying:
+        if self._in_flight:
             return None
         if not self._left:
             return ShipmentEnd.SENT
@@ -125,12 +125,12 @@ class Shipment:
     def fork(self) -> Shipment:
         other = Shipment(0, self.start, self.stop)
         other._queue, other._queued = self._queue.copy(), self._queued
-        other._unposted, other._left, other._flying = self._unposted, self._left, self._flying
+        other._unposted, other._left, other._in_flight = self._unposted, self._left, self._in_flight
         other._failed, other._stopped = self._failed, self._stopped
         return other
 
     def fingerprint(self) -> Hashable:
-        return tuple(self._queue), self._unposted, self._left, self._flying, self._failed, self._stopped
+        return tuple(self._queue), self._unposted, self._left, self._in_flight, self._failed, self._stopped
 
 
 def whole(layers: int, stop: int) -> list[Piece]:

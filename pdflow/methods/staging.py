@@ -94,9 +94,9 @@ class Staging:
             raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than there are")
         self.waiting[name] = num_tokens
 
-    def serve(self) -> tuple[str, Allocation] | None:
-        """Who is next, and has room from now on; None if nobody. To be asked after `want`, `forget` and `release`,
-        until it says None."""
+    def admit_next(self) -> tuple[str, Allocation] | None:
+        """The next prompt in the queue and its allocation; None if there is no room. To be called after `want`,
+        `forget` and `release`, until it returns None."""
         if not self.waiting:
             return None
         name, num_tokens = next(iter(self.waiting.items()))

@@ -56,7 +56,7 @@ class ProfileMessage:
 class WireProfile:
     """Of a method as published; empty where our frames are spoken."""
 
-    words: tuple[ProfileMessage, ...] = ()
+    messages: tuple[ProfileMessage, ...] = ()
     silent: frozenset[str] = frozenset()
     """Tags of our frames."""
     prefill_leg: str = ""
@@ -65,26 +65,35 @@ class WireProfile:
 
     def besides(self, when: Occasion) -> tuple[ProfileMessage, ...]:
         """What is said there that is no frame of ours; at the close, whatever is said behind the data for itself."""
-        return tuple(word for word in self.words if word.when is when and (not word.frame or when is Occasion.CLOSING))
+        return tuple(
+            message
+            for message in self.messages
+            if message.when is when and (not message.frame or when is Occasion.CLOSING)
+        )
 
     def name_of(self, frame: str) -> str:
         """What the original calls it; "" if it has none like it."""
         if frame in self.silent:
             return ""
-        return next((word.name for word in self.words if word.frame == frame), frame)
+        return next((message.name for message in self.messages if message.frame == frame), frame)
 
     def contact(self, by: Side) -> str:
         """By what a rank of this side makes itself known to a peer; "" if the other one does that."""
-        if not self.words:
+        if not self.messages:
             return "shakes hands"
         return next(
-            (f"sends {word.name}" for word in self.words if word.when is Occasion.CONTACT and word.by is by), ""
+            (
+                f"sends {message.name}"
+                for message in self.messages
+                if message.when is Occasion.CONTACT and message.by is by
+            ),
+            "",
         )
 
     def told(self) -> Iterator[str]:
         """In words, by how often."""
         for when in Occasion:
-            names = [_told(word) for word in self.words if word.when is when]
+            names = [_told(message) for message in self.messages if message.when is when]
             if names:
                 yield f"{when.value}: {', '.join(names)}"
         for leg, what in (("prefill", self.prefill_leg), ("decode", self.decode_leg)):
@@ -94,6 +103,6 @@ class WireProfile:
             yield f"none like {', '.join(sorted(self.silent))}"
 
 
-def _told(word: ProfileMessage) -> str:
-    size = f", {word.num_bytes} byte{'s' if word.num_bytes > 1 else ''}" if word.num_bytes else ""
-    return f"{word.name} ({word.by.value}{size})"
+def _told(message: ProfileMessage) -> str:
+    size = f", {message.num_bytes} byte{'s' if message.num_bytes > 1 else ''}" if message.num_bytes else ""
+    return f"{message.name} ({message.by.value}{size})"

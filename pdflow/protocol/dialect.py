@@ -63,7 +63,7 @@ class Dialect(Value, frozen=True, gc=False):
     """P: a registration ends by its TTL, with its prefill or its D's life, and leaves a tombstone (C3, C4). Otherwise
     one that has found no prompt stands for ever, and any later prompt of its name takes it (R12, R13, R24)."""
 
-    prompts_serve_again: bool
+    prompts_match_again: bool
     """P: a prompt whose registration has ended without its data may be registered for again, and two attempts may
     share one. Otherwise the first match takes it: if that fails, it lingers on its lease unseen (R21, R22)."""
 
@@ -134,7 +134,7 @@ STRICT = Dialect(
     lease_rechecked=True,
     fences_errors=True,
     registrations_end=True,
-    prompts_serve_again=True,
+    prompts_match_again=True,
     writes_registered_only=True,
     one_candidate_only=True,
     counts_senders=True,
@@ -164,7 +164,7 @@ VLLM_COMPAT = Dialect(
     lease_rechecked=True,
     fences_errors=True,
     registrations_end=True,
-    prompts_serve_again=True,
+    prompts_match_again=True,
     writes_registered_only=True,
     one_candidate_only=True,
     counts_senders=True,
@@ -194,7 +194,7 @@ VLLM_STOCK = Dialect(
     lease_rechecked=False,
     fences_errors=False,
     registrations_end=False,
-    prompts_serve_again=False,
+    prompts_match_again=False,
     writes_registered_only=False,
     one_candidate_only=False,
     counts_senders=False,

@@ -36,14 +36,14 @@ class Handshake(Value, frozen=True, gc=False):
 
 
 class PostWrite(Value, frozen=True, gc=False):
-    """WRITE this rank's shard of the source's tokens into the granted blocks; deliver `notice` behind the data."""
+    """WRITE this rank's shard of the source's tokens into the registered blocks; `notification` follows the data."""
 
     op: Op
     to: Address
     source: Allocation
-    grant: Register
+    registration: Register
     nbytes: int
-    notice: Done | Completion
+    notification: Done | Completion
 
 
 class StopWrite(Value, frozen=True, gc=False):
@@ -53,14 +53,14 @@ class StopWrite(Value, frozen=True, gc=False):
 
 
 class PostRead(Value, frozen=True, gc=False):
-    """READ one P rank's shard into the granted blocks. `notice` (vllm-compat) reaches P behind the data."""
+    """READ one P rank's shard into the granted blocks. `notification` (vllm-compat) reaches P behind the data."""
 
     op: Op
     source: Address
     blocks: tuple[int, ...]
-    grant: Register
+    registration: Register
     nbytes: int
-    notice: Completion | None
+    notification: Completion | None
 
 
 class ReadWord(Value, frozen=True, gc=False):
@@ -74,7 +74,7 @@ class ReadWord(Value, frozen=True, gc=False):
 class BumpWord(Value, frozen=True, gc=False):
     """Change this rank's lease word, before the scheduler may free what it guards."""
 
-    word: LeaseWord
+    lease_word: LeaseWord
 
 
 class Flush(Value, frozen=True, gc=False):

@@ -106,7 +106,7 @@ class Source(Value, frozen=True, gc=False):
     num_tokens: int
     digest: int
     weights: int
-    word: LeaseWord | None
+    lease_word: LeaseWord | None
     complete: bool = True
     """Otherwise it is still being computed, and no lease runs."""
 
@@ -146,7 +146,7 @@ class ReadOrdered(Value, frozen=True, gc=False):
     readers: tuple[int, ...]
     """Beside each source: how many D ranks read it."""
     params: KvParams
-    grant: Register
+    registration: Register
     """What a registration would have said: this rank's blocks and token range."""
 
 
@@ -289,7 +289,7 @@ class WordRead(Value, frozen=True, gc=False):
     """The lease word of the P rank that `op` read; None if the read failed."""
 
     op: Op
-    word: int | None
+    value: int | None
 
 
 class FlushEnded(Value, frozen=True, gc=False):

@@ -55,7 +55,7 @@ class LeaseWord(Value, frozen=True, gc=False):
     """One slot of P's lease-word array, as advertised to D: 8 bytes that P bumps before it may free (PROTOCOL 7.5)."""
 
     index: int
-    word: int
+    value: int
 
 
 class KvParams(Value, frozen=True, gc=False):
@@ -67,7 +67,7 @@ class KvParams(Value, frozen=True, gc=False):
     """P's internal id of the prefill leg: what heartbeats and pull completions name."""
     num_tokens: int
     blocks: tuple[int, ...] = ()
-    words: tuple[LeaseWord, ...] = ()
+    rank_words: tuple[LeaseWord, ...] = ()
     digest: int = 0
     weights: int = 0
     """What the prompt's KV was computed from: a pulling D compares before it reads (S4)."""

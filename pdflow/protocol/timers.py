@@ -51,7 +51,7 @@ class TimerKind(IntEnum):
 
     LEASE = 1
     """When P must stop new work on a finished prompt."""
-    GRANT = 2
+    REGISTRATION = 2
     """When a registration that nobody renewed is given up."""
     JOIN = 3
     """When matched blocks stop waiting for lagging D ranks (vllm-compat)."""

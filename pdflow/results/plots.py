@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pdflow.errors import PdflowError
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.extra import notebook_extra
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.curves import PERCENTS, SLICES, Curve, distributions_ms, over_time
@@ -96,7 +96,7 @@ def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> R
         else:
             begin, value = sum(list(stages[0].values())[:place]), stages[0][name]
             axes.barh(name, value, left=begin, color="C0", height=0.6)
-            label = f" {words.number(value)} ms, {words.percent(value / whole if whole else 0)}"
+            label = f" {formatting.number(value)} ms, {formatting.percent(value / whole if whole else 0)}"
             axes.text(begin + value, place, label, va="center", fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="mean TTFT in ms", xlim=(0, whole * (1.02 if several else 1.3) or 1))

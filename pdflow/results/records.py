@@ -208,10 +208,10 @@ def stage_durations_ns(records: Records) -> IntColumn:
     """
     arrival = np.array(records.arrival_ns, dtype=np.int64)
     first = np.array(records.first_token_ns, dtype=np.int64)
-    cut = np.where(first >= 0, first, np.iinfo(np.int64).max)
+    limit = np.where(first >= 0, first, np.iinfo(np.int64).max)
     marks = np.empty((len(STAGES) + 1, len(arrival)), dtype=np.int64)
     marks[0] = arrival
     for row, column in enumerate(records.ends, start=1):
-        np.minimum(np.array(column, dtype=np.int64), cut, out=marks[row])
+        np.minimum(np.array(column, dtype=np.int64), limit, out=marks[row])
     np.maximum.accumulate(marks, axis=0, out=marks)
     return np.diff(marks, axis=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.figures.itls import itls_s
 from pdflow.results.figures.slo import ClassMetrics
 from pdflow.results.files.bench_json import bench_json, statements
@@ -122,19 +122,21 @@ class Result(FinishedRun):
 
     def __repr__(self) -> str:
         metrics = self.metrics
-        ended = ", ".join(f"{words.count(number)} {word}" for word, number in metrics.outcomes.items() if number)
-        good = "" if metrics.slo is None else f", goodput {words.number(metrics.slo.goodput_rps)} requests/s"
+        ended = ", ".join(
+            f"{formatting.count(number)} {outcome}" for outcome, number in metrics.outcomes.items() if number
+        )
+        good = "" if metrics.slo is None else f", goodput {formatting.number(metrics.slo.goodput_rps)} requests/s"
         lines = [
             f"<Result {self.about.scenario_name!r} seed {self.about.seed}: {ended or 'no requests'}"
             f"{' (interrupted)' if self.about.interrupted else ''}",
-            f"  {words.duration(metrics.duration_ns)} {self.about.world},"
-            f" {words.number(metrics.per_second(metrics.completed))} requests/s{good}",
+            f"  {formatting.duration(metrics.duration_ns)} {self.about.world},"
+            f" {formatting.number(metrics.per_second(metrics.completed))} requests/s{good}",
         ]
         for name in ("ttft", "tpot", "itl", "e2e"):
             spread = getattr(metrics, name)
             if not spread.count:
                 continue
-            mean, p99 = words.number(spread.mean_ms), words.number(spread.p99_ms)
+            mean, p99 = formatting.number(spread.mean_ms), formatting.number(spread.p99_ms)
             lines.append(f"  {name.upper():<4} mean {mean} ms, p99 {p99} ms")
         lines += [f"  step times {statement}" for statement in statements(self.about.costs)]
         return "\n".join(lines) + ">"

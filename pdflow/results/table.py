@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.spread import Spread
 from pdflow.results.files.bench_json import RunHeader, statements
@@ -76,7 +76,7 @@ class Report:
 
     def _title(self, signs: _Signs) -> Text:
         line = Text(self.about.scenario_name or "run", style="bold")
-        ran = f"{words.count(self.metrics.requests)} requests in {words.duration(self.metrics.duration_ns)}"
+        ran = f"{formatting.count(self.metrics.requests)} requests in {formatting.duration(self.metrics.duration_ns)}"
         line.append(f" {signs.dot} seed {self.about.seed} {signs.dot} {ran}, {self.about.world}", style="not bold dim")
         if self.about.interrupted:
             line.append(f" {signs.dot} interrupted, partial", style="not dim bold yellow")
@@ -101,14 +101,16 @@ class Report:
         """Of each class: its name, then what CLASS_COLUMNS say."""
         for name, row in self.metrics.classes.items():
             slo = (
-                ("", "") if row.slo is None else (words.number(row.slo.goodput_rps), words.percent(row.slo.attainment))
+                ("", "")
+                if row.slo is None
+                else (formatting.number(row.slo.goodput_rps), formatting.percent(row.slo.attainment))
             )
             times = (
-                words.number(time) if spread.count else "-"
+                formatting.number(time) if spread.count else "-"
                 for spread in (row.ttft, row.tpot)
                 for time in (spread.p50_ms, spread.p99_ms)
             )
-            yield name or "(none)", words.count(row.requests), *slo, *times
+            yield name or "(none)", formatting.count(row.requests), *slo, *times
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """The figures below the latencies: a name, and a line."""
@@ -143,7 +145,7 @@ class Report:
     def _fact_rows(self, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
         about, metrics, separator = self.about, self.metrics, f" {signs.dot} "
         if about.warmup_ns:
-            began = f"first {words.duration(about.warmup_ns)}: {words.count(metrics.warming)} requests served"
+            began = f"first {formatting.duration(about.warmup_ns)}: {formatting.count(metrics.warming)} requests served"
             whole = "" if self.totals is None else "; bytes, links and engines are of the whole run"
             yield "warm-up", Text(f"{began}, not counted{whole}", style="dim")
         yield "throughput", separator.join(_rates(metrics))
@@ -153,7 +155,7 @@ class Report:
         yield from _outcome_rows(metrics, separator)
         if self.late is not None and self.late.count:
             late = (self.late.mean_ms, self.late.p99_ms, self.late.max_ms)
-            mean, p99, worst = (words.number(figure) for figure in late)
+            mean, p99, worst = (formatting.number(figure) for figure in late)
             yield "sent late", Text(f"mean {mean} ms{separator}p99 {p99} ms{separator}max {worst} ms", style="dim")
         if about.workload_note:
             yield "workload", Text(about.workload_note, style="dim")
@@ -166,15 +168,15 @@ class Report:
         if not whole:
             yield heading.append(": no request got a first token, or none waited for it", style="not bold dim")
             return
-        yield heading.append(f"  mean of {words.count(self.metrics.ttft.count)} requests", style="not bold dim")
-        digits = words.decimals_for(whole)
+        yield heading.append(f"  mean of {formatting.count(self.metrics.ttft.count)} requests", style="not bold dim")
+        digits = formatting.decimals_for(whole)
         bar = max(10, options.max_width - _LABEL - 24)
         begin = 0.0
         for stage, spread in self.metrics.stages.items():
             end = begin + spread.mean_ms
             line = Text(f"{stage:<{_LABEL}}", no_wrap=True)
             line.append(f"{spread.mean_ms:>10,.{digits}f} ms ", style="" if spread.mean_ms else "dim")
-            line.append(f"{words.percent(spread.mean_ms / whole):>8}  ", style="dim")
+            line.append(f"{formatting.percent(spread.mean_ms / whole):>8}  ", style="dim")
             line.append(signs.bar(begin / whole, end / whole, bar), style="cyan")
             line.rstrip()
             yield line
@@ -206,15 +208,15 @@ class _Signs:
 
 
 def _rates(metrics: Metrics) -> Iterator[str]:
-    yield f"{words.number(metrics.per_second(metrics.completed))} requests/s"
-    yield f"{words.number(metrics.per_second(metrics.output_tokens))} output tokens/s"
-    yield f"{words.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all"
+    yield f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
+    yield f"{formatting.number(metrics.per_second(metrics.output_tokens))} output tokens/s"
+    yield f"{formatting.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all"
 
 
 def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
     """What only the world itself knows."""
     separator = f" {signs.dot} "
-    yield "bytes moved", f"{words.size(totals.bytes_moved)} in {words.count(totals.transfers)} transfers"
+    yield "bytes moved", f"{formatting.size(totals.bytes_moved)} in {formatting.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)
     yield "GPU busy", separator.join(_busy(totals, role) for role in totals.roles()) or "no engines"
     if totals.prefix_cache()[1]:
@@ -224,17 +226,18 @@ def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Tex
         )
     held = totals.stranded_byte_ns / NS_PER_S
     average = totals.stranded_byte_ns / totals.duration_ns if totals.duration_ns else 0.0
-    yield "stranded KV", f"{words.size(held)}{signs.times}s{separator}{words.size(average)} held on average"
+    yield "stranded KV", f"{formatting.size(held)}{signs.times}s{separator}{formatting.size(average)} held on average"
 
 
 def _busy(totals: Totals, role: str) -> str:
     gpus = sum(engine.gpus for engine in totals.engines if engine.role == role)
-    return f"{role} {words.percent(totals.gpu_busy_share(role))} of {words.count(gpus)} GPU{'s' if gpus > 1 else ''}"
+    busy = formatting.percent(totals.gpu_busy_share(role))
+    return f"{role} {busy} of {formatting.count(gpus)} GPU{'s' if gpus > 1 else ''}"
 
 
 def _prefix_hits(totals: Totals, role: str) -> str:
     queries, hits = totals.prefix_cache(role)
-    return f"{role} {words.percent(hits / queries)} of {words.count(queries)} prompt tokens"
+    return f"{role} {formatting.percent(hits / queries)} of {formatting.count(queries)} prompt tokens"
 
 
 def _slo_rows(about: RunHeader, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
@@ -242,12 +245,12 @@ def _slo_rows(about: RunHeader, metrics: Metrics, separator: str) -> Iterator[tu
         yield "goodput", Text("no SLO given", style="dim")
         return
     bounds = {"ttft": about.slo.ttft_ms, "tpot": about.slo.tpot_ms, "e2e": about.slo.e2e_ms}
-    yield "goodput", f"{words.number(metrics.slo.goodput_rps)} requests/s"
+    yield "goodput", f"{formatting.number(metrics.slo.goodput_rps)} requests/s"
     parts = []
     for name, met in metrics.slo.by_metric.items():
         bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not about.class_slos else ""
-        parts.append(f"{name.upper()}{bound} {words.percent(met)}")
-    yield "SLO met by", separator.join((f"{words.percent(metrics.slo.attainment)} of requests", *parts))
+        parts.append(f"{name.upper()}{bound} {formatting.percent(met)}")
+    yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *parts))
 
 
 def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text]]:
@@ -256,9 +259,9 @@ def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text
         yield "links", Text("nothing went over a link", style="dim")
         return
     shown = [
-        f"{link.name} {words.percent(link.utilisation(totals.duration_ns))}"
+        f"{link.name} {formatting.percent(link.utilisation(totals.duration_ns))}"
         if link.capacity_bytes_per_s
-        else f"{link.name} unlimited, {words.size(link.bytes)}"
+        else f"{link.name} unlimited, {formatting.size(link.bytes)}"
         for link in busiest
     ]
     used = sum(1 for link in totals.links if link.bytes)
@@ -268,17 +271,17 @@ def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text
 
 
 def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
-    yield "completed", f"{words.count(metrics.completed)} of {words.count(metrics.requests)}"
+    yield "completed", f"{formatting.count(metrics.completed)} of {formatting.count(metrics.requests)}"
     if metrics.wrong_kv is not None:
-        told = f"{words.count(metrics.wrong_kv)} of {words.count(metrics.completed)} completed"
+        told = f"{formatting.count(metrics.wrong_kv)} of {formatting.count(metrics.completed)} completed"
         yield "wrong KV", Text(told, style="yellow" if metrics.wrong_kv else "")
     for outcome in ("failed", "cancelled"):
         if metrics.outcomes[outcome]:
             ranked = list(metrics.reasons[outcome].items())
-            reasons = [f"{reason} {words.count(times)}" for reason, times in ranked[:_REASONS_SHOWN]]
+            reasons = [f"{reason} {formatting.count(times)}" for reason, times in ranked[:_REASONS_SHOWN]]
             if len(ranked) > _REASONS_SHOWN:
                 reasons.append(f"{len(ranked) - _REASONS_SHOWN} other reasons")
-            text = Text(words.count(metrics.outcomes[outcome]), style="yellow")
+            text = Text(formatting.count(metrics.outcomes[outcome]), style="yellow")
             yield outcome, text.append(separator + separator.join(reasons), style="not dim default")
     if metrics.outcomes["unfinished"]:
-        yield "unfinished", words.count(metrics.outcomes["unfinished"])
+        yield "unfinished", formatting.count(metrics.outcomes["unfinished"])

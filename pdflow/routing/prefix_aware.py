@@ -89,7 +89,7 @@ class PrefixAware(Choice):
 
     def forget(self, engine: int) -> None:
         for name in self.known[engine]:
-            self._let_go(engine, name)
+            self._remove_holder(engine, name)
         self.known[engine].clear()
 
     def matched(self, asked: RequestArrived) -> list[int]:
@@ -131,9 +131,9 @@ class PrefixAware(Choice):
             names.move_to_end(name)
             holders[name] = holders.get(name, 0) | bit
         while len(names) > self.capacities[engine]:
-            self._let_go(engine, names.popitem(last=False)[0])
+            self._remove_holder(engine, names.popitem(last=False)[0])
 
-    def _let_go(self, engine: int, name: int) -> None:
+    def _remove_holder(self, engine: int, name: int) -> None:
         left = self.holders[name] & ~(1 << engine)
         if left:
             self.holders[name] = left

@@ -63,13 +63,13 @@ def links_of(fault: OnLinks, pools: Sequence[Pool]) -> Links:
         return Links(((senders, frozenset((ROUTER,))),))
     if fault.between is not None:
         one, other = fault.between
-        ways = [(one, other), (other, one)]
+        directions = [(one, other), (other, one)]
     else:
-        ways = [(fault.from_engine or "*", fault.to_engine or "*")]
+        directions = [(fault.from_engine or "*", fault.to_engine or "*")]
     prefill, decode = engines_of(pools, "prefill"), engines_of(pools, "decode")
     every = [
         (frozenset(matching(sender, senders)), frozenset(matching(receiver, receivers)))
-        for sender, receiver in ways
+        for sender, receiver in directions
         for senders, receivers in ((prefill, decode), (decode, prefill))
     ]
     return Links(tuple((senders, receivers) for senders, receivers in every if senders and receivers))

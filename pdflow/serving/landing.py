@@ -42,9 +42,9 @@ class Landing:
 
     def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
         """The engine has given it blocks."""
-        self.grant(request, event.allocation, event.hit_tokens)
+        self.admit(request, event.allocation, event.hit_tokens)
 
-    def grant(self, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
+    def admit(self, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
         """Its KV may come there, but for these first tokens of the prompt."""
         requests, handle = self.requests, request.handle
         request.stage = DecodeStage.ADMITTED
@@ -102,7 +102,7 @@ class StagedLanding(Landing):
         super().begin(requests)
         requests.core.rules.update(
             {
-                RoomDue: self.serve,
+                RoomDue: self.admit_next,
                 CopiedIn: self.copied,
             }
         )
@@ -130,21 +130,21 @@ class StagedLanding(Landing):
             self.asked = True
             self.requests.want(AskForRoom())
 
-    def serve(self, event: RoomDue) -> None:
+    def admit_next(self, event: RoomDue) -> None:
         """Whoever is next gets room, one after the other, each with all that follows from it."""
         requests = self.requests
         self.asked = False
-        served = self.staging.serve()
-        if served is None:
+        admission = self.staging.admit_next()
+        if admission is None:
             return
-        handle, place = served
+        handle, place = admission
         request = requests.by_handle[handle]
         request.place = place
         requests.want(TakeRoom(handle, place))
-        self.grant(request, place, 0)
+        self.admit(request, place, 0)
         requests.core.tell(requests.core.role, event)
 
-    def vacate(self, place: Allocation) -> None:
+    def release(self, place: Allocation) -> None:
         """Nothing lies there any more."""
         self.requests.want(GiveBackRoom(place))
         self.staging.release(place)
@@ -154,7 +154,7 @@ class StagedLanding(Landing):
         """Room that a writer may still reach stays taken."""
 
     def free(self, _: Port, effect: FreeBlocks) -> None:
-        self.vacate(effect.allocation)
+        self.release(effect.allocation)
 
     def resolved(self, request: DecodeRequest) -> None:
         """It is not in the engine's queue yet. The room that it has is the protocol's to give back."""
@@ -183,7 +183,7 @@ class StagedLanding(Landing):
 
     def copied(self, event: CopiedIn) -> None:
         requests, handle = self.requests, event.handle
-        self.vacate(self.copying.pop(handle))
+        self.release(self.copying.pop(handle))
         left = self.abandoned.pop(handle, None)
         request = requests.by_handle.get(handle)
         if left is not None:
@@ -208,7 +208,7 @@ class StagedLanding(Landing):
     def _leave(self, request: DecodeRequest) -> None:
         place, request.place = request.place, None
         if place is not None:
-            self.vacate(place)
+            self.release(place)
 
     def fingerprint(self) -> Hashable:
         copying, abandoned = tuple(self.copying.items()), tuple(self.abandoned.items())

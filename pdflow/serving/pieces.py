@@ -50,7 +50,7 @@ class PieceLanding(StagedLanding):
         self.staging.generation += 1
         place = request.place = Allocation(self.staging.generation, ())
         self.parts[place.generation] = {}
-        self.grant(request, place, 0)
+        self.admit(request, place, 0)
 
     def has(self, generation: int, piece: Piece) -> bool:
         """Whether this piece has room, or needs none any more."""
@@ -65,7 +65,7 @@ class PieceLanding(StagedLanding):
         """How many of a prompt's layers have anything there."""
         return len({layer for layer, _ in self.parts[place.generation]})
 
-    def vacate(self, place: Allocation) -> None:
+    def release(self, place: Allocation) -> None:
         parts = self.parts.pop(place.generation)
         self.requests.want(GiveBackRoom(place))
         for part in parts.values():
@@ -94,11 +94,11 @@ class ListeningLanding(PieceLanding):
             self.staging.want(name, piece.stop - piece.start)
         except TooLargeError:
             return False
-        served = self.staging.serve()
-        if served is None:
+        admission = self.staging.admit_next()
+        if admission is None:
             self.staging.forget(name)
             return False
-        self.put(generation, piece, served[1])
+        self.put(generation, piece, admission[1])
         return True
 
 
@@ -131,18 +131,18 @@ class QueueingLanding(PieceLanding):
             self.staging.want(name, piece.stop - piece.start)
             self.ask()
 
-    def serve(self, _: RoomDue) -> None:
+    def admit_next(self, _: RoomDue) -> None:
         self.asked = False
         requests = self.requests
-        while (served := self.staging.serve()) is not None:
-            name, part = served
+        while (admission := self.staging.admit_next()) is not None:
+            name, part = admission
             waiting = self.waiting.pop(name)
             self.put(waiting.generation, waiting.piece, part)
             requests.want(TakePiece(waiting.rank, waiting.piece))
             requests.want(AcceptPiece(name))
 
-    def vacate(self, place: Allocation) -> None:
-        super().vacate(place)
+    def release(self, place: Allocation) -> None:
+        super().release(place)
         for name in [name for name, waits in self.waiting.items() if waits.generation == place.generation]:
             del self.waiting[name]
             self.staging.forget(name)

@@ -29,7 +29,7 @@ from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import RunningSteps, Sending
 
 
-class Departure:
+class StagedSend:
     """One prompt on its way out of the blocks. `source`: its blocks."""
 
     __slots__ = ("chunks", "copied", "copying", "finished", "in_blocks", "over", "place", "request", "source", "wanted")
@@ -54,9 +54,9 @@ class Departure:
         self.over = False
         """Nothing of it is sent any more."""
 
-    def fork(self, request: PrefillRequest) -> Departure:
+    def fork(self, request: PrefillRequest) -> StagedSend:
         """The same, of a fork of its request."""
-        other = Departure(request, self.source)
+        other = StagedSend(request, self.source)
         other.wanted, other.place, other.chunks = self.wanted, self.place, self.chunks.copy()
         other.copied, other.copying, other.in_blocks = self.copied, self.copying, self.in_blocks
         other.finished, other.over = self.finished, self.over
@@ -97,7 +97,7 @@ class StagedSending(Sending):
         """The engine stands still while a prompt is on its way."""
         self.room_with_write = comes_with_the_write(method, pipeline_policy)
         self.steps = RunningSteps(layers)
-        self.outgoing: dict[Handle, Departure] = {}
+        self.outgoing: dict[Handle, StagedSend] = {}
 
     def begin(self, requests: PrefillRequests) -> None:
         super().begin(requests)
@@ -113,7 +113,7 @@ class StagedSending(Sending):
 
         def post_write(port: Port, effect: PostWrite) -> None:
             """Room comes first: what is computed is copied and offered before the WRITE of it is posted."""
-            self.written(effect.grant.xid)
+            self.written(effect.registration.xid)
             self.requests.core.execute()
             post(port, effect)
 
@@ -133,7 +133,7 @@ class StagedSending(Sending):
             return
         if self.method.grain is Grain.LAYER and event.known < request.prompt_tokens:
             return  # All of a layer goes at once, with the step that computes the last of it.
-        going = self.outgoing.get(event.handle) or self._depart(request, event.source)
+        going = self.outgoing.get(event.handle) or self._start_send(request, event.source)
         if going.over:
             return
         if going.place is None:
@@ -150,7 +150,7 @@ class StagedSending(Sending):
     def computed(self, request: PrefillRequest, source: Allocation) -> None:
         going = self.outgoing.get(request.handle)
         if going is None:
-            going = self._depart(request, source)
+            going = self._start_send(request, source)
         if self.room_with_write:
             self._finish(going)
         else:
@@ -182,7 +182,7 @@ class StagedSending(Sending):
             going.over, going.in_blocks = True, False
             self._forget(going)
         self.requests.wait_no_more(handle)
-        self._grant()
+        self._admit_waiting()
 
     # What the protocol does.
 
@@ -197,12 +197,12 @@ class StagedSending(Sending):
     def released(self, request: PrefillRequest) -> None:
         going = self.outgoing[request.handle]
         going.over = True
-        self._vacate(going)
+        self._release(going)
         self.requests.want(WithdrawPieces(request.handle))
         self._settle(going)
         self._forget(going)
         self.requests.wait_no_more(request.handle)
-        self._grant()
+        self._admit_waiting()
 
     def settle(self, request: PrefillRequest) -> None:
         going = self.outgoing.get(request.handle)
@@ -212,13 +212,13 @@ class StagedSending(Sending):
 
     # Room.
 
-    def _grant(self) -> None:
+    def _admit_waiting(self) -> None:
         """Who has room now goes on."""
         requests = self.requests
         for handle in self.staging.victims():
             requests.tell(SourceWithdrawn(handle))
-        while (served := self.staging.serve()) is not None:
-            handle, place = served
+        while (admission := self.staging.admit_next()) is not None:
+            handle, place = admission
             going = self.outgoing[handle]
             going.place = place
             requests.want(TakeRoom(handle, place))
@@ -235,21 +235,21 @@ class StagedSending(Sending):
                 self._finish(going)
             self._settle(going)
 
-    def _depart(self, request: PrefillRequest, source: Allocation) -> Departure:
+    def _start_send(self, request: PrefillRequest, source: Allocation) -> StagedSend:
         """It is on its way from now on."""
-        going = self.outgoing[request.handle] = Departure(request, source)
+        going = self.outgoing[request.handle] = StagedSend(request, source)
         if not self.room_with_write:
             self._want(going)
         elif self.early:
             self._announce(going)
         return going
 
-    def _want(self, going: Departure) -> None:
+    def _want(self, going: StagedSend) -> None:
         going.wanted = True
         self.staging.want(going.request.handle, going.request.prompt_tokens)
-        self._grant()
+        self._admit_waiting()
 
-    def _vacate(self, going: Departure) -> None:
+    def _release(self, going: StagedSend) -> None:
         """It has no room any more, and wants none."""
         place, going.place = going.place, None
         if place is None:
@@ -260,7 +260,7 @@ class StagedSending(Sending):
 
     # Copies.
 
-    def _plan(self, going: Departure, step: int, known: int) -> None:
+    def _plan(self, going: StagedSend, step: int, known: int) -> None:
         """A chunk is copied layer by layer, as far as its step has come, and with it from there on."""
         start, going.copied = going.copied, known
         going.copying += self.layers * self.ranks_per_layer
@@ -270,7 +270,7 @@ class StagedSending(Sending):
         for layer in range(ready):
             self._copy(going, Piece(layer, start, known))
 
-    def _copy(self, going: Departure, piece: Piece) -> None:
+    def _copy(self, going: StagedSend, piece: Piece) -> None:
         """This piece is computed. Who has lost its room meanwhile needs no copy, and whose prompt the engine has given
         up has no blocks to copy from."""
         if going.place is not None and not going.over:
@@ -279,7 +279,7 @@ class StagedSending(Sending):
             going.copying -= self.ranks_per_layer
             self._settle(going)
 
-    def _settle(self, going: Departure) -> None:
+    def _settle(self, going: StagedSend) -> None:
         """Behind the last copy of all the protocol is told, and then the blocks are free."""
         request = going.request
         if going.copying or not request.computed or not going.in_blocks or going.stays or request.answering:
@@ -295,19 +295,19 @@ class StagedSending(Sending):
 
     # What the protocol is told.
 
-    def _announce(self, going: Departure) -> None:
+    def _announce(self, going: StagedSend) -> None:
         self.requests.announce(going.request, self._lies(going))
 
-    def _finish(self, going: Departure) -> None:
+    def _finish(self, going: StagedSend) -> None:
         going.finished = True
         going.request.held = going.request.held or not going.over
         self.requests.finish(going.request, self._lies(going))
 
-    def _lies(self, going: Departure) -> Allocation:
+    def _lies(self, going: StagedSend) -> Allocation:
         """Where D reads it is where it lies; where P writes, it goes by its blocks."""
         return going.place if self.pulls and going.place is not None else going.source
 
-    def _forget(self, going: Departure) -> None:
+    def _forget(self, going: StagedSend) -> None:
         request = going.request
         done = going.over and not going.in_blocks and not request.held and not request.answering
         if done and self.outgoing.pop(request.handle, None) is not None:

@@ -41,7 +41,7 @@ class StoreCore(Core):
                 PutRequested: self._put,
                 LookupRequested: self._look,
                 CallWithdrawn: self._withdrawn,
-                RoomDue: self._serve,
+                RoomDue: self._admit_waiting,
             }
         )
 
@@ -98,9 +98,9 @@ class StoreCore(Core):
             self.asked = True
             self.wanted.append(AskForRoom())
 
-    def _serve(self, _: RoomDue) -> None:
+    def _admit_waiting(self, _: RoomDue) -> None:
         self.asked = False
-        for event in self.ledger.granted(self.now):
+        for event in self.ledger.admit_waiting(self.now):
             self.tell(self.puts, event)
 
     def _commit(self, _: Port, effect: Commit) -> None:

@@ -33,12 +33,12 @@ from pdflow.serving.sending import Sending
 class PromptLoad:
     """The beginning of a prompt on its way from the store."""
 
-    __slots__ = ("code", "granted", "num_tokens", "request")
+    __slots__ = ("code", "num_tokens", "protocol_frees", "request")
 
     def __init__(self, request: PrefillRequest, num_tokens: int) -> None:
         self.request = request
         self.num_tokens = num_tokens
-        self.granted = False
+        self.protocol_frees = False
         """The protocol knows of its blocks, and gives them back itself."""
         self.code = Code.NONE
         """Why it is dropped, once it is."""
@@ -126,7 +126,7 @@ class Storing(Sending):
         load = None if request is None else self.loading.get(request.request_id)
         if request is None or load is None:
             return  # It has ended meanwhile, and the answer to its Drop has given these blocks back.
-        load.granted = True
+        load.protocol_frees = True
         here, there = event.hit_tokens, load.num_tokens
         if here >= there:
             self.tell_granted(DecodeHit(request.request_id))
@@ -152,7 +152,7 @@ class Storing(Sending):
         if load is None:
             super().dropped(request, event)
             return
-        if event.left is not None and not load.granted:
+        if event.left is not None and not load.protocol_frees:
             self.requests.want(FreeBlocks(event.left))
         if load.code is Code.CANCELLED:
             self.end(request, Code.CANCELLED)
@@ -218,7 +218,7 @@ class Storing(Sending):
 
     def fingerprint(self) -> Hashable:
         loading = tuple(
-            [(name, load.num_tokens, load.granted, load.code) for name, load in self.loading.items()],
+            [(name, load.num_tokens, load.protocol_frees, load.code) for name, load in self.loading.items()],
         )
         return tuple(self.asking), loading, tuple(self.putting)
 

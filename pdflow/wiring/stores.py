@@ -57,7 +57,7 @@ def load_xid(xid: Xid) -> Xid:
     return f"{xid}/load"
 
 
-def beside(scenario: ResolvedScenario) -> Pool | None:
+def store_pool(scenario: ResolvedScenario) -> Pool | None:
     """The pool whose shape and network the nodes share: the first of those that get from them."""
     return next((pool for pool in scenario.pools if pool.role == "decode"), None)
 

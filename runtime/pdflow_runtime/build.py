@@ -26,9 +26,9 @@ from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
 from pdflow_runtime.nodes.models import ServedModel, shape_of
 from pdflow_runtime.nodes.prefill_node import LivePrefillNode
 from pdflow_runtime.nodes.ranked_node import Place
-from pdflow_runtime.nodes.ranks import Beside, LayoutBook
+from pdflow_runtime.nodes.ranks import LayoutBook, StagingFactory
 from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
-from pdflow_runtime.nodes.staging_memory import beside
+from pdflow_runtime.nodes.staging_memory import make_staging
 from pdflow_runtime.store.build import store_prefill_node, stores_of
 from pdflow_runtime.transports.base import MakeTransport
 
@@ -99,7 +99,7 @@ class LiveBuilder(EngineWiring):
     def prefill_node(self, engine: str, model: ServedModel) -> LivePrefillNode:
         """One life of a prefill engine, which nobody has heard of yet."""
         pool = self.pool_of(engine)
-        staging, room = self._beside(self.method.p_memory, pool)
+        staging, room = self._staging_of(self.method.p_memory, pool)
         node = self.empty_prefill_node(self._place(engine, model, room), staging)
         self._add_engine(node, pool, model)
         node.engine.reports_chunks = self.pipeline_policy.early
@@ -109,15 +109,15 @@ class LiveBuilder(EngineWiring):
         """One life of a decode engine, which nobody has heard of yet. One that does both is a decode engine that no KV
         comes to."""
         pool = self.pool_of(engine)
-        staging, room = self._beside(self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool)
+        staging, room = self._staging_of(self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool)
         node = self.empty_decode_node(self._place(engine, model, room), staging)
         self._add_engine(node, pool, model)
         return node
 
-    def _beside(self, memory: MemoryKind, pool: Pool) -> tuple[Staging | None, Beside | None]:
-        return (None, None) if memory is MemoryKind.BLOCKS else beside(self, memory, pool)
+    def _staging_of(self, memory: MemoryKind, pool: Pool) -> tuple[Staging | None, StagingFactory | None]:
+        return (None, None) if memory is MemoryKind.BLOCKS else make_staging(self, memory, pool)
 
-    def _place(self, engine: str, model: ServedModel, room: Beside | None) -> Place:
+    def _place(self, engine: str, model: ServedModel, room: StagingFactory | None) -> Place:
         pool = self.pool_of(engine)
         shape = self.shapes[pool.name]
         return Place(
@@ -128,7 +128,7 @@ class LiveBuilder(EngineWiring):
             layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
             dtype=model.dtype,
-            beside=room,
+            staging_factory=room,
         )
 
     def empty_prefill_node(self, place: Place, staging: Staging | None) -> LivePrefillNode:
@@ -153,7 +153,7 @@ class LiveBuilder(EngineWiring):
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
-            rank.orders.adopt(lane_rules(self.method, self.pipeline_policy))
+            rank.transfers.adopt(lane_rules(self.method, self.pipeline_policy))
         node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
         node.engine.stepped = node.event_log.stepped
         node.engine.settle = node.settle

@@ -20,7 +20,7 @@ from pdflow.scenario.schema.scale import most_engines
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import HIDDEN_BYTES_PER_VALUE, stored_hidden_bytes
 from pdflow.wiring.router import RoutedEngines, heartbeat_ns, router_of
-from pdflow.wiring.stores import StoreWiring, beside
+from pdflow.wiring.stores import StoreWiring, store_pool
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS
 from pdflow.workload.rng import Rng
 from pdflow.workload.sessions import sessions
@@ -79,7 +79,7 @@ class SimulationBuilder(EngineBuilder):
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
         """Whether prompts may say what they begin with: those that are drawn share nothing."""
         self.prompts = PromptContent(PREFIX_BLOCK_TOKENS if workload.sessions is None else SESSION_BLOCK_TOKENS)
-        self.cuts: dict[Shards, Shards] = {}
+        self.shardings: dict[Shards, Shards] = {}
         self.streams = Rng(scenario.seed).stream
 
     def build(self) -> World:
@@ -175,7 +175,7 @@ class SimulationBuilder(EngineBuilder):
         )
 
     def add_stores(self) -> None:
-        pool = beside(self.scenario)
+        pool = store_pool(self.scenario)
         if pool is not None:
             wiring = StoreWiring(self, pool, self.stored_hidden_bytes)
             wiring.shards = self.alike(wiring.shards)
@@ -259,7 +259,7 @@ class SimulationBuilder(EngineBuilder):
 
     def alike(self, shards: Shards) -> Shards:
         """One value for all that are cut alike: layouts know by identity whom they were last asked about."""
-        return self.cuts.setdefault(shards, shards)
+        return self.shardings.setdefault(shards, shards)
 
     def span(self, pool: Pool) -> int:
         """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""

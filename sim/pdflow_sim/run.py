@@ -297,13 +297,13 @@ def _repeatable(command: Sequence[str]) -> Iterator[str]:
     """Without the options that say what to write, and where: they do not change what comes out. Equal runs into two
     folders must not differ, and what asks for a file does not run without a folder."""
     skip = False
-    for word in command:
+    for argument in command:
         if skip:
             skip = False
-        elif word == "--out":
+        elif argument == "--out":
             skip = True
-        elif word not in _OF_FILES and not word.startswith("--out="):
-            yield word
+        elif argument not in _OF_FILES and not argument.startswith("--out="):
+            yield argument
 
 
 def _recording(writer: EventsWriter) -> Observer:

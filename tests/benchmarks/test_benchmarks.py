@@ -10,7 +10,7 @@ from benchmarks import hash_speed
 from benchmarks.core_speed import OPEN, of_a_run, with_open_transfers
 from benchmarks.ends_speed import costs
 from benchmarks.sim_speed import CASES, measured
-from benchmarks.watch_speed import WAYS, took, written
+from benchmarks.watch_speed import MODES, took, written
 
 
 def test_the_protocol_alone() -> None:
@@ -33,12 +33,12 @@ def test_a_simulated_case(title: str) -> None:
     assert figures["turns"] > 20
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_is_watched(way: str) -> None:
-    spent, world = took(20, way)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_is_watched(mode: str) -> None:
+    spent, world = took(20, mode)
     assert spent > 0
     assert world.ended == 20
-    assert (world.recorder is not None) == (way == "recorded")
+    assert (world.recorder is not None) == (mode == "recorded")
 
 
 def test_a_timeline_that_is_written(tmp_path: Path) -> None:

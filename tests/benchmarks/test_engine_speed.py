@@ -13,7 +13,7 @@ from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
 
 
 @pytest.mark.parametrize(("sequences", "start", "new"), [(3, 100, 1), (1, 40, 60)])
-def test_a_step_beside_its_bare_products(sequences: int, start: int, new: int) -> None:
+def test_a_step_against_its_bare_products(sequences: int, start: int, new: int) -> None:
     llama = engine_speed.model((16, 16, 2, 2, 1, 8, 32), torch.float32)
     shape = llama.config.kv_shape(engine_speed.BLOCK_SIZE, "float32")
     region = memoryview(bytearray(shape.rank_block_bytes(1) * 21))

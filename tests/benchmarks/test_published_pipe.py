@@ -39,7 +39,7 @@ def test_pickling_takes_its_time_on_both_hosts() -> None:
     assert wire_ms("strict", pickle_bytes_per_s=1_000_000_000) == wire_ms("strict")
 
 
-def test_hidden_states_go_beside_the_kv() -> None:
+def test_hidden_states_are_sent_with_the_kv() -> None:
     ours, theirs = wire_ms("strict"), wire_ms("as-published")
     assert theirs / ours == pytest.approx(1 + HIDDEN_BYTES / KV_BYTES, rel=0.02)
 
@@ -47,6 +47,6 @@ def test_hidden_states_go_beside_the_kv() -> None:
 def test_copies_out_wait_for_the_step_that_p_computes() -> None:
     """The second of three tensors, while the next prompt's step is half done: it ends 1.11 s after the first one's."""
     slow = 100_000_000  # so that the first tensor's way reaches into that step
-    alone, beside = (wire_ms("as-published", requests, slow) for requests in (1, 2))
+    alone, together = (wire_ms("as-published", requests, slow) for requests in (1, 2))
     first_tensor_ms = 2 * (KV_BYTES + HIDDEN_BYTES) / 3 / slow * 1e3
-    assert beside - alone == pytest.approx(1000 / 0.9 - first_tensor_ms, rel=0.05)
+    assert together - alone == pytest.approx(1000 / 0.9 - first_tensor_ms, rel=0.05)

@@ -44,7 +44,7 @@ def test_rows_state_what_their_scenario_says() -> None:
     assert all(row.prefill.replicas and row.decode.replicas for row in found)
 
 
-def test_errors_in_words() -> None:
+def test_errors_are_described() -> None:
     assert error_text([0.1, -0.3, 0.2]) == "20.0 % (+10.0 %)"
     assert error_text([]) == "–"
 

@@ -64,7 +64,7 @@ def looked(race: str, dialect: str) -> RaceOutcome:
     if row is None or not row["ok"]:
         return look(RACES[race], dialect)
     return RaceOutcome(
-        words=row["result"],
+        summary=row["result"],
         ok=True,
         where=row["where"],
         invariant=row["invariant"] or "",

@@ -278,9 +278,9 @@ def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
     assert collect(counterexample) == drawn
 
 
-def test_the_words_wrap_and_nothing_is_lost_of_them() -> None:
-    words = "it is " + "very " * 40 + "long"
-    drawn = Diagram("a title", ("P", "P.r0"), ("D.r0", "D"), (Line(Style.NOTE, "D", words),))
+def test_the_text_wraps_and_none_of_it_is_lost() -> None:
+    text = "it is " + "very " * 40 + "long"
+    drawn = Diagram("a title", ("P", "P.r0"), ("D.r0", "D"), (Line(Style.NOTE, "D", text),))
     rows = text(drawn, 80).splitlines()
-    assert " ".join(" ".join(row[33:].split()) for row in rows[2:-1]).split() == words.split()
+    assert " ".join(" ".join(row[33:].split()) for row in rows[2:-1]).split() == text.split()
     assert {row[:33].replace("*", "│") for row in rows[2:-1]} == {rows[3][:33]}

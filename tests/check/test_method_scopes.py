@@ -25,7 +25,7 @@ def test_every_method_is_explored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ({"method": "nixl-pull"}, "pulls: nixl-pull does"),
         ({"method": "cpu-staged", "hit_tokens": 16}, "a whole prompt lands"),
@@ -34,8 +34,8 @@ def test_every_method_is_explored() -> None:
         ({"method": "p2p-nccl-put", "p_pool": 1}, "has room for all at P"),
     ],
 )
-def test_what_has_no_meaning_with_a_method_is_refused(wrong: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_has_no_meaning_with_a_method_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         relation(Scope(**wrong))
 
 

@@ -160,7 +160,7 @@ def test_a_budget_that_is_spent_is_no_verdict() -> None:
     (row,) = run(0.5, only=["R01"], clock=lambda: float(next(ticks)))
     assert row.stopped
     assert not row.ok
-    assert {found.words for found in row.found.values()} == {"stopped"}
+    assert {found.summary for found in row.found.values()} == {"stopped"}
 
 
 def test_rows_of_some_dialects() -> None:
@@ -175,14 +175,14 @@ def test_what_has_changed_is_noticed() -> None:
     longer = attrs.evolve(race, stock=Breaks("S2", 8))
     assert not look(longer, VLLM_STOCK.name).ok
     another = attrs.evolve(race, stock=Breaks("S4", 7))
-    assert look(another, VLLM_STOCK.name).words == "nothing breaks S4"
+    assert look(another, VLLM_STOCK.name).summary == "nothing breaks S4"
     mended = attrs.evolve(race, stock=Passes())
-    assert look(mended, VLLM_STOCK.name).words.startswith("breaks S2")
+    assert look(mended, VLLM_STOCK.name).summary.startswith("breaks S2")
     untouched = attrs.evolve(race, points=(Point("never", lambda *_: False),))
-    assert look(untouched, STRICT.name).words == "passes, but never came near it"
+    assert look(untouched, STRICT.name).summary == "passes, but never came near it"
     assert not look(untouched, STRICT.name).ok
     held = attrs.evolve(race, stock=InvariantHolds("S2"))
-    assert look(held, VLLM_STOCK.name).words == "S2 in 7 steps"
+    assert look(held, VLLM_STOCK.name).summary == "S2 in 7 steps"
 
 
 @pytest.mark.parametrize("test", sorted({test for shown in TOLD for test in shown.tests}))

@@ -57,7 +57,7 @@ def test_the_odds_are_those_of_birthdays() -> None:
     assert math.isclose(Coverage(states=30_000_000).odds, 2.4e-5, rel_tol=0.02)
 
 
-def test_the_way_back_leads_to_the_violation_and_none_is_shorter() -> None:
+def test_the_path_back_leads_to_the_violation_and_none_is_shorter() -> None:
     mutant = MUTANTS["no-tombstone"]
     with mutant.applied():
         world = mutant.world()

@@ -80,9 +80,9 @@ def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
         counterexample = shortest(world)
         assert counterexample is not None
         names = named(world, counterexample.moves)
-        cut = replay(world, names[:-1])
-        assert cut.settling
-        assert cut.broken is not None
+        shorter = replay(world, names[:-1])
+        assert shorter.settling
+        assert shorter.broken is not None
         assert shrink(scope, names[:-1], "S2", small=0).names[-1] == names[-1]
 
 

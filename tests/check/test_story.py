@@ -79,9 +79,9 @@ def test_any_story_reads_as_it_was_written(
 def changed(path: str, value: Any) -> str:
     """STORY's text with one value set or added."""
     document = json.loads(encode(COUNTEREXAMPLE))
-    *way, last = path.split(".")
+    *parents, last = path.split(".")
     at = document
-    for key in way:
+    for key in parents:
         at = at[int(key) if isinstance(at, list) else key]
     at[int(last) if isinstance(at, list) else last] = value
     return json.dumps(document)

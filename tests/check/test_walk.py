@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from pdflow.protocol.consumer.cell import QUARANTINED, WAITING, CancelDue, RequestDoomed
+from pdflow.protocol.consumer.cell import QUARANTINED, WAITING, CancelDue, RequestFailed
 from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
 from pdflow.protocol.consumer.rules import freed
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
@@ -171,12 +171,12 @@ def lease_frees_under_a_write() -> Iterator[None]:
 
 @contextmanager
 def deadline_frees_at_once() -> Iterator[None]:
-    def doomed(cell, event, now, ctx):  # type: ignore[no-untyped-def]
+    def request_failed(cell, event, now, ctx):  # type: ignore[no-untyped-def]
         after, effects = freed(cell, ctx)
         return after, (Resolve(cell.request_id, Outcome.FAILED, event.code), *effects)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CONSUMER_RULES, (WAITING, RequestDoomed), doomed)
+        patch.setitem(CONSUMER_RULES, (WAITING, RequestFailed), request_failed)
         yield
 
 
@@ -206,7 +206,7 @@ def cancel_is_not_repeated() -> Iterator[None]:
 @contextmanager
 def the_core_raises() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CONSUMER_RULES, (WAITING, RequestDoomed), lambda cell, event, now, ctx: 1 // 0)
+        patch.setitem(CONSUMER_RULES, (WAITING, RequestFailed), lambda cell, event, now, ctx: 1 // 0)
         yield
 
 

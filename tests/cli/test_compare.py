@@ -45,8 +45,8 @@ def test_it_finds_in_which_stage_two_runs_differ(push_and_pull: tuple[Path, Path
 def test_the_table_names_both_and_shows_every_stage(push_and_pull: tuple[Path, Path]) -> None:
     result = pdflow_command("compare", *push_and_pull)
     assert result.exit_code == 0, result.output
-    for words in ("B against A", "same", "TTFT p99, ms", "xfer_wire, ms", "SLO met, %", "95 % interval"):
-        assert words in result.stdout
+    for text in ("B against A", "same", "TTFT p99, ms", "xfer_wire, ms", "SLO met, %", "95 % interval"):
+        assert text in result.stdout
 
 
 def test_scenario_files_are_simulated_and_compared_as_their_folders_are(push_and_pull: tuple[Path, Path]) -> None:

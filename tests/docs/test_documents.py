@@ -83,10 +83,10 @@ def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(commands) == 12
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
-        words = shlex.split(os.path.expandvars(command))[1:]
-        few = ["--set", "workload.requests=3"] if words[0] in ("simulate", "compare", "calibrate") else []
-        few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(words[1], [])
-        result = CliRunner().invoke(cli, [*words, *few], prog_name="pdflow")
+        arguments = shlex.split(os.path.expandvars(command))[1:]
+        few = ["--set", "workload.requests=3"] if arguments[0] in ("simulate", "compare", "calibrate") else []
+        few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(arguments[1], [])
+        result = CliRunner().invoke(cli, [*arguments, *few], prog_name="pdflow")
         assert result.exit_code == 0, (command, result.output)
     assert {file.name for file in tmp_path.joinpath("out").iterdir()} == {
         "results.json",

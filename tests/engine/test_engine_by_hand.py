@@ -61,7 +61,7 @@ def test_prompts_share_a_step_under_the_token_budget(exact: bool) -> None:
 
 
 @both
-def test_whole_prompts_are_never_cut(exact: bool) -> None:
+def test_whole_prompts_are_never_chunked(exact: bool) -> None:
     p = engine(constant(0.1), exact=exact, max_num_seqs=8, max_num_batched_tokens=100)
     for index, prompt in enumerate((60, 40, 30, 5000, 10)):
         p.submit(Sequence(index, prompt, prefill_only=True), 0)
@@ -173,7 +173,7 @@ def test_the_last_to_run_is_preempted_and_recomputes(exact: bool) -> None:
 
 
 @both
-def test_a_local_sequence_prefills_then_decodes_beside_others(exact: bool) -> None:
+def test_a_local_sequence_prefills_then_decodes_alongside_others(exact: bool) -> None:
     e = engine(PER_TOKEN, exact=exact, max_num_seqs=4, max_num_batched_tokens=10)
     one, two = Sequence(0, 10, 3), Sequence(1, 12, 2)
     e.submit(one, 0)
@@ -218,7 +218,7 @@ def test_drop_in_every_phase(exact: bool) -> None:
         d.loaded(ready, 33 * MS)
 
 
-def test_what_cannot_change_the_batch_does_not_cut_the_segment() -> None:
+def test_what_cannot_change_the_batch_does_not_end_the_segment() -> None:
     d = engine(TEN_MS, max_num_seqs=1)
     seq = Sequence(0, 16, 100, remote_kv=True)
     d.submit(seq, 0)

@@ -13,17 +13,23 @@ from pdflow.layout.shapes import KvShape, LayoutError
 SHAPE = KvShape(6, 4, 128, 2, 16)
 
 
-class Cut(NamedTuple):
+class Sharding(NamedTuple):
     tp: int
     pp: int = 1
     block_size: int = 16
 
 
 @pytest.mark.parametrize(
-    ("p", "d"), [(Cut(2, 2), Cut(4)), (Cut(4, 3), Cut(1)), (Cut(8), Cut(2)), (Cut(4, 1, 64), Cut(8))]
+    ("p", "d"),
+    [
+        (Sharding(2, 2), Sharding(4)),
+        (Sharding(4, 3), Sharding(1)),
+        (Sharding(8), Sharding(2)),
+        (Sharding(4, 1, 64), Sharding(8)),
+    ],
 )
 @pytest.mark.parametrize("rule", ["exactly-once", "vllm"])
-def test_answers_are_the_pairs(p: Cut, d: Cut, rule: Rule) -> None:
+def test_answers_are_the_pairs(p: Sharding, d: Sharding, rule: Rule) -> None:
     if rule == "vllm" and d.tp == 8:
         pytest.skip("vLLM refuses replicated heads on a wider decode side")
     geometry = TransferGeometry(SHAPE, rule=rule)
@@ -40,24 +46,24 @@ def test_answers_are_the_pairs(p: Cut, d: Cut, rule: Rule) -> None:
 
 def test_an_idle_replica_has_no_targets() -> None:
     geometry = TransferGeometry(SHAPE)
-    assert [geometry.targets(rank, Cut(8), Cut(2)) for rank in range(4)] == [(0,), (), (0,), ()]
+    assert [geometry.targets(rank, Sharding(8), Sharding(2)) for rank in range(4)] == [(0,), (), (0,), ()]
     with pytest.raises(LayoutError, match="prefill rank 1 and decode rank 0 exchange nothing"):
-        geometry.nbytes(1, 0, Cut(8), Cut(2), 1)
+        geometry.nbytes(1, 0, Sharding(8), Sharding(2), 1)
 
 
 @pytest.mark.parametrize(
     ("p", "d", "message"),
     [
-        (Cut(1), Cut(1, 2), "only the prefill side"),
-        (Cut(1, 1, 24), Cut(1), "block size 24"),
-        (Cut(1, 7), Cut(1), "each stage needs at least one layer"),
-        (Cut(3), Cut(1), "prefill TP 3"),
-        (Cut(1), Cut(2**30), "decode with 1073741824 ranks"),
-        (Cut(2**30), Cut(1), "prefill with 1073741824 ranks"),
-        (Cut(-(2**30)), Cut(1), "prefill TP -1073741824"),
+        (Sharding(1), Sharding(1, 2), "only the prefill side"),
+        (Sharding(1, 1, 24), Sharding(1), "block size 24"),
+        (Sharding(1, 7), Sharding(1), "each stage needs at least one layer"),
+        (Sharding(3), Sharding(1), "prefill TP 3"),
+        (Sharding(1), Sharding(2**30), "decode with 1073741824 ranks"),
+        (Sharding(2**30), Sharding(1), "prefill with 1073741824 ranks"),
+        (Sharding(-(2**30)), Sharding(1), "prefill TP -1073741824"),
     ],
 )
-def test_what_cannot_be_paired_is_named(p: Cut, d: Cut, message: str) -> None:
+def test_what_cannot_be_paired_is_named(p: Sharding, d: Sharding, message: str) -> None:
     for _ in range(2):
         with pytest.raises(LayoutError, match=message):
             TransferGeometry(SHAPE).pairs(p, d)

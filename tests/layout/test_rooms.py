@@ -31,10 +31,10 @@ def test_prompts_in_a_ring_share_no_byte_and_leave_none_out(tokens: list[int]) -
     taken: set[int] = set()
     for number, count in enumerate(tokens):
         staging.want(str(number), count)
-        served = staging.serve()
-        if served is None:
+        admission = staging.admit_next()
+        if admission is None:
             break
-        memory, there = lying(room, served[1].blocks, count)
+        memory, there = lying(room, admission[1].blocks, count)
         pieces = descriptors(pair, blocks, memory, runs_within(range(8), 4, there, 4, 0, 0, count), coalesce=True)
         bytes_ = [at for piece in pieces for at in range(piece.target_address, piece.target_address + piece.length)]
         assert len(bytes_) == count * SHAPE.bytes_per_token

@@ -91,7 +91,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             chain.append(name)
 
     @rule(prompt=consumes(prompts))
-    def let_go(self, prompt: Allocation) -> None:
+    def release_prompt(self, prompt: Allocation) -> None:
         self.pool.release(prompt)
         with pytest.raises(PoolError):
             self.pool.release(prompt)
@@ -104,14 +104,14 @@ class PoolAgainstModel(RuleBasedStateMachine):
                 self.idle.append(name)
 
     @rule(prompt=consumes(prompts))
-    def quarantine_then_let_go(self, prompt: Allocation) -> None:
+    def quarantine_then_release(self, prompt: Allocation) -> None:
         if len(self.chains[prompt.generation]) > self.found[prompt.generation]:
             with pytest.raises(PoolError, match="remembered for others"):
                 self.pool.quarantine(prompt)
         else:
             self.pool.quarantine(prompt)
             assert self.pool.quarantined == len(prompt.blocks)
-        self.let_go(prompt)
+        self.release_prompt(prompt)
 
     @rule(target=prompts, prompt=consumes(prompts), count=st.integers(0, 5))
     def name_what_it_has_grown(self, prompt: Allocation, count: int) -> Allocation:

@@ -53,8 +53,8 @@ class Ledger(RuleBasedStateMachine):
         self.waiting.append(name)
 
     @rule()
-    def grant(self) -> None:
-        for event in self.ledger.granted(0):
+    def admit_waiting(self) -> None:
+        for event in self.ledger.admit_waiting(0):
             assert isinstance(event, (DecodeHit, DecodeAdmitted))
             assert event.request_id == self.waiting.pop(0), "somebody was overtaken, or has been given up"
             self.writing[event.request_id] = self.ledger.puts[event.request_id].generation
@@ -120,7 +120,7 @@ class Ledger(RuleBasedStateMachine):
                 self.free()
             while self.offered:
                 self.ledger.release(self.offered.pop(), 0)
-            self.grant()
+            self.admit_waiting()
         assert not self.waiting
         assert not self.writing
         self.ledger.assert_empty("it")
@@ -136,15 +136,15 @@ def test_a_put_that_is_given_up_while_it_waits_for_room_gets_none_later(tokens: 
     it = Ledger()
     it.build(keeps=False)
     it.put(tokens, 0)
-    it.grant()
+    it.admit_waiting()
     it.put(4, 0)
     it.put(8, 0)
-    it.grant()
+    it.admit_waiting()
     assert (list(it.writing), it.waiting) == (["r1"], ["r2", "r3"]), "the first one fills the memory"
     it.ledger.failed("r2")
     it.waiting.remove("r2")
     it.ledger.free(it.writing.pop("r1"), 0)
     it.ledger.failed("r1")
-    it.grant()
+    it.admit_waiting()
     assert list(it.writing) == ["r3"]
     it.teardown()

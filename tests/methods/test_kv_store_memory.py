@@ -22,8 +22,8 @@ class NaiveObject:
         self.blocks = blocks
         self.holders = 1
         self.found = False
-        self.let_go_at = 0
-        self.let_go = 0
+        self.released_at = 0
+        self.released = 0
         self.findable = False
 
 
@@ -74,8 +74,8 @@ class NaiveStore:
     def worth(self, stored: NaiveObject, now: int) -> tuple[int, int]:
         """First whose pin is over, then who was never pinned, then who is."""
         if not stored.found:
-            return 1, stored.let_go
-        return (2 if stored.let_go_at + PIN_NS > now else 0), stored.let_go
+            return 1, stored.released
+        return (2 if stored.released_at + PIN_NS > now else 0), stored.released
 
     def complete(self, held: list[NaiveObject]) -> None:
         for stored in held:
@@ -85,8 +85,8 @@ class NaiveStore:
         for stored in reversed(held):
             stored.holders -= 1
             self.clock += 1
-            stored.let_go = self.clock
-            stored.let_go_at = now
+            stored.released = self.clock
+            stored.released_at = now
             if not stored.holders and not stored.findable:
                 self.objects.remove(stored)
 
@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.held: dict[int, tuple[Any, list[NaiveObject], bool]] = {}
         """Generation -> its blocks at the time, the naive one's objects, whether it is complete."""
 
-    def serve(self) -> None:
+    def admit_waiting(self) -> None:
         expected: list[tuple[str, int, list[NaiveObject]]] = []
         while self.naive.queue:
             name, items = self.naive.queue[0]
@@ -116,7 +116,7 @@ class StoreMachine(RuleBasedStateMachine):
                 break
             self.naive.queue.pop(0)
             expected.append((name, *placed))
-        got: list[Placed] = self.real.granted(self.now)
+        got: list[Placed] = self.real.admit_waiting(self.now)
         assert [placed.name for placed in got] == [name for name, _, _ in expected]
         for given, (_, found, objects) in zip(got, expected, strict=True):
             assert given.found_blocks == sum(stored.blocks for stored in objects[:found])
@@ -138,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.real.want(name, items)
         self.naive.queue.append((name, items))
-        self.serve()
+        self.admit_waiting()
 
     @precondition(lambda self: self.naive.queue)
     @rule(data=st.data())
@@ -147,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.naive.queue.remove(item)
         assert self.real.forget(item[0])
         assert not self.real.forget(item[0])
-        self.serve()
+        self.admit_waiting()
 
     @precondition(lambda self: any(not complete for _, _, complete in self.held.values()))
     @rule(data=st.data())
@@ -166,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.real.release(generation, self.now)
         with pytest.raises(PoolError, match="release"):
             self.real.release(generation, self.now)
-        self.serve()
+        self.admit_waiting()
 
     @rule(start=st.integers(0, 3), length=st.integers(1, 5), size=st.integers(1, 6))
     def lease(self, start: int, length: int, size: int) -> None:

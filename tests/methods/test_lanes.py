@@ -97,15 +97,15 @@ class Schedule:
         """Nothing is stopped, nothing fails, and no sender goes."""
         self.lanes: Lanes[int] = Lanes(rules)
         self.model = Model(rules)
-        self.to_offer = {xid: self._cut() for xid in ("x", "y")}
+        self.to_offer = {xid: self._split() for xid in ("x", "y")}
         self.endings: dict[int, ShipmentEnd] = {}
         self.told: list[Any] = []
 
-    def _cut(self) -> list[Piece]:
+    def _split(self) -> list[Piece]:
         """A prompt of 12 tokens: its pieces, in the order in which they are offered."""
         layers = 3 if self.rules.in_layers else 1
-        cut = sorted({self.data.draw(st.integers(1, 12)), 12})
-        pieces = [Piece(layer, *ends) for layer in range(layers) for ends in zip([0, *cut], cut, strict=False)]
+        bounds = sorted({self.data.draw(st.integers(1, 12)), 12})
+        pieces = [Piece(layer, *ends) for layer in range(layers) for ends in zip([0, *bounds], bounds, strict=False)]
         return self.data.draw(st.permutations(pieces))
 
     def pick(self, among: list[Any]) -> Any:
@@ -117,15 +117,15 @@ class Schedule:
         may = ["open"] * (len(known) + len(self.endings) < 5)
         may += ["begin"] * any(not one.begun for one in known)
         may += ["offer"] * any(self.to_offer.values())
-        flying = [(one, piece) for one in known for piece in one.posted]
-        may += ["land"] * (2 * bool(flying))
+        in_flight = [(one, piece) for one in known for piece in one.posted]
+        may += ["land"] * (2 * bool(in_flight))
         if not self.kind:
-            may += ["halt"] * bool(known) + ["lose", "vacate"] * bool(flying)
+            may += ["halt"] * bool(known) + ["lose", "release_lane"] * bool(in_flight)
         if not may:
             return
         verb = self.pick(may)
-        if verb in ("land", "lose", "vacate"):
-            self.end(verb, *self.pick(flying))
+        if verb in ("land", "lose", "release_lane"):
+            self.end(verb, *self.pick(in_flight))
         else:
             getattr(self, verb)()
         self.model.look()
@@ -168,9 +168,9 @@ class Schedule:
         self.lanes.halt(one.key)
 
     def end(self, verb: str, one: Known, piece: Piece) -> None:
-        if verb == "vacate":
+        if verb == "release_lane":
             one.posted[piece] = False
-            self.lanes.vacate(one.key, piece)
+            self.lanes.release_lane(one.key, piece)
             return
         del one.posted[piece]
         if verb == "land":
@@ -181,7 +181,7 @@ class Schedule:
             self.lanes.lost(one.key, piece)
         if self.data.draw(st.booleans()):
             # A second end of it, of whatever kind, is none.
-            self.pick([self.lanes.landed, self.lanes.lost, self.lanes.vacate, self.lanes.recall])(one.key, piece)
+            self.pick([self.lanes.landed, self.lanes.lost, self.lanes.release_lane, self.lanes.recall])(one.key, piece)
 
     def judge(self) -> None:
         for key, one in list(self.model.known.items()):
@@ -238,7 +238,7 @@ def test_states_with_other_futures_are_told_apart() -> None:
     for expected in (("a", Piece(0, 0, 8)), ("a", Piece(1, 0, 8))):
         assert lanes.next() == expected
         seen.append(lanes.fingerprint())
-    lanes.vacate("a", Piece(1, 0, 8))
+    lanes.release_lane("a", Piece(1, 0, 8))
     seen.append(lanes.fingerprint())
     lanes.halt("b")
     seen.append(lanes.fingerprint())
@@ -289,7 +289,7 @@ def test_one_lane_is_taken_in_turns(turns: Turns, order: str) -> None:
     assert posted(opened(LaneRules(in_layers=True, writes=1, turns=turns), 3, 4)) == order
 
 
-def a_stop_cuts_what_waits() -> None:
+def a_stop_discards_waiting_pieces() -> None:
     """Of three operations of three pieces one piece has a lane; the first is stopped, and then the third."""
     lanes = opened(LaneRules(in_layers=True, writes=1), 3, 3)
     assert lanes.next() == ("a", Piece(0, 0, 8))
@@ -304,15 +304,15 @@ def a_stop_cuts_what_waits() -> None:
     assert posted(lanes) == "bbb"
 
 
-def test_a_stop_cuts_what_waits() -> None:
-    a_stop_cuts_what_waits()
+def test_a_stop_discards_waiting_pieces() -> None:
+    a_stop_discards_waiting_pieces()
 
 
 @pytest.mark.skipif(compiled(), reason="a compiled machine cannot be patched")
 @pytest.mark.parametrize("name", ["a-stop-cuts-nothing", "a-stop-cuts-what-is-posted", "posted-without-a-lane"])
 def test_each_mutant_of_a_stop_is_noticed(name: str) -> None:
     with MUTANTS[name].applied(), pytest.raises(AssertionError):
-        a_stop_cuts_what_waits()
+        a_stop_discards_waiting_pieces()
 
 
 def test_a_lane_that_its_sender_has_left_is_free_once() -> None:
@@ -320,8 +320,8 @@ def test_a_lane_that_its_sender_has_left_is_free_once() -> None:
     lanes = opened(LaneRules(writes=1), 3, 1)
     piece = Piece(0, 0, 8)
     assert lanes.next() == ("a", piece)
-    lanes.vacate("a", piece)
-    lanes.vacate("a", piece)
+    lanes.release_lane("a", piece)
+    lanes.release_lane("a", piece)
     assert lanes.next() == ("b", piece)
     lanes.lost("a", piece)
     lanes.lost("a", piece)

@@ -82,7 +82,7 @@ def test_more_groups_than_peers_take_nothing() -> None:
         scenario("p2p-nccl-put-async", 1, 3, nccl_max_groups=0)
 
 
-def test_the_buffer_lies_beside_the_groups() -> None:
+def test_the_buffer_lies_next_to_the_groups() -> None:
     scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_000_000_000)
     with pytest.raises(ScenarioError, match=r"beside the buffer's 8\.6"):
         scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_580_000_000)

@@ -28,13 +28,13 @@ def spread(found: tuple[PageRun, ...], block_tokens: int) -> list[Token]:
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> list[int]:
+def boundaries(draw: st.DrawFn) -> list[int]:
     """A prompt in chunks that end anywhere."""
     edges = draw(st.lists(st.integers(1, 99), unique=True, max_size=5).map(sorted))
     return [0, *edges, draw(st.integers(100, 120))]
 
 
-@given(cuts(), st.integers(1, 40), st.booleans())
+@given(boundaries(), st.integers(1, 40), st.booleans())
 def test_every_token_goes_where_it_goes_alone(edges: list[int], block_tokens: int, own_part: bool) -> None:
     everywhere: list[Token] = []
     for start, stop in pairwise(edges):

@@ -11,7 +11,7 @@ from pdflow.methods.shipment import Piece, Shipment, ShipmentEnd
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> tuple[int, int, int, list[Piece]]:
+def splits(draw: st.DrawFn) -> tuple[int, int, int, list[Piece]]:
     """Layers, start, stop, and the pieces of a prompt from its first token on, in some order that P may offer them."""
     layers, stop = draw(st.integers(1, 4)), draw(st.integers(1, 40))
     start = draw(st.integers(0, stop - 1))
@@ -23,61 +23,61 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int, list[Piece]]:
 
 
 @settings(max_examples=300, derandomize=True)
-@given(cut=cuts(), data=st.data())
+@given(split=splits(), data=st.data())
 def test_everything_goes_once_and_the_last_piece_behind_all_others(
-    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+    split: tuple[int, int, int, list[Piece]], data: st.DataObject
 ) -> None:
-    layers, start, stop, pieces = cut
+    layers, start, stop, pieces = split
     shipment = Shipment(layers, start, stop)
     posted: Counter[tuple[int, int]] = Counter()
-    flying: list[Piece] = []
+    in_flight: list[Piece] = []
     waiting = list(pieces)
-    while waiting or flying:
-        assert (shipment.ending() is None) == bool(flying or not shipment.all_posted)
-        if waiting and (not flying or data.draw(st.booleans())):
+    while waiting or in_flight:
+        assert (shipment.ending() is None) == bool(in_flight or not shipment.all_posted)
+        if waiting and (not in_flight or data.draw(st.booleans())):
             shipment.offer(waiting.pop(0))
-        elif flying:
-            shipment.landed(flying.pop(data.draw(st.integers(0, len(flying) - 1))))
+        elif in_flight:
+            shipment.landed(in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1))))
         while (piece := shipment.next()) is not None:
             posted.update((piece.layer, token) for token in range(piece.start, piece.stop))
-            assert not (shipment.all_posted and flying), "its notification would overtake data"
-            flying.append(piece)
+            assert not (shipment.all_posted and in_flight), "its notification would overtake data"
+            in_flight.append(piece)
     assert shipment.ending() is ShipmentEnd.SENT
     assert posted == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})
 
 
 @settings(max_examples=300, derandomize=True)
-@given(cut=cuts(), data=st.data())
+@given(split=splits(), data=st.data())
 def test_what_is_halted_or_lost_posts_nothing_more_and_ends_with_what_is_under_way(
-    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+    split: tuple[int, int, int, list[Piece]], data: st.DataObject
 ) -> None:
-    layers, start, stop, pieces = cut
+    layers, start, stop, pieces = split
     shipment = Shipment(layers, start, stop)
     for piece in pieces[: data.draw(st.integers(0, len(pieces)))]:
         shipment.offer(piece)
-    flying = []
+    in_flight = []
     while (found := shipment.next()) is not None and data.draw(st.booleans()):
-        flying.append(found)
+        in_flight.append(found)
     if found is not None:
-        flying.append(found)
-    loses = bool(flying) and data.draw(st.booleans())
+        in_flight.append(found)
+    loses = bool(in_flight) and data.draw(st.booleans())
     complete = shipment.all_posted and not loses
     if loses:
         shipment.lost()
-        flying.pop()
+        in_flight.pop()
     else:
         shipment.halt()
     for piece in pieces:
         shipment.offer(piece)
         assert shipment.next() is None
-    for piece in flying:
+    for piece in in_flight:
         assert shipment.ending() is None
         shipment.landed(piece)
     expected = ShipmentEnd.FAILED if loses else ShipmentEnd.SENT if complete else ShipmentEnd.STOPPED
     assert shipment.ending() is expected
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_a_fork_is_independent() -> None:
     shipment = Shipment(2, 0, 8)
     shipment.offer(Piece(0, 0, 8))
     other = shipment.fork()
@@ -90,11 +90,11 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 @settings(max_examples=200, derandomize=True)
-@given(cut=cuts(), data=st.data())
+@given(split=splits(), data=st.data())
 def test_what_is_recalled_goes_again_and_nothing_twice(
-    cut: tuple[int, int, int, list[Piece]], data: st.DataObject
+    split: tuple[int, int, int, list[Piece]], data: st.DataObject
 ) -> None:
-    layers, start, stop, pieces = cut
+    layers, start, stop, pieces = split
     shipment = Shipment(layers, start, stop)
     for piece in pieces:
         shipment.offer(piece)

@@ -56,7 +56,7 @@ class InTurn(RuleBasedStateMachine):
             return
         self.waiting.append(name)
         self.tokens[name] = tokens
-        self.serve()
+        self.admit_next()
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -66,7 +66,7 @@ class InTurn(RuleBasedStateMachine):
         self.staging.release(allocation)
         with pytest.raises(PoolError, match="not held"):
             self.staging.release(allocation)
-        self.serve()
+        self.admit_next()
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -75,7 +75,7 @@ class InTurn(RuleBasedStateMachine):
         assert self.staging.forget(name)
         assert not self.staging.forget(name)
         self.waiting.remove(name)
-        self.serve()
+        self.admit_next()
 
     @precondition(lambda self: self.waiting)
     @rule()
@@ -84,15 +84,15 @@ class InTurn(RuleBasedStateMachine):
         victims = self.staging.victims()
         assert victims == list(self.held)[: len(victims)]
         for name in victims:
-            assert self.staging.serve() is None
+            assert self.staging.admit_next() is None
             self.staging.release(self.held.pop(name))
         before = len(self.waiting)
-        self.serve()
+        self.admit_next()
         assert not victims or len(self.waiting) < before
 
-    def serve(self) -> None:
-        while (served := self.staging.serve()) is not None:
-            name, allocation = served
+    def admit_next(self) -> None:
+        while (admission := self.staging.admit_next()) is not None:
+            name, allocation = admission
             assert name == self.waiting.pop(0), "somebody was overtaken"
             assert allocation.generation not in [other.generation for other in self.held.values()]
             self.held[name] = allocation
@@ -136,15 +136,15 @@ def test_a_large_prompt_is_not_overtaken_for_ever(kind: str) -> None:
     """Small ones that come later wait behind it, though there is room for them."""
     staging = MEMORIES[kind]()
     staging.want("first", 8)
-    _, first = staging.serve() or pytest.fail("an empty memory had no room")
+    _, first = staging.admit_next() or pytest.fail("an empty memory had no room")
     staging.want("large", 9)
     staging.want("small", 1)
-    served = staging.serve()
-    if served is not None:
-        assert served[0] == "large"
+    admission = staging.admit_next()
+    if admission is not None:
+        assert admission[0] == "large"
         return
     staging.release(first)
-    assert staging.serve() is not None
+    assert staging.admit_next() is not None
     assert "large" not in staging.waiting
 
 
@@ -155,23 +155,23 @@ def test_pages_that_a_prompt_fills_exactly_and_one_that_it_only_begins(evicts: b
     def empty() -> PagedStaging:
         return PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts)
 
-    def served(staging: Staging, tokens: int) -> int | None:
+    def pages_admitted(staging: Staging, tokens: int) -> int | None:
         staging.want(f"of {tokens}", tokens)
-        found = staging.serve()
+        found = staging.admit_next()
         return None if found is None else len(found[1].blocks)
 
-    assert [served(empty(), tokens) for tokens in (1, 4, 5, 29, 32)] == [1, 1, 2, 8, 8]
+    assert [pages_admitted(empty(), tokens) for tokens in (1, 4, 5, 29, 32)] == [1, 1, 2, 8, 8]
     with pytest.raises(TooLargeError, match="33 tokens"):
         empty().want("x", 33)
     staging = empty()
-    assert (served(staging, 9), served(staging, 20), served(staging, 1)) == (3, 5, None)
+    assert (pages_admitted(staging, 9), pages_admitted(staging, 20), pages_admitted(staging, 1)) == (3, 5, None)
     assert staging.victims() == (["of 9"] if evicts else [])
     assert not staging.free
     staging = empty()
-    assert (served(staging, 9), served(staging, 21)) == (3, None)
+    assert (pages_admitted(staging, 9), pages_admitted(staging, 21)) == (3, None)
     assert staging.victims() == (["of 9"] if evicts else [])
     assert staging.forget("of 21")
-    assert served(staging, 20) == 5
+    assert pages_admitted(staging, 20) == 5
 
 
 def test_no_more_have_to_go_than_the_first_needs() -> None:
@@ -179,7 +179,7 @@ def test_no_more_have_to_go_than_the_first_needs() -> None:
     staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
     for tokens in (9, 20):
         staging.want(f"of {tokens}", tokens)
-        assert staging.serve() is not None
+        assert staging.admit_next() is not None
     staging.want("next", 12)
     assert staging.victims() == ["of 9"]
 
@@ -187,10 +187,10 @@ def test_no_more_have_to_go_than_the_first_needs() -> None:
 def test_with_room_for_the_first_exactly_nobody_has_to_go() -> None:
     staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
     staging.want("held", 9)
-    assert staging.serve() is not None
+    assert staging.admit_next() is not None
     staging.want("fits", 20)
     assert staging.victims() == []
-    assert staging.serve() is not None
+    assert staging.admit_next() is not None
 
 
 def test_a_part_of_a_ring_of_blocks_holds_all_of_its_last_block() -> None:
@@ -208,8 +208,8 @@ def test_a_rings_offset_fits_its_field_after_any_number_of_wraps() -> None:
         steps = staging.ring.capacity_bytes // staging.ring.step_bytes
         for number in range(20):
             staging.want(f"x{number}", tokens)
-            served = staging.serve()
-            assert served is not None
-            _, allocation = served
+            admission = staging.admit_next()
+            assert admission is not None
+            _, allocation = admission
             assert all(0 <= part < steps < 1 << 32 for part in allocation.blocks)
             staging.release(allocation)

@@ -17,7 +17,7 @@ from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 SMALL = Path(__file__).resolve().parents[1] / "sim/small.toml"
-SPEAKING = [name for name, method in METHODS.items() if method.published.wire_profile.words]
+SPEAKING = [name for name, method in METHODS.items() if method.published.wire_profile.messages]
 PIECES = {"cpu-staged": 4, "p2p-nccl-put": 2, "p2p-nccl-put-async": 2, "p2p-nccl-get": 2}
 """Of the one request that is told: two layers, of two chunks where a method goes by these."""
 
@@ -37,9 +37,9 @@ def messages(lines: list[str]) -> list[str]:
     return [name for name in names if not name.startswith(("layer", "all layers"))]
 
 
-def test_all_but_nixl_have_words_of_their_own() -> None:
+def test_all_but_nixl_have_messages_of_their_own() -> None:
     assert [name for name in METHODS if not name.startswith("nixl")] == SPEAKING
-    assert not any(METHODS[name].strict.wire_profile.words for name in METHODS)
+    assert not any(METHODS[name].strict.wire_profile.messages for name in METHODS)
 
 
 @pytest.mark.parametrize("name", SPEAKING)
@@ -47,8 +47,8 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
     wire_profile = METHODS[name].published.wire_profile
     world, lines = narrated(name, "as-published")
     told = messages(lines)
-    closing = [word.name for word in wire_profile.words if word.when is Occasion.CLOSING]
-    assert [word for word in closing if any(f"hears {word} behind" in line for line in lines)] == closing
+    closing = [message.name for message in wire_profile.messages if message.when is Occasion.CLOSING]
+    assert [message for message in closing if any(f"hears {message} behind" in line for line in lines)] == closing
     pieces = PIECES.get(name, METHODS[name].published.tensors)
     times = {
         Occasion.CONTACT: 1,
@@ -57,12 +57,12 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
         Occasion.BEHIND: pieces,
         Occasion.CLOSING: 0,
     }
-    due = [word.name for word in wire_profile.words for _ in range(times[word.when])]
+    due = [message.name for message in wire_profile.messages for _ in range(times[message.when])]
     ours = [frame for frame in told if frame in FRAMES]
     assert sorted(told) == sorted(due + ours)
     assert not wire_profile.silent & set(told)
     assert set(ours) <= {"TAKEN"}
-    contacts = sum(word.when is Occasion.CONTACT for word in wire_profile.words)
+    contacts = sum(message.when is Occasion.CONTACT for message in wire_profile.messages)
     assert world.fabric.messages == len(told) - contacts + len(closing)
 
 
@@ -103,7 +103,7 @@ def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
         ("kv-store", 5),  # PutStart and its answer, PutEnd; GetReplicaList and its
     ],
 )
-def test_who_waits_for_a_word_waits_for_its_latency(method: str, latencies: int) -> None:
+def test_who_waits_for_a_message_waits_for_its_latency(method: str, latencies: int) -> None:
     took = [last_token_ms(method, "as-published", **{"network.control_latency_s": s}) for s in (0.0, 0.01)]
     assert took[1] - took[0] == pytest.approx(10 * latencies, abs=0.1)
 

@@ -29,7 +29,7 @@ def test_shares_are_all_bytes_in_whole_slices_but_one(nbytes: int, slice_bytes: 
     assert sum(share % slice_bytes != 0 for share in dealt) <= 1
 
 
-def test_nothing_is_cut_without_slices() -> None:
+def test_nothing_is_split_without_slices() -> None:
     assert shares(10**9, 0, 8) == [10**9]
     assert queue_bytes_per_s(0, 1e-6) is None
     assert queue_bytes_per_s(64 * KB, 0.0) is None

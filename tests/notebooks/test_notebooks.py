@@ -88,8 +88,8 @@ print(x)
 def test_text_and_back() -> None:
     notebook = notebook_of(RUN)
     assert text_of(notebook) == RUN
-    words, code = notebook["cells"]
-    assert "".join(words["source"]) == "# Title\n\n- a list\n    indented"
+    markdown, code = notebook["cells"]
+    assert "".join(markdown["source"]) == "# Title\n\n- a list\n    indented"
     assert (code["id"], code["outputs"], code["execution_count"]) == ("cell-2", [], None)
     with pytest.raises(ValueError, match="stands before the first"):
         notebook_of("x = 1\n" + RUN)

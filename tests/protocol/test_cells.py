@@ -48,7 +48,7 @@ from pdflow_sim.check.search.search import explore
 
 FAR = 1 << 60
 OTHER = Reg("D", 9, 9, "another")
-PRODUCER_TIMES = ("lease_until", "grant_until", "join_until", "expect_until")
+PRODUCER_TIMES = ("lease_until", "registration_until", "join_until", "expect_until")
 CONSUMER_TIMES = ("deadline_until", "stall_until", "cancel_at", "reclaim_until")
 
 
@@ -114,8 +114,8 @@ def producer_events(cell: ProducerCell, explored: Transitions) -> list[Any]:
     for reg in (cell.reg or Reg("D", 201, 1, "u0-d0000000"), OTHER):
         for rank in range(explored.space.scope.d_tp):
             target = Allocation(20, (200, 201))
-            grant = Register(reg, cell.xid, rank, explored.space.cluster.d.shards, target, 0, 32, 70, 1, 1)
-            events += [grant, msgspec.structs.replace(grant, digest=71)]
+            registration = Register(reg, cell.xid, rank, explored.space.cluster.d.shards, target, 0, 32, 70, 1, 1)
+            events += [registration, msgspec.structs.replace(registration, digest=71)]
             events += [WriteEnded(Op(reg, 0, rank), ok) for ok in (True, False)]
             events += [WriteStopped(Op(reg, 0, rank))]
             events += [
@@ -142,8 +142,8 @@ def consumer_events(cell: ConsumerCell, explored: Transitions) -> list[Any]:
     events: list[Any] = [
         consumer.Admission(Reg("D", 201, 1, cell.request_id), admitted),
         consumer.RoomMade(),
-        consumer.RequestDoomed(Code.DEADLINE),
-        consumer.PeerReborn(),
+        consumer.RequestFailed(Code.DEADLINE),
+        consumer.PrefillRestarted(),
         consumer.CancelDue(),
         consumer.ReclaimDue(),
         DecodeHit(cell.request_id),
@@ -151,7 +151,7 @@ def consumer_events(cell: ConsumerCell, explored: Transitions) -> list[Any]:
         PrefillLegEnded(cell.request_id, True),
         PrefillLegEnded(cell.request_id, False),
     ]
-    reg = OTHER if cell.grant is None else cell.grant.reg
+    reg = OTHER if cell.registration is None else cell.registration.reg
     for named in (reg, OTHER):
         for p_rank, d_rank in explored.space.cluster.pairs:
             op = Op(named, p_rank, d_rank)

@@ -85,7 +85,7 @@ def test_only_the_store_changes_its_cells(file: Path) -> None:
         "self.cells[key] |= cell",
     ],
 )
-def test_a_change_beside_the_store_would_be_seen(line: str) -> None:
+def test_a_change_that_bypasses_the_store_would_be_seen(line: str) -> None:
     assert changes_of_cells(f"def f(self, store, key, cell): {line}") == {("f", "element")}
 
 

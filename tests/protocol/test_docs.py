@@ -27,10 +27,10 @@ def test_a_page_is_what_the_tables_say(name: str) -> None:
     assert path.read_text(encoding="utf-8") == page, f"docs/{name} is old: UPDATE_DOCS=1 pytest {__file__}"
 
 
-def test_every_phase_and_every_guard_has_its_words() -> None:
+def test_every_phase_and_every_guard_is_described() -> None:
     for module, name in ((phases, "ProducerPhase"), (phases, "ConsumerPhase"), (dialect, "Dialect")):
-        words = diagrams.docstrings(Path(module.__file__).read_text(encoding="utf-8"), name)
-        assert all(text for key, text in words.items() if key not in ("name", "GONE")), words
+        descriptions = diagrams.docstrings(Path(module.__file__).read_text(encoding="utf-8"), name)
+        assert all(text for key, text in descriptions.items() if key not in ("name", "GONE")), descriptions
 
 
 def test_every_legal_change_is_drawn_once() -> None:

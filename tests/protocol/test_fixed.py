@@ -32,7 +32,7 @@ def test_two_attempts_at_one_prompt_may_both_be_refused() -> None:
     """Both fell back to one LEASED cell, which stood in the table twice; the lease's end then found it gone."""
     c = Cluster()
     c.holding = {"handshake"}
-    c.serve("r1", "x")
+    c.prefill_and_admit("r1", "x")
     c.decode("r2", "x")
     c.admit("r2")
     c.carry_out(c.find("handshake", "D.r0"))
@@ -50,7 +50,7 @@ def test_compat_rank_that_registers_after_the_join_is_not_written() -> None:
     """It took a cell with a WRITE in flight back to JOINING, and the first rank was written a second time (C4, R13)."""
     c = Cluster(d=(engine_info("D", 2),), dialect=VLLM_COMPAT)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake", "D.r0"))
     c.carry_out(c.find("Register", "D.r0"))
     late = c.find("handshake", "D.r1")
@@ -69,7 +69,7 @@ def test_compat_copy_of_a_served_registration_is_ignored() -> None:
     """With another attempt holding the prompt, it was served again, over blocks that D had committed long before."""
     c = Cluster(dialect=VLLM_COMPAT)
     c.holding = {"WRITE"}
-    c.serve("r1", "x")
+    c.prefill_and_admit("r1", "x")
     c.decode("r2", "x")
     c.admit("r2")
     c.run()
@@ -101,7 +101,7 @@ def test_a_refused_rank_does_not_swallow_the_handshake_of_another() -> None:
 def test_a_rank_lost_while_another_is_connected_is_connected_again() -> None:
     c = Cluster(d=(engine_info("D", 2),))
     c.holding = {"handshake"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake", "D.r0"))
     c.carry_out(c.find("handshake", "D.r1"))
     c.run()
@@ -117,8 +117,8 @@ def test_each_flush_speaks_of_its_own_write() -> None:
     """The first flush's end also settled a WRITE posted after that flush had begun (done_means = local)."""
     c = Cluster(done_is_remote=False)
     c.holding = {"WRITE", "flush"}
-    c.serve("r1", "x1")
-    c.serve("r2", "x2")
+    c.prefill_and_admit("r1", "x1")
+    c.prefill_and_admit("r2", "x2")
     c.run()
     c.carry_out(c.find("WRITE"))
     c.carry_out(c.find("WRITE"))
@@ -133,8 +133,8 @@ def test_a_fence_is_no_flush() -> None:
     """A sibling's fence told a WRITE that waited for its flush that its bytes had landed (S7)."""
     c = Cluster(done_is_remote=False)
     c.holding = {"WRITE", "flush", "fence", "Done"}
-    c.serve("r1", "x1")
-    c.serve("r2", "x2")
+    c.prefill_and_admit("r1", "x1")
+    c.prefill_and_admit("r2", "x2")
     c.run()
     first, second = (i for i in c.pending if i.kind == "WRITE")
     c.pending.remove(first)
@@ -173,7 +173,7 @@ def test_no_time_frees_an_orphan_in_strict() -> None:
     """A leg's end armed vllm-compat's reclaim timer for requests of a restarted P (H6)."""
     c = Cluster()
     c.holding = {"WRITE", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.feed("D", PrefillLegEnded("r", True))
     c.feed("D", PeerRestarted("P", 101))
@@ -198,7 +198,7 @@ def test_ranks_that_move_nothing_are_not_taken_for_dead() -> None:
 
 
 @pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT])
-def test_ranks_that_move_nothing_let_go_of_an_aborted_request(dialect) -> None:  # type: ignore[no-untyped-def]
+def test_ranks_that_move_nothing_release_an_aborted_request(dialect) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(p=(engine_info("P", 4),), dialect=dialect)
     c.prefill("x")
     c.finish("x")
@@ -212,7 +212,7 @@ def test_who_was_held_for_a_suspect_peer_is_let_in_when_it_speaks_again() -> Non
     """Nothing asked again, so it waited for its deadline."""
     c = Cluster(pool_blocks=16)
     c.holding = {"WRITE", "Sync", "Fail", "Cancel"}
-    c.serve("stuck", "x")
+    c.prefill_and_admit("stuck", "x")
     c.run()
     c.abort("stuck")
     assert c.endpoints["D"].store.quarantined_blocks == 4
@@ -243,7 +243,7 @@ def test_a_registration_for_a_prompt_whose_lease_ended_under_a_write_is_told_so(
     """Its cell waited for a prompt that would never be finished again, renewed by every SYNC."""
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r1", "x")
+    c.prefill_and_admit("r1", "x")
     c.run()
     c.pass_time(31 * S)
     c.decode("r2", "x")
@@ -256,7 +256,7 @@ def test_a_registration_for_a_prompt_whose_lease_ended_under_a_write_is_told_so(
     assert c.released == [("x", "NONE")]
 
 
-def test_a_fenced_grant_may_be_posted_but_never_lands() -> None:
+def test_a_fenced_registration_may_be_posted_but_never_lands() -> None:
     """D fences a silent P and frees; P, which knows nothing of it, finishes the prompt and posts."""
     c = Cluster()
     c.prefill("x")
@@ -279,7 +279,7 @@ def test_a_fenced_grant_may_be_posted_but_never_lands() -> None:
 def test_proof_of_death_ends_a_read() -> None:
     c = Cluster(pulls=True)
     c.holding = {"READ"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.feed("D.r0", PeerExited("P.r0"))
     assert c.outcomes["r"] == ["PEER_DEAD"]
@@ -303,12 +303,12 @@ def test_what_waits_for_a_connection_does_not_outlive_a_fence(answered: str) -> 
     """The fence settled a registration that had not left yet; it left later, and was written over freed blocks (S1)."""
     c = Cluster()
     c.holding = {"WRITE", "Sync", "Cancel", "Release", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.pass_time(15 * S)
     c.holding |= {"handshake"}
-    c.serve("s", "y")
+    c.prefill_and_admit("s", "y")
     if answered == "after":
         c.carry_out(c.find("fence"))
         assert c.outcomes["s"] == ["PEER_DEAD"]
@@ -329,7 +329,7 @@ def test_a_life_that_answers_behind_a_fence_is_believed(met: str) -> None:
     was closing, and a late frame of the dead life made it act (S8)."""
     c = Cluster(d=(engine_info("D", 2),))
     c.holding = {"WRITE"} if met == "before" else {"handshake"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     if met == "never before":
         c.carry_out(c.find("handshake", "D.r0"))
     c.run()
@@ -370,11 +370,11 @@ def test_a_read_that_waits_for_a_connection_waits_for_the_same_life_behind_a_fen
     """What it was to read is gone with the life that had it."""
     c = Cluster(pulls=True)
     c.holding = {"READ"}
-    c.serve("r0", "x0")
+    c.prefill_and_admit("r0", "x0")
     c.run()
     c.feed("D.r0", PeerLost("P.r0"))
     c.holding = {"READ", "handshake", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.feed("D.r0", FenceOrdered("P.r0"))
     c.incarnations["P"] = life
     c.carry_out(c.find("handshake", "D.r0"))
@@ -387,7 +387,7 @@ def test_a_read_that_waits_for_a_connection_waits_for_the_same_life_behind_a_fen
 
 def test_a_read_that_waits_for_a_connection_does_not_outlive_a_fence() -> None:
     c = Cluster(pulls=True)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.feed("D.r0", PeerExited("P.r0"))
     assert c.outcomes["r"] == ["PEER_DEAD"]
     c.run()
@@ -411,7 +411,7 @@ def test_pull_of_another_prompt_is_not_even_begun(digest: int, weights: int, cod
 def test_d_that_never_raises_its_floor_takes_no_memory_without_bound() -> None:
     """Cells and tombstones of one D lie in a window above its floor; beyond it a frame is dropped, unanswered (S9)."""
     c = Cluster()
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     rank = c.endpoints["P.r0"]
     known = c.frames(Register)[0]
@@ -429,7 +429,7 @@ def test_release_that_meets_a_registration_counts_when_that_has_gone() -> None:
     """It was forgotten: P kept a prompt that nobody wanted any more for the rest of a whole lease."""
     c = Cluster()
     c.holding = {"handshake"}
-    c.serve("r1", "x")
+    c.prefill_and_admit("r1", "x")
     c.decode("r2", "x")
     c.carry_out(c.find("handshake", "D.r0"))
     c.run()
@@ -446,7 +446,7 @@ def test_lost_cancel_is_sent_again_when_sync_shows_that_it_was_lost() -> None:
     """Its timer knows only fixed intervals, so that an outage that came and went with them could starve it."""
     c = Cluster()
     c.holding = {"WRITE", "Cancel"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.pass_time(4 * S)
@@ -459,7 +459,7 @@ def test_repeated_cancels_do_not_pile_up_for_a_connection() -> None:
     """Each repetition was kept beside the first while a handshake took its time (S9)."""
     c = Cluster()
     c.holding = {"handshake"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.pass_time(10 * S)

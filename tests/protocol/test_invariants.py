@@ -49,7 +49,7 @@ from tests.support.cluster import Cluster
 def in_flight() -> tuple[Cluster, PostWrite]:
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     return c, c.wrote()[0]
 
@@ -75,15 +75,15 @@ def test_s1_free_under_a_write() -> None:
     c, write = in_flight()
     assert c.oracle is not None
     c.oracle.observe("D", TICK, (Resolve("r", Outcome.FAILED, Code.STALLED),), 0)
-    error = breaks(c, "S1", "D", TICK, FreeBlocks(write.grant.target))
+    error = breaks(c, "S1", "D", TICK, FreeBlocks(write.registration.target))
     assert "PostWrite" in error.counterexample
 
 
 def test_s1_write_into_what_was_freed_or_is_anothers() -> None:
     c, write = in_flight()
-    stale = msgspec.structs.replace(write.grant, target=Allocation(77, (1, 2)))
-    breaks(c, "S1", "P.r0", TICK, msgspec.structs.replace(write, grant=stale))
-    c.serve("s", "y")
+    stale = msgspec.structs.replace(write.registration, target=Allocation(77, (1, 2)))
+    breaks(c, "S1", "P.r0", TICK, msgspec.structs.replace(write, registration=stale))
+    c.prefill_and_admit("s", "y")
     c.run()
     other = msgspec.structs.replace(write, op=c.wrote()[1].op)
     breaks(c, "S1", "P.r0", TICK, other)
@@ -92,7 +92,7 @@ def test_s1_write_into_what_was_freed_or_is_anothers() -> None:
 def test_s1_blocks_allocated_twice() -> None:
     c, write = in_flight()
     c.decode("s", "x")
-    again = Allocation(99, (5, write.grant.target.blocks[0]))
+    again = Allocation(99, (5, write.registration.target.blocks[0]))
     breaks(c, "S1", "D", DecodeAdmitted("s", again, 0, 64, 7, 1))
 
 
@@ -106,13 +106,13 @@ def test_s1_landing_through_a_fence() -> None:
     breaks(c, "S1", "P.r0", WriteEnded(write.op, True))
 
 
-def test_a_notice_may_be_under_way_while_p_fences() -> None:
+def test_a_notification_may_be_in_flight_while_p_fences() -> None:
     """Its bytes have landed before it, whatever P's handle and P's fence say of the WRITE."""
     c, write = in_flight()
     assert c.oracle is not None
     c.oracle.observe("P.r0", WriteEnded(write.op, False), (), 0)
     c.oracle.observe("P.r0", FenceEnded("D.r0"), (), 0)
-    c.oracle.observe("D.r0", Received("P.r0", c.incarnations["P"], write.notice), (), 0)
+    c.oracle.observe("D.r0", Received("P.r0", c.incarnations["P"], write.notification), (), 0)
     c.oracle.observe("D", TICK, (Commit("r"),), 0)
 
 
@@ -207,12 +207,12 @@ def test_s7_only_what_was_sent_is_reported_as_sent() -> None:
 
 def test_s8_a_frame_of_another_life() -> None:
     c, write = in_flight()
-    breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notice), Tell("D", PairLanded(write.op, "P.r0")))
+    breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notification), Tell("D", PairLanded(write.op, "P.r0")))
 
 
 def test_s9_a_frame_that_moves_what_is_not_its_senders() -> None:
     c, write = in_flight()
-    breaks(c, "S9", "P.r0", Received("E.r0", 5, write.grant), Send("D.r0", RegisterAck(write.op.reg, 0, 1, ())))
+    breaks(c, "S9", "P.r0", Received("E.r0", 5, write.registration), Send("D.r0", RegisterAck(write.op.reg, 0, 1, ())))
     breaks(c, "S9", "D", PairLanded(write.op, "Q.r0"), Commit("r"))
 
 

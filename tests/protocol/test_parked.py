@@ -9,11 +9,11 @@ from tests.support.cluster import Cluster
 
 def test_a_sync_that_is_overdue_with_nothing_open_judges_no_later_request() -> None:
     c = Cluster()
-    c.serve("r1", "x1")
+    c.prefill_and_admit("r1", "x1")
     c.run()
     assert c.outcomes["r1"] == ["COMMITTED"]
     c.now += 3600 * S
-    c.serve("r2", "x2")
+    c.prefill_and_admit("r2", "x2")
     c.feed("D", TimeReached())
     c.run()
     assert c.outcomes["r2"] == ["COMMITTED"]
@@ -23,10 +23,10 @@ def test_a_sync_that_is_overdue_with_nothing_open_judges_no_later_request() -> N
 def test_a_sync_that_is_overdue_with_something_open_is_judged_behind_what_has_come() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r1", "x1")
+    c.prefill_and_admit("r1", "x1")
     c.run()
     c.now += 15 * S
-    c.serve("r2", "x2")
+    c.prefill_and_admit("r2", "x2")
     c.feed("D", TimeReached())
     assert c.outcomes["r1"] == ["PEER_DEAD"]
     c.at_rest()

@@ -41,7 +41,7 @@ def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
     assert p.handle(PrefillWanted("x", 1), 0) == ()
 
 
-def test_what_was_begun_and_given_up_is_released_when_every_rank_has_let_go() -> None:
+def test_a_prompt_begun_and_given_up_is_freed_when_every_rank_has_released_it() -> None:
     p = scheduler()
     p.handle(BEGUN, 0)
     told = p.handle(PrefillAborted("x", Code.PREFILL_ABORTED), 0)
@@ -53,7 +53,7 @@ def test_what_was_begun_and_given_up_is_released_when_every_rank_has_let_go() ->
     assert not p.products
 
 
-def test_what_was_let_go_of_before_it_was_computed_is_remembered_until_it_is() -> None:
+def test_a_prompt_released_before_it_was_computed_is_remembered_until_it_is() -> None:
     p = scheduler()
     p.handle(BEGUN, 0)
     p.handle(ShardReleased("x", 0, Code.EXPIRED), 0)

@@ -44,7 +44,7 @@ def cells(c: Cluster, node: str = "P.r0") -> list:  # type: ignore[type-arg]
 def test_r01_lease_expires_while_the_write_is_in_flight(dialect) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(dialect=dialect)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.pass_time(25 * S)
     c.feed("P.r0", Received("D.r0", 201, Heartbeat(())))
@@ -65,7 +65,7 @@ def test_r01_lease_expires_and_the_write_fails(dialect) -> None:  # type: ignore
     """Freed only behind a fence; strict says so, vllm-compat cannot."""
     c = Cluster(dialect=dialect)
     c.holding = {"WRITE", "Heartbeat", "Cancel", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.pass_time(31 * S)
     c.fail("WRITE")
@@ -101,7 +101,7 @@ def test_r02_deferred_write_is_not_posted_after_expiry(dialect) -> None:  # type
 def test_r04_pull_that_outlives_its_lease_is_stale() -> None:
     c = Cluster(pulls=True)
     c.holding = {"READ", "Sync"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.pass_time(31 * S)
     assert c.released == [("x", "EXPIRED")]
@@ -114,10 +114,10 @@ def test_r04_pull_that_outlives_its_lease_is_stale() -> None:
 def test_r04_pull_whose_word_changed_between_data_and_word() -> None:
     c = Cluster(pulls=True)
     c.holding = {"word", "Sync"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     assert c.has("word")
-    c.words["P.r0", c.find("word").what.index] += 1
+    c.word_values["P.r0", c.find("word").what.index] += 1
     c.holding = {"Sync"}
     c.run()
     assert c.outcomes["r"] == ["STALE"]
@@ -127,7 +127,7 @@ def test_r09_compat_pull_by_a_silent_d_is_stale() -> None:
     """D's step takes 20 s: no heartbeat leaves, so it must not trust what it has read."""
     c = Cluster(pulls=True, dialect=VLLM_COMPAT)
     c.holding = {"READ"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.now += 16 * S
     c.holding = set()
@@ -155,7 +155,7 @@ def test_r05_interest_is_renewed_by_xid() -> None:
 def test_r10_abort_under_a_write_quarantines(tps) -> None:  # type: ignore[no-untyped-def]
     c = Cluster((engine_info("P", tps[0]),), (engine_info("D", tps[1]),))
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.run()
@@ -219,7 +219,7 @@ def test_r12_stale_registration_cannot_match_a_retry() -> None:
 
 def test_r12_cancel_overtakes_its_registration() -> None:
     c = Cluster()
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake"))
     late = c.find("Register")
     c.pending.remove(late)
@@ -235,10 +235,10 @@ def test_r12_cancel_overtakes_its_registration() -> None:
 
 def test_late_registration_below_the_floor_makes_no_cell() -> None:
     c = Cluster()
-    c.serve("r1", "x1")
+    c.prefill_and_admit("r1", "x1")
     c.run()
     first = c.frames(Register)[0]
-    c.serve("r2", "x2")
+    c.prefill_and_admit("r2", "x2")
     c.run()
     tombs = c.endpoints["P.r0"].store.tombs["D"]
     assert (tombs.floor, list(tombs.verdicts)) == (2, [2])
@@ -250,7 +250,7 @@ def test_late_registration_below_the_floor_makes_no_cell() -> None:
 @BOTH
 def test_r13_second_rank_leaves_no_zombie(dialect) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(d=(engine_info("D", 2),), dialect=dialect)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     assert sorted(w.to for w in c.wrote()) == ["D.r0", "D.r1"]
     for register in c.frames(Register):
@@ -264,11 +264,11 @@ def test_r13_second_rank_leaves_no_zombie(dialect) -> None:  # type: ignore[no-u
 def test_r14_one_sender_twice_is_not_two_senders(dialect) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(p=(engine_info("P", 2),), dialect=dialect)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     first = c.find("WRITE", "P.r0")
     c.carry_out(first)
-    c.feed("D.r0", Received("P.r0", 101, first.what.notice))
+    c.feed("D.r0", Received("P.r0", 101, first.what.notification))
     assert c.outcomes["r"] == []
     c.holding = set()
     c.run()
@@ -278,7 +278,7 @@ def test_r14_one_sender_twice_is_not_two_senders(dialect) -> None:  # type: igno
 def test_r15_abort_with_p_gone_ends_by_proof_of_death() -> None:
     c = Cluster()
     c.holding = {"WRITE", "Cancel", "Sync", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.pass_time(120 * S)
@@ -291,7 +291,7 @@ def test_r15_abort_with_p_gone_ends_by_proof_of_death() -> None:
 def test_r15_abort_with_p_silent_ends_by_a_fence() -> None:
     c = Cluster()
     c.holding = {"WRITE", "Cancel", "Sync", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.pass_time(16 * S)
@@ -303,7 +303,7 @@ def test_r15_abort_with_p_silent_ends_by_a_fence() -> None:
 
 def test_r15_compat_abort_ends_by_the_reclaim_time() -> None:
     c = Cluster(dialect=VLLM_COMPAT)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.drop("handshake")
     c.feed("D", PrefillLegEnded("r", True))
     c.abort("r")
@@ -330,7 +330,7 @@ def test_r15_compat_failed_leg_frees_at_once() -> None:
 def test_r16_r17_one_bad_handle_waits_for_its_sibling_and_its_fence() -> None:
     c = Cluster(d=(engine_info("D", 2),))
     c.holding = {"WRITE", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.fail("WRITE", peer="D.r0")
     assert not c.frames(Fail)
@@ -347,7 +347,7 @@ def test_r16_r17_one_bad_handle_waits_for_its_sibling_and_its_fence() -> None:
 def test_r18_every_rank_that_cancels_is_answered() -> None:
     c = Cluster(d=(engine_info("D", 2),))
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.run()
@@ -365,7 +365,7 @@ def test_r18_every_rank_that_cancels_is_answered() -> None:
 def test_r19_r27_lost_done_is_repaired_by_sync() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     write = c.find("WRITE")
     c.pending.remove(write)
@@ -378,7 +378,7 @@ def test_r20_a_retry_takes_fresh_blocks() -> None:
     """The failed attempt's blocks stay in quarantine while the retry lands beside them."""
     c = Cluster()
     c.holding = {"WRITE", "Cancel"}
-    c.serve("r#1", "x")
+    c.prefill_and_admit("r#1", "x")
     c.run()
     c.abort("r#1")
     c.decode("r#2", "x")
@@ -398,7 +398,7 @@ def test_r20_a_retry_takes_fresh_blocks() -> None:
 def test_r21_failed_write_is_told() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.fail("WRITE")
     c.run()
@@ -409,7 +409,7 @@ def test_r21_failed_write_is_told() -> None:
 def test_r21_compat_failed_write_ends_by_the_watchdog_and_p_is_not_pinned() -> None:
     c = Cluster(dialect=VLLM_COMPAT)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.feed("D", PrefillLegEnded("r", True))
     c.fail("WRITE")
@@ -426,7 +426,7 @@ def test_r21_compat_failed_write_ends_by_the_watchdog_and_p_is_not_pinned() -> N
 @BOTH
 def test_r22_p_that_cannot_reach_d(dialect) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(dialect=dialect)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake", "D.r0"))
     c.unreachable = {"D"}
     c.run()
@@ -473,7 +473,7 @@ def test_registration_for_a_prompt_that_nobody_knows() -> None:
 
 def test_r25_lost_registration_is_repaired_by_sync() -> None:
     c = Cluster(p=(engine_info("P", 2),))
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake", peer="P.r0"))
     c.carry_out(c.find("handshake", peer="P.r1"))
     c.drop("Register", peer="P.r1")
@@ -488,7 +488,7 @@ def test_r25_lost_registration_is_repaired_by_sync() -> None:
 @pytest.mark.parametrize("lag_ns", [100 * MS, 1900 * MS])
 def test_r26_lagging_rank_gets_its_share(dialect, lag_ns) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(d=(engine_info("D", 2),), dialect=dialect)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     late = c.find("handshake", "D.r1")
     c.pending.remove(late)
     c.pass_time(lag_ns)
@@ -508,7 +508,7 @@ def test_r30_one_dead_peer_delays_nobody() -> None:
     c.carry_out(c.find("handshake", "E.r0"))
     c.carry_out(c.find("Register"))
     c.holding = {"handshake"}
-    c.serve("s", "y")
+    c.prefill_and_admit("s", "y")
     c.holding = set()
     dead = c.find("handshake", "P.r0", "E.r0")
     c.pending.remove(dead)
@@ -573,7 +573,7 @@ def test_r44_p_restarts_with_the_same_engine_id() -> None:
     """What waits for the old life fails and stays in quarantine until a fence; the new life serves from then on."""
     c = Cluster()
     c.holding = {"WRITE", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     restart_prefill(c)
     c.feed("D.r0", Received("P.r0", 102, RegisterAck(Reg("D", 201, 1, "r"), 0, 4, ())))
@@ -586,7 +586,7 @@ def test_r44_p_restarts_with_the_same_engine_id() -> None:
     c.run()
     assert len(c.freed) == 1
     c.holding = set()
-    c.serve("s", "y")
+    c.prefill_and_admit("s", "y")
     c.run()
     assert c.outcomes["s"] == ["COMMITTED"]
 
@@ -595,7 +595,7 @@ def test_p_restarts_with_a_new_engine_id() -> None:
     """The old one is silent: its requests die at 15 s, its fences free; the new one is just another peer."""
     c = Cluster(p=(engine_info("P"), engine_info("P2")))
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.crash("P")
     c.holding = {"WRITE", "Sync", "Cancel", "Release"}
@@ -662,7 +662,7 @@ def test_a_long_prompt_is_no_stall() -> None:
 def test_a_write_without_end_is_a_stall() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.pass_time(31 * S)
     assert c.outcomes["r"] == ["STALLED"]
     assert c.freed == []
@@ -693,7 +693,7 @@ def test_matching_in_both_orders_and_every_ratio_of_ranks(dialect, tps, pulls, f
 
 def test_pipelined_prefill_writes_every_stage() -> None:
     c = Cluster(p=(engine_info("P", 1, 2),))
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     assert sorted(n for n, e in c.log if e in c.wrote()) == ["P.r0", "P.r1"]
     assert c.outcomes["r"] == ["COMMITTED"]
@@ -707,7 +707,7 @@ def test_prefix_hit_moves_the_tail_by_token_position() -> None:
     c.admit("r", token_start=48, num_tokens=16)
     c.run()
     (write,) = c.wrote()
-    assert (write.grant.token_start, write.grant.num_tokens) == (48, 16)
+    assert (write.registration.token_start, write.registration.num_tokens) == (48, 16)
     assert write.nbytes * 4 == c.agreed.geometry.nbytes(0, 0, c.infos["P"].shards, c.infos["D"].shards, 64)
     assert c.outcomes["r"] == ["COMMITTED"]
 
@@ -728,7 +728,7 @@ def test_r52_another_prompt_or_other_weights_are_refused() -> None:
 def test_r37_compat_refuses_unequal_blocks_and_strict_takes_them() -> None:
     for dialect, outcome in ((STRICT, "COMMITTED"), (VLLM_COMPAT, "LAYOUT")):
         c = Cluster(d=(engine_info("D", block_size=32),), dialect=dialect)
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         assert c.outcomes["r"] == [outcome]
         c.at_rest()
@@ -736,7 +736,7 @@ def test_r37_compat_refuses_unequal_blocks_and_strict_takes_them() -> None:
 
 def test_unpairable_parallelism_fails_and_holds_nothing() -> None:
     c = Cluster(p=(engine_info("P", 3),))
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     assert c.outcomes["r"] == ["LAYOUT"]
     assert len(c.freed) == 1
@@ -757,7 +757,7 @@ def test_registration_ttl_is_renewed_by_sync() -> None:
 def test_cancel_is_repeated_at_doubling_intervals_until_answered() -> None:
     c = Cluster()
     c.holding = {"WRITE", "Cancel", "Sync"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     start, times = c.now, []
@@ -772,15 +772,15 @@ def test_cancel_is_repeated_at_doubling_intervals_until_answered() -> None:
 def test_duplicated_frames_are_notes() -> None:
     """Everything that was ever sent, once more after the end: no state changes."""
     c = Cluster()
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     sent = [(n, e) for n, e in c.log if type(e) is Send]
-    dones = [(n, e.to, e.notice) for n, e in c.log if hasattr(e, "notice")]
+    dones = [(n, e.to, e.notification) for n, e in c.log if hasattr(e, "notification")]
     before = {n: e.fingerprint() for n, e in c.endpoints.items()}
     for node, effect in sent:
         c.feed(effect.to, Received(node, c.incarnations[node[0]], effect.message))
-    for node, to, notice in dones:
-        c.feed(to, Received(node, c.incarnations[node[0]], notice))
+    for node, to, notification in dones:
+        c.feed(to, Received(node, c.incarnations[node[0]], notification))
     c.pending.clear()
     assert {n: e.fingerprint() for n, e in c.endpoints.items()} == before
     assert c.outcomes["r"] == ["COMMITTED"]
@@ -809,7 +809,7 @@ def hostile_frames(reg: Reg) -> list:  # type: ignore[type-arg]
 def test_frames_in_anothers_name_touch_nothing(sender, aborted) -> None:  # type: ignore[no-untyped-def]
     c = Cluster(p=(engine_info("P"), engine_info("Q")), d=(engine_info("D"), engine_info("E")))
     c.holding = {"WRITE", "Cancel"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     if aborted:
         c.abort("r")
@@ -829,7 +829,7 @@ def test_frames_in_anothers_name_touch_nothing(sender, aborted) -> None:  # type
 def test_frames_of_another_life_cause_a_handshake_and_nothing_else(node) -> None:  # type: ignore[no-untyped-def]
     c = Cluster()
     c.holding = {"WRITE", "handshake"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     for peer in ("D.r0", "P.r0"):
         c.carry_out(c.find("handshake", peer))
         c.run()
@@ -849,7 +849,7 @@ def test_absurd_shards_are_refused(tp, pp, block_size) -> None:  # type: ignore[
     for dialect in (STRICT, VLLM_COMPAT):
         c = Cluster(d=(engine_info("D"), engine_info("E")), dialect=dialect)
         c.holding = {"WRITE"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         given = c.frames(Register)[0]
         c.prefill("y")

@@ -41,7 +41,7 @@ def moved(dialect, tps, pulls, first, hit):  # type: ignore[no-untyped-def]
         c.finish("x")
         c.run()
     operations = [e for _, e in c.log if type(e).__name__ in ("PostWrite", "PostRead")]
-    spans = sorted((e.op.p_rank, e.op.d_rank, e.nbytes, e.notice.count) for e in operations)
+    spans = sorted((e.op.p_rank, e.op.d_rank, e.nbytes, e.notification.count) for e in operations)
     return c.outcomes["r"], c.released, spans
 
 

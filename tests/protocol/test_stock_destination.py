@@ -21,7 +21,7 @@ def test_r10_abort_under_a_write_holds_its_blocks(dialect: Dialect) -> None:
     """Right in all three, and in vLLM since #32255: nobody gets them before the WRITE has ended."""
     c = NamedCluster(dialect=dialect)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.run()
@@ -96,7 +96,7 @@ def test_r13_a_second_ranks_registration_comes_to_life(dialect: Dialect, comes_t
 def test_r13_only_registered_ranks_are_written(dialect: Dialect, comes_to: list[str]) -> None:
     """The other rank's registration is lost: who is written after the join, three seconds later?"""
     c = NamedCluster(d=TWO, dialect=dialect)
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.carry_out(c.find("handshake", "D.r0"))
     c.carry_out(c.find("handshake", "D.r1"))
     c.drop("Register", "D.r1")
@@ -111,7 +111,7 @@ def test_r13_a_rank_that_could_not_register_is_written(dialect: Dialect, comes_t
     """One D rank's handshake fails; P writes it on its sibling's word, and D frees when the sibling's shard is here."""
     c = NamedCluster(d=TWO, dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.fail("handshake", "D.r1")
         c.run()
     assert told.end == comes_to
@@ -123,11 +123,11 @@ def test_r14_one_sender_twice(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(p=(engine_info("P", 2),), dialect=dialect)
     with counterexample(c) as told:
         c.holding = {"WRITE"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         first = c.find("WRITE", "P.r0")
         c.carry_out(first)
-        c.feed("D.r0", Received("P.r0", 101, first.what.notice))
+        c.feed("D.r0", Received("P.r0", 101, first.what.notification))
         c.holding = set()
         c.run()
     assert told.end == comes_to
@@ -138,12 +138,12 @@ def test_r14_one_reader_twice(dialect: Dialect, comes_to: int) -> None:
     """Pull, two readers: one of them says twice that it has read. Stock lets go under the other."""
     c = NamedCluster(d=TWO, dialect=dialect, pulls=True)
     c.holding = {"READ"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     first = c.find("READ", "D.r0")
     c.carry_out(first)
     c.run()
-    c.feed("P.r0", Received("D.r0", 201, first.what.notice or c.frames(Taken)[0]))
+    c.feed("P.r0", Received("D.r0", 201, first.what.notification or c.frames(Taken)[0]))
     assert len(c.released) == comes_to
 
 
@@ -152,7 +152,7 @@ def test_r15_abort_and_p_is_gone(dialect: Dialect, comes_to: int) -> None:
     """P's process is dead by proof; stock holds the blocks for a completion that cannot come."""
     c = NamedCluster(dialect=dialect)
     c.holding = {"WRITE", "Cancel", "Sync", "fence"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.abort("r")
     c.crash("P")
@@ -204,7 +204,7 @@ def test_a_copy_of_a_registration_under_its_write_waits_for_the_next_prompt() ->
     """Two WRITEs of one registration are under way at once, from two prompts, and neither takes the other's end."""
     c = NamedCluster(dialect=VLLM_STOCK, watched=False)
     c.holding = {"WRITE"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.feed("P.r0", Received("D.r0", 201, c.frames(Register)[0]))
     c.prefill("y", request_id="r-0000000b")

@@ -55,12 +55,12 @@ def test_r46_d_starts_again_with_the_same_id(dialect: Dialect, comes_to: str) ->
     """P has an agent of that name and writes through it, at the addresses of a process that is gone."""
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r0", "x0")
+        c.prefill_and_admit("r0", "x0")
         c.run()
         assert c.outcomes["r0"] == ["COMMITTED"]
         c.crash("D")
         c.start_decode("D", 202)
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.pass_time(500 * S)
     assert told.end == comes_to
 
@@ -75,7 +75,7 @@ def test_r46_what_the_old_life_registered(dialect: Dialect, comes_to: int) -> No
     c.run()
     c.crash("D")
     c.start_decode("D", 202)
-    c.serve("other", "other")
+    c.prefill_and_admit("other", "other")
     c.run()
     c.finish("x")
     c.run()
@@ -86,7 +86,7 @@ def test_r46_what_the_old_life_registered(dialect: Dialect, comes_to: int) -> No
 def test_sequential_dispatch_without_disturbance(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         c.at_rest()
     assert told.end == comes_to != WAITS

@@ -25,7 +25,7 @@ def test_r21_failed_write(dialect: Dialect, comes_to: tuple[str, list[object]]) 
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
         c.holding = {"WRITE"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         c.fail("WRITE")
         c.pass_time(500 * S)
@@ -36,7 +36,7 @@ def test_r21_failed_write(dialect: Dialect, comes_to: tuple[str, list[object]]) 
 def test_r22_p_cannot_reach_d(dialect: Dialect, comes_to: tuple[str, list[object]]) -> None:
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.unreachable = {"D"}
         c.pass_time(500 * S)
@@ -49,7 +49,7 @@ def test_r22_a_retry_is_served_from_what_failed(dialect: Dialect, comes_to: str)
     """The prompt is still there, and D is reachable again; in stock the first match has consumed it."""
     c = NamedCluster(dialect=dialect)
     with counterexample(c, "r-11111111") as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.unreachable = {"D"}
         c.run()
@@ -67,7 +67,7 @@ def test_r23_watchdog(dialect: Dialect, comes_to: str) -> None:
     """P hangs: nothing that is sent to it has any effect."""
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.holding = {"Register", "Sync", "Heartbeat", "Cancel", "Release"}
         c.pass_time(500 * S)
     assert told.end == comes_to
@@ -106,7 +106,7 @@ def test_r24_registration_after_the_lease(dialect: Dialect, comes_to: tuple[str,
 def test_r25_registration_reaches_one_of_two_ranks(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(p=(engine_info("P", 2),), dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.carry_out(c.find("handshake", peer="P.r0"))
         c.carry_out(c.find("handshake", peer="P.r1"))
         c.drop("Register", peer="P.r1")
@@ -121,7 +121,7 @@ def test_r26_completion_before_its_rank_knows_of_it(dialect: Dialect, comes_to: 
     with counterexample(c) as told:
         c.lagging = {"D.r1"}
         c.holding = {"order"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.pass_time(100 * MS)
         c.holding = set()
         c.lagging = set()
@@ -135,7 +135,7 @@ def test_r48_p_dies_under_its_write(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(dialect=dialect)
     with counterexample(c) as told:
         c.holding = {"WRITE"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         c.crash("P")
         del c.endpoints["P"], c.endpoints["P.r0"]
@@ -151,7 +151,7 @@ def test_r48_p_dies_under_a_read(dialect: Dialect, comes_to: bool, ends: str) ->
     """Pull: D owns the handle, so it learns of the end. Right in all three."""
     c = NamedCluster(dialect=dialect, pulls=True)
     c.holding = {ends}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.fail(ends)
     assert c.outcomes["r"] == ["IO" if ends == "READ" else "UNREACHABLE"]
@@ -163,7 +163,7 @@ def test_one_rank_of_d_fails_and_the_other_waits(dialect: Dialect, comes_to: str
     """P dies between the handshakes of D's two ranks: stock fails the request when both have reported (3.3)."""
     c = NamedCluster(d=(engine_info("D", 2),), dialect=dialect)
     with counterexample(c) as told:
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.carry_out(c.find("handshake", "D.r0"))
         c.drop("Register")
         c.fail("handshake", "D.r1")

@@ -74,7 +74,7 @@ def test_r02_deferred_write_after_the_lease(dialect: Dialect, comes_to: str) -> 
 def wrote_badly(c: NamedCluster) -> None:
     """The WRITE's handle ends in an error; the NIC may go on reading."""
     c.holding = {"WRITE", "fence", "Heartbeat"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.run()
     c.fail("WRITE")
 
@@ -99,7 +99,7 @@ def test_r04_read_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None
     c = NamedCluster(dialect=dialect, pulls=True)
     with counterexample(c) as told:
         c.holding = {"READ"}
-        c.serve("r", "x")
+        c.prefill_and_admit("r", "x")
         c.run()
         c.now += 31 * S
         c.feed("P.r0", TimeReached())
@@ -157,7 +157,7 @@ def test_a_write_that_outlives_its_lease_is_not_reported_twice() -> None:
     """As vLLM filters it: an expired request was reported when its lease ended."""
     c = NamedCluster(dialect=VLLM_STOCK, watched=False)
     c.holding = {"WRITE", "Heartbeat"}
-    c.serve("r", "x")
+    c.prefill_and_admit("r", "x")
     c.pass_time(31 * S)
     c.feed("P.r0", WriteEnded(c.wrote()[0].op, True))
     assert c.released == [("x", "EXPIRED")]

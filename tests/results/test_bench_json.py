@@ -37,7 +37,7 @@ def saved(result: Result, path: Path, detailed: bool = False) -> dict[str, Any]:
     content = bench_json(result.about, result.records, result.metrics, result.totals, itls_s=itls)
     write_results(path, content)
     read: dict[str, Any] = json.loads(
-        path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} in results.json")
+        path.read_text(), parse_constant=lambda token: pytest.fail(f"{token} in results.json")
     )
     return read
 
@@ -91,7 +91,7 @@ def test_values_by_hand(result: Result, tmp_path: Path) -> None:
     assert ours["outcomes"]["reasons"] == {"failed": {"lease_expired": 1}, "cancelled": {"client_gone": 1}}
 
 
-def test_without_an_slo_goodput_is_null_and_inf_is_a_word(result: Result, tmp_path: Path) -> None:
+def test_without_an_slo_goodput_is_null_and_inf_is_a_string(result: Result, tmp_path: Path) -> None:
     about = attrs.evolve(result.about, slo=None, request_rate_rps=None, burstiness=None)
     bare = Result.of(about, result.records, result.steps, result.totals)
     content = saved(bare, tmp_path / "results.json")

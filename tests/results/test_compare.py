@@ -257,7 +257,7 @@ def no_json(folder: Path) -> None:
     (folder / "results.json").write_bytes(b"\xff\xfe{")
 
 
-def cut_off(folder: Path) -> None:
+def truncated_requests(folder: Path) -> None:
     path = folder / "requests.jsonl"
     path.write_bytes(path.read_bytes()[:-40])
 
@@ -295,7 +295,7 @@ def another_outcome(folder: Path) -> None:
         infinitely_fast,
         infinite_bound,
         no_json,
-        cut_off,
+        truncated_requests,
         token_before_arrival,
         completed_without_a_token,
         beyond_any_number,

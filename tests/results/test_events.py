@@ -112,7 +112,7 @@ def test_a_reader_refuses_a_bad_line_by_its_number(tmp_path: Path, line: str, co
         list(read_events(path)[1])
 
 
-def test_a_reader_refuses_a_cut_file(tmp_path: Path) -> None:
+def test_a_reader_refuses_a_truncated_file(tmp_path: Path) -> None:
     path = written(tmp_path / "events.jsonl")
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(EventsError, match=r":5: the file ends in the middle of a line"):

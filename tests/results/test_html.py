@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import pdflow
 from pdflow.cli import cli
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.page.chart import WIDTH, Axis, Chart
 from pdflow.results.page.curves import LINKS_SHOWN, SLICES, distributions_ms, over_time
@@ -39,7 +39,7 @@ class Reader(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
+        self.texts: list[str] = []
         self.feed(text)
         self.close()
         assert not self.open
@@ -53,11 +53,11 @@ class Reader(HTMLParser):
         assert self.open.pop() == name
 
     def handle_data(self, data: str) -> None:
-        self.words.append(data)
+        self.texts.append(data)
 
     @property
     def text(self) -> str:
-        return " ".join("".join(self.words).split())
+        return " ".join("".join(self.texts).split())
 
 
 def nothing(name: str = "nothing") -> Result:
@@ -217,7 +217,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
     for role in ("prefill", "decode"):
         assert 0 < means[f"{role} KV blocks in use"] < peaks[role]
     text = Reader(page(result, "", recording)).text
-    assert f"link {links[0].name}: {words.percent(means[f'link {links[0].name}'])}" in text
+    assert f"link {links[0].name}: {formatting.percent(means[f'link {links[0].name}'])}" in text
 
 
 def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
@@ -240,7 +240,7 @@ def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
     whole = steady(1_000)
     about = attrs.evolve(whole.about, warmup_ns=400 * 10**6)
     text = page(Result.of(about, whole.records, {}, whole.totals))
-    courses = sum("since the start" in word for word in Reader(text).words)
+    courses = sum("since the start" in line for line in Reader(text).texts)
     assert courses == 8
     assert sum(attributes.get("class") == "bound" for _, attributes in Reader(text).elements) == courses
     early = whole.records.first_token_ns

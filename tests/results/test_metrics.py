@@ -111,7 +111,7 @@ def test_tokens_are_counted_by_whole_seconds_from_the_first_arrival() -> None:
     assert measure(records, [log], 2 * S).peak_output_tokens_per_s == 4
 
 
-def test_a_request_that_ends_as_another_arrives_is_not_beside_it() -> None:
+def test_a_request_that_ends_as_another_arrives_is_not_concurrent_with_it() -> None:
     records = Records()
     for arrival, end in ((0, 10), (10, 20), (12, 18), (18, 30)):
         request = records.add(arrival, 1, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.records import Records
 from pdflow.results.result import Result
@@ -48,7 +48,7 @@ def test_a_pipe_gets_no_escapes(result: Result) -> None:
     assert file.getvalue() == str(result.table())
 
 
-def test_no_color_gets_no_colours_and_loses_no_words(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_gets_no_colours_and_loses_no_text(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True)
@@ -69,24 +69,24 @@ def test_bars_of_the_waterfall_follow_each_other(result: Result) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (words.percent(0.0), "0 %"),
-        (words.percent(1.0), "100 %"),
-        (words.percent(0.99999), "> 99.9 %"),
-        (words.percent(1e-7), "< 0.1 %"),
-        (words.percent(0.123), "12.3 %"),
-        (words.size(0), "0 B"),
-        (words.size(999), "999 B"),
-        (words.size(1_000), "1.00 kB"),
-        (words.size(67_108_864), "67.1 MB"),
-        (words.size(1.21e12), "1.21 TB"),
-        (words.duration(0), "0 s"),
-        (words.duration(12_345_000_000), "12.3 s"),
-        (words.duration(500 * 10**9), "8 min 20 s"),
-        (words.duration(6_250 * 10**9), "1 h 44 min"),
-        (words.number(0), "0"),
-        (words.number(1234.5), "1,234.5"),
-        (words.number(8.0), "8.000"),
+        (formatting.percent(0.0), "0 %"),
+        (formatting.percent(1.0), "100 %"),
+        (formatting.percent(0.99999), "> 99.9 %"),
+        (formatting.percent(1e-7), "< 0.1 %"),
+        (formatting.percent(0.123), "12.3 %"),
+        (formatting.size(0), "0 B"),
+        (formatting.size(999), "999 B"),
+        (formatting.size(1_000), "1.00 kB"),
+        (formatting.size(67_108_864), "67.1 MB"),
+        (formatting.size(1.21e12), "1.21 TB"),
+        (formatting.duration(0), "0 s"),
+        (formatting.duration(12_345_000_000), "12.3 s"),
+        (formatting.duration(500 * 10**9), "8 min 20 s"),
+        (formatting.duration(6_250 * 10**9), "1 h 44 min"),
+        (formatting.number(0), "0"),
+        (formatting.number(1234.5), "1,234.5"),
+        (formatting.number(8.0), "8.000"),
     ],
 )
-def test_numbers_as_words(text: str, expected: str) -> None:
+def test_numbers_are_formatted(text: str, expected: str) -> None:
     assert text == expected

@@ -67,7 +67,7 @@ def test_its_report_has_no_waterfall_and_says_nothing_of_links(tmp_path: Path) -
     rows = records(stamped=False)
     text = Report(ABOUT, measure(rows, [], 50 * MS), None, of_ints(np.array([MS, 3 * MS]))).text()
     assert "Where TTFT went" not in text
-    assert not any(word in text for word in ("bytes moved", "GPU busy", "stranded", "link"))
+    assert not any(term in text for term in ("bytes moved", "GPU busy", "stranded", "link"))
     assert "sent late    mean 2.000 ms" in text
 
 

@@ -82,7 +82,7 @@ def test_ends_are_the_running_sum_of_the_steps() -> None:
     assert ends == [(1_010, 2), (1_023, 2), (1_039, 2), (1_058, 2), (1_080, 2), (5_007, 1)]
 
 
-def test_one_row_longer_than_a_chunk_is_cut() -> None:
+def test_one_row_longer_than_a_chunk_is_split() -> None:
     log = log_of([(0, 5, 2, 200_000, 1)])
     chunks = [values for values, _ in log.chunks()]
     assert max(len(values) for values in chunks) <= 1 << 16

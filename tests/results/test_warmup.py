@@ -78,19 +78,19 @@ def test_a_comparison_leaves_them_out_too(result: Result, tmp_path: Path) -> Non
         read_runs(tmp_path / "none")
 
 
-def test_a_row_of_steps_is_cut_where_the_instant_falls() -> None:
+def test_a_row_of_steps_is_split_where_the_instant_falls() -> None:
     """Steps of 10, 12, 14 and 16 ms: they end at 10, 22, 36 and 52."""
     log = Steps()
     log.add(0, 10 * PS_PER_MS, 2 * PS_PER_MS, 4, 3)
     for instant_ms, left in ((0, 4), (10, 4), (11, 3), (22, 3), (36, 2), (52, 1), (53, 0)):
-        cut = log.ending_from(instant_ms * PS_PER_MS)
-        ends = [end // PS_PER_MS for times, _ in cut.ends() for end in times.tolist()]
+        trimmed = log.ending_from(instant_ms * PS_PER_MS)
+        ends = [end // PS_PER_MS for times, _ in trimmed.ends() for end in times.tolist()]
         assert ends == [10, 22, 36, 52][4 - left :], instant_ms
-        waits = [wait // PS_PER_MS for times, _ in cut.chunks() for wait in times.tolist()]
+        waits = [wait // PS_PER_MS for times, _ in trimmed.chunks() for wait in times.tolist()]
         assert waits == [10, 12, 14, 16][4 - left :]
 
 
-def test_every_column_is_cut() -> None:
+def test_every_column_is_split() -> None:
     records = Records()
     for at in range(4):
         records.add(at, 1, 1)

@@ -413,7 +413,7 @@ class Served(RuleBasedStateMachine):
 
     @precondition(lambda self: self.late)
     @rule(pick=PICK)
-    def notice(self, pick: int) -> None:
+    def end_late_leg(self, pick: int) -> None:
         leg = self.late.pop(pick % len(self.late))
         self.ask("leg_ended", leg.role, leg.attempt)
 
@@ -483,7 +483,7 @@ def walk(seed: int) -> None:
                 it.hedge()
         elif draw < 0.97:
             if it.late:
-                it.notice(pick)
+                it.end_late_leg(pick)
         elif draw < 0.99:
             it.lose(rng.choice(["p-0", "p-1", "d-0", "d-1"]), True)
         elif it.reply is None and not it.gone:

@@ -187,8 +187,8 @@ def test_what_follows_a_failure(code: Code, started: bool, attempts: int, follow
 
 
 def test_nothing_decides_to_resume_yet() -> None:
-    ways = itertools.product(Code, (False, True), (1, 2), (1, 2))
-    assert {after_failure(*way) for way in ways} == {AfterFailure.FAIL, AfterFailure.RETRY}
+    cases = itertools.product(Code, (False, True), (1, 2), (1, 2))
+    assert {after_failure(*case) for case in cases} == {AfterFailure.FAIL, AfterFailure.RETRY}
 
 
 def test_what_an_engine_refuses_is_not_tried_again() -> None:

@@ -44,8 +44,8 @@ class Heard(Rank):
     async def writes(self, generation: int) -> bool:
         reg = Reg("d", 7, generation, "r")
         op, done = Op(reg, 0, 0), Done(reg, 0, generation, 1, 1)
-        grant = Register(reg, "x", 0, SHARDS, Allocation(generation, (0,)), 0, 16, 0, 1, 0)
-        self.write(PostWrite(op, "d.r0", Allocation(3, (2,)), grant, 1, done))
+        registration = Register(reg, "x", 0, SHARDS, Allocation(generation, (0,)), 0, 16, 0, 1, 0)
+        self.write(PostWrite(op, "d.r0", Allocation(3, (2,)), registration, 1, done))
         with trio.fail_after(60):
             while not (ends := [e for e in self.events if isinstance(e, WriteEnded) and e.op == op]):
                 await trio.sleep(0.001)
@@ -83,7 +83,7 @@ def without_void(about: bytes) -> bytes:
 
 @pytest.mark.parametrize("transport", [ClosingTransport, TcpTransport])
 @pytest.mark.trio
-async def test_a_grant_from_before_a_fence_is_not_written(transport: MakeTransport) -> None:
+async def test_a_registration_from_before_a_fence_is_not_written(transport: MakeTransport) -> None:
     async with fenced(transport) as (p, d):
         assert not await p.writes(4)
         assert not any(d.view)

@@ -132,7 +132,7 @@ async def test_no_block_is_free_while_it_may_still_be_written(
 
 @pytest.mark.parametrize(("transport", "right"), [(Overtaking, True), (OvertakingAndBoasting, False)])
 @pytest.mark.trio
-async def test_a_notice_follows_every_piece(transport: MakeTransport, right: bool, model: TorchModel) -> None:
+async def test_a_notification_follows_every_piece(transport: MakeTransport, right: bool, model: TorchModel) -> None:
     """The last piece is posted when those before it have landed, and not when they have left."""
     async with house(cluster("transfer.method=p2p-nccl-put"), model, transport) as home:
         alone = await home.ask_alone("alone", prompt(100), GREEDY)

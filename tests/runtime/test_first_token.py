@@ -68,16 +68,16 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
     async with fronted(with_first(f"router.dispatch={dispatch}"), model) as town:
         text: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
         (plain,) = await town.same(**text, max_tokens=12, logprobs=2)
-        words = plain["choices"][0]["text"]
+        text = plain["choices"][0]["text"]
         for stream in (False, True):
             how: dict[str, Any] = {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
             for more in (
                 {"max_tokens": 1},
                 {"max_tokens": 2, "logprobs": 3},
                 {"max_tokens": 12, "logprobs": 0, "return_token_ids": True},
-                {"max_tokens": 12, "stop": words[0]},
-                {"max_tokens": 12, "stop": words[:2]},
-                {"max_tokens": 12, "stop": [words[1:4], words[:5]]},
+                {"max_tokens": 12, "stop": text[0]},
+                {"max_tokens": 12, "stop": text[:2]},
+                {"max_tokens": 12, "stop": [text[1:4], text[:5]]},
                 {"max_tokens": 12, "temperature": 1.3, "seed": 5},
             ):
                 await town.same(**(text | how | more))
@@ -94,7 +94,7 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
 
 @pytest.mark.parametrize("method", ["nixl-push", "p2p-nccl-put"])
 @pytest.mark.trio
-async def test_kv_that_waits_for_ps_token_is_let_go_of_with_its_request(method: str, model: TorchModel) -> None:
+async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: str, model: TorchModel) -> None:
     async with house(with_first(f"transfer.method={method}"), model) as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
         params = KvParams(home.p.place.info, "x-r", "r", 0)

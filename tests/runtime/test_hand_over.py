@@ -66,7 +66,7 @@ async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: 
 )
 @pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
 @pytest.mark.trio
-async def test_engines_may_cut_their_kv_differently(
+async def test_engines_may_shard_their_kv_differently(
     method: str, p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
@@ -166,11 +166,11 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
         def watched(*about: Any) -> None:
             nonlocal most
             write(*about)
-            most = max(most, len(rank.orders._under_way))
+            most = max(most, len(rank.transfers._in_flight))
 
         rank.transport.write = watched  # type: ignore[method-assign]
         await same_tokens(home)
-        assert most == rank.orders.rules.writes == 1
+        assert most == rank.transfers.rules.writes == 1
 
 
 @pytest.mark.trio

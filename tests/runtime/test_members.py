@@ -142,7 +142,7 @@ async def test_a_router_that_begins_anew_learns_from_engines_who_is_drained(
 
 
 @pytest.mark.trio
-async def test_nodes_of_a_store_are_members_in_the_same_way(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nodes_of_a_store_are_members_like_engines(autojump_clock: trio.testing.MockClock) -> None:
     built = Town(10.0, SILENCE_NS, ["store-0", "store-1"])
     hear(built, *map(place, ENGINES), place("store-0"))
 

@@ -75,22 +75,22 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("in_staging", [False, True])
 @pytest.mark.trio
-async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], beside: bool) -> None:
+async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], in_staging: bool) -> None:
     bad = msgspec.structs.replace(MEMORY, **wrong)
     here = rank()
     message = "p describes a memory that no engine of this model has"
-    if "cell_bytes" in wrong and not beside:
+    if "cell_bytes" in wrong and not in_staging:
         message = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
     with pytest.raises(ValueError, match=message):
-        await here.meet("p", described(MEMORY, Room("pages", bad)) if beside else described(bad))
+        await here.meet("p", described(MEMORY, Room("pages", bad)) if in_staging else described(bad))
     assert not here.peers
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("float16", "bfloat16"), ("float32", "bfloat16")])
 @pytest.mark.trio
-async def test_kv_in_another_dtype_is_refused_in_words_that_name_both(theirs: str, ours: str) -> None:
+async def test_kv_in_another_dtype_is_refused_with_both_named(theirs: str, ours: str) -> None:
     here = rank(dtype=ours)
     with pytest.raises(ValueError, match=rf"p keeps KV in {theirs}, e\.r0 in {ours}: give all engines one model\.kv_"):
         await here.meet("p", described(MEMORY, dtype=theirs))
@@ -110,7 +110,7 @@ async def test_one_that_can_be_is_known_from_then_on() -> None:
 
 @pytest.mark.parametrize("shards", [(0, 1, 16), (1 << 40, 1, 16), (1, -1, 16), (1, 1, 0)])
 @pytest.mark.trio
-async def test_nor_one_that_is_cut_as_none_can_be(shards: tuple[int, int, int]) -> None:
+async def test_nor_one_that_is_sharded_as_none_can_be(shards: tuple[int, int, int]) -> None:
     here = rank()
     with pytest.raises(ValueError, match="p describes a memory"):
         await here.meet("p", described(MEMORY, shards=shards))
@@ -121,19 +121,19 @@ async def test_nor_one_that_is_cut_as_none_can_be(shards: tuple[int, int, int]) 
 async def test_what_waits_for_its_pieces_ends_with_its_peer_and_does_not_go_to_the_next_life() -> None:
     told: list[Any] = []
     here = rank(told.append)
-    here.orders.adopt(LaneRules(in_layers=True, as_offered=True))
+    here.transfers.adopt(LaneRules(in_layers=True, as_offered=True))
     reg, shards, weights = Reg("d", 7, 1, "r"), Shards(1, 1, 16), 1
-    grant = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
+    registration = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
     op, done = Op(reg, 0, 0), Done(reg, 0, 5, 1, weights)
     written: list[int] = here.transport.written  # type: ignore[attr-defined]
     await here.meet("d.r0", described(MEMORY))
-    here.write(PostWrite(op, "d.r0", Allocation(3, (2,)), grant, 1, done))
-    here.orders.offer("x", Piece(0, 0, 16))
+    here.write(PostWrite(op, "d.r0", Allocation(3, (2,)), registration, 1, done))
+    here.transfers.offer("x", Piece(0, 0, 16))
     here.heard(Ended(written[0], True))
     here.heard(PeerGone("d.r0"))
     assert told == [WriteEnded(op, False)]
     await here.meet("d.r0", described(MEMORY))
-    here.orders.offer("x", Piece(1, 0, 16))
+    here.transfers.offer("x", Piece(1, 0, 16))
     assert len(written) == 1
 
 

@@ -20,7 +20,7 @@ from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, 
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD, STOPS
 from pdflow_sim.check.scopes.scope import ENDLESS, TOKENS, Scope
 from pdflow_sim.check.state.digest import digest
-from tests.runtime.support.held import HeldOrders, Wires
+from tests.runtime.support.held import HeldTransfers, Wires
 from tests.runtime.support.told import NotToldOn, Told, digest_of
 from tests.runtime.support.told_methods import telling
 
@@ -83,7 +83,7 @@ def test_no_story_is_left_out_unseen() -> None:
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdflow_runtime.nodes.ranked_node.RankLinks", Wires)
-    monkeypatch.setattr("pdflow_runtime.nodes.ranks.InFlightTransfers", HeldOrders)
+    monkeypatch.setattr("pdflow_runtime.nodes.ranks.InFlightTransfers", HeldTransfers)
     for module in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"pdflow_runtime.nodes.{module}.digest_of", digest_of)
 

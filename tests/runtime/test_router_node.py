@@ -323,8 +323,8 @@ EXPIRED = error_event(OpenAIError(502, "no answer: expired", code="EXPIRED"))
 @pytest.mark.trio
 async def test_an_error_in_an_answer_is_seen_however_its_bytes_arrive() -> None:
     data = b"data: {}\n\n" + EXPIRED + DONE
-    cuts = [(data[:at], data[at:]) for at in range(len(data))] + [tuple(data[at : at + 1] for at in range(len(data)))]
-    for pieces in cuts:
+    splits = [(data[:at], data[at:]) for at in range(len(data))] + [tuple(data[at : at + 1] for at in range(len(data)))]
+    for pieces in splits:
         call = Call("/", {}, [], (), (), None)  # type: ignore[arg-type]
         for piece in pieces:
             call.piece(piece)

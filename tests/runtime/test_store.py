@@ -101,7 +101,7 @@ async def test_engines_find_what_others_have_put(model: TorchModel) -> None:
 
 @pytest.mark.parametrize(("p_tp", "d_tp", "p_block", "d_block"), [(2, 1, 16, 16), (1, 2, 16, 32), (2, 2, 32, 16)])
 @pytest.mark.trio
-async def test_engines_may_cut_their_kv_differently(
+async def test_engines_may_shard_their_kv_differently(
     p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")

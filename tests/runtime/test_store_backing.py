@@ -65,7 +65,7 @@ class DictServer:
     def close(self) -> None: ...
 
 
-class Beside:
+class BackedMemory:
     """One life of a node's memory, without the node, beside a server."""
 
     def __init__(self, server: ValueServer, blocks: int = 20) -> None:
@@ -83,7 +83,7 @@ class Beside:
         """A prompt is committed here, whose KV one knows by its keys; and as many tokens behind them."""
         behind = (Item(f"behind {items}", -(-tail // SHAPE.block_size)),) if tail else ()
         self.memory.want("p", (*items, *behind))
-        (placed,) = self.memory.granted(0)
+        (placed,) = self.memory.admit_waiting(0)
         found = self.memory.find(items)
         blocks = list(placed.target.blocks)
         for item in items[found:]:
@@ -114,8 +114,8 @@ async def until(so: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
-async def beside(server: ValueServer, blocks: int = 20) -> AsyncIterator[Beside]:
-    node = Beside(server, blocks)
+async def backed_memory(server: ValueServer, blocks: int = 20) -> AsyncIterator[BackedMemory]:
+    node = BackedMemory(server, blocks)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.backing.run)
         yield node
@@ -139,14 +139,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.trio
 async def test_what_is_put_is_found_by_the_next_life(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(4))
         await node.saved()
         assert node.backing.counts["saved"] == 4
         asked = server.asked
         await node.backing.fetch(chain(4))
         assert server.asked == asked, "what is here is not looked for there"
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await node.backing.fetch(chain(6))
         assert node.has(chain(6)) == 4
         assert (node.backing.counts["found"], node.backing.counts["missed"]) == (4, 1)
@@ -158,7 +158,7 @@ async def test_what_is_put_is_found_by_the_next_life(server: DictServer) -> None
 
 @pytest.mark.trio
 async def test_what_is_behind_the_last_unit_is_not_written(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(2), tail=5)
         await node.saved()
         assert len(server.values) == 2
@@ -166,32 +166,32 @@ async def test_what_is_behind_the_last_unit_is_not_written(server: DictServer) -
 
 @pytest.mark.trio
 async def test_a_long_prompt_is_brought_in_batches(server: DictServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(9))
         await node.saved()
     for name, limit in (("BATCH", 2), ("BATCH_BYTES", 1)):
         monkeypatch.setattr(store_backing, name, limit)
-        async with beside(server) as node:
+        async with backed_memory(server) as node:
             await node.backing.fetch(chain(9))
             assert node.has(chain(9)) == 9
 
 
 @pytest.mark.trio
 async def test_the_memory_says_how_much_comes_back(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(9))
         await node.saved()
-    async with beside(server, blocks=8) as node:
+    async with backed_memory(server, blocks=8) as node:
         await node.backing.fetch(chain(9))
         assert node.has(chain(9)) == 0, "a prompt that never fits is not brought in parts"
         await node.backing.fetch(chain(4))
         assert node.has(chain(9)) == 4
         await node.backing.fetch(chain(1, "b"))
         node.memory.want("long", (Item("x", 8),))
-        held = node.memory.granted(0)[0].target.generation
+        held = node.memory.admit_waiting(0)[0].target.generation
         assert node.notes["store: objects evicted"] == 0
         node.memory.want("waits", (Item("y", 2),))
-        assert node.memory.granted(0) == []
+        assert node.memory.admit_waiting(0) == []
         await node.backing.fetch(chain(1))
         assert node.has(chain(1)) == 0, "who waits for room is not overtaken"
         node.memory.forget("waits")
@@ -204,11 +204,11 @@ async def test_the_memory_says_how_much_comes_back(server: DictServer) -> None:
 async def test_what_is_evicted_while_more_is_asked_for_is_no_harm(
     server: DictServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(3))
         await node.saved()
     monkeypatch.setattr(store_backing, "BATCH", 1)
-    async with beside(server, blocks=6) as node:
+    async with backed_memory(server, blocks=6) as node:
         get = server.get
 
         def late(wanted: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -224,10 +224,10 @@ async def test_what_is_evicted_while_more_is_asked_for_is_no_harm(
 
 @pytest.mark.trio
 async def test_two_may_look_for_the_same_at_once(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(4))
         await node.saved()
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         async with trio.open_nursery() as nursery:
             for count in (4, 2, 4):
                 nursery.start_soon(node.backing.fetch, chain(count))
@@ -247,30 +247,30 @@ async def test_two_may_look_for_the_same_at_once(server: DictServer) -> None:
 )
 @pytest.mark.trio
 async def test_what_was_not_put_there_is_a_miss(lie: Callable[[bytes], bytes], server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(4))
         await node.saved()
     third = sorted(server.values)[2]
     server.values[third] = lie(server.values[third])
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await node.backing.fetch(chain(4))
         assert node.has(chain(4)) == 2
         assert node.backing.counts["bad"] == 1
         node.put(chain(4))  # as it is computed
         await node.saved()
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await node.backing.fetch(chain(4))
         assert node.has(chain(4)) == 4
 
 
 @pytest.mark.trio
 async def test_values_in_each_others_places_are_bad(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(2))
         await node.saved()
     first, second = sorted(server.values)
     server.values = {first: server.values[second], second: server.values[first]}
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await node.backing.fetch(chain(2))
         assert node.has(chain(2)) == 0
 
@@ -280,7 +280,7 @@ async def test_a_server_that_is_gone_is_done_without_until_it_is_back(
     server: DictServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         server.ails = ServerError("it is gone")
         await until(lambda: not node.backing.up)
         node.put(chain(2))
@@ -302,7 +302,7 @@ async def test_a_server_that_is_gone_is_done_without_until_it_is_back(
 @pytest.mark.trio
 async def test_a_look_finds_out_that_it_is_gone(server: DictServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_backing, "WATCHED_S", 1000)
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await trio.sleep(0.05)
         server.ails = ServerError("it is gone")
         await node.backing.fetch(chain(2))
@@ -315,7 +315,7 @@ async def test_a_look_finds_out_that_it_is_gone(server: DictServer, monkeypatch:
 @pytest.mark.trio
 async def test_a_slow_server_is_not_waited_for(server: DictServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_backing, "LOOKED_S", 0.02)
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         server.answers.clear()
         with trio.fail_after(10):
             for _ in range(store_backing.READERS + 2):  # more than there are threads
@@ -328,7 +328,7 @@ async def test_a_slow_server_is_not_waited_for(server: DictServer, monkeypatch: 
 async def test_a_full_server_is_told_of_once_and_asked_again_later(
     server: DictServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         for told in (1, 2):
             server.ails = RefusedError("it is full")
             for name in "abc":
@@ -349,7 +349,7 @@ async def test_nothing_is_sent_for_a_while_to_one_that_is_full(
     server: DictServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_backing, "WATCHED_S", 1000)
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         server.ails = RefusedError("it is full")
         for name in "abc":
             node.put(chain(1, name))
@@ -359,7 +359,7 @@ async def test_nothing_is_sent_for_a_while_to_one_that_is_full(
 
 @pytest.mark.trio
 async def test_what_it_has_forgotten_is_written_again(server: DictServer) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(2))
         await node.saved()
         server.values.clear()
@@ -373,7 +373,7 @@ async def test_what_it_has_forgotten_is_written_again(server: DictServer) -> Non
 
 @pytest.mark.trio
 async def test_what_would_soon_be_too_old_is_written_again(server: DictServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         for shift_s, puts in ((0, 1), (RENEW_S - 50, 1), (RENEW_S, 2)):
             now = store_backing.now_ns() + int(shift_s * 1e9)
             with monkeypatch.context() as patch:
@@ -386,7 +386,7 @@ async def test_what_would_soon_be_too_old_is_written_again(server: DictServer, m
 @pytest.mark.trio
 async def test_what_cannot_wait_is_dropped(server: DictServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_backing, "MOST_WAITING", 2)
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         node.put(chain(5))
         assert node.backing.counts["dropped"] == 3
         for _ in range(2):
@@ -398,13 +398,13 @@ async def test_what_cannot_wait_is_dropped(server: DictServer, monkeypatch: pyte
 
 @pytest.mark.trio
 async def test_what_is_evicted_before_it_is_written_is_dropped(server: DictServer) -> None:
-    async with beside(server, blocks=4) as node:
+    async with backed_memory(server, blocks=4) as node:
         node.put(chain(2))
         node.put(chain(2, "b"))
         await node.saved()
         assert node.backing.counts["saved"] == 2
         assert node.backing.counts["dropped"] == 2
-    async with beside(server) as node:
+    async with backed_memory(server) as node:
         await node.backing.fetch(chain(2, "b"))
         assert node.has(chain(2, "b")) == 2
 
@@ -414,7 +414,7 @@ async def test_what_is_noted_of_what_was_written_stays_small(
     server: DictServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_backing, "MOST_WAITING", 4)
-    async with beside(server, blocks=4) as node:
+    async with backed_memory(server, blocks=4) as node:
         for number in range(50):
             node.put(chain(1, f"{number}."))
             await node.saved()

@@ -44,7 +44,7 @@ def backing(home: House) -> Backing:
     return home.store.backing
 
 
-def beside(server: KeptServer, *overrides: str) -> tuple[str, ...]:
+def store_overrides(server: KeptServer, *overrides: str) -> tuple[str, ...]:
     return (*BY_BLOCK, f"serve.store_url={server.url}", *overrides)
 
 
@@ -66,7 +66,7 @@ async def looked_for(model: TorchModel, computed: int, *overrides: str) -> dict[
 
 @pytest.mark.trio
 async def test_another_life_finds_what_the_one_before_had(model: TorchModel, server: KeptServer) -> None:
-    overrides = beside(server)
+    overrides = store_overrides(server)
     await put(model, *overrides)
     async with house(cluster(*overrides), model) as home:
         assert await asked(home, "b", PROMPT) == LOADED
@@ -79,7 +79,7 @@ async def test_another_life_finds_what_the_one_before_had(model: TorchModel, ser
 
 @pytest.mark.parametrize(("p_tp", "d_tp", "p_block", "d_block"), [(2, 1, 16, 16), (1, 2, 16, 32), (2, 2, 32, 16)])
 @pytest.mark.trio
-async def test_engines_may_cut_their_kv_differently(
+async def test_engines_may_shard_their_kv_differently(
     p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel, server: KeptServer
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
@@ -87,22 +87,22 @@ async def test_engines_may_cut_their_kv_differently(
     unit = max(p_block, d_block)
     kept = 499 // unit
     for computed in (500, 500 - kept * unit):
-        async with house(cluster(*beside(server, *tps, *blocks)), model) as home:
+        async with house(cluster(*store_overrides(server, *tps, *blocks)), model) as home:
             assert await asked(home, "a", PROMPT) == computed
             await home.quiet()
 
 
 @pytest.mark.trio
 async def test_another_layout_finds_nothing_and_harms_nothing(model: TorchModel, server: KeptServer) -> None:
-    await put(model, *beside(server))
-    await put(model, *beside(server, "pool.decode.tp=2", "pool.prefill.tp=2"))
-    assert (await looked_for(model, LOADED, *beside(server)))["bad"] == 0
+    await put(model, *store_overrides(server))
+    await put(model, *store_overrides(server, "pool.decode.tp=2", "pool.prefill.tp=2"))
+    assert (await looked_for(model, LOADED, *store_overrides(server)))["bad"] == 0
 
 
 @pytest.mark.trio
 async def test_values_that_are_not_what_was_put_are_misses(model: TorchModel, server: KeptServer) -> None:
     """Others have been at the server: no token is wrong by it, and what was right before the first is used."""
-    overrides = beside(server)
+    overrides = store_overrides(server)
     await put(model, *overrides)
     with server.asked() as client:
         names = sorted(client.keys())
@@ -130,7 +130,7 @@ async def test_values_that_are_not_what_was_put_are_misses(model: TorchModel, se
 @pytest.mark.trio
 async def test_a_server_that_is_started_again_is_used_again(model: TorchModel, server: KeptServer) -> None:
     """Requests go on while it is away; what the node has it gets again when that is put again."""
-    async with house(cluster(*beside(server)), model) as home:
+    async with house(cluster(*store_overrides(server)), model) as home:
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         await home.quiet()
         server.kill()
@@ -144,7 +144,7 @@ async def test_a_server_that_is_started_again_is_used_again(model: TorchModel, s
                 await trio.sleep(0.05)
         assert await asked(home, "d", PROMPT) == LOADED
         await home.quiet()
-    assert (await looked_for(model, LOADED, *beside(server)))["found"] == KEPT
+    assert (await looked_for(model, LOADED, *store_overrides(server)))["found"] == KEPT
 
 
 @pytest.mark.trio
@@ -152,7 +152,7 @@ async def test_a_server_that_stands_still_is_done_without(
     model: TorchModel, server: KeptServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pdflow_runtime.store.server.ANSWER_S", 0.1)
-    async with house(cluster(*beside(server)), model) as home:
+    async with house(cluster(*store_overrides(server)), model) as home:
         server.pause()
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         assert await asked(home, "b", prompt(100, 3)) == 100
@@ -166,7 +166,7 @@ async def test_a_server_that_stands_still_is_done_without(
 @pytest.mark.trio
 async def test_a_full_server_is_done_without(kind: str, model: TorchModel, tmp_path: Path) -> None:
     with kept_server(kind, tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as server:
-        async with house(cluster(*beside(server)), model) as home:
+        async with house(cluster(*store_overrides(server)), model) as home:
             assert await asked(home, "a", PROMPT) == len(PROMPT)
             await home.quiet()
             assert await asked(home, "b", PROMPT) == LOADED, "the node has it"
@@ -186,14 +186,14 @@ async def test_a_server_that_asks_for_a_password(
     file.write_text("hunter2 of the tests\n")
     file.chmod(0o600)
     with kept_server(kind, tmp_path, "--requirepass", "hunter2 of the tests") as server:
-        await put(model, *beside(server, f"serve.store_password_file={file}"))
+        await put(model, *store_overrides(server, f"serve.store_password_file={file}"))
         monkeypatch.setenv("PDFLOW_STORE_PASSWORD", "hunter2 of the tests")
-        assert (await looked_for(model, LOADED, *beside(server)))["found"] == KEPT
+        assert (await looked_for(model, LOADED, *store_overrides(server)))["found"] == KEPT
         for wrong in (None, "hunter3"):
             monkeypatch.delenv("PDFLOW_STORE_PASSWORD")
             if wrong is not None:
                 monkeypatch.setenv("PDFLOW_STORE_PASSWORD", wrong)
-            assert (await looked_for(model, len(PROMPT), *beside(server)))["found"] == 0
+            assert (await looked_for(model, len(PROMPT), *store_overrides(server)))["found"] == 0
             monkeypatch.setenv("PDFLOW_STORE_PASSWORD", "")
     assert "hunter" not in caplog.text
     assert "requests go on without it" in caplog.text

@@ -21,7 +21,7 @@ from pdflow.cli import cli
 from pdflow.errors import ScenarioError
 from pdflow.scenario.store_url import StoreUrl
 from pdflow_runtime.http.sockets import listen
-from pdflow_runtime.store.server import WORDS as WORDS_TOLD
+from pdflow_runtime.store.server import MAX_ERROR_CHARS as WORDS_TOLD
 from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer, server_of
 from tests.runtime.support.house import cluster
 from tests.runtime.support.value_server import KINDS, kept_server
@@ -64,12 +64,12 @@ CALLS: list[Callable[[ValkeyServer], object]] = [
     lambda server: server.put([("a", memoryview(b"x"))]),
     lambda server: server.life(),
 ]
-WORDS = [b"$", b"*", b":", b"+", b"-", b"\r\n", b"2", b"-1", b"OK", b"abc", b"99999999999999999999", b"\xff"]
+TERMS = [b"$", b"*", b":", b"+", b"-", b"\r\n", b"2", b"-1", b"OK", b"abc", b"99999999999999999999", b"\xff"]
 
 
 @pytest.mark.parametrize("call", CALLS)
 @settings(max_examples=40, deadline=None)
-@given(answer=st.lists(st.sampled_from(WORDS), max_size=12).map(b"".join) | st.binary(max_size=30))
+@given(answer=st.lists(st.sampled_from(TERMS), max_size=12).map(b"".join) | st.binary(max_size=30))
 def test_whatever_it_says_is_an_answer_or_an_error(call: Callable[[ValkeyServer], object], answer: bytes) -> None:
     with answering(answer) as port:
         told = ""
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     with closing(listen("127.0.0.1", 0)) as silent:
         places = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
         places |= {name: tmp_path / name for name in ("open", "empty")}
-        assert told.format(**places) in line_of([word.format(**places) for word in edits], monkeypatch)
+        assert told.format(**places) in line_of([argument.format(**places) for argument in edits], monkeypatch)
 
 
 def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.Monk
 def line_of(edits: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What `pdflow serve` says then."""
     monkeypatch.setattr("pdflow_runtime.process.cluster.log_to_stderr", lambda who: None)
-    overrides = [arg for word in edits for arg in ("--set", word)]
+    overrides = [arg for argument in edits for arg in ("--set", argument)]
     ran = CliRunner().invoke(cli, ["serve", str(EXAMPLE), *overrides])
     lines = ran.stderr.splitlines()
     assert ran.exit_code == 2, ran.stderr

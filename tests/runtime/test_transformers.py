@@ -111,17 +111,17 @@ async def answers(home: House) -> dict[str, list[list[int]]]:
     sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
     found: dict[str, list[list[int]]] = {}
 
-    async def ask(way: str, number: int) -> None:
-        asked = home.ask_alone if way == "alone" else home.ask
-        tokens, code = await asked(f"{way}-{number}", PROMPTS[number], sampling)
+    async def ask(mode: str, number: int) -> None:
+        asked = home.ask_alone if mode == "alone" else home.ask
+        tokens, code = await asked(f"{mode}-{number}", PROMPTS[number], sampling)
         assert code is Code.NONE
-        found[way][number] = tokens
+        found[mode][number] = tokens
 
     async with trio.open_nursery() as nursery:
-        for way in ("alone", "handed"):
-            found[way] = [[]] * len(PROMPTS)
+        for mode in ("alone", "handed"):
+            found[mode] = [[]] * len(PROMPTS)
             for number in range(len(PROMPTS)):
-                nursery.start_soon(ask, way, number)
+                nursery.start_soon(ask, mode, number)
     return found
 
 

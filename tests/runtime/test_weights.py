@@ -96,7 +96,7 @@ async def test_nothing_in_a_store_is_found_by_an_engine_of_other_weights(
 @pytest.mark.parametrize("p_dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("method", ["nixl-push", "nixl-pull", "kv-store"])
 @pytest.mark.trio
-async def test_engines_of_other_dtypes_refuse_each_other_in_words_that_name_both(
+async def test_engines_of_other_dtypes_refuse_each_other_with_both_named(
     method: str, p_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

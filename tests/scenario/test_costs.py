@@ -173,7 +173,7 @@ def problems_of(folder: Path, cost: str, *more: str) -> list[str]:
     return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
-def test_a_measured_cost_lies_beside_its_scenario(tmp_path: Path) -> None:
+def test_a_measured_cost_lies_next_to_its_scenario(tmp_path: Path) -> None:
     (tmp_path / "costs").mkdir()
     (tmp_path / "costs/a.json").write_text(written(cost_file(BY_TABLE, MeasuredEngine(gpu="h100-sxm"), SOURCE)))
     scenario = scenario_with(tmp_path, "{ model = 'measured', path = 'costs/a.json' }")
@@ -473,9 +473,9 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 def test_whatever_stands_anywhere_is_read_or_told(data: st.DataObject) -> None:
     """Nothing raises; and what is read is written and read again, and gives a cost that takes its time."""
     whole = document()
-    *way, last = data.draw(st.sampled_from(places(whole)[1:]))
+    *parents, last = data.draw(st.sampled_from(places(whole)[1:]))
     inner: Any = whole
-    for key in way:
+    for key in parents:
         inner = inner[key]
     inner[last] = data.draw(ODD)
     file, problems = read_cost("cost.json", json.dumps(whole))

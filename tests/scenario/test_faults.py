@@ -180,7 +180,7 @@ def test_a_direction(tmp_path: Path) -> None:
     assert not partition.links.hold("prefill-2", "decode-0")
 
 
-def test_the_way_to_the_router(tmp_path: Path) -> None:
+def test_the_path_to_the_router(tmp_path: Path) -> None:
     reports = ("router.heartbeat_s=3",)
     found = load_result(tmp_path, 'kind = "partition"\nat_s = 1\nfrom = "prefill-*"\nto = "router"', overrides=reports)
     links = found.faults[0].links

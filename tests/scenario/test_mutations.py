@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEXTS = [
     (EXAMPLES / f"{name}.toml").read_text() for name in ("md1", "reference", "shared-link", "mooncake-conversation")
 ]
-WORDS = sorted({word for text in TEXTS for word in text.split()})
+TERMS = sorted({term for text in TEXTS for term in text.split()})
 NUMBERS = ["0", "-1", "1", "3", "1e4", "nan", "inf", "-inf", "9" * 30, "1" + "0" * 400]
 TABLES = ["{}", "{ preset = 1 }", '{ preset = "h100-sxm" }', '{ dist = "uniform", low = 9, high = 3 }']
 TABLES += ['{ model = "constant" }', '{ process = "closed", concurrency = 2 }']
@@ -88,7 +88,7 @@ def test_bytes_changed(text: str, data: st.DataObject) -> None:
 
 
 @given(
-    st.sampled_from(TEXTS), st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(WORDS)), min_size=1, max_size=3)
+    st.sampled_from(TEXTS), st.lists(st.tuples(st.sampled_from(TERMS), st.sampled_from(TERMS)), min_size=1, max_size=3)
 )
 def test_words_exchanged(text: str, exchanges: list[tuple[str, str]]) -> None:
     for old, new in exchanges:

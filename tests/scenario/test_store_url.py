@@ -71,7 +71,7 @@ def test_nothing_is_kept_that_is_never_looked_for() -> None:
     assert "serve.store_ttl_s" in complaints(url, "serve.store_ttl_s=0")
 
 
-def test_methods_without_a_store_take_no_notice() -> None:
+def test_methods_without_a_store_ignore_it() -> None:
     url = "valkey://a:1"
     overrides = (f"serve.store_url={url}", "transfer.method=nixl-push", "transfer.store_keep=false")
     assert load(EXAMPLE, overrides=overrides).serve.store_url == url

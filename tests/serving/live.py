@@ -125,11 +125,11 @@ class Engine:
     def hold(self) -> None:
         self.model.hold()
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.model.go_on()
 
 
-class Orders:
+class RecordedTransfers:
     """One rank's operations in pieces, recorded."""
 
     def __init__(self, address: Address, record: Record) -> None:
@@ -157,7 +157,7 @@ class Rank:
         self.address = rank_address(engine.engine, number)
         self.layers = stage_layers(LAYERS, shards.pp)[number // shards.tp]
         self.memory = SimpleNamespace(num_layers=len(self.layers))
-        self.orders = Orders(self.address, record)
+        self.transfers = RecordedTransfers(self.address, record)
         self.places: dict[Xid, Allocation] = {}
         self.meter = None
         self.transport = NoTransport()
@@ -175,11 +175,11 @@ class Rank:
     def fence(self, peer: Address, newest_generation: int) -> None:
         self.record(Call("fence", self.address, (peer,)))
 
-    def expose(self, word: LeaseWord) -> None:
-        self.record(Call("show word", self.address, (word.index, word.word)))
+    def expose(self, lease_word: LeaseWord) -> None:
+        self.record(Call("show word", self.address, (lease_word.index, lease_word.value)))
 
-    def bump(self, word: LeaseWord) -> None:
-        self.record(Call("bump word", self.address, (word.index,)))
+    def bump(self, lease_word: LeaseWord) -> None:
+        self.record(Call("bump word", self.address, (lease_word.index,)))
 
     def copy_in(self, place: Allocation, blocks: Any, tokens: int, piece: Piece) -> None:
         self._copied(piece)

@@ -66,7 +66,7 @@ class Peers:
         """Ranks of the node that want a handshake."""
         self.met: set[int] = set()
         """Ranks that had one that went well."""
-        self.grants: dict[tuple[int, int], Register] = {}
+        self.registrations: dict[tuple[int, int], Register] = {}
         """By request and rank: what the node has registered."""
         self.cancels: dict[tuple[int, int], Cancel] = {}
         self.syncs: dict[int, Sync] = {}
@@ -74,7 +74,7 @@ class Peers:
         self.open: dict[tuple[int, int], PostWrite | PostRead] = {}
         """By request and rank: operations under way."""
         self.stopping: set[Op] = set()
-        self.words: dict[tuple[int, int], Op] = {}
+        self.word_reads: dict[tuple[int, int], Op] = {}
         self.registered: set[tuple[int, int]] = set()
         """By request and rank: what the peer has registered, where it is D."""
 
@@ -108,12 +108,12 @@ class Peers:
                     self.open[number_of(effect.op.reg.request_id), rank] = effect
                 case "read word":
                     op = call.details[0]
-                    self.words[number_of(op.reg.request_id), rank] = op
+                    self.word_reads[number_of(op.reg.request_id), rank] = op
 
     def _sent(self, rank: int, message: Any) -> None:
         match message:
             case Register(reg=reg):
-                self.grants[number_of(reg.request_id), rank] = message
+                self.registrations[number_of(reg.request_id), rank] = message
             case Cancel(reg=reg):
                 self.cancels[number_of(reg.request_id), rank] = message
             case Sync():
@@ -133,13 +133,13 @@ class Peers:
             found += [Peer("ended", r, rank), Peer("broken", r, rank)]
             if effect.op in self.stopping:
                 found.append(Peer("stopped", r, rank))
-        found += [Peer(what, r, rank) for r, rank in self.words for what in ("word", "word gone")]
+        found += [Peer(what, r, rank) for r, rank in self.word_reads for what in ("word", "word gone")]
         return found + (self._of_producer() if self.ends.produces else self._of_consumer())
 
     def _of_producer(self) -> list[Peer]:
         found = [
             Peer(what, r, rank)
-            for r, rank in self.grants
+            for r, rank in self.registrations
             if rank in self.met
             for what in ("accepted", "done", "failed", "failed unflushed")
         ]
@@ -180,8 +180,8 @@ class Peers:
                 event = ended(effect.op, what == "ended")
             case "stopped" if (r, rank) in self.open:
                 event = WriteStopped(self.open.pop((r, rank)).op)
-            case "word" | "word gone" if (r, rank) in self.words:
-                event = WordRead(self.words.pop((r, rank)), word_of(r, rank) if what == "word" else None)
+            case "word" | "word gone" if (r, rank) in self.word_reads:
+                event = WordRead(self.word_reads.pop((r, rank)), word_of(r, rank) if what == "word" else None)
             case _:
                 says = self._producer if self.ends.produces else self._consumer
                 message = says(what, r, rank)
@@ -194,16 +194,16 @@ class Peers:
             return CancelAck(self.cancels[r, rank].reg, rank, Disposition.NOT_STARTED, True)
         if what == "sync answered" and rank in self.syncs:
             return SyncReply(self.syncs[rank].seq, ())
-        grant = self.grants.get((r, rank))
-        if grant is None:
+        registration = self.registrations.get((r, rank))
+        if registration is None:
             return None
         shards = self.setting.shards
-        nbytes = self.geometry.nbytes(rank, rank, shards, shards, grant.num_tokens)
+        nbytes = self.geometry.nbytes(rank, rank, shards, shards, registration.num_tokens)
         return {
-            "accepted": RegisterAck(grant.reg, rank, Progress.IN_FLIGHT, (rank,)),
-            "done": Done(grant.reg, rank, grant.target.generation, nbytes, WEIGHTS),
-            "failed": Fail(grant.reg, rank, Code.IO, True),
-            "failed unflushed": Fail(grant.reg, rank, Code.IO, False),
+            "accepted": RegisterAck(registration.reg, rank, Progress.IN_FLIGHT, (rank,)),
+            "done": Done(registration.reg, rank, registration.target.generation, nbytes, WEIGHTS),
+            "failed": Fail(registration.reg, rank, Code.IO, True),
+            "failed unflushed": Fail(registration.reg, rank, Code.IO, False),
         }.get(what)
 
     def _consumer(self, what: str, r: int, rank: int) -> Any:

@@ -55,10 +55,10 @@ class Setting(NamedTuple):
     first_token: str = "decode"
 
     def __str__(self) -> str:
-        words = [self.method, self.role]
-        words += ["progressive"] * self.progressive + [f"{self.ranks} ranks"] * (self.ranks > 1)
-        words += [f"first token of {self.first_token}"] * (self.first_token != "decode")
-        return "-".join(words)
+        terms = [self.method, self.role]
+        terms += ["progressive"] * self.progressive + [f"{self.ranks} ranks"] * (self.ranks > 1)
+        terms += [f"first token of {self.first_token}"] * (self.first_token != "decode")
+        return "-".join(terms)
 
     @property
     def scenario(self) -> ResolvedScenario:
@@ -142,8 +142,8 @@ def params_of(setting: Setting, r: int, pulls: bool) -> KvParams:
     if not pulls:
         return KvParams(setting.prefill, xid_of(r), request_id_of(r), count)
     blocks = tuple(range(20 * r, 20 * r + -(-count // BLOCK)))
-    words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
-    return KvParams(setting.prefill, xid_of(r), request_id_of(r), count, blocks, words, digest(r), WEIGHTS)
+    rank_words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
+    return KvParams(setting.prefill, xid_of(r), request_id_of(r), count, blocks, rank_words, digest(r), WEIGHTS)
 
 
 def word_of(r: int, rank: int) -> int:
@@ -164,9 +164,9 @@ def put_params(setting: Setting, r: int) -> KvParams:
 
 def found_params(setting: Setting, r: int) -> KvParams:
     """What a store says of the beginning of a prompt that it has."""
-    words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
+    rank_words = tuple(LeaseWord(5 + r, word_of(r, rank)) for rank in range(setting.ranks))
     info = EngineInfo(get_name(STORE), setting.shards)
-    return KvParams(info, load_xid(xid_of(r)), request_id_of(r), BLOCK, (3,), words, digest(r), WEIGHTS)
+    return KvParams(info, load_xid(xid_of(r)), request_id_of(r), BLOCK, (3,), rank_words, digest(r), WEIGHTS)
 
 
 def store_wiring(wiring: EngineWiring) -> StoreWiring:

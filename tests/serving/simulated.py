@@ -105,7 +105,7 @@ class Fabric:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.ports: dict[Address, SimPort] = {}
-        self.words = Words(record)
+        self.word_values = WordValues(record)
         self.control_ns = 0
 
     def send(self, port: SimPort, effect: Send) -> None:
@@ -130,16 +130,16 @@ class Fabric:
         self.record(Call("bump word", rank, (index,)))
 
 
-class Words(dict[tuple[Address, int], int]):
+class WordValues(dict[tuple[Address, int], int]):
     """P's lease words, as a node shows them to readers."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()
         self.record = record
 
-    def __setitem__(self, at: tuple[Address, int], word: int) -> None:
-        self.record(Call("show word", at[0], (at[1], word)))
-        super().__setitem__(at, word)
+    def __setitem__(self, at: tuple[Address, int], value: int) -> None:
+        self.record(Call("show word", at[0], (at[1], value)))
+        super().__setitem__(at, value)
 
     def pop(self, at: tuple[Address, int], *default: Any) -> Any:
         self.record(Call("bump word", at[0], (at[1],)))

@@ -230,7 +230,7 @@ def test_aborted_while_it_waits_for_its_first_token_its_blocks_are_given_back() 
     assert bench.role(EngineDropped("r", BLOCKS)) == [FreeBlocks(BLOCKS)]
 
 
-def test_the_router_s_word_of_a_prefill_leg_goes_to_the_protocol() -> None:
+def test_the_router_s_report_of_a_prefill_leg_goes_to_the_protocol() -> None:
     bench = DecodeBench()
     bench.role(PrefillReported("r", False))
     assert bench.told() == [PrefillLegEnded("r", False)]
@@ -328,7 +328,7 @@ def test_staged_aborted_while_it_is_copied_blocks_are_free_behind_the_copy(order
     assert not bench.core.knows("r")
 
 
-def test_a_grant_is_known_to_the_protocol_before_what_ends_the_request() -> None:
+def test_an_admission_is_known_to_the_protocol_before_what_ends_the_request() -> None:
     """Both have happened in one turn, the abort first: its blocks would be nobody's, or reported for nobody."""
     bench = DecodeBench()
     bench.request()

@@ -56,9 +56,9 @@ async def drawn(setting: Setting, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(5, STEPS), label="steps")):
         may = pair.likely()
         step = data.draw(st.sampled_from(may), label="step")
-        beside = [one for one in may if go_together(step, one)]
-        if beside and data.draw(st.integers(0, 4), label="together") == 4:
-            step = Together((step, data.draw(st.sampled_from(beside), label="beside")))
+        companions = [one for one in may if go_together(step, one)]
+        if companions and data.draw(st.integers(0, 4), label="together") == 4:
+            step = Together((step, data.draw(st.sampled_from(companions), label="companions")))
         await pair.play(step)
     pair.done()
 

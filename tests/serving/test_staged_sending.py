@@ -211,8 +211,8 @@ class World(RuleBasedStateMachine):
         self.prompts[xid].posted = True
         if not self.method.pulls:
             reg = Reg("d", 1, 1, xid)
-            grant = Register(reg, xid, 0, INFO.shards, Allocation(1, ()), 0, self.prompts[xid].tokens, 0, 1, 0)
-            self.wanted(PostWrite(Op(reg, 0, 0), "d.r0", Allocation(1, ()), grant, 0, Done(reg, 0, 1, 0, 1)))
+            registration = Register(reg, xid, 0, INFO.shards, Allocation(1, ()), 0, self.prompts[xid].tokens, 0, 1, 0)
+            self.wanted(PostWrite(Op(reg, 0, 0), "d.r0", Allocation(1, ()), registration, 0, Done(reg, 0, 1, 0, 1)))
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:

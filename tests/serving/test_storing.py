@@ -170,7 +170,7 @@ def test_a_prompt_that_fits_no_node_of_the_store_is_rejected() -> None:
 # What is computed.
 
 
-def test_a_leg_is_answered_in_the_stores_words() -> None:
+def test_a_leg_is_answered_with_the_stores_params() -> None:
     bench = StoringBench()
     bench.role(PrefillRequested("x", "r", 100, 42), PromptComputed("x", BLOCKS))
     assert bench.protocol(AnswerPrefill("r", PARAMS)) == [StartPut("x", PARAMS)]

@@ -391,7 +391,7 @@ def test_a_request_that_is_resolved_before_it_has_blocks_is_computed(pulls: bool
 
 @METHODS
 @pytest.mark.parametrize("aborts", [False, True])
-def test_a_request_is_resolved_before_its_grant_is_reported(pulls: bool, aborts: bool) -> None:
+def test_a_request_is_resolved_before_its_admission_is_reported(pulls: bool, aborts: bool) -> None:
     """vLLM 0.33 gives blocks in one step and says so in another."""
     pair = prefilled(pulls, d={"defers_alloc": True})
     request = pair.submit_decode()

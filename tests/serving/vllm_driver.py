@@ -126,7 +126,7 @@ class DecodeSide(SchedulerSide):
         """May be given blocks."""
         self.loading: set[Handle] = set()
         """vLLM waits for a report of the end of its load."""
-        self.granted: dict[Handle, Allocation] = {}
+        self.allocations: dict[Handle, Allocation] = {}
         self.references: dict[int, tuple[int, ...]] = {}
         """Blocks that we hold a reference on, by generation."""
         self.received: set[Handle] = set()
@@ -143,7 +143,7 @@ class DecodeSide(SchedulerSide):
 
     def commit(self, _: Port, effect: Commit) -> None:
         handle = effect.request_id
-        self.let_go(self.granted.pop(handle))
+        self.release(self.allocations.pop(handle))
         self.loading.remove(handle)
         self.received.add(handle)
 
@@ -159,12 +159,12 @@ class DecodeSide(SchedulerSide):
     def dropped(self, handle: Handle) -> None:
         self.queued.discard(handle)
         self.loading.discard(handle)
-        self.feed(EngineDropped(handle, self.granted.pop(handle, None)))
+        self.feed(EngineDropped(handle, self.allocations.pop(handle, None)))
 
     def free(self, _: Port, effect: FreeBlocks) -> None:
-        self.let_go(effect.allocation)
+        self.release(effect.allocation)
 
-    def let_go(self, allocation: Allocation) -> None:
+    def release(self, allocation: Allocation) -> None:
         self.pool.free_blocks(self.references.pop(allocation.generation))
 
     # Hooks.
@@ -194,7 +194,7 @@ class DecodeSide(SchedulerSide):
         allocation = self.mint(blocks[here // endpoint.engine.shards.block_size :])
         self.pool.touch(allocation.blocks)
         self.references[allocation.generation] = allocation.blocks
-        self.granted[handle] = allocation
+        self.allocations[handle] = allocation
         self.queued.discard(handle)
         self.loading.add(handle)
         self.feed(EngineAdmitted(handle, allocation, here))

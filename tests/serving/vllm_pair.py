@@ -154,9 +154,9 @@ class Pair(Network):
         ok = ok and not (item in self.fenced and item.kind in ("WRITE", "READ"))
         if ok and item.kind == "WRITE":
             self.assert_owned("P", item.what.source)
-            self.assert_owned("D", item.what.grant.target)
+            self.assert_owned("D", item.what.registration.target)
         elif ok and item.kind == "READ":
-            self.assert_owned("D", item.what.grant.target)
+            self.assert_owned("D", item.what.registration.target)
         super().carry_out(item, ok)
 
     def assert_owned(self, name: str, allocation: Allocation) -> None:
@@ -204,9 +204,9 @@ class Pair(Network):
         """With P's answer to this prompt."""
         status, params = self.p.answers[f"p-{xid}"]
         assert status is Status.FINISHED_LENGTH_CAPPED
-        for rank, word in enumerate(params.words):
+        for rank, lease_word in enumerate(params.rank_words):
             # Where READs find it, unless it has been bumped since.
-            self.words.setdefault((rank_address("P", rank), word.index), word.word)
+            self.word_values.setdefault((rank_address("P", rank), lease_word.index), lease_word.value)
         request = Request(request_id, num_tokens, max_tokens, RemotePrefill(params, DIGEST), cached_tokens)
         self.d.add_request(request)
         return request
@@ -228,6 +228,6 @@ class Pair(Network):
         self.prefill_side.core.assert_empty("P")
         self.decode_side.core.assert_empty("D")
         side = self.decode_side
-        assert not any((side.requests, side.queued, side.loading, side.granted, side.references))
+        assert not any((side.requests, side.queued, side.loading, side.allocations, side.references))
         assert not self.prefill_side.names
         self.oracle.finish(self.now)

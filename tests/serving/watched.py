@@ -57,14 +57,14 @@ def staging_in(memory: MemoryKind, method: Method, ranks: int) -> Staging:
 def recorded(staging: Staging, record: Record) -> Staging:
     """The same memory, which records what is asked of it."""
     owner: dict[int, str] = {}
-    want, serve, forget, release = staging.want, staging.serve, staging.forget, staging.release
+    want, admit_next, forget, release = staging.want, staging.admit_next, staging.forget, staging.release
 
     def wanted(name: str, num_tokens: int) -> None:
         record(Call("want room", name, (num_tokens,)))
         want(name, num_tokens)
 
-    def served() -> tuple[str, Allocation] | None:
-        found = serve()
+    def admitted() -> tuple[str, Allocation] | None:
+        found = admit_next()
         if found is not None:
             owner[found[1].generation] = found[0]
             record(Call("take room", found[0], (found[1].generation,)))
@@ -80,7 +80,7 @@ def recorded(staging: Staging, record: Record) -> Staging:
         record(Call("give room back", owner.get(allocation.generation, "nobody"), (allocation.generation,)))
         release(allocation)
 
-    staging.want, staging.serve = wanted, served  # type: ignore[method-assign]
+    staging.want, staging.admit_next = wanted, admitted  # type: ignore[method-assign]
     staging.forget, staging.release = forgotten, released  # type: ignore[method-assign]
     return staging
 
@@ -88,14 +88,14 @@ def recorded(staging: Staging, record: Record) -> Staging:
 def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
     """A store's memory, which records what is asked of it."""
     owner: dict[int, str] = {}
-    want, granted, forget, release = memory.want, memory.granted, memory.forget, memory.release
+    want, admit_waiting, forget, release = memory.want, memory.admit_waiting, memory.forget, memory.release
 
     def wanted(name: str, items: tuple[Item, ...]) -> None:
         record(Call("want room", name, tuple(item.key for item in items)))
         want(name, items)
 
-    def served(now: Instant) -> list[Placed]:
-        found = granted(now)
+    def admitted(now: Instant) -> list[Placed]:
+        found = admit_waiting(now)
         for placed in found:
             owner[placed.target.generation] = placed.name
             record(Call("take room", placed.name, (placed.target.generation, placed.found_blocks)))
@@ -111,7 +111,7 @@ def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
         record(Call("give room back", owner.get(generation, "a look"), (generation,)))
         release(generation, now)
 
-    memory.want, memory.granted = wanted, served  # type: ignore[method-assign]
+    memory.want, memory.admit_waiting = wanted, admitted  # type: ignore[method-assign]
     memory.forget, memory.release = forgotten, released  # type: ignore[method-assign]
     return memory
 

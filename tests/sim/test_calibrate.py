@@ -74,7 +74,11 @@ def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, message: str)
 
 def test_the_command_writes_a_cost_that_a_pool_takes(tmp_path: Path) -> None:
     (tmp_path / "seen.csv").write_text("request,ttft_ms,tpot_ms\n0,40,9\n1,,9\n")
-    sets = [word for key, value in (TRAFFIC | {"workload.requests": 4}).items() for word in ("--set", f"{key}={value}")]
+    sets = [
+        argument
+        for key, value in (TRAFFIC | {"workload.requests": 4}).items()
+        for argument in ("--set", f"{key}={value}")
+    ]
     out = tmp_path / "cost.json"
     done = CliRunner().invoke(cli, ["calibrate", str(ALONE), str(tmp_path / "seen.csv"), "-o", str(out), *sets])
     assert done.exit_code == 0, done.output

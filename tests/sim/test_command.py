@@ -83,7 +83,7 @@ def test_the_command_that_results_record_runs_as_it_stands(tmp_path: Path) -> No
 
 def test_stages_sum_to_ttft(tmp_path: Path) -> None:
     overrides = ("network.preset=rdma-400g", "pool.d.kv_tokens=256", "router.dispatch=sequential")
-    sets = [word for override in overrides for word in ("--set", override)]
+    sets = [argument for override in overrides for argument in ("--set", override)]
     assert pdflow("simulate", SMALL, *sets, "--quiet", "--out", str(tmp_path)).returncode == 0
     for line in (tmp_path / "requests.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -197,7 +197,7 @@ def test_itls_sum_to_last_less_first_token_with_preemptions_too(tmp_path: Path, 
         "workload.output_tokens=60", "pool.d.kv_tokens=256", "pool.d.replicas=1", "network.preset=rdma-400g",
         f"router.first_token={first_token}", "pool.d.cost={ model = 'roofline' }",
     )  # fmt: skip
-    sets = [word for override in tight for word in ("--set", override)]
+    sets = [argument for override in tight for argument in ("--set", override)]
     done = pdflow("simulate", SMALL, *sets, "--save-detailed", "--quiet", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     itls = json.loads((tmp_path / "results.json").read_text())["itls"]
@@ -247,7 +247,7 @@ def test_python_writes_what_the_command_writes(tmp_path: Path) -> None:
 def test_engines_that_computed_only_abandoned_requests_are_not_reported_as_idle(tmp_path: Path) -> None:
     """Their steps stand in no record of a request."""
     few = ("workload.requests=5", "workload.client={timeout_s=0.01}", "pool.w.api_server_s=0.03")
-    sets = [word for each in few for word in ("--set", each)]
+    sets = [argument for each in few for argument in ("--set", each)]
     alone = str(Path(SMALL).with_name("alone.toml"))
     assert pdflow("simulate", alone, *sets, "--quiet", "--html", "--out", str(tmp_path)).returncode == 0
     assert json.loads((tmp_path / "results.json").read_text())["pdflow"]["gpu_busy_share"]["aggregated"] > 0
@@ -264,9 +264,9 @@ def test_a_reader_of_the_report_may_stop_reading() -> None:
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize("words", [f"simulate {SMALL}", "presets", "schema", "--help"])
-def test_a_full_disk_behind_stdout_is_one_line(words: str) -> None:
-    command = f"{sys.executable} -m pdflow {words} > /dev/full"
+@pytest.mark.parametrize("arguments", [f"simulate {SMALL}", "presets", "schema", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line(arguments: str) -> None:
+    command = f"{sys.executable} -m pdflow {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert ran.returncode == 2
     assert "standard output: cannot write: No space left on device" in ran.stderr

@@ -94,11 +94,11 @@ def test_the_nics_of_other_gpus_come_second(lay: Callable[..., ResolvedScenario]
 
 @pytest.mark.parametrize("dialect", ["strict", "vllm-compat"])
 def test_a_partition_and_a_lost_nic_together(play: Play, dialect: str) -> None:
-    cut = "{ kind = 'partition', at_s = 0.045, for_s = 0.3 }"
+    partition = "{ kind = 'partition', at_s = 0.045, for_s = 0.3 }"
     lost = "{ kind = 'nic-down', at_s = 0.04, for_s = 0.1, engine = 'd-*', nic = 0 }"
     late = "faults.transport_timeout_s"
     for timeout_s in (0.01, 0.02, 0.4, 7.0):
-        world = play({**ONE, "transfer.dialect": dialect, "fault": f"[{cut}, {lost}]", late: timeout_s})
+        world = play({**ONE, "transfer.dialect": dialect, "fault": f"[{partition}, {lost}]", late: timeout_s})
         assert world.totals.bytes_moved in (0, NBYTES)
 
 

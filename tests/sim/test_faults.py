@@ -118,20 +118,20 @@ def test_a_slow_nic(play: Play) -> None:
 
 
 def test_a_partition_that_heals_in_time_costs_only_time(play: Play) -> None:
-    for way in ('from = "p-0"', 'between = ["p-0", "d-0"]'):
-        cut = f'kind = "partition", {way}, at_s = 0.03, for_s = 0.5'
-        assert tokens_ms(play(ONE | TEN_PER_MS | fault(cut))) == (575, 585)
+    for direction in ('from = "p-0"', 'between = ["p-0", "d-0"]'):
+        partition = f'kind = "partition", {direction}, at_s = 0.03, for_s = 0.5'
+        assert tokens_ms(play(ONE | TEN_PER_MS | fault(partition))) == (575, 585)
 
 
 def test_a_partition_that_lasts_longer_than_the_transport_tries(play: Play) -> None:
-    cut = 'kind = "partition", from = "p-0", at_s = 0.03, for_s = 3'
-    world = play(ONE | TEN_PER_MS | {"faults.transport_timeout_s": 1.0} | fault(cut))
+    partition = 'kind = "partition", from = "p-0", at_s = 0.03, for_s = 3'
+    world = play(ONE | TEN_PER_MS | {"faults.transport_timeout_s": 1.0} | fault(partition))
     assert world.records.reason == ["io"]
 
 
 def test_data_land_though_no_acknowledgement_comes_back(play: Play) -> None:
-    cut = 'kind = "partition", from = "d-0", at_s = 0.03'
-    world = play(ONE | TEN_PER_MS | {"faults.transport_timeout_s": 1.0} | fault(cut))
+    partition = 'kind = "partition", from = "d-0", at_s = 0.03'
+    world = play(ONE | TEN_PER_MS | {"faults.transport_timeout_s": 1.0} | fault(partition))
     assert tokens_ms(world) == (75, 85)
 
 

@@ -97,8 +97,8 @@ def test_the_time_until_an_engine_is_silent_is_configurable(play: Play) -> None:
 
 def test_who_cannot_be_heard_gets_nothing_and_loses_nothing(play: Play) -> None:
     """The last report that comes through is that of 3.75 s, the next one that of 15.75 s."""
-    cut = '[{ kind = "partition", from = "p-0", to = "router", at_s = 4, for_s = 10 }]'
-    world = play(STEADY | {"fault": cut})
+    partition = '[{ kind = "partition", from = "p-0", to = "router", at_s = 4, for_s = 10 }]'
+    world = play(STEADY | {"fault": partition})
     assert not lost(world)
     during = [at for at in served(world, "prefill_engine", "p-0") if at > 8.751]
     assert 15.751 < min(during) < 16.3
@@ -162,8 +162,8 @@ def reporting(draw: st.DrawFn) -> dict[str, Any]:
         overrides |= {"router.on_failure": "recompute", "router.max_attempts": 2}
     if draw(st.booleans()):
         engine, at, lasts = draw(st.sampled_from(["p-0", "d-*", "*"])), draw(st.sampled_from([0.0, 0.05])), 0.1
-        cut = f'{{ kind = "partition", from = "{engine}", to = "router", at_s = {at}, for_s = {lasts} }}'
-        overrides["fault"] = overrides["fault"][:-1] + f", {cut}]"
+        partition = f'{{ kind = "partition", from = "{engine}", to = "router", at_s = {at}, for_s = {lasts} }}'
+        overrides["fault"] = overrides["fault"][:-1] + f", {partition}]"
     if draw(st.booleans()):
         pool, lag = draw(st.sampled_from(["p", "d"])), draw(st.sampled_from([0.0, 0.02]))
         by_load = f'{{ pool = "{pool}", target_queue = 1, max_replicas = 3, every_s = 0.01, start_lag_s = {lag} }}'

@@ -64,7 +64,7 @@ def watched(most: int) -> Callable[[Any], None]:
     return watch
 
 
-def let_go_of(world: Any) -> None:
+def assert_all_released(world: Any) -> None:
     """Nothing is under way over any group, and nobody waits for one."""
     assert not world.shipping.held
     assert not any(world.shipping.waiting.values())
@@ -89,7 +89,7 @@ def test_each_group_is_made_again_at_its_next_use_and_that_takes_time(play: Play
     later = [round(b - a, 6) for a, b in zip(kept, first_tokens(world), strict=True)]
     # PUT_ASYNC begins with the first of four layers, three quarters of 0.02 s before the last is computed.
     assert later == [0.0] * 3 + [0.185 if method == "p2p-nccl-put-async" else 0.2] * 9
-    let_go_of(world)
+    assert_all_released(world)
 
 
 @pytest.mark.parametrize("most", [3, 100])
@@ -141,7 +141,7 @@ def test_an_engine_that_comes_back_meets_its_peers_anew(play: Play) -> None:
     world = play(IN_TURN | {"transfer.nccl_max_groups": 1, "fault": crash})
     assert set(world.records.outcome) == {"completed"}
     assert world.totals.notes[MADE] == 8
-    let_go_of(world)
+    assert_all_released(world)
 
 
 @st.composite
@@ -163,7 +163,7 @@ def grouped(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, An
 def holds(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
     overrides, most = about
     world = play(overrides, prepared=watched(most))
-    let_go_of(world)
+    assert_all_released(world)
     assert lines(play(overrides, exact=True, checked=False)).splitlines() == lines(world).splitlines()
     return world
 
@@ -176,7 +176,7 @@ def test_in_random_worlds_every_request_completes(about: tuple[dict[str, Any], i
 
 @random_worlds(40)
 @given(about=grouped(disturbed_scenarios))
-def test_whatever_goes_wrong_every_group_is_let_go_of(
+def test_whatever_goes_wrong_every_group_is_released(
     about: tuple[dict[str, Any], int], play: Play, lines: Lines
 ) -> None:
     outcomes = holds(about, play, lines).records.outcome

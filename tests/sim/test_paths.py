@@ -98,7 +98,7 @@ def test_slices_go_over_all_nics_at_once(play: Play, nics: int) -> None:
     assert world.totals.bytes_moved == 131_072_000
 
 
-def test_what_is_not_cut_takes_one_nic_and_the_next_takes_another(play: Play) -> None:
+def test_what_is_not_split_takes_one_nic_and_the_next_takes_another(play: Play) -> None:
     world = play(
         {**ONE, "workload.requests": 8, "pool.p.replicas": 1, "pool.d.replicas": 1, "network.nics_per_rank": 4}
     )
@@ -164,6 +164,6 @@ def test_blocks_that_lie_apart_stay_descriptors(lay: Callable[..., ResolvedScena
     blocks = Allocation(1, (4, 5, 7, 8))
     shards = Shards(1, 1, 16)
     reg = Reg("d-0", 0, 0, "")
-    grant = Register(reg, "x", 0, shards, blocks, token_start=32, num_tokens=64, digest=0, weights=0, floor=0)
-    assert route.joints((0, 1, 2, 3, 4, 6), grant) == 1
-    assert route.joints((9, 9, 2, 3, 5, 6, 7), grant) == 2
+    registration = Register(reg, "x", 0, shards, blocks, token_start=32, num_tokens=64, digest=0, weights=0, floor=0)
+    assert route.joints((0, 1, 2, 3, 4, 6), registration) == 1
+    assert route.joints((9, 9, 2, 3, 5, 6, 7), registration) == 2

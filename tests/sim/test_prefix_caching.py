@@ -151,12 +151,12 @@ def test_what_was_found_is_sent_like_the_rest(play: Play, trace: Traced) -> None
 def test_what_d_has_is_not_sent(play: Play, trace: Traced) -> None:
     rows = [row(0, 1600, 2, 7, 8, 9, 0), row(1000, 2000, 2, 7, 8, 9, 1), row(2000, 1030, 2, 7, 8, 2)]
     world, posted = watched(play, {**trace(rows), "pool.p.enable_prefix_caching": False})
-    assert [(write.grant.token_start, write.grant.num_tokens) for write in posted] == [
+    assert [(write.registration.token_start, write.registration.num_tokens) for write in posted] == [
         (0, 1600),
         (1536, 464),
         (1024, 6),
     ]
-    assert [len(write.grant.target.blocks) for write in posted] == [100, 29, 1]
+    assert [len(write.registration.target.blocks) for write in posted] == [100, 29, 1]
     assert world.totals.bytes_moved == (1600 + 464 + 6) * KV_BYTES
     assert world.prefills[0].prefix_cache() == (0, 0)
     assert world.decodes[0].prefix_cache() == (4630, 2560)

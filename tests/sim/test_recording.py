@@ -65,7 +65,7 @@ def test_blocks_are_those_of_a_run_token_by_token(file: str, overrides: tuple[st
         assert values.max() > values[-1] == 0
 
 
-def test_between_two_words_no_sequence_takes_more_than_a_block() -> None:
+def test_between_two_samples_no_sequence_takes_more_than_a_block() -> None:
     """A lone request of 200 tokens, of whose decoding nobody asks before it ends."""
     alone = ("workload.requests=1", "workload.input_tokens=10", "workload.output_tokens=200")
     told, _ = recorded(HERE / "small.toml", *alone)
@@ -95,7 +95,7 @@ def test_the_results_are_those_of_a_run_of_which_nothing_was_written_down(tmp_pa
         assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "recorded" / file).read_bytes()
 
 
-def test_a_course_keeps_the_last_word_of_each_instant_and_only_changes() -> None:
+def test_a_course_keeps_the_last_value_of_each_instant_and_only_changes() -> None:
     course = TimeSeries()
     for instant, value in ((0, 0), (5, 7), (5, 3), (6, 3), (8, 2**70), (9, 1), (9, 2**70)):
         course.tell(instant, value)

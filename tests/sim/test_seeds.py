@@ -31,9 +31,9 @@ def test_each_run_is_that_of_its_seed(tmp_path: Path) -> None:
     several = simulate_seeds(scenario, 2, command=command, out=str(tmp_path / "several"), quiet=True)
     assert several.exit_code == 0
     for seed in (4, 5):
-        words = ("simulate", "small.toml", "--seed", str(seed))
+        arguments = ("simulate", "small.toml", "--seed", str(seed))
         alone = tmp_path / f"alone-{seed}"
-        simulate(attrs.evolve(scenario, seed=seed), command=words, out=str(alone), quiet=True)
+        simulate(attrs.evolve(scenario, seed=seed), command=arguments, out=str(alone), quiet=True)
         for name in ("results.json", "requests.jsonl"):
             assert (tmp_path / f"several/seed-{seed}" / name).read_bytes() == (alone / name).read_bytes()
     figures = json.loads((tmp_path / "several/seeds.json").read_text())["figures"]

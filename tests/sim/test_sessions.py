@@ -221,7 +221,7 @@ def test_exact_and_fast_are_the_same(
 
 @random_worlds(40)
 @given(overrides=talks())
-def test_beside_an_engine_that_does_both(
+def test_sessions_alongside_an_aggregated_engine(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]
 ) -> None:
     all_is_well(overrides, partial(play, file=MIXED), partial(lay, file=MIXED), lines)

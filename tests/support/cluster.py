@@ -151,7 +151,7 @@ class Cluster(Network):
     def abort(self, request_id: str, engine: str = "D") -> None:
         self.feed(engine, DecodeAborted(request_id, Code.CANCELLED))
 
-    def serve(self, request_id: str, xid: str, **kw: Any) -> None:
+    def prefill_and_admit(self, request_id: str, xid: str, **kw: Any) -> None:
         """Prefill, then decode, up to the admission."""
         self.prefill(xid)
         self.finish(xid)
@@ -188,8 +188,8 @@ class Cluster(Network):
         kind = type(effect)
         if kind is AnswerPrefill:
             self.answers[effect.request_id] = effect.params
-            for rank, word in enumerate(effect.params.words):
-                self.words[rank_address(node, rank), word.index] = word.word
+            for rank, lease_word in enumerate(effect.params.rank_words):
+                self.word_values[rank_address(node, rank), lease_word.index] = lease_word.value
         elif kind is ReleaseBlocks:
             self.released.append((effect.xid, effect.code.name))
         elif kind is Enqueue:
@@ -224,8 +224,10 @@ class Cluster(Network):
     def frames(self, kind: type) -> list[Any]:
         """Every message of a class that was ever sent, notices included."""
         sent = [e.message for _, e in self.log if type(e) is Send and type(e.message) is kind]
-        notices = [e.notice for _, e in self.log if type(e) in (PostWrite, PostRead) and type(e.notice) is kind]
-        return sent + notices
+        notifications = [
+            e.notification for _, e in self.log if type(e) in (PostWrite, PostRead) and type(e.notification) is kind
+        ]
+        return sent + notifications
 
     def wrote(self) -> list[PostWrite]:
         return [e for _, e in self.log if type(e) is PostWrite]

@@ -55,7 +55,7 @@ class Network:
         """Kinds that `run` leaves where they are."""
         self.unreachable: set[str] = set()
         """Addresses that no handshake reaches."""
-        self.words: dict[tuple[str, int], int] = {}
+        self.word_values: dict[tuple[str, int], int] = {}
         """By rank and index, as a reader finds them."""
 
     def feed(self, node: str, event: Any) -> list[Any]:
@@ -79,8 +79,8 @@ class Network:
                 self.pending.append(Item("flush", node, peer))
             case Fence(peer=peer):
                 self.pending.append(Item("fence", node, peer))
-            case BumpWord(word=word):
-                self.words[node, word.index] = word.word + 1
+            case BumpWord(lease_word=lease_word):
+                self.word_values[node, lease_word.index] = lease_word.value + 1
             case _:
                 return False
         return True
@@ -94,14 +94,14 @@ class Network:
             self.feed(node, HandshakeEnded(peer, reached, self.incarnations[engine_of(peer)] if reached else 0))
         elif item.kind == "WRITE":
             if ok:
-                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notice))
+                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notification))
             self.feed(node, WriteEnded(what.op, ok))
         elif item.kind == "READ":
             self.feed(node, ReadEnded(what.op, ok))
-            if ok and what.notice is not None:
-                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notice))
+            if ok and what.notification is not None:
+                self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notification))
         elif item.kind == "word":
-            self.feed(node, WordRead(what.op, self.words.get((peer, what.index)) if ok else None))
+            self.feed(node, WordRead(what.op, self.word_values.get((peer, what.index)) if ok else None))
         elif item.kind == "flush":
             self.feed(node, FlushEnded(peer, ok))
         elif item.kind == "fence":

@@ -90,7 +90,7 @@ def test_pull() -> None:
     ("guard", "pulls"),
     [
         *((guard, False) for guard in ("writes_pin", "lease_rechecked", "fences_errors", "registrations_end")),
-        *((guard, False) for guard in ("prompts_serve_again", "writes_registered_only", "one_candidate_only")),
+        *((guard, False) for guard in ("prompts_match_again", "writes_registered_only", "one_candidate_only")),
         *((guard, False) for guard in ("counts_senders", "keeps_early", "fails_at_once", "releases_unregistered")),
         *((guard, False) for guard in ("knows_prefill_id", "remembers_failures")),
         *((guard, True) for guard in ("fails_at_once", "releases_unregistered", "doubts_reads")),

@@ -66,8 +66,8 @@ class Case:
         return [f"{key}={value}" for key, value in settings.items()]
 
     def __str__(self) -> str:
-        words = [self.name, self.dialect] + ["progressive"] * self.progressive
-        return " ".join(words if self.workers is None else [*words, f"{self.workers} workers"])
+        terms = [self.name, self.dialect] + ["progressive"] * self.progressive
+        return " ".join(terms if self.workers is None else [*terms, f"{self.workers} workers"])
 
 
 CASES = [Case(name, dialect) for name in METHODS for dialect in ("strict", AS_PUBLISHED)]
@@ -86,11 +86,11 @@ def stop_of(i: int) -> int:
 
 def effect_of(i: int, method: Method) -> PostWrite | PostRead:
     reg = Reg("d-0", 7, i + 1, f"r{i}.0")
-    grant = Register(reg, xid_of(i), 0, Shards(1, 1, 16), Allocation(i + 1, (0,)), 0, stop_of(i), 0, 1, 0)
+    registration = Register(reg, xid_of(i), 0, Shards(1, 1, 16), Allocation(i + 1, (0,)), 0, stop_of(i), 0, 1, 0)
     op, place, peer = Op(reg, 0, 0), Allocation(1, tuple(range(OPS))), i % 2
     if method.pulls:
-        return PostRead(op, f"p-{peer}.r0", place.blocks, grant, 64, None)
-    return PostWrite(op, f"d-{peer}.r0", place, grant, 64, Done(reg, 0, i + 1, 64, 1))
+        return PostRead(op, f"p-{peer}.r0", place.blocks, registration, 64, None)
+    return PostWrite(op, f"d-{peer}.r0", place, registration, 64, Done(reg, 0, i + 1, 64, 1))
 
 
 def xid_of(i: int) -> str:
@@ -137,8 +137,8 @@ class Simulated:
             world.records.add(0, stop_of(i), 1)
 
     def begin(self, flight: Any) -> None:
-        parcel = flight.then.__self__
-        self.air[flight.op.reg.seq - 1, parcel.piece] = flight.then
+        in_flight = flight.then.__self__
+        self.air[flight.op.reg.seq - 1, in_flight.piece] = flight.then
 
     def received(self, port: Any, event: Any) -> None:
         assert type(event) is WriteStopped
@@ -182,10 +182,10 @@ class Live:
         self.air: dict[tuple[int, Piece], int] = {}
         self.latest: tuple[int, Piece]
         transport: Any = self
-        self.orders = InFlightTransfers(transport, count(1), self.way, self.put, 1, lambda peer, then: None)
-        self.orders.adopt(lane_rules(self.method, case.pipeline_policy))
+        self.transfers = InFlightTransfers(transport, count(1), self.plan, self.put, 1, lambda peer, then: None)
+        self.transfers.adopt(lane_rules(self.method, case.pipeline_policy))
 
-    def way(self, op: Op, *about: Any) -> TransferPlan:
+    def plan(self, op: Op, *about: Any) -> TransferPlan:
         def pieces(layer: int | None, first: int, last: int) -> list[Any]:
             self.latest = op.reg.seq - 1, Piece(layer or 0, first, last)
             return []
@@ -208,21 +208,21 @@ class Live:
 
     def post(self, i: int, effect: PostWrite | PostRead) -> None:
         if type(effect) is PostRead:
-            self.orders.read(effect, "d-0.r0")
+            self.transfers.read(effect, "d-0.r0")
         else:
             assert type(effect) is PostWrite
-            self.orders.write(effect, "p-0.r0")
+            self.transfers.write(effect, "p-0.r0")
 
     def offer(self, xid: str, piece: Piece) -> None:
-        self.orders.offer(xid, piece)
+        self.transfers.offer(xid, piece)
 
     def stop(self, about: Op | int) -> None:
         """Of an operation, as the script says; of one of the transport's, as the orders say then: it is too late."""
         if isinstance(about, Op):
-            self.orders.stop(about)
+            self.transfers.stop(about)
 
     def end(self, key: tuple[int, Piece], ok: bool) -> None:
-        self.orders.ended(self.air.pop(key), ok)
+        self.transfers.ended(self.air.pop(key), ok)
 
 
 Side: TypeAlias = Simulated | Live
@@ -240,7 +240,7 @@ class Script:
         self.simulated, self.live = Simulated(case), Live(case)
         self.effects: list[PostWrite | PostRead] = []
         self.told: list[tuple[int, Piece]] = []
-        self.cut = 0
+        self.truncated = 0
         """Stops that came before all of their operation had been posted."""
         self.offers = {xid: self.pieces() for xid in "xy"} if self.rules.as_offered else {}
 
@@ -248,8 +248,8 @@ class Script:
         """All of a prompt, in chunks and layer by layer."""
         if not self.rules.in_layers:
             return whole(1, stop_of(OPS))
-        cut = [0, 24, 56, stop_of(OPS)]
-        return [Piece(layer, *ends) for ends in pairwise(cut) for layer in range(LAYERS)]
+        bounds = [0, 24, 56, stop_of(OPS)]
+        return [Piece(layer, *ends) for ends in pairwise(bounds) for layer in range(LAYERS)]
 
     def good(self) -> Iterator[tuple[Play, Any]]:
         if len(self.effects) < OPS:
@@ -279,7 +279,7 @@ class Script:
         elif play == self.offer:
             self.offers[about[0]].pop(0)
         elif play == self.stop:
-            self.cut += self.is_cut(about.reg.seq - 1)
+            self.truncated += self.is_truncated(about.reg.seq - 1)
         play(self.simulated, about)
         self.simulated.world.clock.run()
         told = self.posted.take()
@@ -290,7 +290,7 @@ class Script:
         self.told += told
         return True
 
-    def is_cut(self, i: int) -> bool:
+    def is_truncated(self, i: int) -> bool:
         """Whether not all of an operation has been posted."""
         posted = sum(piece.stop - piece.start for key, piece in self.told if key == i)
         return posted < (LAYERS if self.rules.in_layers else 1) * stop_of(i)
@@ -315,19 +315,19 @@ class Script:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.trio
-async def test_both_post_the_same_and_a_stop_cuts_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_post_the_same_and_a_stop_truncates_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     posted = Posted(monkeypatch)
-    cut = 0
+    truncated = 0
     for number in range(SCRIPTS):
         script = Script(case, Rng(16).stream(f"{case} {number}"), posted)
         while script.step(stops=number % 2 > 0):
             pass
         assert len(script.live.endings) == OPS
-        assert not len(script.live.orders)
-        cut += script.cut
+        assert not len(script.live.transfers)
+        truncated += script.truncated
     width = script.rules.reads if case.method.pulls else script.rules.writes
     waits = script.rules.as_offered or (width is not None and width < OPS)
-    assert bool(cut) == (waits and not case.method.pulls)
+    assert bool(truncated) == (waits and not case.method.pulls)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

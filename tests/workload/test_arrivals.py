@@ -69,8 +69,8 @@ def test_lognormal_lengths_have_their_median_and_tail() -> None:
     lengths = sorted(draw() for _ in range(20_000))
     assert lengths[10_000] == pytest.approx(800, rel=0.03)
     assert lengths[19_000] / lengths[10_000] == pytest.approx(5.18, rel=0.05)
-    cut = lognormal(800.0, 1000.0, 16, 4096, Rng(8).stream("input"))
-    assert {cut() for _ in range(1000)} <= set(range(16, 4097)) | {16, 4096}
+    clipped = lognormal(800.0, 1000.0, 16, 4096, Rng(8).stream("input"))
+    assert {clipped() for _ in range(1000)} <= set(range(16, 4097)) | {16, 4096}
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=6), st.integers(0, 2**32))

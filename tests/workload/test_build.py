@@ -101,22 +101,22 @@ def test_traces_start_at_the_scenarios_folder_and_can_be_stretched(tmp_path: Pat
     assert got == [Request(0, 0, 5, 6), Request(1, 500_000_000, 7, 8)]
 
 
-def test_a_trace_can_be_cut(tmp_path: Path) -> None:
+def test_a_trace_can_be_sliced(tmp_path: Path) -> None:
     lines = "".join(f"{second},{second + 1},1\n" for second in range(10))
     (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + lines)
 
-    def cut(count: int | None = None, **keys: float) -> list[tuple[int, float, int]]:
+    def sliced(count: int | None = None, **keys: float) -> list[tuple[int, float, int]]:
         trace = evolve(Trace(path="t.csv", format="vidur"), **keys)
         return [
             (r.index, r.arrival_ns / 10**9, r.input_tokens)
             for r in requests(Workload(trace=trace, requests=count), 0, tmp_path)
         ]
 
-    assert cut(skip=8) == [(0, 0.0, 9), (1, 1.0, 10)]
-    assert cut(start_s=6.5, end_s=9.0) == [(0, 0.5, 8), (1, 1.5, 9)]
-    assert cut(start_s=6.5, end_s=9.0, time_scale=4.0) == [(0, 2.0, 8), (1, 6.0, 9)]
-    assert cut(1, skip=3, start_s=2.0) == [(0, 1.0, 4)]
-    assert cut(start_s=99.0) == []
+    assert sliced(skip=8) == [(0, 0.0, 9), (1, 1.0, 10)]
+    assert sliced(start_s=6.5, end_s=9.0) == [(0, 0.5, 8), (1, 1.5, 9)]
+    assert sliced(start_s=6.5, end_s=9.0, time_scale=4.0) == [(0, 2.0, 8), (1, 6.0, 9)]
+    assert sliced(1, skip=3, start_s=2.0) == [(0, 1.0, 4)]
+    assert sliced(start_s=99.0) == []
 
 
 def test_an_arrival_process_replaces_a_traces_times(tmp_path: Path) -> None:

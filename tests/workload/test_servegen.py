@@ -64,13 +64,13 @@ def test_a_folder_is_all_its_clients(tmp_path: Path) -> None:
     assert len(together) == pytest.approx(sum(map(len, alone)), rel=0.15)
 
 
-def test_a_scenario_cuts_and_counts_it(tmp_path: Path) -> None:
+def test_a_scenario_slices_and_counts_it(tmp_path: Path) -> None:
     trace = write(tmp_path, "0,5,1,Gamma,1,1\n600,5,1,Gamma,1,1\n")
-    cut = Trace(path=trace.path, format="servegen", start_s=100, end_s=200, time_scale=2.0)
-    drawn = list(requests(Workload(trace=cut), 1, tmp_path))
+    sliced = Trace(path=trace.path, format="servegen", start_s=100, end_s=200, time_scale=2.0)
+    drawn = list(requests(Workload(trace=sliced), 1, tmp_path))
     whole = [r for r in draw(trace, tmp_path) if 100 * 10**9 <= r.arrival_ns < 200 * 10**9]
     assert [r.arrival_ns for r in drawn] == [2 * (r.arrival_ns - 100 * 10**9) for r in whole]
-    assert len(list(requests(Workload(trace=cut, requests=7), 1, tmp_path))) == 7
+    assert len(list(requests(Workload(trace=sliced, requests=7), 1, tmp_path))) == 7
 
 
 def test_every_wrong_file_and_line_is_told(tmp_path: Path) -> None:

@@ -84,14 +84,14 @@ def test_every_prompt_is_the_conversation_and_something_new(
         seen |= set(names[common:])
 
 
-def test_a_limit_of_the_context_only_cuts_sessions_short() -> None:
+def test_a_limit_of_the_context_only_shortens_sessions() -> None:
     assert CHAT.sessions is not None
-    cut = drawn(evolve(CHAT, sessions=evolve(CHAT.sessions, max_context_tokens=3500)))
+    shortened = drawn(evolve(CHAT, sessions=evolve(CHAT.sessions, max_context_tokens=3500)))
     whole = drawn()
     assert all(
-        token_counts(some) == token_counts(all_)[: len(some.turns)] for some, all_ in zip(cut, whole, strict=True)
+        token_counts(some) == token_counts(all_)[: len(some.turns)] for some, all_ in zip(shortened, whole, strict=True)
     )
-    assert sum(len(session.turns) for session in cut) < sum(len(session.turns) for session in whole)
+    assert sum(len(session.turns) for session in shortened) < sum(len(session.turns) for session in whole)
 
 
 def test_when_sessions_begin_changes_nothing_of_what_they_say() -> None:

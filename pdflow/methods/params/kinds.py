@@ -35,7 +35,7 @@ MAX_NODES: Final = 1_000
 """Of one store."""
 
 
-def words(value: Any, most_bytes: int) -> Problem:
+def bounded_text(value: Any, most_bytes: int) -> Problem:
     """Why `value` is no text of 1 to `most_bytes` bytes."""
     if not isinstance(value, str):
         return f"is {shown(value)}"
@@ -48,7 +48,9 @@ def within(value: Any, low: int, high: int) -> Problem:
 
 
 def text(expected: str, most_bytes: int) -> Kind:
-    return Kind(expected=f"{expected} of at most {most_bytes} bytes", problem=lambda value: words(value, most_bytes))
+    return Kind(
+        expected=f"{expected} of at most {most_bytes} bytes", problem=lambda value: bounded_text(value, most_bytes)
+    )
 
 
 def integer(low: int, high: int) -> Kind:
@@ -65,7 +67,7 @@ def only(value: Any, why: str = "") -> Kind:
 
 
 def _host(value: Any) -> Problem:
-    problem = words(value, MAX_NAME_BYTES)
+    problem = bounded_text(value, MAX_NAME_BYTES)
     if not problem and not all(c.isprintable() and not c.isspace() for c in value):
         return f"is {shown(value)}, with characters that no host has"
     return problem
@@ -77,7 +79,7 @@ def _seconds(value: Any) -> Problem:
 
 
 def _bootstrap(value: Any) -> Problem:
-    problem = words(value, 2 * MAX_NAME_BYTES)
+    problem = bounded_text(value, 2 * MAX_NAME_BYTES)
     if problem:
         return problem
     try:
@@ -140,7 +142,7 @@ def lists(expected: str, most: int, problem_of: Callable[[Any], Problem]) -> Kin
     )
 
 
-def _words_of_ranks(value: Any) -> Problem:
+def _lease_words(value: Any) -> Problem:
     if not isinstance(value, tuple):
         return f"is {shown(value)}"
     if len(value) > MAX_RANKS:
@@ -180,10 +182,10 @@ BLOCKS = Kind(
     thaw=lambda blocks: [list(blocks)],
 )
 TOKEN_LISTS = lists("token ids", MAX_PROMPT_TOKENS, lambda entry: within(entry, 0, MAX_TOKEN_ID))
-KEY_LISTS = lists("keys", MAX_BLOCKS, lambda entry: words(entry, MAX_ID_BYTES))
+KEY_LISTS = lists("keys", MAX_BLOCKS, lambda entry: bounded_text(entry, MAX_ID_BYTES))
 LEASE_WORDS = Kind(
     expected=f"a list of pairs [index, word], one for each P rank, {MAX_RANKS:,} at most",
-    problem=_words_of_ranks,
+    problem=_lease_words,
     freeze=_frozen_lists,
     thaw=_thawed_lists,
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from pdflow.methods.params.errors import ParamsError, quoted
 from pdflow.methods.params.fields import Kind
-from pdflow.methods.params.kinds import words
+from pdflow.methods.params.kinds import bounded_text
 
 MAX_SERVER_BYTES: Final = 1_024
 P2P_HANDSHAKE: Final = "P2PHANDSHAKE"
@@ -14,7 +14,7 @@ P2P_HANDSHAKE: Final = "P2PHANDSHAKE"
 _FIELD: Final = "metadata_server"
 _SERVERS: Final = f'"http://HOST:PORT/metadata", or "{P2P_HANDSHAKE}" for none'
 
-SERVER: Final = Kind(expected=_SERVERS, problem=lambda value: words(value, MAX_SERVER_BYTES))
+SERVER: Final = Kind(expected=_SERVERS, problem=lambda value: bounded_text(value, MAX_SERVER_BYTES))
 
 
 def metadata_url_of(server: str, backend: str | None) -> str | None:

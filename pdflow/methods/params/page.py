@@ -86,8 +86,8 @@ def _meaning(field: attrs.Attribute[Any]) -> str:
     return _cell(spec_of(field).meaning)
 
 
-def _cell(words: str) -> str:
-    return words.replace("|", "\\|")
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _title(kind: type) -> str:

@@ -18,7 +18,7 @@ import attrs
 
 from pdflow.methods.params.address import AddressError, split_address
 from pdflow.methods.params.errors import ParamsError, shown
-from pdflow.methods.params.kinds import words
+from pdflow.methods.params.kinds import bounded_text
 from pdflow.protocol.wire.limits import MAX_ID_BYTES
 
 PREFILL: Final = "___prefill_addr_"
@@ -73,7 +73,7 @@ def wrapped(pair: PairId, index: int = 0, *, chat: bool = False) -> str:
 
 def parse_request_id(request_id: object) -> tuple[PairId, int]:
     """What an id says, bare or wrapped, and of which prompt it is (0 if it does not say). ParamsError if it is none."""
-    problem = words(request_id, MAX_ID_BYTES)
+    problem = bounded_text(request_id, MAX_ID_BYTES)
     if problem or not isinstance(request_id, str):
         raise ParamsError("request_id", problem, _EXPECTED)
     front, prefill_mark, rest = request_id.partition(PREFILL)

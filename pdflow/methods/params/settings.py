@@ -17,7 +17,7 @@ import msgspec
 from pdflow.methods.params.address import AddressError, split_address
 from pdflow.methods.params.errors import ParamsError, shown
 from pdflow.methods.params.fields import Kind, mapping
-from pdflow.methods.params.kinds import integer, text, within, words
+from pdflow.methods.params.kinds import bounded_text, integer, text, within
 from pdflow.protocol.wire.checks import Problem
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES, MAX_U63
 
@@ -99,11 +99,11 @@ def choice(*names: str) -> Kind:
 
 
 def _free(value: Any) -> Problem:
-    return "" if value == "" else words(value, MAX_NAME_BYTES)
+    return "" if value == "" else bounded_text(value, MAX_NAME_BYTES)
 
 
 def _host_port(value: Any) -> Problem:
-    problem = words(value, 2 * MAX_NAME_BYTES)
+    problem = bounded_text(value, 2 * MAX_NAME_BYTES)
     if problem:
         return problem
     try:
@@ -116,7 +116,7 @@ def _host_port(value: Any) -> Problem:
 def _names(value: Any) -> Problem:
     if not isinstance(value, tuple) or not 0 < len(value) <= 64:
         return f"is {shown(value)}"
-    return next((f"holds an entry that {wrong}" for name in value if (wrong := words(name, MAX_NAME_BYTES))), "")
+    return next((f"holds an entry that {wrong}" for name in value if (wrong := bounded_text(name, MAX_NAME_BYTES))), "")
 
 
 TRUTH = Kind(expected="true or false", problem=_truth)

@@ -111,13 +111,13 @@ class StoreLedger:
             return DecodeAborted(request_id, Code.REJECTED)
         return None
 
-    def granted(self, now: Instant) -> list[DecodeHit | DecodeAdmitted]:
+    def admit_waiting(self, now: Instant) -> list[DecodeHit | DecodeAdmitted]:
         """Whoever has room now registers it, without what is here already."""
         evicted = self.memory.evicted
-        granted = self.memory.granted(now)
+        admitted = self.memory.admit_waiting(now)
         self.count("store: objects evicted", self.memory.evicted - evicted)
         events: list[DecodeHit | DecodeAdmitted] = []
-        for placed in granted:
+        for placed in admitted:
             put = self.puts[placed.name]
             put.generation = placed.target.generation
             here = min(put.tokens, placed.found_blocks * self.block_size)

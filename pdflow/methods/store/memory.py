@@ -111,17 +111,17 @@ class StoreMemory:
         """It does not want room any more. False if it was not waiting."""
         return self.waiting.pop(name, None) is not None
 
-    def granted(self, now: Instant) -> list[Placed]:
+    def admit_waiting(self, now: Instant) -> list[Placed]:
         """Who gets room now, in turn. To be asked after every `want`, `forget` and `release`."""
-        served: list[Placed] = []
+        admitted: list[Placed] = []
         while self.waiting:
             name, items = next(iter(self.waiting.items()))
             placed = self._place(name, items, now)
             if placed is None:
                 break
             del self.waiting[name]
-            served.append(placed)
-        return served
+            admitted.append(placed)
+        return admitted
 
     def bring(self, items: tuple[Item, ...], now: Instant) -> Placed | None:
         """Room for objects that somebody has whole, or None: who brings them neither waits nor overtakes who does."""
@@ -134,7 +134,7 @@ class StoreMemory:
         found = len(objects)
         new = items[found:] if found else items
         if not self._make_room(blocks_of(new), now):
-            self._let_go(objects, now)
+            self._release_objects(objects, now)
             return None
         for item in new:
             objects.append(StoredObject(item.key, self._allocate(item.blocks)))
@@ -185,7 +185,7 @@ class StoreMemory:
         holding = self.held.pop(generation, None)
         if holding is None:
             raise PoolError(f"release: generation {generation} is not held")
-        self._let_go(holding.objects, now)
+        self._release_objects(holding.objects, now)
         self.pool.release(holding.token)
 
     def _hold(self, count: int, items: tuple[Item, ...]) -> list[StoredObject]:
@@ -199,7 +199,7 @@ class StoreMemory:
             objects.append(stored)
         return objects
 
-    def _let_go(self, objects: list[StoredObject], now: Instant) -> None:
+    def _release_objects(self, objects: list[StoredObject], now: Instant) -> None:
         for stored in reversed(objects):
             stored.holders -= 1
             if stored.holders:

@@ -60,7 +60,7 @@ class ConsumerCell(Value, frozen=True, gc=False):
     params: KvParams
     num_blocks: int
     deadline_until: Instant
-    grant: Register | None = None
+    registration: Register | None = None
     pairs: Pairs = ()
     landed: int = 0
     settled: int = 0
@@ -77,19 +77,19 @@ class ConsumerCell(Value, frozen=True, gc=False):
 
     @property
     def allocation(self) -> Allocation:
-        assert self.grant is not None
-        return self.grant.target
+        assert self.registration is not None
+        return self.registration.target
 
     @property
     def reg(self) -> Reg:
-        assert self.grant is not None
-        return self.grant.reg
+        assert self.registration is not None
+        return self.registration.reg
 
     def becoming_queued(self) -> Self:
         return msgspec.structs.replace(self, phase=QUEUED)
 
-    def becoming_waiting(self, grant: Register, pairs: Pairs) -> Self:
-        return msgspec.structs.replace(self, phase=WAITING, grant=grant, pairs=pairs)
+    def becoming_waiting(self, registration: Register, pairs: Pairs) -> Self:
+        return msgspec.structs.replace(self, phase=WAITING, registration=registration, pairs=pairs)
 
     def becoming_quarantined(self, settled: int, cancel_at: Instant, cancel_wait: int, reclaim: Instant) -> Self:
         return msgspec.structs.replace(
@@ -137,14 +137,14 @@ class RoomMade(Value, frozen=True, gc=False):
     """The prefill engine is below its block limit again."""
 
 
-class RequestDoomed(Value, frozen=True, gc=False):
+class RequestFailed(Value, frozen=True, gc=False):
     """A deadline, a stall, a dead or restarted peer: the request cannot be waited for any longer."""
 
     code: Code
 
 
-class PeerReborn(Value, frozen=True, gc=False):
-    """Another life of the prefill engine has answered."""
+class PrefillRestarted(Value, frozen=True, gc=False):
+    """Another incarnation of the prefill engine has answered."""
 
 
 class CancelDue(Value, frozen=True, gc=False):
@@ -158,8 +158,8 @@ class ReclaimDue(Value, frozen=True, gc=False):
 CellEvent: TypeAlias = (
     Admission
     | RoomMade
-    | RequestDoomed
-    | PeerReborn
+    | RequestFailed
+    | PrefillRestarted
     | CancelDue
     | ReclaimDue
     | DecodeHit
@@ -178,8 +178,8 @@ Rule: TypeAlias = Callable[[ConsumerCell, CellEvent, Instant, ConsumerContext], 
 
 def bit_of(cell: ConsumerCell, op: Op, sender: Address) -> int:
     """The bit of a pair, or 0 if this op is not this registration's or its sender not this engine's (S9, C1)."""
-    grant = cell.grant
-    if grant is None or op.reg != grant.reg or engine_of(sender) != cell.params.prefill.engine:
+    registration = cell.registration
+    if registration is None or op.reg != registration.reg or engine_of(sender) != cell.params.prefill.engine:
         return 0
     if rank_of(sender) != op.p_rank:
         return 0
@@ -194,21 +194,21 @@ def everything(cell: ConsumerCell) -> int:
     return (1 << len(cell.pairs)) - 1
 
 
-def order(cell: ConsumerCell, bits: int, message: Message, ctx: ConsumerContext) -> Effects:
+def send_from_ranks(cell: ConsumerCell, bits: int, message: Message, ctx: ConsumerContext) -> Effects:
     """Have every D rank of these pairs send `message` to its P ranks."""
     by_rank: dict[int, list[Address]] = {}
     engine = cell.params.prefill.engine
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
         if bits >> i & 1:
             by_rank.setdefault(d_rank, []).append(rank_address(engine, p_rank))
-    orders: list[Effect] = []
+    effects: list[Effect] = []
     for d_rank, peers in by_rank.items():
         mine = msgspec.structs.replace(message, d_rank=d_rank) if type(message) is Register else message
-        orders.append(Tell(ctx.ranks[d_rank], FrameOrdered(tuple(peers), mine)))
-    return tuple(orders)
+        effects.append(Tell(ctx.ranks[d_rank], FrameOrdered(tuple(peers), mine)))
+    return tuple(effects)
 
 
-def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Effects:
+def order_reads(cell: ConsumerCell, registration: Register, ctx: ConsumerContext) -> Effects:
     p, d = cell.params.prefill.shards, ctx.engine.shards
     engine = cell.params.prefill.engine
     effects: list[Effect] = []
@@ -216,22 +216,22 @@ def order_reads(cell: ConsumerCell, grant: Register, ctx: ConsumerContext) -> Ef
         sources = ctx.geometry.sources(rank, p, d)
         readers = tuple([len(ctx.geometry.targets(s, p, d)) for s in sources])
         addresses = tuple([rank_address(engine, s) for s in sources])
-        mine = msgspec.structs.replace(grant, d_rank=rank) if rank else grant
+        mine = msgspec.structs.replace(registration, d_rank=rank) if rank else registration
         effects.append(Tell(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
     return tuple(effects)
 
 
 def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerContext) -> Effects:
     """Quarantine against dead peers: D closes its own side to those of them that may still write."""
-    orders: list[Effect] = []
+    effects: list[Effect] = []
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
         peer = rank_address(cell.params.prefill.engine, p_rank)
         if peer in silent and not cell.settled >> i & 1:
-            orders.append(Tell(ctx.ranks[d_rank], FenceOrdered(peer)))
-    return tuple(orders)
+            effects.append(Tell(ctx.ranks[d_rank], FenceOrdered(peer)))
+    return tuple(effects)
 
 
-def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
+def release_prompt(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
     """Tell every P rank that this dispatch will not come (RELEASE; to a vLLM P, a pull-style completion: R11, C7)."""
     if not ctx.dialect.releases_unregistered and (registered or not ctx.pulls):
         return NOTHING
@@ -260,7 +260,7 @@ def let_go(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effect
     return tuple(effects)
 
 
-def let_go_of_idle(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
+def release_idle_ranks(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
     """P ranks that hold the prompt but move none of it (replicas of a head) are told that nobody will come."""
     if cell.params.prefill.shards.ranks == 1:
         return NOTHING

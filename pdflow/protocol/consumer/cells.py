@@ -197,8 +197,8 @@ class ConsumerCells:
         del peer.requests[after.request_id]
         if before.phase is not HELD:
             peer.blocks -= after.num_blocks
-        if after.grant is not None and after.grant.reg.seq:
-            self._close(after.grant.reg.seq)
+        if after.registration is not None and after.registration.reg.seq:
+            self._close(after.registration.reg.seq)
         return self.make_room(peer, now) if peer.held else NOTHING
 
     # Sequence numbers.

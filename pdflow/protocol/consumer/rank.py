@@ -195,10 +195,10 @@ class ConsumerRank:
 
     def _read_ordered(self, event: ReadOrdered, now: Instant) -> Effects:
         effects: Effects = NOTHING
-        self.newest = max(self.newest, event.grant.reg.seq)
+        self.newest = max(self.newest, event.registration.reg.seq)
         for source, readers in zip(event.sources, event.readers, strict=True):
-            op = Op(event.grant.reg, rank_of(source), self.rank)
-            read = ReadCell(op, source, readers, event.params, event.grant, False, now)
+            op = Op(event.registration.reg, rank_of(source), self.rank)
+            read = ReadCell(op, source, readers, event.params, event.registration, False, now)
             if source in self.peers.connected:
                 effects += self.reading.post(read)
             elif self.peers.may_try(source, now):

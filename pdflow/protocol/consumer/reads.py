@@ -28,7 +28,7 @@ class ReadCell(Value, frozen=True, gc=False):
     source: Address
     readers: int
     params: KvParams
-    grant: Register
+    registration: Register
     posted: bool = False
     begun_at: Instant = 0
 
@@ -74,9 +74,9 @@ class ConsumerReads:
         """Post a READ over the connection that there is."""
         self.reads[read.op] = read.with_posted()
         p, d = read.params.prefill.shards, self.engine.shards
-        nbytes = self.geometry.nbytes(read.op.p_rank, self.rank, p, d, read.grant.num_tokens)
-        notice = None if self.dialect.lease_words else Completion(read.params.request_id, read.readers)
-        return (PostRead(read.op, read.source, read.params.blocks, read.grant, nbytes, notice),)
+        nbytes = self.geometry.nbytes(read.op.p_rank, self.rank, p, d, read.registration.num_tokens)
+        notification = None if self.dialect.lease_words else Completion(read.params.request_id, read.readers)
+        return (PostRead(read.op, read.source, read.params.blocks, read.registration, nbytes, notification),)
 
     def wait(self, read: ReadCell) -> None:
         """Keep a READ until there is a connection to its source."""
@@ -112,10 +112,10 @@ class ConsumerReads:
         if not event.ok:
             return self.failed(event.op, Code.IO)
         if self.dialect.lease_words:
-            words = read.params.words
-            if read.op.p_rank >= len(words):
+            rank_words = read.params.rank_words
+            if read.op.p_rank >= len(rank_words):
                 return self.failed(event.op, Code.STALE)
-            return (ReadWord(read.op, read.source, words[read.op.p_rank].index),)
+            return (ReadWord(read.op, read.source, rank_words[read.op.p_rank].index),)
         # A vLLM P cannot prove its pin: trust the bytes only if we ourselves were not silent for too long (R04, R09).
         since = self.kept.get(read.source, {}).get(read.params.request_id, read.begun_at)
         if self.dialect.doubts_reads and self._too_long(since, now):
@@ -128,7 +128,7 @@ class ConsumerReads:
         read = self.reads.get(event.op)
         if read is None:
             return (Note("consumer: lease word for nothing"),)
-        if event.word is None or event.word != read.params.words[read.op.p_rank].word:
+        if event.value is None or event.value != read.params.rank_words[read.op.p_rank].value:
             return self.failed(event.op, Code.STALE)
         del self.reads[event.op]
         taken = Taken(read.params.xid, self.rank, read.readers)

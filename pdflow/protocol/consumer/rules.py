@@ -23,19 +23,19 @@ from pdflow.protocol.consumer.cell import (
     CellEvent,
     ConsumerCell,
     ConsumerContext,
-    PeerReborn,
+    PrefillRestarted,
     ReclaimDue,
-    RequestDoomed,
+    RequestFailed,
     RoomMade,
     Rule,
     Stepped,
     bit_of,
     everything,
-    let_go,
-    let_go_of_idle,
-    order,
     order_fences,
     order_reads,
+    release_idle_ranks,
+    release_prompt,
+    send_from_ranks,
 )
 from pdflow.protocol.effects import NOTHING, Commit, Effects, Enqueue, FreeBlocks, Outcome, Quarantine, Resolve, Tell
 from pdflow.protocol.events import (
@@ -66,7 +66,7 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
     given = event.admitted
     params = cell.params
     p, d = params.prefill.shards, ctx.engine.shards
-    grant = Register(
+    registration = Register(
         event.reg,
         params.xid,
         0,
@@ -84,21 +84,21 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
     except ValueError:
         pairs = ()
     unequal = p.block_size != d.block_size and not ctx.pulls and not ctx.dialect.unequal_blocks
-    waiting = cell.becoming_waiting(grant, pairs)
+    waiting = cell.becoming_waiting(registration, pairs)
     wrong = Code.LAYOUT if not pairs or unequal else pulled_content(params, given, ctx)
     if wrong is not Code.NONE:
         resolved = Resolve(cell.request_id, Outcome.FAILED, wrong)
-        return waiting.becoming_gone(), (resolved, FreeBlocks(given.allocation), *let_go(cell, ctx, False))
+        return waiting.becoming_gone(), (resolved, FreeBlocks(given.allocation), *release_prompt(cell, ctx, False))
     if not ctx.pulls:
         if len(pairs) == 1:
             peer = rank_address(params.prefill.engine, pairs[0][0])
-            return waiting, (Tell(ctx.ranks[0], FrameOrdered((peer,), grant)),)
-        return waiting, order(waiting, everything(waiting), grant, ctx)
-    return waiting, order_reads(waiting, grant, ctx)
+            return waiting, (Tell(ctx.ranks[0], FrameOrdered((peer,), registration)),)
+        return waiting, send_from_ranks(waiting, everything(waiting), registration, ctx)
+    return waiting, order_reads(waiting, registration, ctx)
 
 
 def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext) -> Code:
-    """What is wrong with a prompt that is to be read: as P judges a REG before it writes (`granted_range`)."""
+    """What is wrong with a prompt that is to be read: as P judges a REG before it writes (`requested_range`)."""
     if not (ctx.pulls and ctx.dialect.checks_content):
         return Code.NONE
     if params.weights != given.weights:
@@ -108,33 +108,36 @@ def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext
 
 
 def hit(cell: ConsumerCell, _: DecodeHit, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell.becoming_gone(), (Commit(cell.request_id), *let_go(cell, ctx, False))
+    return cell.becoming_gone(), (Commit(cell.request_id), *release_prompt(cell, ctx, False))
 
 
 def aborted_unadmitted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
     resolved = Resolve(cell.request_id, _outcome(event.code), event.code)
-    return cell.becoming_gone(), (resolved, *let_go(cell, ctx, False))
+    return cell.becoming_gone(), (resolved, *release_prompt(cell, ctx, False))
 
 
-def doomed_unadmitted(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell.becoming_gone(), (Resolve(cell.request_id, Outcome.FAILED, event.code), *let_go(cell, ctx, False))
+def failed_unadmitted(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    return cell.becoming_gone(), (
+        Resolve(cell.request_id, Outcome.FAILED, event.code),
+        *release_prompt(cell, ctx, False),
+    )
 
 
 def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> Stepped:
     bit = bit_of(cell, event.op, event.sender)
     if not bit or cell.landed & bit:
         return cell, NOTHING
-    grant, done = cell.grant, event.done
-    assert grant is not None
+    registration, done = cell.registration, event.done
+    assert registration is not None
     if done is not None:
         p, d = cell.params.prefill.shards, ctx.engine.shards
-        expected = ctx.geometry.nbytes(event.op.p_rank, event.op.d_rank, p, d, grant.num_tokens)
-        if done.generation != grant.target.generation or done.nbytes != expected:
+        expected = ctx.geometry.nbytes(event.op.p_rank, event.op.d_rank, p, d, registration.num_tokens)
+        if done.generation != registration.target.generation or done.nbytes != expected:
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.CONTENT, now, ctx)
-        if done.weights != grant.weights:
+        if done.weights != registration.weights:
             return resolve(cell.with_settled(bit), Outcome.FAILED, Code.WEIGHTS, now, ctx)
     if cell.landed | bit == everything(cell):
-        return cell.becoming_gone(), (Commit(cell.request_id), *let_go_of_idle(cell, ctx))
+        return cell.becoming_gone(), (Commit(cell.request_id), *release_idle_ranks(cell, ctx))
     if not ctx.dialect.fails_at_once and cell.settled | bit == everything(cell):
         return resolve(cell.with_landed(bit), Outcome.FAILED, Code.IO, now, ctx)
     return cell.with_landed(bit), NOTHING
@@ -175,23 +178,23 @@ def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerCont
 
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
     """P answered a SYNC sent after our REG and knows nothing of it: the REG was lost; the same again."""
-    assert cell.grant is not None
+    assert cell.registration is not None
     bit = _bit_at(cell, event.op)
     if ctx.pulls or not bit or cell.settled & bit:
         return cell, NOTHING
-    grant = msgspec.structs.replace(cell.grant, floor=ctx.floor)
-    return cell, order(cell, bit, grant, ctx)
+    registration = msgspec.structs.replace(cell.registration, floor=ctx.floor)
+    return cell, send_from_ranks(cell, bit, registration, ctx)
 
 
 def aborted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
     return resolve(cell, _outcome(event.code), event.code, now, ctx)
 
 
-def doomed(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
+def request_failed(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
     return resolve(cell, Outcome.FAILED, event.code, now, ctx)
 
 
-def peer_reborn(cell: ConsumerCell, _: PeerReborn, now: Instant, ctx: ConsumerContext) -> Stepped:
+def prefill_restarted(cell: ConsumerCell, _: PrefillRestarted, now: Instant, ctx: ConsumerContext) -> Stepped:
     """The new life knows nothing of what the old one's workers still write: its answers settle nothing (S8, F9)."""
     orphan = cell.with_orphaned()
     peers = frozenset(rank_address(cell.params.prefill.engine, p_rank) for p_rank, _ in cell.pairs)
@@ -206,7 +209,7 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
     told = Resolve(cell.request_id, outcome, code)
     open_bits = everything(cell) & ~cell.settled
     if not open_bits:
-        return cell.becoming_gone(), (told, FreeBlocks(cell.allocation), *let_go(cell, ctx, True))
+        return cell.becoming_gone(), (told, FreeBlocks(cell.allocation), *release_prompt(cell, ctx, True))
     timers = ctx.timers
     if ctx.pulls:
         quarantined = cell.becoming_quarantined(cell.settled, NEVER, 0, NEVER)
@@ -215,8 +218,8 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
         quarantined = cell.becoming_quarantined(
             cell.settled, now + timers.cancel_first_ns, timers.cancel_first_ns, NEVER
         )
-        cancels = order(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
-        return quarantined, (told, Quarantine(cell.allocation), *cancels, *let_go(cell, ctx, True))
+        cancels = send_from_ranks(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
+        return quarantined, (told, Quarantine(cell.allocation), *cancels, *release_prompt(cell, ctx, True))
     # An orphan is still strict: no time frees it (H6).
     timed = cell.prefill_over and not ctx.dialect.control_frames and ctx.dialect.quarantine_ends
     reclaim = reclaim_at(now, ctx) if timed else NEVER
@@ -267,13 +270,13 @@ def cancel_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> Stepped:
     be starved by an outage that comes and goes with them; this way is open now."""
     if ctx.pulls or not bit or cell.settled & bit or cell.orphaned:
         return cell, NOTHING
-    return cell, order(cell, bit, Cancel(cell.reg, ctx.floor), ctx)
+    return cell, send_from_ranks(cell, bit, Cancel(cell.reg, ctx.floor), ctx)
 
 
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
     """Nothing from this P rank can land at this D rank any more: neither the data we wait for nor any other. But what
     the rank had not heard of by then comes behind the fence."""
-    if cell.grant is not None and cell.grant.reg.seq > event.newest:
+    if cell.registration is not None and cell.registration.reg.seq > event.newest:
         return cell, NOTHING
     bits = 0
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
@@ -290,13 +293,13 @@ def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerCon
 
 def freed(cell: ConsumerCell, ctx: ConsumerContext) -> Stepped:
     effects: Effects = (FreeBlocks(cell.allocation),)
-    return cell.becoming_gone(), effects + (let_go(cell, ctx, True) if ctx.pulls else NOTHING)
+    return cell.becoming_gone(), effects + (release_prompt(cell, ctx, True) if ctx.pulls else NOTHING)
 
 
 def cancel_due(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> Stepped:
     """An unanswered CANCEL is sent again, to those who have not answered, at 0.2, 0.4 ... 2 s."""
     wait = min(cell.cancel_wait * 2, ctx.timers.cancel_last_ns)
-    again = order(cell, everything(cell) & ~cell.settled, Cancel(cell.reg, ctx.floor), ctx)
+    again = send_from_ranks(cell, everything(cell) & ~cell.settled, Cancel(cell.reg, ctx.floor), ctx)
     return cell.with_cancel(now + wait, wait), again
 
 
@@ -329,11 +332,11 @@ RULES: Final[dict[Key, Rule]] = dict(
         _row(HELD, RoomMade, room_made),
         _row(HELD, PrefillLegEnded, prefill_leg_ended),
         _row(HELD, DecodeAborted, aborted_unadmitted),
-        _row(HELD, RequestDoomed, doomed_unadmitted),
+        _row(HELD, RequestFailed, failed_unadmitted),
         _row(QUEUED, Admission, admitted),
         _row(QUEUED, DecodeHit, hit),
         _row(QUEUED, DecodeAborted, aborted_unadmitted),
-        _row(QUEUED, RequestDoomed, doomed_unadmitted),
+        _row(QUEUED, RequestFailed, failed_unadmitted),
         _row(QUEUED, PrefillLegEnded, prefill_leg_ended),
         _row(WAITING, PrefillLegEnded, prefill_leg_ended),
         _row(WAITING, PairLanded, landed),
@@ -341,14 +344,14 @@ RULES: Final[dict[Key, Rule]] = dict(
         _row(WAITING, PairFailed, pair_failed),
         _row(WAITING, PairMissing, missing),
         _row(WAITING, DecodeAborted, aborted),
-        _row(WAITING, RequestDoomed, doomed),
-        _row(WAITING, PeerReborn, peer_reborn),
+        _row(WAITING, RequestFailed, request_failed),
+        _row(WAITING, PrefillRestarted, prefill_restarted),
         _row(WAITING, PeerFenced, fenced),
         _row(QUARANTINED, PairLanded, settle),
         _row(QUARANTINED, PairReported, settle_reported),
         _row(QUARANTINED, PairFailed, settle),
         _row(QUARANTINED, PairMissing, missing_cancelled),
-        _row(QUARANTINED, PeerReborn, peer_reborn),
+        _row(QUARANTINED, PrefillRestarted, prefill_restarted),
         _row(QUARANTINED, PeerFenced, fenced),
         _row(QUARANTINED, CancelDue, cancel_due),
         _row(QUARANTINED, ReclaimDue, reclaim_due),

@@ -20,9 +20,9 @@ from pdflow.protocol.consumer.cell import (
     CellEvent,
     ConsumerCell,
     ConsumerContext,
-    PeerReborn,
+    PrefillRestarted,
     ReclaimDue,
-    RequestDoomed,
+    RequestFailed,
     order_fences,
 )
 from pdflow.protocol.consumer.cells import FIRST_SEQ, ConsumerCells, PrefillPeer
@@ -231,7 +231,7 @@ class ConsumerScheduler:
             cell = store.cells.get(request_id)
             if cell is not None:
                 queued = cell.phase in (HELD, QUEUED)
-                told = RequestDoomed(Code.PEER_RESTARTED) if queued else PeerReborn()
+                told = RequestFailed(Code.PEER_RESTARTED) if queued else PrefillRestarted()
                 effects += store.apply(cell, told, now)
         return tuple(effects)
 
@@ -259,7 +259,7 @@ class ConsumerScheduler:
         elif kind is TimerKind.RECLAIM:
             told = ReclaimDue()
         else:
-            told = RequestDoomed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
+            told = RequestFailed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
         return store.apply(cell, told, now)
 
     # Whether a peer shows life, and what it is told.
@@ -310,7 +310,7 @@ class ConsumerScheduler:
         silent = frozenset(rank for rank, heard in peer.heard.items() if now - heard >= dead)
         if not silent:
             return NOTHING
-        effects: list[Effect] = [*self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)]
+        effects: list[Effect] = [*self._to_all_of(peer.info.engine, RequestFailed(Code.PEER_DEAD), now)]
         for request_id in peer.requests:
             cell = store.cells[request_id]
             if cell.phase is QUARANTINED:

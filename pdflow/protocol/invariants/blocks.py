@@ -69,12 +69,12 @@ class BlockOracle:
         request.admitted = event
         request.allocation = allocation
         self._targets[node, allocation.generation] = request
-        grant = _grant_in(effects)
-        if grant is None:
+        registration = _registration_in(effects)
+        if registration is None:
             return
-        request.reg = grant.reg
+        request.reg = registration.reg
         request.num_tokens = event.num_tokens
-        request.shards = key = (request.queued.params.prefill.shards, grant.shards)
+        request.shards = key = (request.queued.params.prefill.shards, registration.shards)
         pairs = self._tables.get(key)
         if pairs is None:
             pairs = {pair: 1 << i for i, pair in enumerate(self._geometry.pairs(*key))}
@@ -156,13 +156,13 @@ class BlockOracle:
         del self._products[node, effect.xid]
 
 
-def _grant_in(effects: Effects) -> Register | None:
+def _registration_in(effects: Effects) -> Register | None:
     """What D asks for, as its scheduler tells its ranks."""
     for effect in effects:
         if type(effect) is Tell:
             told = effect.event
             if type(told) is ReadOrdered:
-                return told.grant
+                return told.registration
             if type(told) is FrameOrdered and type(told.message) is Register:
                 return told.message
     return None

@@ -38,7 +38,7 @@ Link: TypeAlias = tuple[Address, Address]
 class OperationOracle(BlockOracle):
     """Ghosts of every WRITE and READ between the allocations."""
 
-    __slots__ = ("_barred", "_bygone", "_done_is_remote", "_links", "_read_notices", "_reads")
+    __slots__ = ("_barred", "_bygone", "_done_is_remote", "_links", "_read_notifications", "_reads")
 
     def __init__(self, geometry: Geometry, done_is_remote: bool) -> None:
         super().__init__(geometry)
@@ -50,22 +50,22 @@ class OperationOracle(BlockOracle):
         self._barred: dict[Link, int] = {}
         """Of links that D has fenced, the newest generation that it had allocated by then."""
         self._reads: dict[tuple[Address, Op], WatchedOperation] = {}
-        self._read_notices: dict[tuple[Address, Address, RequestId], WatchedOperation] = {}
+        self._read_notifications: dict[tuple[Address, Address, RequestId], WatchedOperation] = {}
         """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
 
     # WRITEs.
 
     def _write_posted(self, node: Address, effect: PostWrite, event: Event) -> None:
-        op, grant = effect.op, effect.grant
+        op, registration = effect.op, effect.registration
         reg = op.reg
         product = self._sources.get((engine_of(node), effect.source.generation))
         if product is None:
             self._fail("S2", f"{node} posted a WRITE from blocks that it has released", reg.request_id)
-        if self._barred and grant.target.generation <= self._barred.get((node, effect.to), -1):
+        if self._barred and registration.target.generation <= self._barred.get((node, effect.to), -1):
             self._post_barred(node, effect, product)
             return
-        request = self._targets.get((reg.engine, grant.target.generation))
-        if request is None or request.allocation != grant.target:
+        request = self._targets.get((reg.engine, registration.target.generation))
+        if request is None or request.allocation != registration.target:
             self._fail("S1", f"{node} posted a WRITE into blocks that its request does not hold", reg.request_id)
         if request.reg != reg or request.queued.request_id != reg.request_id:
             self._fail("S1", f"{node} posted a WRITE into the blocks of another registration", reg.request_id)
@@ -83,7 +83,7 @@ class OperationOracle(BlockOracle):
         request.landing += 1
 
     def _post_barred(self, node: Address, effect: PostWrite, product: WatchedPrompt) -> None:
-        params = KvParams(EngineInfo(engine_of(node), effect.grant.shards), product.xid, "", 0)
+        params = KvParams(EngineInfo(engine_of(node), effect.registration.shards), product.xid, "", 0)
         nobody = WatchedRequest(DecodeQueued(effect.op.reg.request_id, params, 0, 0))
         nobody.barred = True
         nobody.landing = 1
@@ -173,7 +173,7 @@ class OperationOracle(BlockOracle):
             if operation.product is not None:
                 operation.product.sent |= 1 << op.p_rank
 
-    def _noticed(self, node: Address, sender: Address, reg: Reg, generation: int | None) -> None:
+    def _notification_arrived(self, node: Address, sender: Address, reg: Reg, generation: int | None) -> None:
         """A notice travels behind its data. One that belongs to no WRITE of this sender's proves nothing."""
         link = (sender, node)
         operations = self._links.get(link)
@@ -207,20 +207,20 @@ class OperationOracle(BlockOracle):
 
     def _read_posted(self, node: Address, effect: PostRead, event: Event) -> None:
         op = effect.op
-        request = self._targets.get((op.reg.engine, effect.grant.target.generation))
+        request = self._targets.get((op.reg.engine, effect.registration.target.generation))
         if request is None or request.reg != op.reg or engine_of(node) != op.reg.engine:
             self._fail("S1", f"{node} posted a READ into blocks that its request does not hold", op.reg.request_id)
         bit = request.pairs.get((op.p_rank, op.d_rank), 0)
         if not bit or (node, op) in self._reads or request.landed & bit:
             self._fail("S3", f"{node} posted a READ that is not expected, or was posted before", op.reg.request_id)
-        product = self._products.get((engine_of(effect.source), effect.grant.xid))
+        product = self._products.get((engine_of(effect.source), effect.registration.xid))
         if product is not None:
             wrong = mismatch(product, request)
             if wrong is not None:
                 request.wrong = ("S4", f"it read {wrong}")
         operation = self._reads[node, op] = WatchedOperation(product, request, bit)
-        if effect.notice is not None:
-            self._read_notices[effect.source, node, effect.notice.request_id] = operation
+        if effect.notification is not None:
+            self._read_notifications[effect.source, node, effect.notification.request_id] = operation
         request.landing += 1
 
     def _read_ended(self, node: Address, event: ReadEnded, effects: Effects) -> None:

@@ -167,13 +167,13 @@ class Oracle(OperationOracle):
                     self._fail("S8", f"a frame of {sender} of life {event.incarnation} made {node} act", sender)
             return
         if isinstance(message, Done):
-            self._noticed(node, sender, message.reg, message.generation)
+            self._notification_arrived(node, sender, message.reg, message.generation)
         elif isinstance(message, Completion):
-            read = self._read_notices.pop((node, sender, message.request_id), None)
+            read = self._read_notifications.pop((node, sender, message.request_id), None)
             if read is not None:
                 # A READ's notice is behind its data: P may free before D has polled its own handle.
                 read.reading = False
-            self._noticed(node, sender, Reg(engine_of(node), 0, 0, message.request_id), None)
+            self._notification_arrived(node, sender, Reg(engine_of(node), 0, 0, message.request_id), None)
 
     def _met(self, node: Address, event: HandshakeEnded, effects: Effects) -> None:
         if event.ok:

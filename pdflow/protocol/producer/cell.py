@@ -60,19 +60,19 @@ class ProducerCell(Value, frozen=True, gc=False):
     unwanted: bool = False
     """RELEASE has come while a registration held the prompt."""
     reg: Reg | None = None
-    grants: tuple[Register, ...] = ()
+    registrations: tuple[Register, ...] = ()
     """One per D rank that has registered, by rank."""
     targets: tuple[int, ...] = ()
-    grant_until: Instant = 0
+    registration_until: Instant = 0
     join_until: Instant = NEVER
     expect_until: Instant = NEVER
     """When the scheduler is asked whether this registration's prompt exists."""
-    flying: int = 0
+    in_flight_mask: int = 0
     """Bit per D rank with a WRITE whose handle is not final, or that a flush or fence must still settle."""
     failed: bool = False
     stopped: Code = Code.NONE
     """Why no further piece is posted."""
-    cut: bool = False
+    truncated: bool = False
     """And one was held back, so that D does not have everything."""
     cancel_waiters: tuple[Address, ...] = ()
     """D ranks whose CANCEL waits for the WRITEs to end."""
@@ -91,17 +91,24 @@ class ProducerCell(Value, frozen=True, gc=False):
             self, phase=JOINING, source=source, request_id=request_id, lease_until=until, join_until=join_until
         )
 
-    def becoming_granted(
-        self, phase: ProducerPhase, grant: Register, targets: tuple[int, ...], until: Instant, join_until: Instant
+    def becoming_registered(
+        self,
+        phase: ProducerPhase,
+        registration: Register,
+        targets: tuple[int, ...],
+        until: Instant,
+        join_until: Instant,
     ) -> Self:
-        grants = tuple(sorted((*self.grants, grant), key=_by_rank)) if self.grants else (grant,)
+        registrations = (
+            tuple(sorted((*self.registrations, registration), key=_by_rank)) if self.registrations else (registration,)
+        )
         return msgspec.structs.replace(
             self,
             phase=phase,
-            reg=grant.reg,
-            grants=grants,
+            reg=registration.reg,
+            registrations=registrations,
             targets=targets,
-            grant_until=until,
+            registration_until=until,
             join_until=join_until,
             verdict=None,
         )
@@ -109,11 +116,11 @@ class ProducerCell(Value, frozen=True, gc=False):
     def becoming_ready(self) -> Self:
         return msgspec.structs.replace(self, phase=READY)
 
-    def becoming_in_flight(self, flying: int) -> Self:
-        return msgspec.structs.replace(self, phase=IN_FLIGHT, flying=flying)
+    def becoming_in_flight(self, in_flight_mask: int) -> Self:
+        return msgspec.structs.replace(self, phase=IN_FLIGHT, in_flight_mask=in_flight_mask)
 
     def becoming_settling(self, unsettled: int, failed: bool) -> Self:
-        return msgspec.structs.replace(self, phase=SETTLING, flying=unsettled, failed=failed)
+        return msgspec.structs.replace(self, phase=SETTLING, in_flight_mask=unsettled, failed=failed)
 
     def becoming_unregistered(self, verdict: SyncItem) -> Self:
         """The registration has ended; the product waits for another one."""
@@ -121,14 +128,14 @@ class ProducerCell(Value, frozen=True, gc=False):
             self,
             phase=LEASED,
             reg=None,
-            grants=(),
+            registrations=(),
             targets=(),
-            grant_until=0,
+            registration_until=0,
             join_until=NEVER,
-            flying=0,
+            in_flight_mask=0,
             failed=False,
             stopped=Code.NONE,
-            cut=False,
+            truncated=False,
             cancel_waiters=(),
             verdict=verdict,
         )
@@ -145,16 +152,16 @@ class ProducerCell(Value, frozen=True, gc=False):
     def stopping(self, code: Code) -> Self:
         return msgspec.structs.replace(self, stopped=code)
 
-    def with_write_ended(self, flying: int, failed: bool) -> Self:
-        return msgspec.structs.replace(self, flying=flying, failed=failed)
+    def with_write_ended(self, in_flight_mask: int, failed: bool) -> Self:
+        return msgspec.structs.replace(self, in_flight_mask=in_flight_mask, failed=failed)
 
-    def being_cut(self) -> Self:
-        return msgspec.structs.replace(self, cut=True)
+    def being_truncated(self) -> Self:
+        return msgspec.structs.replace(self, truncated=True)
 
     def with_asker(self, asker: Address) -> Self:
         return msgspec.structs.replace(self, cancel_waiters=(*self.cancel_waiters, asker))
 
-    def with_taker(self, completed_readers: int) -> Self:
+    def with_reader(self, completed_readers: int) -> Self:
         return msgspec.structs.replace(self, completed_readers=completed_readers)
 
     def with_lease(self, until: Instant) -> Self:
@@ -167,8 +174,8 @@ class ProducerCell(Value, frozen=True, gc=False):
         """vllm-compat: the prompt of a registration that did not name it has been found."""
         return msgspec.structs.replace(self, xid=xid)
 
-    def with_grant(self, until: Instant) -> Self:
-        return msgspec.structs.replace(self, grant_until=until)
+    def with_registration_until(self, until: Instant) -> Self:
+        return msgspec.structs.replace(self, registration_until=until)
 
     def expecting(self, until: Instant) -> Self:
         return msgspec.structs.replace(self, expect_until=until)
@@ -179,11 +186,11 @@ class ProducerCell(Value, frozen=True, gc=False):
     def losing_its_source(self) -> Self:
         return msgspec.structs.replace(self, expired=True, freed=True)
 
-    def granted_by_all(self) -> Self:
+    def registered_by_all(self) -> Self:
         """One rank's registration speaks for every rank that is written."""
-        grant = self.grants[0]
-        grants = tuple(msgspec.structs.replace(grant, d_rank=rank) for rank in self.targets)
-        return msgspec.structs.replace(self, grants=grants)
+        registration = self.registrations[0]
+        registrations = tuple(msgspec.structs.replace(registration, d_rank=rank) for rank in self.targets)
+        return msgspec.structs.replace(self, registrations=registrations)
 
 
 # What the endpoint tells a cell, beyond the events that reach it unchanged.
@@ -282,5 +289,5 @@ _PROGRESS = {
 }
 
 
-def _by_rank(grant: Register) -> int:
-    return grant.d_rank
+def _by_rank(registration: Register) -> int:
+    return registration.d_rank

@@ -164,13 +164,13 @@ class ProducerCells:
                 self.deadlines.push(after.lease_until, Timer(TimerKind.LEASE, after.xid))
         self.cells[home] = after
         if after.freed and not before.freed:
-            return self._let_go(after, Code.EXPIRED)
-        if after.phase is READY and (before.phase is not READY or after.grants is not before.grants):
+            return self._release_shard(after, Code.EXPIRED)
+        if after.phase is READY and (before.phase is not READY or after.registrations is not before.registrations):
             return self.connect(after, now)
         if after.phase is SETTLING and before.phase is IN_FLIGHT and not after.failed:
-            for grant in after.grants:
-                peer = rank_address(grant.reg.engine, grant.d_rank)
-                self.flushes[peer] = (*self.flushes.get(peer, ()), grant.reg)
+            for registration in after.registrations:
+                peer = rank_address(registration.reg.engine, registration.d_rank)
+                self.flushes[peer] = (*self.flushes.get(peer, ()), registration.reg)
         if after.join_until != before.join_until and after.phase is JOINING and after.reg is not None:
             self.deadlines.push(after.join_until, Timer(TimerKind.JOIN, after.reg))
         return NOTHING
@@ -200,10 +200,10 @@ class ProducerCells:
         keys = self.keys.get(cell.xid)
         if cell.source is None or cell.freed or (keys and any(self.cells[k].source is not None for k in keys)):
             return NOTHING
-        return self._let_go(cell, cell.end)
+        return self._release_shard(cell, cell.end)
 
-    def _let_go(self, cell: ProducerCell, code: Code) -> Effects:
-        """The only place where a rank lets go of a product: its word bumped first."""
+    def _release_shard(self, cell: ProducerCell, code: Code) -> Effects:
+        """The only place where a rank releases a product: its lease word is bumped first."""
         source = cell.source
         assert source is not None
         if code is Code.EXPIRED:
@@ -211,7 +211,7 @@ class ProducerCells:
         if not self.context.dialect.registrations_end:
             self._forget_namesakes(cell.request_id)
         released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.context.rank, code)),)
-        return released if source.word is None else (BumpWord(source.word), *released)
+        return released if source.lease_word is None else (BumpWord(source.lease_word), *released)
 
     def _forget_namesakes(self, request_id: RequestId) -> None:
         """vLLM forgets with a product the registrations that wait under P's very own id of it, and no other: as D mints
@@ -309,7 +309,7 @@ class ProducerCells:
             self.early.popitem(last=False)
         self.early[xid] = None
 
-    def remember_taker(self, name: RequestId | Xid, d_rank: int, readers: int) -> None:
+    def remember_reader(self, name: RequestId | Xid, d_rank: int, readers: int) -> None:
         """A D rank has read a prompt that this rank has not seen finished, or whose lease is over."""
         if len(self.early_readers) >= EARLY_LIMIT:
             self.early_readers.popitem(last=False)
@@ -325,10 +325,12 @@ class ProducerCells:
                 return False
             if not self.context.dialect.writes_registered_only:
                 return self._all_connected(event)
-        grants = cell.grants
-        if len(grants) == 1:
-            return rank_address(grants[0].reg.engine, grants[0].d_rank) in connected
-        return not grants or all(rank_address(grant.reg.engine, grant.d_rank) in connected for grant in grants)
+        registrations = cell.registrations
+        if len(registrations) == 1:
+            return rank_address(registrations[0].reg.engine, registrations[0].d_rank) in connected
+        return not registrations or all(
+            rank_address(registration.reg.engine, registration.d_rank) in connected for registration in registrations
+        )
 
     def _all_connected(self, message: Register) -> bool:
         """Whether every rank is connected for which this registration speaks, should it speak for all."""
@@ -341,8 +343,8 @@ class ProducerCells:
         reg = cell.reg
         assert reg is not None
         effects: Effects = NOTHING
-        for grant in cell.grants:
-            peer = rank_address(reg.engine, grant.d_rank)
+        for registration in cell.registrations:
+            peer = rank_address(reg.engine, registration.d_rank)
             if peer in self.peers.connected:
                 continue
             if not self.peers.may_try(peer, now):
@@ -360,7 +362,7 @@ class ProducerCells:
         timers = [Timer(TimerKind.LEASE, xid) for xid in self.keys if self._lease_until(xid) is not None]
         for key in self.cells:
             if isinstance(key, Reg):
-                kinds = (TimerKind.GRANT, TimerKind.EXPECT, TimerKind.JOIN)
+                kinds = (TimerKind.REGISTRATION, TimerKind.EXPECT, TimerKind.JOIN)
                 timers += [t for kind in kinds if self.deadline(t := Timer(kind, key)) is not None]
         return tuple(timers)
 
@@ -376,11 +378,11 @@ class ProducerCells:
         cell = self.cells.get(key)
         if cell is None:
             return None
-        if timer.kind is TimerKind.GRANT:
+        if timer.kind is TimerKind.REGISTRATION:
             if cell.phase is OPEN:
-                at = min(cell.grant_until, cell.expect_until)
+                at = min(cell.registration_until, cell.expect_until)
             else:
-                at = cell.grant_until if cell.phase is JOINING or cell.phase is READY else NEVER
+                at = cell.registration_until if cell.phase is JOINING or cell.phase is READY else NEVER
             return at if at < NEVER else None
         if timer.kind is TimerKind.JOIN:
             due = cell.phase is JOINING and not self.context.dialect.waits_for_all_ranks

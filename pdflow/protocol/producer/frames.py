@@ -90,7 +90,7 @@ class ProducerFrames:
         elif reg in store.ended:
             return (Note("producer: registration has ended"),)
         if not context.dialect.registrations_end:
-            message = self._beside(message)
+            message = self._renumbered(message)
             reg = message.reg
         cell = store.cells.get(reg)
         if cell is not None:
@@ -100,10 +100,10 @@ class ProducerFrames:
         except ValueError:
             targets = ()
         if message.d_rank not in targets:
-            return self._refuse_unborn(sender, message, Code.LAYOUT)
+            return self._refuse_unregistered(sender, message, Code.LAYOUT)
         return self._place(sender, message, now)
 
-    def _beside(self, message: Register) -> Register:
+    def _renumbered(self, message: Register) -> Register:
         """vLLM keeps the registrations that wait apart from those it serves, one for each id of D's; so one that comes
         again, or from a second rank, stands beside the one that is being written (R13). Nothing ends it; a number of
         ours tells them apart."""
@@ -126,19 +126,19 @@ class ProducerFrames:
             xid = store.matching.product_of(message) or f"?{message.reg.engine}/{message.reg.request_id}"
         keys = store.keys.get(xid, ())
         if xid in store.dead_xids and not keys:
-            return self._refuse_unborn(sender, message, store.dead_xids[xid])
+            return self._refuse_unregistered(sender, message, store.dead_xids[xid])
         if context.dialect.registrations_end:
             until = min(context.timers.registration_ttl_ns, context.timers.no_request_ns)
-            store.deadlines.push(now + until, Timer(TimerKind.GRANT, message.reg))
+            store.deadlines.push(now + until, Timer(TimerKind.REGISTRATION, message.reg))
         cell = store.cells.get(xid)
         if cell is not None:
-            if not context.dialect.prompts_serve_again:
+            if not context.dialect.prompts_match_again:
                 store.matching.spend(xid, cell.request_id)
             return store.apply(xid, cell, message, now, store.connected(cell, message))
         shared = next((store.cells[k] for k in keys if store.cells[k].source is not None), None) if keys else None
         if shared is not None and shared.expired:
             # Its blocks go as soon as the WRITEs in flight have ended: nothing would ever answer this registration.
-            return self._refuse_unborn(sender, message, Code.EXPIRED)
+            return self._refuse_unregistered(sender, message, Code.EXPIRED)
         expect = now + context.timers.no_request_ns if context.dialect.control_frames else NEVER
         cell = ProducerCell(OPEN, xid, expect_until=expect)
         if shared is not None and shared.source is not None:
@@ -148,7 +148,7 @@ class ProducerFrames:
         store.add(message.reg, cell)
         return store.apply(message.reg, cell, message, now, store.connected(cell, message))
 
-    def _refuse_unborn(self, sender: Address, message: Register, code: Code) -> Effects:
+    def _refuse_unregistered(self, sender: Address, message: Register, code: Code) -> Effects:
         context = self.store.context
         if not context.dialect.control_frames:
             return (Note(f"producer: registration refused, {code.name}"),)
@@ -207,7 +207,7 @@ class ProducerFrames:
         return store.apply(message.xid, cell, ShardTaken(rank_of(sender), message.readers), now)
 
     def _taken_early(self, name: RequestId | Xid, sender: Address, readers: int) -> Effects:
-        self.store.remember_taker(name, rank_of(sender), readers)
+        self.store.remember_reader(name, rank_of(sender), readers)
         return (Note("producer: taken before its prompt was, or after its lease"),)
 
     def _completed(self, sender: Address, message: Completion, now: Instant) -> Effects:
@@ -233,7 +233,7 @@ class ProducerFrames:
         # C4: a registration lives as long as its D speaks.
         for reg, cell in store.cells.items():
             if isinstance(reg, Reg) and reg.engine == engine_of(sender) and cell.phase in (OPEN, JOINING):
-                store.update(reg, cell.with_grant(now + timers.registration_ttl_ns))
+                store.update(reg, cell.with_registration_until(now + timers.registration_ttl_ns))
         return NOTHING
 
     def _synced(self, sender: Address, message: Sync, now: Instant) -> Effects:
@@ -257,9 +257,9 @@ class ProducerFrames:
         for reg in message.open:
             cell = store.cells.get(reg)
             if cell is not None:
-                store.update(reg, cell.with_grant(now + timers.registration_ttl_ns))
+                store.update(reg, cell.with_registration_until(now + timers.registration_ttl_ns))
                 # A rank whose own REG is missing hears nothing of its siblings', so that it sends it again.
-                if any(grant.d_rank == d_rank for grant in cell.grants):
+                if any(registration.d_rank == d_rank for registration in cell.registrations):
                     items.append(SyncItem(reg, progress_of(cell), Code.NONE, False))
             elif (verdict := tombs.find(reg)) is not None:
                 items.append(verdict)

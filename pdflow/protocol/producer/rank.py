@@ -134,7 +134,7 @@ class ProducerRank:
             keys = self._adopt(event)
         if not dialect.matches_by_xid:
             store.matching.add_product(xid, event.request_id)
-            if keys and not dialect.prompts_serve_again:
+            if keys and not dialect.prompts_match_again:
                 store.matching.spend(xid, event.request_id)
         if event.source.complete:
             store.deadlines.push(now + timers.lease_ns, Timer(TimerKind.LEASE, xid))
@@ -260,7 +260,7 @@ class ProducerRank:
         for key in tuple(store.cells):
             if isinstance(key, Reg) and key.engine == engine:
                 cell = store.cells[key]
-                open_there = bool(cell.flying & 1 << told.d_rank)
+                open_there = bool(cell.in_flight_mask & 1 << told.d_rank)
                 if (cell.phase is SETTLING and open_there) or (cell.phase is IN_FLIGHT and not open_there):
                     effects += store.apply(key, cell, told, now)
         return tuple(effects)
@@ -275,7 +275,7 @@ class ProducerRank:
             store.flushes.pop(event.peer, None)
         cell = store.cells.get(waiting[0]) if waiting else None
         d_rank = rank_of(event.peer)
-        if cell is None or cell.phase is not SETTLING or not cell.flying >> d_rank & 1:
+        if cell is None or cell.phase is not SETTLING or not cell.in_flight_mask >> d_rank & 1:
             return (Note("producer: flush ended for nothing"),)
         return store.apply(waiting[0], cell, PeerQuiet(d_rank, event.ok, False), now)
 
@@ -296,13 +296,13 @@ class ProducerRank:
             return store.end_lease(str(key), now)
         if not isinstance(key, Reg) or (cell := store.cells.get(key)) is None:
             return (Note("producer: timer of a dead cell"),)
-        if kind is TimerKind.GRANT and (cell.phase is not OPEN or cell.expect_until > now):
+        if kind is TimerKind.REGISTRATION and (cell.phase is not OPEN or cell.expect_until > now):
             return store.apply(key, cell, RegistrationRefused(Code.EXPIRED), now)
         if kind is TimerKind.JOIN:
             return store.apply(key, cell, JoinEnded(), now, store.connected(cell, JoinEnded()))
         # One timer stands for both: an open registration's prompt is asked for first, its grant judged after that.
         store.update(key, cell.expecting(NEVER))
-        store.deadlines.push(cell.grant_until, Timer(TimerKind.GRANT, key))
+        store.deadlines.push(cell.registration_until, Timer(TimerKind.REGISTRATION, key))
         return (Tell(store.scheduler, PrefillWanted(cell.xid, store.context.rank)),)
 
 

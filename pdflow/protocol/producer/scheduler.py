@@ -53,7 +53,7 @@ class ProducerScheduler:
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ("dialect", "engine", "incarnation", "leases_words", "products", "ranks", "words")
+    __slots__ = ("dialect", "engine", "incarnation", "leases_words", "minted_words", "products", "ranks")
 
     def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect, pulls: bool = True) -> None:
         self.engine = engine
@@ -63,7 +63,7 @@ class ProducerScheduler:
         self.dialect = dialect
         self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
         self.products: dict[Xid, PromptRecord] = {}
-        self.words = 0
+        self.minted_words = 0
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
         """The only way in. The kinds that every prompt brings come first. `isinstance` costs four times as much."""
@@ -95,12 +95,12 @@ class ProducerScheduler:
 
     def fork(self) -> ProducerScheduler:
         other = ProducerScheduler(self.engine, self.incarnation, self.dialect, self.leases_words)
-        other.words = self.words
+        other.minted_words = self.minted_words
         other.products = self.products.copy()
         return other
 
     def fingerprint(self) -> Hashable:
-        return (self.words, tuple(sorted(self.products.items())))
+        return (self.minted_words, tuple(sorted(self.products.items())))
 
     def _queued(self, event: PrefillQueued, now: Instant) -> Effects:
         if event.xid in self.products:
@@ -127,32 +127,32 @@ class ProducerScheduler:
         if product is None or product.complete:
             raise LocalProtocolError(f"prefill of {xid!r} finished, but it is not being prefilled")
         request_id = product.request_id
-        words: tuple[LeaseWord, ...] = ()
+        rank_words: tuple[LeaseWord, ...] = ()
         tells = []
         if product.allocation is None:
             self.products[xid] = msgspec.structs.replace(
                 product, allocation=allocation, complete=True, holders=(1 << len(self.ranks)) - 1
             )
             for rank in self.ranks:
-                word = self._mint_word() if self.leases_words else None
-                if word is not None:
-                    words = (*words, word)
-                source = Source(allocation, num_tokens, digest, weights, word)
+                lease_word = self._mint_word() if self.leases_words else None
+                if lease_word is not None:
+                    rank_words = (*rank_words, lease_word)
+                source = Source(allocation, num_tokens, digest, weights, lease_word)
                 tells.append(Tell(rank, SourceReady(xid, request_id, source)))
         elif product.holders:
             self.products[xid] = msgspec.structs.replace(product, complete=True)
             tells = [Tell(rank, SourceCompleted(xid)) for rank in self.ranks]
         else:
             del self.products[xid]
-        params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, words, digest, weights)
+        params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, rank_words, digest, weights)
         return (*tells, AnswerPrefill(request_id, params))
 
     def _mint_word(self) -> LeaseWord:
         """A fresh 64-bit word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
-        self.words += 1
-        mixed = (self.incarnation + self.words * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        self.minted_words += 1
+        mixed = (self.incarnation + self.minted_words * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        return LeaseWord(self.words, mixed ^ mixed >> 31)
+        return LeaseWord(self.minted_words, mixed ^ mixed >> 31)
 
     def _aborted(self, event: PrefillAborted, now: Instant) -> Effects:
         product = self.products.get(event.xid)

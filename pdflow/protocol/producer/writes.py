@@ -70,14 +70,14 @@ def end_registration(
     verdict = SyncItem(cell.reg, Progress.UNKNOWN, code, flushed)
     effects: Effects = NOTHING
     if ctx.dialect.control_frames and tell:
-        written = bool(cell.flying) or cell.phase in (IN_FLIGHT, SETTLING)
+        written = bool(cell.in_flight_mask) or cell.phase in (IN_FLIGHT, SETTLING)
         how = Disposition.DRAINED if written else Disposition.NOT_STARTED
         answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.cancel_waiters]
         if code is not Code.CANCELLED:
             answers += [
                 Send(to, Fail(cell.reg, ctx.rank, code, flushed))
-                for grant in cell.grants
-                if (to := peer(cell, grant.d_rank)) not in cell.cancel_waiters
+                for registration in cell.registrations
+                if (to := peer(cell, registration.d_rank)) not in cell.cancel_waiters
             ]
         effects = tuple(answers)
     if cell.source is None:
@@ -90,14 +90,14 @@ def end_registration(
     return unclaimed, effects
 
 
-def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
+def requested_range(registration: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
     """(token_start, num_tokens) that this grant asks for, or why it cannot be served.
 
     vLLM's PUSH_REG names only D's blocks, which stand for the prompt's tail: the position is computed from the token
     count, so that the pairing itself is always by position (R52).
     """
-    blocks = len(grant.target.blocks)
-    size = grant.shards.block_size
+    blocks = len(registration.target.blocks)
+    size = registration.shards.block_size
     ours = ctx.shards.block_size
     if size != ours and not (ctx.dialect.unequal_blocks and (size % ours == 0 or ours % size == 0)):
         return Code.LAYOUT
@@ -107,10 +107,10 @@ def granted_range(grant: Register, source: Source, ctx: ProducerContext) -> tupl
             return Code.LAYOUT
         start = (have - blocks) * size
         return start, source.num_tokens - start
-    if grant.weights != source.weights:
+    if registration.weights != source.weights:
         return Code.WEIGHTS
-    start, num_tokens = grant.token_start, grant.num_tokens
-    if start + num_tokens != source.num_tokens or grant.digest != source.digest:
+    start, num_tokens = registration.token_start, registration.num_tokens
+    if start + num_tokens != source.num_tokens or registration.digest != source.digest:
         return Code.CONTENT
     if num_tokens <= 0:
         return Code.LAYOUT
@@ -123,11 +123,11 @@ def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     """Source and registration have met: check what they say of each other, then write as soon as may be."""
     source = cell.source
     assert source is not None
-    for grant in cell.grants:
-        asked = granted_range(grant, source, ctx)
+    for registration in cell.registrations:
+        asked = requested_range(registration, source, ctx)
         if isinstance(asked, Code):
             return end_registration(cell, asked, True, now, ctx)
-    if len(cell.grants) < len(cell.targets) and now < cell.join_until:
+    if len(cell.registrations) < len(cell.targets) and now < cell.join_until:
         return cell, NOTHING
     return write_or_wait(cell, now, ctx)
 
@@ -146,22 +146,24 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     assert reg is not None
     assert cell.lease_until > now or not ctx.dialect.lease_rechecked, "a WRITE may only be posted under a valid lease"
     writes: list[Effect] = []
-    flying = 0
-    for grant in cell.grants:
-        asked = granted_range(grant, source, ctx)
+    in_flight_mask = 0
+    for registration in cell.registrations:
+        asked = requested_range(registration, source, ctx)
         assert not isinstance(asked, Code)
-        nbytes = ctx.geometry.nbytes(ctx.rank, grant.d_rank, ctx.shards, grant.shards, asked[1])
-        notice: Done | Completion
+        nbytes = ctx.geometry.nbytes(ctx.rank, registration.d_rank, ctx.shards, registration.shards, asked[1])
+        notification: Done | Completion
         if ctx.dialect.control_frames:
-            notice = Done(reg, ctx.rank, grant.target.generation, nbytes, source.weights)
+            notification = Done(reg, ctx.rank, registration.target.generation, nbytes, source.weights)
         else:
-            notice = Completion(reg.request_id, ctx.shards.tp)
-            if grant.num_tokens != asked[1]:
-                grant = msgspec.structs.replace(grant, token_start=asked[0], num_tokens=asked[1])
-        op = Op(reg, ctx.rank, grant.d_rank)
-        writes.append(PostWrite(op, peer(cell, grant.d_rank), source.allocation, grant, nbytes, notice))
-        flying |= 1 << grant.d_rank
-    return cell.becoming_in_flight(flying), tuple(writes)
+            notification = Completion(reg.request_id, ctx.shards.tp)
+            if registration.num_tokens != asked[1]:
+                registration = msgspec.structs.replace(registration, token_start=asked[0], num_tokens=asked[1])
+        op = Op(reg, ctx.rank, registration.d_rank)
+        writes.append(
+            PostWrite(op, peer(cell, registration.d_rank), source.allocation, registration, nbytes, notification)
+        )
+        in_flight_mask |= 1 << registration.d_rank
+    return cell.becoming_in_flight(in_flight_mask), tuple(writes)
 
 
 # Rules. `source_meets_open` and `registered` are the match, in both orders.
@@ -169,7 +171,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
 
 def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
     """A registration, or one more rank's, or the same again."""
-    for known in cell.grants:
+    for known in cell.registrations:
         if known.d_rank == event.d_rank:
             return cell, acknowledge(cell, event.d_rank, ctx)
     if cell.phase is IN_FLIGHT or cell.phase is SETTLING:
@@ -183,9 +185,9 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
     if phase is JOINING and join == NEVER and not ctx.dialect.waits_for_all_ranks:
         join = now + ctx.timers.join_ns
     until = now + ctx.timers.registration_ttl_ns if ctx.dialect.registrations_end else NEVER
-    met = cell.becoming_granted(phase, event, targets, until, join)
+    met = cell.becoming_registered(phase, event, targets, until, join)
     if not ctx.dialect.writes_registered_only:
-        met = met.granted_by_all()
+        met = met.registered_by_all()
     if phase is OPEN:
         return met, acknowledge(met, event.d_rank, ctx)
     after, effects = proceed(met, now, ctx)
@@ -232,7 +234,9 @@ def stop(cell: ProducerCell, code: Code, ctx: ProducerContext) -> Stepped:
     if not ctx.in_pieces or cell.phase is not IN_FLIGHT or cell.stopped is not Code.NONE:
         return cell, NOTHING
     assert cell.reg is not None
-    ranks = [grant.d_rank for grant in cell.grants if cell.flying >> grant.d_rank & 1]
+    ranks = [
+        registration.d_rank for registration in cell.registrations if cell.in_flight_mask >> registration.d_rank & 1
+    ]
     return cell.stopping(code), tuple(StopWrite(Op(cell.reg, ctx.rank, d_rank)) for d_rank in ranks)
 
 
@@ -258,46 +262,46 @@ def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerCont
 
 
 def write_stopped(cell: ProducerCell, event: WriteStopped, now: Instant, ctx: ProducerContext) -> Stepped:
-    return write_ended(cell.being_cut(), WriteEnded(event.op, True), now, ctx)
+    return write_ended(cell.being_truncated(), WriteEnded(event.op, True), now, ctx)
 
 
 def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
     """One handle is final. Judge only when all are: a sibling may still be writing (R16)."""
     bit = 1 << event.op.d_rank
-    if not cell.flying & bit:
+    if not cell.in_flight_mask & bit:
         return cell, NOTHING
-    flying = cell.flying ^ bit
+    in_flight_mask = cell.in_flight_mask ^ bit
     failed = cell.failed or not event.ok
-    if flying:
-        return cell.with_write_ended(flying, failed), NOTHING
+    if in_flight_mask:
+        return cell.with_write_ended(in_flight_mask, failed), NOTHING
     if not failed and ctx.done_is_remote:
         return landed(cell, now, ctx)
     if failed and not ctx.dialect.fences_errors:
         return end_registration(cell, Code.IO, False, now, ctx)
     # An error on a handle proves nothing (R17, R19): fence every rank that we wrote. A local DONE needs a flush.
     unsettled = 0
-    for grant in cell.grants:
-        unsettled |= 1 << grant.d_rank
+    for registration in cell.registrations:
+        unsettled |= 1 << registration.d_rank
     settle: type[Fence] | type[Flush] = Fence if failed else Flush
     return (
         cell.becoming_settling(unsettled, failed),
-        tuple(settle(peer(cell, grant.d_rank)) for grant in cell.grants),
+        tuple(settle(peer(cell, registration.d_rank)) for registration in cell.registrations),
     )
 
 
-def cut_off(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+def fenced_in_flight(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
     """A peer was fenced while siblings still fly. A WRITE to it that had ended only locally may never have landed."""
-    wrote = any(grant.d_rank == event.d_rank for grant in cell.grants)
-    if ctx.done_is_remote or not wrote or cell.flying & 1 << event.d_rank:
+    wrote = any(registration.d_rank == event.d_rank for registration in cell.registrations)
+    if ctx.done_is_remote or not wrote or cell.in_flight_mask & 1 << event.d_rank:
         return cell, NOTHING
-    return cell.with_write_ended(cell.flying, True), NOTHING
+    return cell.with_write_ended(cell.in_flight_mask, True), NOTHING
 
 
 def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
-    unsettled = cell.flying & ~(1 << event.d_rank)
+    unsettled = cell.in_flight_mask & ~(1 << event.d_rank)
     if not event.ok:
         # The flush failed: only a fence settles this rank now.
-        return cell.becoming_settling(cell.flying, True), (Fence(peer(cell, event.d_rank)),)
+        return cell.becoming_settling(cell.in_flight_mask, True), (Fence(peer(cell, event.d_rank)),)
     if unsettled:
         return cell.becoming_settling(unsettled, cell.failed or event.fenced), NOTHING
     if not cell.failed and not event.fenced:
@@ -307,7 +311,7 @@ def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Producer
 
 def landed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     """All that was posted has landed: everything, unless the WRITE was stopped before."""
-    return end_registration(cell, cell.stopped, True, now, ctx) if cell.cut else sent(cell, ctx)
+    return end_registration(cell, cell.stopped, True, now, ctx) if cell.truncated else sent(cell, ctx)
 
 
 def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
@@ -328,5 +332,5 @@ def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: Produc
     return (
         (cell, NOTHING)
         if completed_readers == cell.completed_readers
-        else (cell.with_taker(completed_readers), NOTHING)
+        else (cell.with_reader(completed_readers), NOTHING)
     )

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.comparison.differences import Difference, How
 from pdflow.results.comparison.runs import Runs, SeedRuns
 from pdflow.results.comparison.seeds import LATENCIES, RATES
@@ -35,18 +35,18 @@ def letter(number: int) -> str:
 
 def legend(number: int, run: Runs) -> Text:
     """Whose figures a letter stands for."""
-    line = Text.assemble((f"{letter(number)}  ", "bold"), words.plain(str(run.path)))
+    line = Text.assemble((f"{letter(number)}  ", "bold"), formatting.plain(str(run.path)))
     if isinstance(run, SeedRuns):
         report = run.report
         interrupted = len(report.seeds) < report.asked
-        line.append(f"  {words.plain(report.name)}, {_seeds(report.seeds)}", style="dim")
+        line.append(f"  {formatting.plain(report.name)}, {_seeds(report.seeds)}", style="dim")
     else:
         interrupted = run.interrupted
         done = int(np.count_nonzero(run.done))
-        asked = f"{words.count(done)} of {words.count(len(run.done))} requests completed"
-        line.append(f"  {words.plain(run.name)}, seed {run.seed}, {asked}", style="dim")
+        asked = f"{formatting.count(done)} of {formatting.count(len(run.done))} requests completed"
+        line.append(f"  {formatting.plain(run.name)}, seed {run.seed}, {asked}", style="dim")
         if run.records.wrong_kv:
-            line.append(f"; {words.count(len(run.records.wrong_kv))} decoded with wrong KV", style="yellow")
+            line.append(f"; {formatting.count(len(run.records.wrong_kv))} decoded with wrong KV", style="yellow")
     return line.append("; interrupted, partial", style="yellow") if interrupted else line
 
 
@@ -54,8 +54,8 @@ def _seeds(seeds: Sequence[int]) -> str:
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
     if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
-        return f"{words.count(len(seeds))} seeds, {seeds[0]} to {seeds[-1]}"
-    return f"{words.count(len(seeds))} seeds"
+        return f"{formatting.count(len(seeds))} seeds, {seeds[0]} to {seeds[-1]}"
+    return f"{formatting.count(len(seeds))} seeds"
 
 
 def step_times(runs: Sequence[Runs]) -> Iterator[Text]:
@@ -63,7 +63,7 @@ def step_times(runs: Sequence[Runs]) -> Iterator[Text]:
     letters: dict[str, list[str]] = {}
     for number, run in enumerate(runs):
         for statement in run.report.costs if isinstance(run, SeedRuns) else run.costs:
-            letters.setdefault(words.plain(statement), []).append(letter(number))
+            letters.setdefault(formatting.plain(statement), []).append(letter(number))
     for statement, those in letters.items():
         yield Text(f"step times of {', '.join(those)}  {statement}", style="dim")
 
@@ -83,7 +83,7 @@ def table(number: int, differences: Mapping[str, Difference]) -> Table:
     for name, label in _labels(differences):
         it = differences[name]
         scale = 100.0 if name == "slo_attainment" else 1.0
-        digits = words.decimals_for(max(abs(it.before), abs(it.after)) * scale)
+        digits = formatting.decimals_for(max(abs(it.before), abs(it.after)) * scale)
         percent = "" if it.percent is None else _signed(it.percent, 1)
         rows.add_row(
             label,

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.figures.intervals import CONFIDENCE, Interval, of_mean
 from pdflow.results.table import LATENCY_COLUMNS
 
@@ -92,7 +92,7 @@ class SeedsReport:
             parts += ["", self._latencies(sign), "", self._others(sign)]
             if len(self.seeds) > 1 and all(len(set(it.values)) == 1 for it in self.figures.values()):
                 parts.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
-            parts += [Text(f"step times  {words.plain(statement)}", style="dim") for statement in self.costs]
+            parts += [Text(f"step times  {formatting.plain(statement)}", style="dim") for statement in self.costs]
         for part in parts:
             yield from console.render(part, options)
 
@@ -116,7 +116,7 @@ class SeedsReport:
             table.add_column(name, justify="right")
         for name in LATENCIES:
             row = [self.figures[f"{name}_{part}_ms"] for part in LATENCY_COLUMNS]
-            digits = words.decimals_for(max(it.mean for it in row))
+            digits = formatting.decimals_for(max(it.mean for it in row))
             table.add_row(name.upper(), *(it.text(sign, digits) for it in row))
         return table
 
@@ -126,7 +126,7 @@ class SeedsReport:
         table.add_column(justify="right")
         for name, label, scale in self._rows():
             it = self.figures[name]
-            table.add_row(label, it.text(sign, words.decimals_for(abs(it.mean) * scale), scale))
+            table.add_row(label, it.text(sign, formatting.decimals_for(abs(it.mean) * scale), scale))
         return table
 
     def _rows(self) -> Iterator[tuple[str, str, float]]:

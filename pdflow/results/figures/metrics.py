@@ -95,7 +95,7 @@ def measure(
     return Metrics(
         requests=len(records),
         warming=len(everything) - len(records),
-        outcomes={_WORDS[code]: int(np.count_nonzero(outcome == code)) for code in range(len(_WORDS))},
+        outcomes={_OUTCOMES[code]: int(np.count_nonzero(outcome == code)) for code in range(len(_OUTCOMES))},
         reasons=_reasons(records),
         attempts=sum(records.attempts),
         duration_ns=duration_ns,
@@ -132,12 +132,12 @@ def completed(records: Records) -> Served:
     return Served(arrival=arrival, first=first, last=last, output=output)
 
 
-_WORDS = ("completed", "failed", "cancelled", UNFINISHED)
+_OUTCOMES = ("completed", "failed", "cancelled", UNFINISHED)
 _OUTCOME_CODES: dict[str | None, int] = {"completed": 0, "failed": 1, "cancelled": 2, None: 3}
 
 
 def _outcome_codes(records: Records) -> npt.NDArray[np.int8]:
-    return np.array([_OUTCOME_CODES[word] for word in records.outcome], dtype=np.int8)
+    return np.array([_OUTCOME_CODES[outcome] for outcome in records.outcome], dtype=np.int8)
 
 
 def _reasons(records: Records) -> dict[str, dict[str, int]]:

@@ -38,9 +38,9 @@ class Quoted:
             found[f"std_{name}_ms"] = whole.std_ms
             values = spread.percentiles(samples, self.percents) or [0.0] * len(self.percents)
             for percent, value in zip(self.percents, values, strict=True):
-                found[f"p{_word(percent)}_{name}_ms"] = value / spread.NS_PER_MS
+                found[f"p{_percent_name(percent)}_{name}_ms"] = value / spread.NS_PER_MS
         return found
 
 
-def _word(percent: Fraction) -> str:
+def _percent_name(percent: Fraction) -> str:
     return str(int(percent)) if percent.denominator == 1 else str(float(percent))

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns, done_of, good_of
 from pdflow.results.comparison.seeds import Estimate, SeedsReport
 from pdflow.results.files.bench_json import CostStatement, statements
@@ -35,7 +35,7 @@ class UnreadableRunError(PdflowError):
 
     def __init__(self, path: Path, why: str) -> None:
         wanted = f"name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
-        super().__init__(words.plain(f"{path}: {why}; {wanted}, or with {SEEDS_NAME}"))
+        super().__init__(formatting.plain(f"{path}: {why}; {wanted}, or with {SEEDS_NAME}"))
 
 
 class _Bounds(msgspec.Struct):

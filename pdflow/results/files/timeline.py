@@ -158,9 +158,9 @@ class Stamps:
         for request in who[np.argsort(start[who], kind="stable")].tolist():
             begun, over = int(start[request]), int(end[request])
             parts, at = [], begun
-            for word, column in marks[kind]:
+            for label, column in marks[kind]:
                 until = min(max(at, int(column[request])), over)
-                parts.append((word, at, until))
+                parts.append((label, at, until))
                 at = until
             yield Span(begun, over, request, tuple(parts))
 
@@ -236,9 +236,9 @@ def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) 
             "ts": _us(span.start),
             "dur": _us(span.end - span.start),
         }
-        for word, start, end in span.parts:
+        for label, start, end in span.parts:
             if end > start:
-                yield {"ph": "X", **at, "name": word, "cat": kind, "ts": _us(start), "dur": _us(end - start)}
+                yield {"ph": "X", **at, "name": label, "cat": kind, "ts": _us(start), "dur": _us(end - start)}
         if span.request in arrows and kind in ("prefill", "decode"):
             flow = {"cat": "kv", "name": "KV", "id": span.request, "ts": _us(span.start)}
             yield {"ph": "s", **at, **flow} if kind == "prefill" else {"ph": "f", "bp": "e", **at, **flow}

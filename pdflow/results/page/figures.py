@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.chart import Axis, Chart
 from pdflow.results.page.curves import SLICES, Curve, distributions_ms, over_time
@@ -53,7 +53,7 @@ def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
     ]
     if not figures:
         return
-    each = words.duration(result.totals.duration_ns // SLICES)
+    each = formatting.duration(result.totals.duration_ns // SLICES)
     sentences = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
     never = [curve.name for curve in (*requests, *shares) if not any(curve.highest)]
     if never:
@@ -76,7 +76,7 @@ def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> 
     ]
     if 0 < warmup_s < seconds:
         drawn.append(chart.bound(warmup_s))
-    caption = words.percent(mean) if percent else f"{words.number(mean)} on average, {most:,.0f} at most"
+    caption = formatting.percent(mean) if percent else f"{formatting.number(mean)} on average, {most:,.0f} at most"
     return tag("figure", tag("figcaption", tag("b", curve.name), f": {caption}"), chart.picture(drawn, curve.name))
 
 

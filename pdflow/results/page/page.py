@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.figures import courses, distributions
 from pdflow.results.page.markup import Html, bar, joined, table, tag
@@ -61,8 +61,8 @@ def _sections(result: FinishedRun, scenario_text: str, recording: Recording | No
 def title(result: FinishedRun) -> Html:
     """What ran, and for how long."""
     about, metrics = result.about, result.metrics
-    requests = "1 request" if metrics.requests == 1 else f"{words.count(metrics.requests)} requests"
-    ran = f"{requests} in {words.duration(metrics.duration_ns)}, {about.world}"
+    requests = "1 request" if metrics.requests == 1 else f"{formatting.count(metrics.requests)} requests"
+    ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {about.world}"
     parts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
     return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
 
@@ -74,28 +74,29 @@ def verdict(result: FinishedRun) -> Html:
     if result.about.interrupted:
         lines.append(tag("p", tag("b", "Interrupted: what follows is of a part of the run.")))
     if metrics.slo is None:
-        rate = f"{words.number(metrics.per_second(metrics.completed))} requests/s"
+        rate = f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
         lines.append(tag("p", tag("b", rate), "; the scenario has no SLO."))
     else:
-        met = f"The SLO was met by {words.percent(metrics.slo.attainment)} of requests"
-        goodput = f": a goodput of {words.number(metrics.slo.goodput_rps)} requests/s."
+        met = f"The SLO was met by {formatting.percent(metrics.slo.attainment)} of requests"
+        goodput = f": a goodput of {formatting.number(metrics.slo.goodput_rps)} requests/s."
         lines.append(tag("p", tag("b", met), goodput))
     if not metrics.ttft.mean_ms:
         lines.append(tag("p", "No request got a first token, or none waited for it."))
     else:
         stage, spread = max(metrics.stages.items(), key=lambda item: item[1].mean_ms)
-        share = words.percent(spread.mean_ms / metrics.ttft.mean_ms).replace(" ", "\N{NO-BREAK SPACE}")
+        share = formatting.percent(spread.mean_ms / metrics.ttft.mean_ms).replace(" ", "\N{NO-BREAK SPACE}")
         lines.append(
             tag(
                 "p",
                 "The longest stage before the first token was ",
                 tag("b", stage),
-                f": {words.number(spread.mean_ms)} of a mean {words.number(metrics.ttft.mean_ms)} ms, {share}.",
+                f": {formatting.number(spread.mean_ms)} of a mean"
+                f" {formatting.number(metrics.ttft.mean_ms)} ms, {share}.",
             )
         )
-    lost = [f"{words.count(number)} {word}" for word, number in metrics.outcomes.items() if number]
+    lost = [f"{formatting.count(number)} {outcome}" for outcome, number in metrics.outcomes.items() if number]
     if metrics.completed < metrics.requests:
-        lines.append(tag("p", f"Of {words.count(metrics.requests)} requests: {', '.join(lost)}."))
+        lines.append(tag("p", f"Of {formatting.count(metrics.requests)} requests: {', '.join(lost)}."))
     return tag("div", *lines, class_="verdict")
 
 
@@ -116,16 +117,16 @@ def stages(result: FinishedRun) -> Iterator[Html]:
     whole = result.metrics.ttft.mean_ms
     if not whole:
         return
-    digits = words.decimals_for(whole)
+    digits = formatting.decimals_for(whole)
     rows, begin = [], 0.0
     for stage, spread in result.metrics.stages.items():
         end = begin + spread.mean_ms
         mean, p50, p99 = (f"{value:,.{digits}f}" for value in (spread.mean_ms, spread.p50_ms, spread.p99_ms))
-        share = words.percent(spread.mean_ms / whole)
+        share = formatting.percent(spread.mean_ms / whole)
         rows.append((stage, bar(begin / whole, end / whole), mean, share, p50, p99))
         begin = end
     yield tag("h2", "Where the time to first token went")
-    yield table(["stage", "on average", "mean ms", "share", "p50", "p99"], rows, words=2)
+    yield table(["stage", "on average", "mean ms", "share", "p50", "p99"], rows, text_columns=2)
 
 
 def _use(result: FinishedRun) -> Iterator[Html]:
@@ -134,40 +135,40 @@ def _use(result: FinishedRun) -> Iterator[Html]:
         rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
         heads = ["engine", "share of the run in a step", "busy", "GPUs", "KV blocks in use at most", "of"]
         yield tag("h2", "Engines")
-        yield table(heads, rows[:ROWS_SHOWN], words=2)
+        yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
     links = totals.busiest_links(len(totals.links))
     if links:
         yield tag("h2", "Links")
         rows = [_link_row(link, totals.duration_ns) for link in links]
         heads = ["link", "share of what it could carry", "used", "carried", "something on it"]
-        yield table(heads, rows[:ROWS_SHOWN], words=2)
+        yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
 
 
 def _engine_row(engine: EngineTotals, duration_ns: int) -> tuple[str, ...]:
     busy = engine.busy_share(duration_ns)
-    blocks = words.count(engine.kv_blocks) if engine.kv_blocks else "unlimited"
-    peak = words.count(engine.peak_kv_blocks)
-    return engine.name, bar(0, busy), words.percent(busy), words.count(engine.gpus), peak, blocks
+    blocks = formatting.count(engine.kv_blocks) if engine.kv_blocks else "unlimited"
+    peak = formatting.count(engine.peak_kv_blocks)
+    return engine.name, bar(0, busy), formatting.percent(busy), formatting.count(engine.gpus), peak, blocks
 
 
 def _link_row(link: LinkTotals, duration_ns: int) -> tuple[str, ...]:
     used = link.utilisation(duration_ns)
-    shown = words.percent(used) if link.capacity_bytes_per_s else "unlimited"
-    return link.name, bar(0, used), shown, words.size(link.bytes), words.percent(link.busy_share(duration_ns))
+    shown = formatting.percent(used) if link.capacity_bytes_per_s else "unlimited"
+    return link.name, bar(0, used), shown, formatting.size(link.bytes), formatting.percent(link.busy_share(duration_ns))
 
 
 def _more(rows: Sequence[object]) -> Iterator[Html]:
     if len(rows) > ROWS_SHOWN:
-        yield tag("p", f"{words.count(len(rows) - ROWS_SHOWN)} more are in results.json.", class_="dim")
+        yield tag("p", f"{formatting.count(len(rows) - ROWS_SHOWN)} more are in results.json.", class_="dim")
 
 
 def _costs(result: FinishedRun) -> Iterator[Html]:
     if result.about.costs:
         rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.about.costs]
         yield tag("h2", "Step times, and how wrong they may be")
-        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], words=4)
+        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
         yield from _more(rows)
 
 
@@ -180,4 +181,4 @@ def _origin(result: FinishedRun, scenario_text: str) -> Iterator[Html]:
     if scenario_text:
         yield tag("pre", tag("code", scenario_text[:SCENARIO_SHOWN]))
     if len(scenario_text) > SCENARIO_SHOWN:
-        yield tag("p", f"Cut after {words.count(SCENARIO_SHOWN)} characters.", class_="dim")
+        yield tag("p", f"Cut after {formatting.count(SCENARIO_SHOWN)} characters.", class_="dim")

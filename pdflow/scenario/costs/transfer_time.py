@@ -75,14 +75,14 @@ class Crossover:
 
     def thresholds(self, decode: Pool) -> tuple[int, ...]:
         """The longest prompts that stay at an engine of that pool, by the legs that are open there."""
-        ways = [self.way(pool, decode) for pool in self.scenario.pools if pool.role == "prefill"]
+        routes = [self.route(pool, decode) for pool in self.scenario.pools if pool.role == "prefill"]
         most = kv_tokens_of(self.scenario.model, decode) // decode.block_size * decode.block_size
-        return thresholds(self.stage(decode), ways, decode.max_num_seqs, most)
+        return thresholds(self.stage(decode), routes, decode.max_num_seqs, most)
 
     def stage(self, pool: Pool) -> EngineSteps:
         return EngineSteps(self.costs[pool.name], pool.step_tokens)
 
-    def way(self, p: Pool, d: Pool) -> TransferRoute:
+    def route(self, p: Pool, d: Pool) -> TransferRoute:
         """Through a prefill engine: its steps, and its KV's way from its first rank."""
         scenario, network = self.scenario, self.scenario.network
         lanes = min(p.tp * p.pp, d.tp) * network.nics_per_rank

@@ -122,9 +122,9 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
         return None, found + list(_complaints(error, ()))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " (did you mean X?)", or nothing where nothing is close."""
-    close = difflib.get_close_matches(word, sorted(known), n=1)
+    close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -187,7 +187,7 @@ def _with_links(
     where = os.path.normpath(links_file)
     values: Any = None
     try:
-        text = _text_beside(links_file, "TOML")
+        text = _read_text(links_file, "TOML")
         values = _parse(where, text).get("values")
         wrong = None if isinstance(values, Mapping) else "has no table [values], as a link preset must"
     except _UnreadableError as error:
@@ -208,7 +208,7 @@ class _UnreadableError(Exception):
     """What is wrong with a file that a scenario names, to be said behind its name."""
 
 
-def _text_beside(path: Path, form: str) -> str:
+def _read_text(path: Path, form: str) -> str:
     """The text of a file that a scenario names, of that form. Raises _UnreadableError."""
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
@@ -230,7 +230,7 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
 
     config_file = Path(file).parent / name
     try:
-        return read_transfer_config(_text_beside(config_file, "JSON"), document).not_overridden_by(document), []
+        return read_transfer_config(_read_text(config_file, "JSON"), document).not_overridden_by(document), []
     except (TransferConfigError, _UnreadableError) as error:
         wrong = str(error)
     return None, [Complaint(("transfer", "config"), f'"{name}" {wrong}')]

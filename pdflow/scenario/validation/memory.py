@@ -39,12 +39,12 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
         need = bytes_per_gpu(kept, channels)
         if need + buffer > left:
             most = most_peers(left - buffer, channels)
-            beside = f" beside the buffer's {buffer / 1e9:.1f}" if buffer > 1 << 20 else ""
+            buffer_note = f" beside the buffer's {buffer / 1e9:.1f}" if buffer > 1 << 20 else ""
             yield Complaint(
                 (*path, "gpu_memory_utilization"),
                 f"is {pool.gpu_memory_utilization:g}, which leaves {left / 1e9:.1f} GB of each GPU, and groups with "
-                f"{kept} peers take {need / 1e9:.1f} GB of it{beside} (nccl_num_channels {channels}); expected less, "
-                f"or at most {most} {'peers' if kept == peers else 'groups (nccl_max_groups)'}",
+                f"{kept} peers take {need / 1e9:.1f} GB of it{buffer_note} (nccl_num_channels {channels}); expected "
+                f"less, or at most {most} {'peers' if kept == peers else 'groups (nccl_max_groups)'}",
             )
 
 

@@ -206,8 +206,8 @@ def _values(pieces: Iterable[str], complaints: Complaints) -> Iterator[tuple[int
         except RecursionError:
             raise complaints.refuse(line, "an entry is nested too deeply to be read") from None
         except json.JSONDecodeError as error:
-            cut = error.msg.startswith("Unterminated") or error.pos >= len(text) - _NEAR_END
-            if ended or not cut:
+            truncated = error.msg.startswith("Unterminated") or error.pos >= len(text) - _NEAR_END
+            if ended or not truncated:
                 raise complaints.refuse(line + text.count("\n", at, error.pos), f"is not JSON: {error.msg}") from None
             if len(text) - at > LONGEST_ENTRY:
                 raise complaints.refuse(line, f"an entry has no end after {LONGEST_ENTRY:,} characters") from None

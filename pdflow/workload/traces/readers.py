@@ -75,8 +75,8 @@ def read_clients(trace: Trace, base_dir: Path) -> list[servegen.ServegenClient]:
     clients: list[servegen.ServegenClient] = []
     problems: list[Problem] = []
     for one in paths:
-        beside = one.with_name(one.name.replace("trace", "dataset")).with_suffix(".json")
-        dataset = beside if trace.dataset is None else base_dir / trace.dataset
+        default_dataset = one.with_name(one.name.replace("trace", "dataset")).with_suffix(".json")
+        dataset = default_dataset if trace.dataset is None else base_dir / trace.dataset
         try:
             with _opened(one, "ServeGen client's trace") as file:
                 windows = servegen.read_windows(_whole(_pieces(file), str(one)), str(one))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from pdflow.errors import PdflowError
-from pdflow.results import words
+from pdflow.results import formatting
 
 LONGEST_LINE: Final = 16 << 20
 """Bytes of one event."""
@@ -76,7 +76,7 @@ class AnswerReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BrokenAnswerError(f"an event is not OpenAI's: {plain(str(error))}") from None
         if event.error is not None:
-            raise BrokenAnswerError(in_words(event.error))
+            raise BrokenAnswerError(error_text(event.error))
         if event.usage is not None:
             self._told = event.usage.completion_tokens
             self.prompt_tokens = event.usage.prompt_tokens
@@ -133,11 +133,11 @@ def refusal(status: int, body: bytes) -> str:
         decoded = _decode_any(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         decoded = body.decode("utf-8", "replace").strip()
-    told = in_words(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
+    told = error_text(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
     return f"HTTP {status}: {told}" if told else f"HTTP {status}"
 
 
-def in_words(error: Any) -> str:
+def error_text(error: Any) -> str:
     """OpenAI's error object, or whatever stands in its place."""
     message = error.get("message", error) if isinstance(error, dict) else error
     return plain(str(message))
@@ -145,5 +145,5 @@ def in_words(error: Any) -> str:
 
 def plain(text: str) -> str:
     """Somebody else's words, as one short line."""
-    line = words.plain(text.replace("\n", " "))
+    line = formatting.plain(text.replace("\n", " "))
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"

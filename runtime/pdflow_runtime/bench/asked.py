@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.figures.quoted import LATENCIES, Quoted
 from pdflow.scenario.schema.scenario import Slo
 
@@ -25,7 +25,7 @@ class AskedError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, message: str) -> None:
-        super().__init__(words.plain(message))
+        super().__init__(formatting.plain(message))
 
 
 @attrs.frozen(kw_only=True)

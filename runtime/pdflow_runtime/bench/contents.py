@@ -17,7 +17,7 @@ _SPREAD: Final = 127
 """Token ids are from FIRST_TOKEN to FIRST_TOKEN + _SPREAD."""
 _PER_DRAW: Final = 8
 
-WORDS: Final = (
+VOCABULARY_WORDS: Final = (
     *("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not"),
     *("he", "his", "but", "at", "are", "this", "have", "from", "or", "had", "an", "they", "which", "one", "you"),
 )
@@ -72,4 +72,4 @@ class Conversation:
 
 def as_text(tokens: list[int]) -> str:
     """A text of as many words, for an API that takes no tokens."""
-    return " ".join(WORDS[token % len(WORDS)] for token in tokens)
+    return " ".join(VOCABULARY_WORDS[token % len(VOCABULARY_WORDS)] for token in tokens)

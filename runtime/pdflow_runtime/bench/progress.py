@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.protocol.values import Instant, S
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow_runtime.bench.ledger import Ledger
 
 WINDOW_NS: Final = 10 * S
@@ -48,7 +48,7 @@ class BenchProgress:
         done, last = self.look()
         line = Table.grid(padding=(0, 2, 0, 0))
         bar = [] if self.whole is None else [ProgressBar(total=self.whole, completed=self.ledger.ended, width=20)]
-        line.add_row(Text(words.plain(self.name), "bold"), *bar, Text(done))
+        line.add_row(Text(formatting.plain(self.name), "bold"), *bar, Text(done))
         return Group(line, Text(last, style="dim"))
 
     def look(self) -> tuple[str, str]:
@@ -62,16 +62,16 @@ class BenchProgress:
         latencies = [both for number in numbers if (both := ledger.records.latencies_ms(number)) is not None]
         ttft, tpot = sorted(both[0] for both in latencies), sorted(both[1] for both in latencies if both[1] is not None)
         lost = sum(ledger.records.outcome[number] != "completed" for number in numbers)
-        done = words.count(ledger.ended) + ("" if self.whole is None else f" of {words.count(self.whole)}")
-        open_now = words.count(len(ledger.records) - ledger.ended)
+        done = formatting.count(ledger.ended) + ("" if self.whole is None else f" of {formatting.count(self.whole)}")
+        open_now = formatting.count(len(ledger.records) - ledger.ended)
         passed = max(min(now, WINDOW_NS), 1)
         last = (
-            f"last {words.duration(passed)}: {words.number(len(numbers) * S / passed)}/s ended"
-            f"{f', {words.count(lost)} without an answer' if lost else ''},"
+            f"last {formatting.duration(passed)}: {formatting.number(len(numbers) * S / passed)}/s ended"
+            f"{f', {formatting.count(lost)} without an answer' if lost else ''},"
             f" TTFT p50 {_at(ttft, 50)} p99 {_at(ttft, 99)}, TPOT p50 {_at(tpot, 50)}"
         )
-        return f"{done} requests in {words.duration(now)}, {open_now} open", last
+        return f"{done} requests in {formatting.duration(now)}, {open_now} open", last
 
 
 def _at(ordered: Sequence[float], percent: int) -> str:
-    return f"{words.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"
+    return f"{formatting.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"

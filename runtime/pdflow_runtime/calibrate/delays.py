@@ -180,8 +180,8 @@ def line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     if len({x for x, _ in points}) == 1:
         return typical([y for _, y in points]), 0.0
     ordered = sorted(points, key=lambda point: point[0])
-    cuts = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
-    parts = [ordered[low:high] for low, high in pairwise(cuts) if low < high]
+    bounds = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
+    parts = [ordered[low:high] for low, high in pairwise(bounds) if low < high]
     means = [(fmean(x for x, _ in part), typical([y for _, y in part])) for part in parts]
     found = [(x, y) for x, y in means if y > 0]
     if not found:

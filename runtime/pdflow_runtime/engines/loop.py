@@ -135,8 +135,8 @@ class LiveEngine:
         """Begin no step from now on."""
         self._held = True
 
-    def let_go(self) -> None:
-        """Begin them again."""
+    def resume(self) -> None:
+        """Begin steps again."""
         self._held = False
         self._bell.set()
 

@@ -25,7 +25,7 @@ from pdflow_runtime.engines.job import LayerDone, Logprobs, Sampled, Work
 from pdflow_runtime.engines.shards import Shard, shards
 
 WORD_BYTES: Final = 8
-WORDS: Final = 2
+CELL_WORDS: Final = 2
 MASK: Final = 2**64 - 1
 START: Final = 0x9E3779B97F4A7C15
 """The tag before the first token."""
@@ -41,7 +41,7 @@ class SyntheticRunner:
     def __init__(
         self, cost: StepCost, shape: KvShape, memories: Seq[RankMemory], regions: Seq[memoryview], vocab_size: int
     ) -> None:
-        if shape.cell_bytes < WORDS * WORD_BYTES or shape.cell_bytes % WORD_BYTES:
+        if shape.cell_bytes < CELL_WORDS * WORD_BYTES or shape.cell_bytes % WORD_BYTES:
             raise ModelError(f"{shape.cell_bytes} bytes per head and token: synthetic KV needs 16, 24, 32 or so")
         self.wrong = 0
         """Steps of sequences whose KV was not what it should have been."""
@@ -49,7 +49,7 @@ class SyntheticRunner:
         self._block_size: Final = shape.block_size
         self._layers: Final = shape.num_layers
         self._choices: Final = vocab_size - SPECIAL
-        self._views: Final = [_words(memory, region) for memory, region in zip(memories, regions, strict=True)]
+        self._views: Final = [_word_view(memory, region) for memory, region in zip(memories, regions, strict=True)]
         self._salts: Final = [_salts(shard, shape.tensors_per_layer) for shard in shards(shape, memories)]
         self._until: Instant = 0
 
@@ -138,7 +138,7 @@ def _salts(shard: Shard, tensors: int) -> Any:
     return np.array(numbers, dtype=np.uint64)
 
 
-def _words(memory: RankMemory, region: memoryview) -> Any:
+def _word_view(memory: RankMemory, region: memoryview) -> Any:
     """`[layers, tensors, blocks, heads, block_size, 2]`: the first words of each cell of a rank."""
     cell, tensors = memory.cell_bytes, memory.tensors_per_layer
     planes = [memory.plane_address(layer, tensor, 0) for layer in range(memory.num_layers) for tensor in range(tensors)]
@@ -146,7 +146,7 @@ def _words(memory: RankMemory, region: memoryview) -> Any:
     assert planes == [planes[0] + index * step for index in range(len(planes))]
     head, token = (memory.block_size * cell, cell) if memory.order == "HND" else (cell, memory.num_heads * cell)
     return np.ndarray(
-        (memory.num_layers, tensors, memory.num_blocks, memory.num_heads, memory.block_size, WORDS),
+        (memory.num_layers, tensors, memory.num_blocks, memory.num_heads, memory.block_size, CELL_WORDS),
         dtype="<u8",
         buffer=region,
         offset=planes[0],

@@ -124,7 +124,7 @@ class Exchange:
             self._client.keep(self._address, self._sock)
         else:
             close(self._sock)
-        self._response.let_go()
+        self._response.close()
 
 
 def _authority(host: str, port: int) -> bytes:

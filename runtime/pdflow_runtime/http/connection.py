@@ -70,7 +70,7 @@ class Connection:
                 await self._answer()
                 nursery.cancel_scope.cancel()
         finally:
-            self._parser.let_go()
+            self._parser.close()
             close(self._sock)
 
     async def _read(self) -> None:

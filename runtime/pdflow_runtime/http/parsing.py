@@ -64,7 +64,7 @@ class RequestParser:
             if self._head_fed > self._limits.head_bytes:
                 self._refuse(self._head_too_large())
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Nothing more is asked of it. Breaks the ring with httptools: else it lives until a collector comes by."""
         del self._parser
 

@@ -122,7 +122,7 @@ class Response:
                 raise UpstreamError("too large", f"an answer of over {limit_bytes} bytes", began=True)
         return b"".join(self._body)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Nothing more is asked of it. Breaks the ring with its parser: else it lives until a collector comes by."""
         del self._parser
 

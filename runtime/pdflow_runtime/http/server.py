@@ -55,8 +55,8 @@ class Server:
     async def run(self) -> None:
         # An answer may shield itself from a cancellation, and the pump then goes on for it.
         pumping = trio.CancelScope(shield=True)
-        async with trio.open_nursery() as beside:
-            beside.start_soon(self._pump.run, pumping)
+        async with trio.open_nursery() as pump_nursery:
+            pump_nursery.start_soon(self._pump.run, pumping)
             try:
                 await self._serve()
             finally:

@@ -22,7 +22,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, shown
 from pdflow_runtime.nodes.kv_params import Coordinates, read_decode
-from pdflow_runtime.router.answer_text import Words
+from pdflow_runtime.router.answer_text import AnswerText
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.security.signed import Gate
 
@@ -153,7 +153,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome
     ) -> AsyncGenerator[AnswerPiece, None]:
         """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
-        words = Words(self.prompts, asked)
+        answer_text = AnswerText(self.prompts, asked)
         before = True
         async for item in leg.receive_channel:
             if not isinstance(item, Token):
@@ -161,9 +161,9 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
             if before and pair.first is not None:
                 first = pair.first
                 logprobs = None if first.logprob is None else Logprobs(first.logprob, first.top)
-                yield words.piece(first.token, logprobs, None)
+                yield answer_text.piece(first.token, logprobs, None)
             before = False
-            piece = words.piece(item.token, item.logprobs, item.ending)
+            piece = answer_text.piece(item.token, item.logprobs, item.ending)
             yield piece
             if piece.ending is not None:
                 return

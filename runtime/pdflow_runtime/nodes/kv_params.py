@@ -81,7 +81,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         block_size=shards.block_size,
         digest=params.digest,
         weights=params.weights,
-        lease=tuple((word.index, word.word) for word in params.words),
+        lease=tuple((lease_word.index, lease_word.value) for lease_word in params.rank_words),
     )
     about: dict[str, Any] = {
         "remote_engine_id": engine,
@@ -122,7 +122,7 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         parsed.remote_request_id,
         parsed.remote_num_tokens or 0,
         tuple(parsed.remote_block_ids or ()),
-        tuple(LeaseWord(index, word) for index, word in extras.lease),
+        tuple(LeaseWord(index, value) for index, value in extras.lease),
         extras.digest,
         extras.weights,
     )

@@ -82,11 +82,11 @@ class LiveLayeredPrefillNode(LivePrefillNode):
         ranks = list(self.ranks.values())
         for rank in ranks if effect.rank is None else (ranks[effect.rank],):
             if effect.piece.layer in rank.layers:
-                rank.orders.offer(effect.handle, own_piece(rank, effect.piece))
+                rank.transfers.offer(effect.handle, own_piece(rank, effect.piece))
 
     def withdraw_pieces(self, port: Port, effect: WithdrawPieces) -> None:
         for rank in self.ranks.values():
-            rank.orders.withdraw(effect.handle)
+            rank.transfers.withdraw(effect.handle)
 
     def copy_out(self, port: Port, effect: CopyOut) -> None:
         leg, piece = self.legs[effect.handle], effect.piece
@@ -115,7 +115,7 @@ class LiveLayeredPrefillNode(LivePrefillNode):
         self.engine.hold()
 
     def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
-        self.engine.let_go()
+        self.engine.resume()
 
 
 def own_piece(rank: Rank, piece: Piece) -> Piece:

@@ -167,7 +167,7 @@ def shape_of(scenario: ResolvedScenario, pool: Pool) -> KvShape:
     cluster's: a layer for each pipeline stage, a head for each rank, two words for each token."""
     if not is_synthetic(scenario):
         return kv_shape_of(scenario.model, pool)
-    stages, heads = (max(getattr(other, cut) for other in scenario.pools) for cut in ("pp", "tp"))
+    stages, heads = (max(getattr(other, axis) for other in scenario.pools) for axis in ("pp", "tp"))
     return KvShape(stages, heads, head_dim=4, bytes_per_value=4, block_size=pool.block_size)
 
 

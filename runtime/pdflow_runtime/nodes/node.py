@@ -63,7 +63,7 @@ class LiveNode:
         self._bell = trio.Event()
         self._frames = trio.Semaphore(MOST_FRAMES)
         self._offered = 0
-        self._grants_due = False
+        self._admission_due = False
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int) -> Port:
         port = Port(address, endpoint, incarnation)
@@ -104,12 +104,12 @@ class LiveNode:
         self._offered += 1
         self.put(port, event)
 
-    def grant_soon(self) -> None:
+    def admit_soon(self) -> None:
         """Ask who has room when all that has happened is handled: it may be the end of who would be next."""
-        self._grants_due = True
+        self._admission_due = True
         self._bell.set()
 
-    def grants(self, now: Instant) -> Iterable[tuple[Port, Any]]:
+    def admissions(self, now: Instant) -> Iterable[tuple[Port, Any]]:
         """Who has room now, where a node keeps any: what its endpoints are told."""
         return ()
 
@@ -136,7 +136,7 @@ class LiveNode:
     def turn(self, now: Instant) -> None:
         """All that has come, then who has room now, and then the deadlines that are due, each with all that follows."""
         self._drain(now)
-        self._grant(now)
+        self._admit_waiting(now)
         for _ in range(self._offered):
             self._frames.release()
         self._offered = 0
@@ -145,12 +145,12 @@ class LiveNode:
             port.armed = NEVER
             self._queue.append((port, TIME_REACHED))
             self._drain(now)
-            self._grant(now)
+            self._admit_waiting(now)
 
-    def _grant(self, now: Instant) -> None:
-        while self._grants_due:
-            self._grants_due = False
-            self._queue.extend(self.grants(now))
+    def _admit_waiting(self, now: Instant) -> None:
+        while self._admission_due:
+            self._admission_due = False
+            self._queue.extend(self.admissions(now))
             self._drain(now)
 
     def _drain(self, now: Instant) -> None:

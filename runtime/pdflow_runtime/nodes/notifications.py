@@ -15,11 +15,11 @@ from pdflow.protocol.wire.strict import decode_done, encode_frame
 LIFE_BYTES: Final = 8
 
 
-def notice_of(incarnation: int, done: Done) -> bytes:
+def notification_of(incarnation: int, done: Done) -> bytes:
     return incarnation.to_bytes(LIFE_BYTES, "big") + encode_frame(done)
 
 
-def read_notice(notice: bytes) -> tuple[int, Done] | Malformed:
+def read_notification(notification: bytes) -> tuple[int, Done] | Malformed:
     """The writer's incarnation, and what it says."""
-    done = decode_done(notice[LIFE_BYTES:])
-    return done if isinstance(done, Malformed) else (int.from_bytes(notice[:LIFE_BYTES], "big"), done)
+    done = decode_done(notification[LIFE_BYTES:])
+    return done if isinstance(done, Malformed) else (int.from_bytes(notification[:LIFE_BYTES], "big"), done)

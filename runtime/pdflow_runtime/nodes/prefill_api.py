@@ -13,7 +13,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, shown
 from pdflow_runtime.nodes.kv_params import decode_json, read_prefill
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
-from pdflow_runtime.router.answer_text import Words
+from pdflow_runtime.router.answer_text import AnswerText
 
 
 class PrefillApi(EngineApi[LivePrefillNode]):
@@ -52,7 +52,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         asked, answer = whole.asked, whole.answer
         token = leg.token
         assert token is not None, "it was to be told"
-        piece = Words(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
+        piece = AnswerText(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
         ends = piece.ending is not None
         used = usage(len(leg.job.tokens), 1)
         if asked.stream:

@@ -228,8 +228,8 @@ class LivePrefillNode(LiveEngineNode):
         self.event_log.passed(leg.request_id, "prefill", at)
 
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
-        for rank, word in zip(self.ranks.values(), effect.params.words, strict=False):
-            rank.expose(word)
+        for rank, lease_word in zip(self.ranks.values(), effect.params.rank_words, strict=False):
+            rank.expose(lease_word)
         self.legs[effect.params.xid].answer(effect.params)
 
     def end(self, port: Port, effect: EndPrefill) -> None:
@@ -267,7 +267,7 @@ class LivePrefillNode(LiveEngineNode):
         self.ranks[port.address].write(effect)
 
     def stop_write(self, port: Port, effect: StopWrite) -> None:
-        self.ranks[port.address].orders.stop(effect.op)
+        self.ranks[port.address].transfers.stop(effect.op)
 
     def bump(self, port: Port, effect: BumpWord) -> None:
-        self.ranks[port.address].bump(effect.word)
+        self.ranks[port.address].bump(effect.lease_word)

@@ -22,7 +22,7 @@ from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
-from pdflow_runtime.nodes.ranks import Beside, LayoutBook, Rank
+from pdflow_runtime.nodes.ranks import LayoutBook, Rank, StagingFactory
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls
@@ -43,7 +43,7 @@ class Place:
     dtype: str = ""
     """That KV is computed and kept in; "" if it is not known: KV of synthetic engines, or in a store whose scenario
     does not say it."""
-    beside: Beside | None = None
+    staging_factory: StagingFactory | None = None
     """What a rank keeps beside its blocks."""
     leases: int | None = None
     """How many may be open at once, unless blocks say so."""
@@ -91,7 +91,7 @@ class RankedNode(LiveNode):
             self.transport,
             partial(self.put, port),
             place.incarnation,
-            place.beside,
+            place.staging_factory,
             place.leases,
             owner,
             place.dtype,
@@ -99,7 +99,7 @@ class RankedNode(LiveNode):
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means
             assert endpoint.store.context.done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
-        rank.orders.event_log = self.event_log
+        rank.transfers.event_log = self.event_log
         rank.lost = partial(self.links.lose, address)
         return rank
 

@@ -33,13 +33,13 @@ from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow_runtime.nodes.notifications import read_notice
+from pdflow_runtime.nodes.notifications import read_notification
 from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
 from pdflow_runtime.transports.base import (
     Ended,
     Fenced,
     Flushed,
-    Noticed,
+    NotificationArrived,
     PeerGone,
     Stopped,
     Tell,
@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 WORD_BYTES: Final = 8
 PAGE_BYTES: Final = 4096
 
-Beside: TypeAlias = Callable[[RankMemory, int], Room]
-"""What a method keeps beside a rank's blocks: their memory, and where its own begins."""
+StagingFactory: TypeAlias = Callable[[RankMemory, int], Room]
+"""Makes the staging memory of a rank, given the memory of its blocks and where the staging memory begins."""
 
 
 class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
@@ -106,8 +106,9 @@ class LayoutBook:
 class Rank:
     """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
     given; `put` hands an event to this rank's endpoint; `incarnation` is the engine's in this life;
-    `beside`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so; `owner`, the
-    rank of this process whose memory this one's is, if it has none of its own; `dtype`, of its KV, if that is known."""
+    `staging_factory`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so;
+    `owner`, the rank of this process whose memory this one's is, if it has none of its own; `dtype`, of its KV, if that
+    is known."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Rank:
         transport: Callable[[Address, Tell], Transport],
         put: Callable[[Any], None],
         incarnation: int,
-        beside: Beside | None = None,
+        staging_factory: StagingFactory | None = None,
         slots: int | None = None,
         owner: Rank | None = None,
         dtype: str = "",
@@ -135,7 +136,9 @@ class Rank:
         self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
         self.slots: Final = num_blocks + 1 if slots is None else slots
         end = self.words_at + self.slots * WORD_BYTES
-        self.room: Final = None if beside is None else beside(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
+        self.room: Final = (
+            None if staging_factory is None else staging_factory(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
+        )
         self.transport: Final = transport(self.address, self.heard)
         nbytes = end if self.room is None else end_of(self.room)
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
@@ -153,12 +156,14 @@ class Rank:
         """Who has flushed a peer, in order, and is told how that ended."""
         self._void: dict[Address, int] = {}
         """By peer: see About. None where the transport refuses old generations itself."""
-        self._words: dict[int, Op] = {}
+        self._word_reads: dict[int, Op] = {}
         """Words that are being read, by the number that the transport knows."""
-        self.orders: Final = InFlightTransfers(self.transport, self._numbers, self._way, put, incarnation, self._flush)
+        self.transfers: Final = InFlightTransfers(
+            self.transport, self._numbers, self._plan, put, incarnation, self._flush
+        )
 
     def measured_by(self, meter: TransferMeter) -> None:
-        self.meter = self.orders.meter = meter
+        self.meter = self.transfers.meter = meter
 
     def about(self, peer: Address) -> bytes:
         """For this peer's `meet`."""
@@ -216,10 +221,10 @@ class Rank:
     # The endpoint's effects. None waits.
 
     def write(self, effect: PostWrite) -> None:
-        self.orders.write(effect, self.address)
+        self.transfers.write(effect, self.address)
 
     def read(self, effect: PostRead) -> None:
-        self.orders.read(effect, self.address)
+        self.transfers.read(effect, self.address)
 
     def read_word(self, effect: ReadWord) -> None:
         about = self.peers.get(effect.source)
@@ -228,12 +233,12 @@ class Rank:
             return
         at = about.words_at + effect.index % about.slots * WORD_BYTES
         number = next(self._numbers)
-        self._words[number] = effect.op
+        self._word_reads[number] = effect.op
         self.transport.read_word(number, effect.source, at)
 
     def fence(self, peer: Address, newest_generation: int) -> None:
         """Nothing that was to be written there is written any more, nor anything from there into what was granted."""
-        self.orders.cut_off(peer)
+        self.transfers.disconnect(peer)
         if self.transport.fences == "close":
             self._void[peer] = max(newest_generation, self._void.get(peer, -1))
         self.transport.fence(peer, newest_generation)
@@ -247,15 +252,15 @@ class Rank:
         self._flushes.setdefault(peer, deque()).append(then)
         self.transport.flush(peer)
 
-    def expose(self, word: LeaseWord) -> None:
+    def expose(self, lease_word: LeaseWord) -> None:
         """Readers find this word from now on."""
-        at = self._slot(word)
-        self.view[at : at + WORD_BYTES] = word.word.to_bytes(WORD_BYTES, "little")
+        at = self._slot(lease_word)
+        self.view[at : at + WORD_BYTES] = lease_word.value.to_bytes(WORD_BYTES, "little")
 
-    def bump(self, word: LeaseWord) -> None:
+    def bump(self, lease_word: LeaseWord) -> None:
         """Whoever reads it from now on learns that it is over; unless another lease has the slot by now."""
-        at = self._slot(word)
-        if self.view[at : at + WORD_BYTES] == word.word.to_bytes(WORD_BYTES, "little"):
+        at = self._slot(lease_word)
+        if self.view[at : at + WORD_BYTES] == lease_word.value.to_bytes(WORD_BYTES, "little"):
             self.view[at : at + WORD_BYTES] = bytes(WORD_BYTES)
 
     # Between its blocks and what is beside them.
@@ -294,13 +299,13 @@ class Rank:
     def heard(self, event: TransportEvent) -> None:
         match event:
             case Ended(number, ok):
-                self.orders.ended(number, ok)
-            case WordArrived(number, word):
-                self._put(WordRead(self._words.pop(number), word))
+                self.transfers.ended(number, ok)
+            case WordArrived(number, value):
+                self._put(WordRead(self._word_reads.pop(number), value))
             case Stopped(number):
-                self.orders.recalled(number)
-            case Noticed(peer, notice):
-                self._noticed(peer, notice)
+                self.transfers.recalled(number)
+            case NotificationArrived(peer, notification):
+                self._notification_arrived(peer, notification)
             case Fenced(peer):
                 self.peers.pop(peer, None)
                 self._put(FenceEnded(peer))
@@ -309,12 +314,12 @@ class Rank:
             case PeerGone(peer):
                 self.peers.pop(peer, None)
                 # What waits for pieces or lanes must not go on into whatever life of it is met next.
-                self.orders.cut_off(peer)
+                self.transfers.disconnect(peer)
                 self.lost(peer)
 
-    def _noticed(self, peer: Address, notice: bytes) -> None:
+    def _notification_arrived(self, peer: Address, notification: bytes) -> None:
         """DONE, behind its data."""
-        decoded = read_notice(notice)
+        decoded = read_notification(notification)
         if isinstance(decoded, Malformed):
             log.warning("%s: a notification of %s is dropped: %s", self.address, peer, decoded.reason)
             if self.meter is not None:
@@ -323,24 +328,24 @@ class Rank:
         incarnation, done = decoded
         self._put(Received(peer, incarnation, done))
 
-    def _slot(self, word: LeaseWord) -> int:
-        return self.words_at + word.index % self.slots * WORD_BYTES
+    def _slot(self, lease_word: LeaseWord) -> int:
+        return self.words_at + lease_word.index % self.slots * WORD_BYTES
 
     # From where to where.
 
-    def _way(self, op: Op, p: Address, d: Address, blocks: Sequence[int], grant: Register) -> TransferPlan:
-        """See `orders.FindWay`. What is sent from beside the blocks may have its place only when it is sent."""
-        start, stop = grant.token_start, grant.token_start + grant.num_tokens
+    def _plan(self, op: Op, p: Address, d: Address, blocks: Sequence[int], registration: Register) -> TransferPlan:
+        """See `transfers.MakePlan`. What is sent from beside the blocks may have its place only when it is sent."""
+        start, stop = registration.token_start, registration.token_start + registration.num_tokens
         p_about, d_about = self._known(p), self._known(d)
-        if grant.target.generation <= d_about.void_generation:
-            raise LayoutError(f"{d} has fenced {p} since it granted generation {grant.target.generation}")
+        if registration.target.generation <= d_about.void_generation:
+            raise LayoutError(f"{d} has fenced {p} since it granted generation {registration.target.generation}")
         pair = self._layouts.pair(p_about.shards, d_about.shards, op.p_rank, op.d_rank)
-        target, to = within(d_about, grant.target.blocks, grant.num_tokens)
+        target, to = within(d_about, registration.target.blocks, registration.num_tokens)
         placed = p == self.address and self.room is not None
 
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
-            source, at = within(p_about, self.places[grant.xid].blocks if placed else blocks, stop)
+            source, at = within(p_about, self.places[registration.xid].blocks if placed else blocks, stop)
             of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
             return descriptors(one, source, target, of_tokens, coalesce=True)
 

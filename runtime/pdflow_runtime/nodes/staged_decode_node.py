@@ -51,9 +51,9 @@ class LiveStagedDecodeNode(LiveDecodeNode):
         return super().is_drained() and not self.staging.held
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
-        self.grant_soon()
+        self.admit_soon()
 
-    def grants(self, now: Instant) -> Iterator[tuple[Port, Any]]:
+    def admissions(self, now: Instant) -> Iterator[tuple[Port, Any]]:
         yield self.role, RoomDue()
 
     def nothing(self, port: Port, effect: TakeRoom | GiveBackRoom) -> None:

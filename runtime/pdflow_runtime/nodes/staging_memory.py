@@ -18,13 +18,13 @@ from pdflow.methods.staging import PagedStaging, RingStaging, Staging
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.wiring.engines import EngineWiring
-from pdflow_runtime.nodes.ranks import Beside
+from pdflow_runtime.nodes.ranks import StagingFactory
 
 STEP_BYTES: Final = 4096
 """Parts of a ring begin at multiples of this."""
 
 
-def beside(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Staging, Beside]:
+def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Staging, StagingFactory]:
     """An empty memory of this kind for an engine of this pool: what each rank has of it."""
     size, blocks = wiring.staged_size(pool), wiring.blocks_of(pool)
     says = wiring.scenario.transfer
@@ -37,10 +37,10 @@ def beside(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Stagin
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
     pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not MemoryKind.TENSORS else blocks
     paged = PagedStaging(size, pool.block_size, pages, evicts=memory is MemoryKind.STORE)
-    return paged, pages_beside(pages)
+    return paged, staging_pages(pages)
 
 
-def pages_beside(count: int) -> Beside:
+def staging_pages(count: int) -> StagingFactory:
     """So many pages beside the blocks of each rank."""
     return lambda rank, at: Room("pages", _moved(rank, at, count))
 

@@ -26,7 +26,7 @@ from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Address, Instant, Xid
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.nodes.notifications import notice_of
+from pdflow_runtime.nodes.notifications import notification_of
 
 if TYPE_CHECKING:
     from pdflow_runtime.observe.event_log import EventLog
@@ -45,7 +45,7 @@ class TransferPlan(NamedTuple):
     """Of one of these layers or of all, from a token to another."""
 
 
-FindWay: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], TransferPlan]
+MakePlan: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], TransferPlan]
 """From a rank to a rank: P's blocks, and what D has granted. KeyError if the other one has not said how it is reached,
 LayoutError if nothing can go between the two."""
 
@@ -56,7 +56,7 @@ class OpenTransfer:
 
     effect: PostWrite | PostRead
     peer: Address
-    way: TransferPlan
+    plan: TransferPlan
     begun_ns: Instant
     posted_ns: Instant = 0
     nbytes: int = 0
@@ -64,7 +64,7 @@ class OpenTransfer:
     unproved: list[int] = attrs.field(factory=list)
     """Pieces whose DONE was local, and that no flush has been begun for."""
     flushing: bool = False
-    cut_off: bool = False
+    disconnected: bool = False
     """Its peer was fenced, or is gone: it ends as failed unless all has landed."""
 
 
@@ -76,7 +76,7 @@ class InFlightTransfers:
         self,
         transport: Transport,
         numbers: Iterator[int],
-        find_way: FindWay,
+        make_plan: MakePlan,
         put: Callable[[Any], None],
         incarnation: int,
         flush: Callable[[Address, Callable[[bool], None]], None],
@@ -85,14 +85,14 @@ class InFlightTransfers:
         self.event_log: EventLog | None = None
         self.bytes_posted = 0
         self._transport: Final = transport
-        self._find_way: Final = find_way
+        self._make_plan: Final = make_plan
         self._put: Final = put
         self._incarnation: Final = incarnation
         self._numbers: Final = numbers
         self._flush: Final = flush
         self._lanes: Lanes[OpenTransfer] = Lanes(LaneRules())
         self._open: dict[Op, OpenTransfer] = {}
-        self._under_way: dict[int, tuple[OpenTransfer, Piece]] = {}
+        self._in_flight: dict[int, tuple[OpenTransfer, Piece]] = {}
         """By the number that the transport knows."""
         self._pumping = self._look = False
 
@@ -112,7 +112,7 @@ class InFlightTransfers:
     # The endpoint's effects.
 
     def write(self, effect: PostWrite, me: Address) -> None:
-        assert isinstance(effect.notice, Done), "only strict is spoken here"
+        assert isinstance(effect.notification, Done), "only strict is spoken here"
         self._begin(effect, effect.to, effect.source.blocks, p=me, d=effect.to)
 
     def read(self, effect: PostRead, me: Address) -> None:
@@ -121,38 +121,38 @@ class InFlightTransfers:
     def _begin(
         self, effect: PostWrite | PostRead, peer: Address, blocks: Sequence[int], *, p: Address, d: Address
     ) -> None:
-        grant = effect.grant
+        registration = effect.registration
         try:
-            way = self._find_way(effect.op, p, d, blocks, grant)
+            plan = self._make_plan(effect.op, p, d, blocks, registration)
         except (KeyError, LayoutError) as error:
             log.warning("a transfer with %s cannot be posted: %s", peer, error)
             self._put(over(effect, False))
             return
-        start, stop = grant.token_start, grant.token_start + grant.num_tokens
-        order = OpenTransfer(effect=effect, peer=peer, way=way, begun_ns=now_ns())
-        self._open[effect.op] = order
-        self._lanes.add(order, grant.xid, way.layers, start, stop, reads=type(effect) is PostRead)
-        self._lanes.begin(order)
+        start, stop = registration.token_start, registration.token_start + registration.num_tokens
+        transfer = OpenTransfer(effect=effect, peer=peer, plan=plan, begun_ns=now_ns())
+        self._open[effect.op] = transfer
+        self._lanes.add(transfer, registration.xid, plan.layers, start, stop, reads=type(effect) is PostRead)
+        self._lanes.begin(transfer)
         self._pump()
 
     def stop(self, op: Op) -> None:
         """Post no more of it."""
-        order = self._open.get(op)
-        if order is not None:
-            self._lanes.halt(order)
-            for number, (other, _) in tuple(self._under_way.items()):
-                if other is order:
+        transfer = self._open.get(op)
+        if transfer is not None:
+            self._lanes.halt(transfer)
+            for number, (other, _) in tuple(self._in_flight.items()):
+                if other is transfer:
                     self._transport.stop(number)
-            self._judge(order)
+            self._judge(transfer)
 
-    def cut_off(self, peer: Address) -> None:
+    def disconnect(self, peer: Address) -> None:
         """Its fence comes next, or its memory is gone: post no more of what is between us."""
-        orders = [order for order in self._open.values() if order.peer == peer]
-        for order in orders:
-            order.cut_off = True
-            self._lanes.halt(order)
-        for order in orders:
-            self._judge(order)
+        transfers = [transfer for transfer in self._open.values() if transfer.peer == peer]
+        for transfer in transfers:
+            transfer.disconnected = True
+            self._lanes.halt(transfer)
+        for transfer in transfers:
+            self._judge(transfer)
 
     # What a prompt's node says.
 
@@ -169,49 +169,49 @@ class InFlightTransfers:
 
     def ended(self, number: int, ok: bool) -> None:
         """What nobody waits for was ended by a fence before."""
-        known = self._under_way.get(number)
+        known = self._in_flight.get(number)
         if known is None:
             return
-        order, _ = known
-        if ok and self._may_be_overtaken(order):
-            order.unproved.append(number)
-            self._prove(order)
+        transfer, _ = known
+        if ok and self._may_be_overtaken(transfer):
+            transfer.unproved.append(number)
+            self._prove(transfer)
         else:
             self._ended_for_good([number], ok)
 
-    def _may_be_overtaken(self, order: OpenTransfer) -> bool:
+    def _may_be_overtaken(self, transfer: OpenTransfer) -> bool:
         """Whether a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
-        local = self._transport.done_means == "local" and type(order.effect) is PostWrite
-        return local and not self._lanes.all_posted(order)
+        local = self._transport.done_means == "local" and type(transfer.effect) is PostWrite
+        return local and not self._lanes.all_posted(transfer)
 
-    def _prove(self, order: OpenTransfer) -> None:
+    def _prove(self, transfer: OpenTransfer) -> None:
         """One flush at a time: what ends meanwhile is the next one's."""
-        if order.flushing or not order.unproved:
+        if transfer.flushing or not transfer.unproved:
             return
-        order.flushing = True
-        numbers, order.unproved = order.unproved, []
+        transfer.flushing = True
+        numbers, transfer.unproved = transfer.unproved, []
 
         def flushed(ok: bool) -> None:
-            order.flushing = False
+            transfer.flushing = False
             self._ended_for_good(numbers, ok)
-            self._prove(order)
+            self._prove(transfer)
 
-        self._flush(order.peer, flushed)
+        self._flush(transfer.peer, flushed)
 
     def _ended_for_good(self, numbers: Iterable[int], ok: bool) -> None:
         for number in numbers:
-            order, piece = self._under_way.pop(number)
+            transfer, piece = self._in_flight.pop(number)
             if ok:
-                self._lanes.landed(order, piece)
+                self._lanes.landed(transfer, piece)
             else:
-                self._lanes.lost(order, piece)
-            self._judge(order)
+                self._lanes.lost(transfer, piece)
+            self._judge(transfer)
 
     def recalled(self, number: int) -> None:
         """None of it has moved, and none will."""
-        order, piece = self._under_way.pop(number)
-        self._lanes.recall(order, piece)
-        self._judge(order)
+        transfer, piece = self._in_flight.pop(number)
+        self._lanes.recall(transfer, piece)
+        self._judge(transfer)
 
     # Pieces.
 
@@ -224,64 +224,66 @@ class InFlightTransfers:
         while self._look:
             self._look = False
             while (found := self._lanes.next()) is not None:
-                order, piece = found
-                self._post(order, piece)
+                transfer, piece = found
+                self._post(transfer, piece)
         self._pumping = False
 
-    def _post(self, order: OpenTransfer, piece: Piece) -> None:
-        effect, is_last = order.effect, self._lanes.all_posted(order)
+    def _post(self, transfer: OpenTransfer, piece: Piece) -> None:
+        effect, is_last = transfer.effect, self._lanes.all_posted(transfer)
         try:
-            pieces = order.way.pieces(piece.layer if self.rules.in_layers else None, piece.start, piece.stop)
+            pieces = transfer.plan.pieces(piece.layer if self.rules.in_layers else None, piece.start, piece.stop)
         except (KeyError, LayoutError) as error:
-            log.warning("%s cannot be posted: %s", words(order), error)
-            self._lanes.lost(order, piece)
-            self._judge(order)
+            log.warning("%s cannot be posted: %s", describe_transfer(transfer), error)
+            self._lanes.lost(transfer, piece)
+            self._judge(transfer)
             return
         number = next(self._numbers)
-        self._under_way[number] = (order, piece)
-        order.posted_ns = now_ns()  # the transport may tell of its end while it is told to begin
-        order.nbytes += sum([piece.length for piece in pieces])
-        order.descriptors += len(pieces)
+        self._in_flight[number] = (transfer, piece)
+        transfer.posted_ns = now_ns()  # the transport may tell of its end while it is told to begin
+        transfer.nbytes += sum([piece.length for piece in pieces])
+        transfer.descriptors += len(pieces)
         if type(effect) is PostWrite:
-            assert isinstance(effect.notice, Done)
-            notice = notice_of(self._incarnation, effect.notice) if is_last else None
-            self._transport.write(number, order.peer, pieces, effect.grant.target.generation, notice)
+            assert isinstance(effect.notification, Done)
+            notification = notification_of(self._incarnation, effect.notification) if is_last else None
+            self._transport.write(number, transfer.peer, pieces, effect.registration.target.generation, notification)
         else:
-            self._transport.read(number, order.peer, pieces)
+            self._transport.read(number, transfer.peer, pieces)
         if is_last:
-            self._all_posted(order)
+            self._all_posted(transfer)
 
-    def _all_posted(self, order: OpenTransfer) -> None:
-        self.bytes_posted += order.nbytes
-        order.posted_ns = now_ns()
+    def _all_posted(self, transfer: OpenTransfer) -> None:
+        self.bytes_posted += transfer.nbytes
+        transfer.posted_ns = now_ns()
         if self.meter is not None:
-            self.meter.posted(order.nbytes, order.descriptors, order.posted_ns - order.begun_ns)
+            self.meter.posted(transfer.nbytes, transfer.descriptors, transfer.posted_ns - transfer.begun_ns)
         if self.event_log is not None:
-            self.event_log.passed(order.effect.op.reg.request_id, "xfer_post", order.posted_ns)
+            self.event_log.passed(transfer.effect.op.reg.request_id, "xfer_post", transfer.posted_ns)
 
-    def _judge(self, order: OpenTransfer) -> None:
+    def _judge(self, transfer: OpenTransfer) -> None:
         """Tell how the operation ended, if it has. There may be a lane for another."""
-        ending = self._lanes.ending(order)
-        op = order.effect.op
+        ending = self._lanes.ending(transfer)
+        op = transfer.effect.op
         if ending is not None:
-            if self._open.get(op) is order:
+            if self._open.get(op) is transfer:
                 del self._open[op]
-            self._note_ended(order, ending is ShipmentEnd.SENT)
-            stopped = ending is ShipmentEnd.STOPPED and not order.cut_off
-            self._put(WriteStopped(op) if stopped else over(order.effect, ending is ShipmentEnd.SENT))
+            self._note_ended(transfer, ending is ShipmentEnd.SENT)
+            stopped = ending is ShipmentEnd.STOPPED and not transfer.disconnected
+            self._put(WriteStopped(op) if stopped else over(transfer.effect, ending is ShipmentEnd.SENT))
         self._pump()
 
-    def _note_ended(self, order: OpenTransfer, ok: bool) -> None:
+    def _note_ended(self, transfer: OpenTransfer, ok: bool) -> None:
         if self.meter is not None:
-            self.meter.ended(order.begun_ns, ok)
+            self.meter.ended(transfer.begun_ns, ok)
         if self.event_log is not None and ok:
-            request_id = order.effect.op.reg.request_id
-            self.event_log.moved(order.begun_ns, order.posted_ns, request_id, order.nbytes, order.descriptors)
+            request_id = transfer.effect.op.reg.request_id
+            self.event_log.moved(
+                transfer.begun_ns, transfer.posted_ns, request_id, transfer.nbytes, transfer.descriptors
+            )
 
 
 def over(effect: PostWrite | PostRead, ok: bool) -> WriteEnded | ReadEnded:
     return WriteEnded(effect.op, ok) if type(effect) is PostWrite else ReadEnded(effect.op, ok)
 
 
-def words(order: OpenTransfer) -> str:
-    return f"a {'WRITE to' if type(order.effect) is PostWrite else 'READ of'} {order.peer}"
+def describe_transfer(transfer: OpenTransfer) -> str:
+    return f"a {'WRITE to' if type(transfer.effect) is PostWrite else 'READ of'} {transfer.peer}"

@@ -149,7 +149,7 @@ class _RowTable:
             if row in self._alone and TOKEN in marks:
                 for number in range(PREFILL, NOTIFY + 1):
                     records.ends[number][row] = marks[TOKEN]
-            self._strand(marks, self._bytes[request_id])
+            self._account_stranded(marks, self._bytes[request_id])
         for row, outcome in enumerate(records.outcome):
             if outcome == "completed":
                 self._in_order(row)
@@ -161,7 +161,7 @@ class _RowTable:
         records.first_token_ns[row] = records.ends[FIRST_DECODE][row] = first
         records.last_token_ns[row] = max(records.last_token_ns[row], first)
 
-    def _strand(self, marks: Mapping[str, Instant], nbytes: int) -> None:
+    def _account_stranded(self, marks: Mapping[str, Instant], nbytes: int) -> None:
         """KV that nobody computes on: at P until its blocks are free, at D until it is all there."""
         for since, until in ((STAGES[PREFILL], RELEASED), (STAGES[D_ADMIT], STAGES[NOTIFY])):
             if since in marks and until in marks:

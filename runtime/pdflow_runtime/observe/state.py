@@ -35,7 +35,7 @@ class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
     open: int
     """Requests that the protocol or the engine knows of."""
     requests: list[RequestState]
-    beside: RoomState | None = None
+    staging: RoomState | None = msgspec.field(default=None, name="beside")
     """What there is beside the blocks, where a method keeps anything there."""
     backing: BackingState | None = None
     """Of a store's node that has one."""

@@ -33,8 +33,8 @@ class NoClusterError(PdflowError):
 def view(state: dict[str, Any]) -> Group:
     """Engines, and below them the requests that have been there for the longest."""
     table = Table(box=None, pad_edge=False)
-    beside = ("beside",) if any(engine and engine.get("beside") for engine in state["engines"].values()) else ()
-    for name in ("engine", "blocks", "used", "quar.", *beside, "wait", "load", "run", "open", "links", "steps"):
+    staging_column = ("beside",) if any(engine and engine.get("beside") for engine in state["engines"].values()) else ()
+    for name in ("engine", "blocks", "used", "quar.", *staging_column, "wait", "load", "run", "open", "links", "steps"):
         table.add_column(name, justify="left" if name == "engine" else "right")
     oldest: list[tuple[float, str, str, str]] = []
     for name, engine in state["engines"].items():
@@ -51,7 +51,7 @@ def view(state: dict[str, Any]) -> Group:
             f"{engine['blocks']:,}",
             f"{used / engine['blocks']:.0%}",
             f"{engine['quarantined']:,}",
-            *(room(engine.get("beside")) for _ in beside),
+            *(room(engine.get("beside")) for _ in staging_column),
             *(f"{engine[key]:,}" for key in ("waiting", "loading", "running", "open", "links", "steps")),
         )
         oldest += [(request["age_s"], name, request["state"], request["request_id"]) for request in engine["requests"]]
@@ -65,12 +65,12 @@ def view(state: dict[str, Any]) -> Group:
     return Group(head, Text(), table, Text(), requests) if oldest else Group(head, Text(), table)
 
 
-def room(beside: dict[str, Any] | None) -> str:
+def room(staging: dict[str, Any] | None) -> str:
     """What is beside an engine's blocks: how much of it is used, and who waits for some."""
-    if beside is None:
+    if staging is None:
         return ""
-    waiting = f" +{beside['waiting']:,}" if beside["waiting"] else ""
-    return f"{1 - beside['free'] / max(1, beside['bytes']):.0%}{waiting}"
+    waiting = f" +{staging['waiting']:,}" if staging["waiting"] else ""
+    return f"{1 - staging['free'] / max(1, staging['bytes']):.0%}{waiting}"
 
 
 async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:

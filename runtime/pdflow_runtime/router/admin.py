@@ -98,7 +98,7 @@ class Admin:
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
         if problem := self.members.hear(message):
             raise OpenAIError(409, problem)
-        return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_order))
+        return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_operator))
 
     def add(self, pool: str) -> str:
         """The name of the engine that is being started."""
@@ -115,7 +115,7 @@ class Admin:
 
     def change(self, name: str, up: bool) -> None:
         self._known(name)
-        self.members.order(name, up)
+        self.members.set_enabled(name, up)
 
     def remove(self, name: str) -> None:
         """It ends when nothing there is wanted any more; at once if it has left already."""
@@ -129,7 +129,7 @@ class Admin:
         if name in self.node.router.membership.left:
             self._left(name)
         else:
-            self.members.order(name, False)
+            self.members.set_enabled(name, False)
 
     def _known(self, name: str) -> None:
         if name not in self.members.seats:
@@ -149,7 +149,7 @@ class Admin:
             except UpstreamError as error:
                 log.warning("%s is not told to end: %s", name, error)
         self.removed.discard(name)
-        self.members.drained_by_order.discard(name)
+        self.members.drained_by_operator.discard(name)
         self.members.leaving.add(name)
         self._ended(name)
 

@@ -12,7 +12,7 @@ from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.router.prompts import Prompts
 
 
-class Words:
+class AnswerText:
     """Of one answer, token by token."""
 
     def __init__(self, prompts: Prompts, asked: AnswerOptions) -> None:

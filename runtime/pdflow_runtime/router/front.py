@@ -170,7 +170,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
-    app = Front(node, open_prompts(scenario), Admin(node, spares, order if child else None), gate)
+    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate)
     listener = listening(scenario)
     try:
         with record.of(node, scenario, 0):
@@ -189,7 +189,7 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
         raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
 
 
-def order(engine: str) -> None:
+def request_start(engine: str) -> None:
     """Whoever has started us starts this engine, too."""
     sys.stdout.write(f"{engine}\n")
     sys.stdout.flush()

@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """Args: `stores` are the names of a store's nodes; `put` hands the endpoint an event; `let_go` closes what is kept
-    open to an engine that is gone."""
+    """Args: `stores` are the names of a store's nodes; `put` hands the endpoint an event; `close_connections` closes
+    what is kept open to an engine that is gone."""
 
     def __init__(
         self,
         router: GovernedRouter,
         stores: Sequence[str],
         put: Callable[[RouterEvent], None],
-        let_go: Callable[[EnginePlace], None],
+        close_connections: Callable[[EnginePlace], None],
     ) -> None:
         self.router: Final = router
         self.reports: Final = router.roll is not None
@@ -42,14 +42,14 @@ class Members:
         """Engines that are there, by name."""
         self.leaving: Final[set[str]] = set()
         """Engines of which one life ends, or has ended: the next one gets requests again."""
-        self.drained_by_order: Final[set[str]] = set()
+        self.drained_by_operator: Final[set[str]] = set()
         """Engines that an operator has drained: they get nothing new in whatever life, until he says so."""
         self.ended: Callable[[str], None] = lambda name: None
         """Told of an engine that nobody starts again unasked."""
         self._known_here: Final[set[str]] = set()
         """Engines that this router has heard of, or an order about: what an earlier one was told counts no more."""
         self._put: Final = put
-        self._let_go: Final = let_go
+        self._close_connections: Final = close_connections
         self._stores: Final[dict[str, EnginePlace | None]] = dict.fromkeys(stores)
         self._store_roll: Final = None if router.roll is None else Roll(router.roll.silence_ns)
         """By their numbers, as if they were prefill engines."""
@@ -76,14 +76,14 @@ class Members:
         membership = self.router.membership
         return frozenset((*membership.leaving, *membership.left)) - self.leaving
 
-    def order(self, name: str, up: bool) -> None:
+    def set_enabled(self, name: str, up: bool) -> None:
         """An operator wants it to get something new, or nothing."""
         self._known_here.add(name)
         if up:
-            self.drained_by_order.discard(name)
+            self.drained_by_operator.discard(name)
             self.resume(name)
         else:
-            self.drained_by_order.add(name)
+            self.drained_by_operator.add(name)
             self.drain(name)
 
     def drain(self, name: str) -> None:
@@ -131,7 +131,7 @@ class Members:
                 self.resume(name)
             if place.drained and name not in self._known_here:
                 log.info("%s is drained: the router before this one was told so", name)
-                self.order(name, False)
+                self.set_enabled(name, False)
             self._known_here.add(name)
         if self.reports:
             role, number = self.seats[name]
@@ -147,7 +147,7 @@ class Members:
         """Its legs fail now. Where engines report, its silence is not waited for either."""
         name = place.engine
         del self.places[name]
-        self._let_go(place)
+        self._close_connections(place)
         if self.reports and name not in self.drained:
             self.leaving.add(name)
             self.drain(name)

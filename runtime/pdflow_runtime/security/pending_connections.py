@@ -15,9 +15,9 @@ T = TypeVar("T")
 class PendingConnections(Generic[T]):
     """Args: most, the places; give_way, which ends a stream that must leave its own."""
 
-    def __init__(self, most: int, give_way: Callable[[T], None]) -> None:
+    def __init__(self, most: int, evict: Callable[[T], None]) -> None:
         self.most: Final = most
-        self._give_way: Final = give_way
+        self._evict: Final = evict
         self._places: Final[dict[T, None]] = {}
         """In the order of their coming."""
 
@@ -25,7 +25,7 @@ class PendingConnections(Generic[T]):
         if len(self._places) >= self.most:
             oldest = next(iter(self._places))
             del self._places[oldest]
-            self._give_way(oldest)
+            self._evict(oldest)
         self._places[stranger] = None
 
     def leave(self, stranger: T) -> None:

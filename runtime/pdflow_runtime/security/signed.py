@@ -94,10 +94,10 @@ class Gate:
         scheme, _, rest = header.partition(b" ")
         if scheme.lower() == b"bearer":
             return "" if secret.is_text(rest.strip()) else "this is not the secret"
-        words = rest.split(b" ")
-        if scheme != _SCHEME or len(words) != 3:
+        tokens = rest.split(b" ")
+        if scheme != _SCHEME or len(tokens) != 3:
             return "this needs the cluster's secret: authorization: Bearer SECRET"
-        signed, nonce, mac = words
+        signed, nonce, mac = tokens
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
             return "the signature is malformed"
         asked = (request.method.encode(), request.path.encode())

@@ -14,8 +14,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.wiring.engines import EngineWiring, Producer
-from pdflow.wiring.stores import StoreWiring, node_name, put_name
-from pdflow.wiring.stores import beside as pool_beside
+from pdflow.wiring.stores import StoreWiring, node_name, put_name, store_pool
 from pdflow_runtime.nodes.models import DTYPES
 from pdflow_runtime.nodes.ranked_node import Place
 from pdflow_runtime.nodes.ranks import LayoutBook
@@ -46,7 +45,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
     """A node's memory is what the scenario says, and where it does not as much as all prefill engines' blocks hold: so
     that no laptop need give what a host in a rack has."""
     scenario = engines.scenario
-    pool = pool_beside(scenario)
+    pool = store_pool(scenario)
     assert pool is not None, "a scenario has decode engines"
     wiring = StoreWiring(engines, pool)
     if scenario.transfer.store_bytes == DEFAULT_STORE_BYTES:
@@ -59,7 +58,7 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> Li
     """One life of a node, which nobody has heard of yet."""
     scenario = engines.scenario
     wiring, says = wiring_of(engines), scenario.transfer
-    pool = pool_beside(scenario)
+    pool = store_pool(scenario)
     assert pool is not None
     incarnation, shape = secrets.randbits(63), engines.shapes[pool.name]
     place = Place(

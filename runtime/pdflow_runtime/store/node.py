@@ -122,9 +122,9 @@ class LiveStoreNode(RankedNode):
         self.feed(self.role, CallWithdrawn(request_id, xid))
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
-        self.grant_soon()
+        self.admit_soon()
 
-    def grants(self, now: Instant) -> Iterator[tuple[Port, Any]]:
+    def admissions(self, now: Instant) -> Iterator[tuple[Port, Any]]:
         yield self.role, RoomDue()
 
     def stored(self, port: Port, effect: Stored) -> None:
@@ -143,17 +143,17 @@ class LiveStoreNode(RankedNode):
     # Being read from.
 
     def expose(self, port: Port, effect: AnswerPrefill) -> None:
-        for rank, word in zip(self.ends[self.get_port.address], effect.params.words, strict=True):
-            rank.expose(word)
+        for rank, lease_word in zip(self.ends[self.get_port.address], effect.params.rank_words, strict=True):
+            rank.expose(lease_word)
 
     def bump(self, port: Port, effect: BumpWord) -> None:
-        self.ranks[port.address].bump(effect.word)
+        self.ranks[port.address].bump(effect.lease_word)
 
     def post_write(self, port: Port, effect: PostWrite) -> None:
         self.ranks[port.address].write(effect)
 
     def stop_write(self, port: Port, effect: StopWrite) -> None:
-        self.ranks[port.address].orders.stop(effect.op)
+        self.ranks[port.address].transfers.stop(effect.op)
 
     # What is asked of any node.
 

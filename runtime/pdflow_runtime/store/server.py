@@ -22,7 +22,7 @@ VARIABLE: Final = "PDFLOW_STORE_PASSWORD"
 INSTALL: Final = "pip install 'pdflow[valkey]'"
 ANSWER_S: Final = 0.5
 """For the next bytes of an answer; less than a look may take in all."""
-WORDS: Final = 200
+MAX_ERROR_CHARS: Final = 200
 """Of what a server says, that are repeated."""
 
 
@@ -131,7 +131,7 @@ class ValkeyServer:
 
 def _brief(value: object) -> str:
     """In one line, whatever it is."""
-    return " ".join(ascii(str(value))[1:-1].split())[:WORDS] or type(value).__name__
+    return " ".join(ascii(str(value))[1:-1].split())[:MAX_ERROR_CHARS] or type(value).__name__
 
 
 def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:

@@ -33,7 +33,7 @@ from pdflow_runtime.transports.host import Host
 from pdflow_runtime.transports.streams.dialling import open_stream
 from pdflow_runtime.transports.streams.links import AgentLink, Remote
 from pdflow_runtime.transports.streams.messages import (
-    MAX_NOTICE_BYTES,
+    MAX_NOTIFICATION_BYTES,
     VERSION,
     AgentHello,
     Data,
@@ -192,7 +192,7 @@ class StreamAgent(Host):
             raise TransportError(f"{peer} cannot be reached over {self.name}: {error}") from None
         before = self._links.get(peer)
         if before is not None:
-            self._let_go(before)
+            self._close_link(before)
         self._links[peer] = link
         self._nursery.start_soon(self._run_link, link)
 
@@ -200,9 +200,9 @@ class StreamAgent(Host):
         return AgentHello(VERSION, self.me, self.life, about.life, about.token, "", 0)
 
     def write(
-        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
-        assert notice is None or len(notice) <= MAX_NOTICE_BYTES
+        assert notification is None or len(notification) <= MAX_NOTIFICATION_BYTES
         link = self._links.get(peer)
         listed = self._listed(op, link, pieces, writing=True)
         if link is None or listed is None or self._memory is None:
@@ -210,8 +210,8 @@ class StreamAgent(Host):
             return
         packed, checked = listed
         link.writes[op] = checked
-        parcel = OutgoingMessage(frame(Write(op, generation, packed, notice)), self._payload(checked), op)
-        if not link.stream.post(parcel):
+        outgoing = OutgoingMessage(frame(Write(op, generation, packed, notification)), self._payload(checked), op)
+        if not link.stream.post(outgoing):
             log.warning("%s: %s does not take what is posted to it", self.label, peer)
             self._ended(link, op, False)
 
@@ -267,7 +267,7 @@ class StreamAgent(Host):
         if link is not None:
             self._drop_reads(link)
             if link.writes:
-                self._let_go(link)
+                self._close_link(link)
         self._waits.fence(peer, (*moving, *(link for link in self._closing if link.peer == peer)))
 
     def forget(self, peer: Address) -> None:
@@ -329,7 +329,7 @@ class StreamAgent(Host):
         link.lost = True
         self._drop_reads(link)
         if link.open:
-            self._let_go(link)
+            self._close_link(link)
 
     async def _hear_answers(self, link: AgentLink) -> None:
         while True:
@@ -342,8 +342,8 @@ class StreamAgent(Host):
             elif isinstance(message, Ready) and message.op in link.writes:
                 self._send_data(link, message.op, link.writes[message.op])
             elif isinstance(message, WordValue):
-                if message.op in link.words:
-                    self._word_arrived(link, message.op, message.word)
+                if message.op in link.word_reads:
+                    self._word_arrived(link, message.op, message.value)
             else:
                 raise StreamBrokenError(f"{type(message).__name__} is no answer")
 
@@ -354,13 +354,13 @@ class StreamAgent(Host):
         log.warning("%s: the stream to %s is closed: %s", self.label, link.peer, broken)
         posted = bool(link.writes) or not link.open
         if link.open:
-            self._let_go(link)
+            self._close_link(link)
         self._fail(link)
         lost = isinstance(broken, StreamLostError) or not await link.stream.wait_for_end()
         if lost and posted:
             await self._learn_of_end(link)
 
-    def _let_go(self, link: AgentLink) -> None:
+    def _close_link(self, link: AgentLink) -> None:
         """Nothing more of ours leaves on it."""
         link.open = False
         if self._links.get(link.peer) is link:
@@ -374,9 +374,9 @@ class StreamAgent(Host):
         self._tell(Ended(op, ok))
         self._waits.ended(op)
 
-    def _word_arrived(self, link: AgentLink, op: int, word: int | None) -> None:
-        link.words.discard(op)
-        self._tell(WordArrived(op, word))
+    def _word_arrived(self, link: AgentLink, op: int, value: int | None) -> None:
+        link.word_reads.discard(op)
+        self._tell(WordArrived(op, value))
         self._waits.ended(op)
 
     def _fail(self, link: AgentLink) -> None:
@@ -392,11 +392,11 @@ class StreamAgent(Host):
         link.motions.clear()
         for op, motion in motions:
             motion.halt()
-            if op not in link.words:
+            if op not in link.word_reads:
                 self._ended(link, op, False)
         for op in tuple(link.reads):
             self._ended(link, op, False)
-        for op in tuple(link.words):
+        for op in tuple(link.word_reads):
             self._word_arrived(link, op, None)
 
     def _perhaps_gone(self, peer: Address) -> None:

@@ -79,7 +79,7 @@ class AskingAgent(TcpStreams):
             self._ended(link, op, False)
 
     def _post_word(self, op: int, link: AgentLink, address: int) -> None:
-        link.words.add(op)
+        link.word_reads.add(op)
         if not link.stream.post(OutgoingMessage(frame(ReadWordRequest(op, address)), op=op)):
             self._word_arrived(link, op, None)
 

@@ -74,14 +74,14 @@ class WordArrived(Value, frozen=True, gc=False):
     """What `read_word` found; None if the peer could not be asked."""
 
     op: int
-    word: int | None
+    value: int | None
 
 
-class Noticed(Value, frozen=True, gc=False):
+class NotificationArrived(Value, frozen=True, gc=False):
     """A peer's notice, behind the bytes of its WRITE."""
 
     peer: Address
-    notice: bytes
+    notification: bytes
 
 
 class Fenced(Value, frozen=True, gc=False):
@@ -105,7 +105,7 @@ class PeerGone(Value, frozen=True, gc=False):
     peer: Address
 
 
-TransportEvent: TypeAlias = Ended | Stopped | WordArrived | Noticed | Fenced | Flushed | PeerGone
+TransportEvent: TypeAlias = Ended | Stopped | WordArrived | NotificationArrived | Fenced | Flushed | PeerGone
 Tell: TypeAlias = Callable[[TransportEvent], None]
 
 
@@ -137,9 +137,9 @@ class Transport(Protocol):
         """Reach the agent that described itself so, unless it is reached already. TransportError if it is not there."""
 
     def write(
-        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
-        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notice` afterwards.
+        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notification` afterwards.
 
         A notice has at most 64 KiB.
         """

@@ -21,12 +21,12 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from pdflow_runtime.security.pending_connections import PendingConnections
-from pdflow_runtime.transports.base import Noticed, Tell, TransportError
+from pdflow_runtime.transports.base import NotificationArrived, Tell, TransportError
 from pdflow_runtime.transports.copying import Motion, RegionBase
 from pdflow_runtime.transports.streams.links import Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
     MAX_HELLO_BYTES,
-    MAX_NOTICE_BYTES,
+    MAX_NOTIFICATION_BYTES,
     TOKEN_BYTES,
     VERSION,
     AgentHello,
@@ -173,13 +173,15 @@ class Host(ABC):
         while True:
             message = await guest.stream.message()
             if isinstance(message, Write):
-                if message.notice is not None and len(message.notice) > MAX_NOTICE_BYTES:
-                    raise StreamBrokenError(f"a notice of {len(message.notice)} bytes, {MAX_NOTICE_BYTES} are allowed")
+                if message.notification is not None and len(message.notification) > MAX_NOTIFICATION_BYTES:
+                    raise StreamBrokenError(
+                        f"a notice of {len(message.notification)} bytes, {MAX_NOTIFICATION_BYTES} are allowed"
+                    )
                 landed = await self._receive(guest, message)
                 if guest not in self._guests:
                     raise StreamFinishedError("it is dismissed")
-                if landed and message.notice is not None:
-                    self._tell(Noticed(guest.name, message.notice))
+                if landed and message.notification is not None:
+                    self._tell(NotificationArrived(guest.name, message.notification))
                 self._answer(guest, OutgoingMessage(frame(OperationEnded(message.op, landed))))
             elif isinstance(message, ReadRequest | ReadWordRequest | ReadOver):
                 answer = self._serve_read(guest, message)
@@ -188,8 +190,8 @@ class Host(ABC):
             else:
                 raise StreamBrokenError(f"{type(message).__name__} is no order")
 
-    def _answer(self, guest: Guest, parcel: OutgoingMessage) -> None:
-        if not guest.stream.post(parcel):
+    def _answer(self, guest: Guest, outgoing: OutgoingMessage) -> None:
+        if not guest.stream.post(outgoing):
             raise StreamBrokenError("it does not read its answers")
 
     def _dismiss(self, guest: Guest) -> None:

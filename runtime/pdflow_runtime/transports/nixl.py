@@ -33,7 +33,14 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import MissingBackend, Tell, TransportError
 from pdflow_runtime.transports.copying import RegionBase
-from pdflow_runtime.transports.registered import DRAM, WORDS, LibraryFetch, MemoryTable, RegisteredAgent, RemoteMemory
+from pdflow_runtime.transports.registered import (
+    DRAM,
+    WORD_SLOTS,
+    LibraryFetch,
+    MemoryTable,
+    RegisteredAgent,
+    RemoteMemory,
+)
 from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
 from pdflow_runtime.transports.streams.messages import WORD_BYTES, ReadOver, ReadRequest, ReadWordRequest, frame
 from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
@@ -201,11 +208,11 @@ class NixlTransport(RegisteredAgent):
 
     def adopt(self, address: int, nbytes: int, gpu: int | None) -> None:
         """Instead of `allocate`: a region that is somebody else's, on this GPU or in this process, and outlives us."""
-        words = mmap.mmap(-1, WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        word_buffer = mmap.mmap(-1, WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._place = DRAM if gpu is None else str(gpu)
-        self._own(RegionBase(address, nbytes), np.frombuffer(words, "<u8", WORDS))
+        self._own(RegionBase(address, nbytes), np.frombuffer(word_buffer, "<u8", WORD_SLOTS))
         self._local.register(address, nbytes, self._place)
-        self._about = self._register(memoryview(words), self._words.ctypes.data)
+        self._about = self._register(memoryview(word_buffer), self._word_buffer.ctypes.data)
 
     def _register(self, whole: memoryview, address: int) -> bytes:
         self._local.register(address, len(whole))
@@ -247,9 +254,9 @@ class NixlTransport(RegisteredAgent):
         self._bell.set()
 
     def write(
-        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
-        super().write(op, peer, pieces, generation, notice)
+        super().write(op, peer, pieces, generation, notification)
         self._bell.set()
 
     def _part(self, link: AgentLink) -> None:

@@ -26,7 +26,7 @@ from pdflow_runtime.transports.streams.sockets import listening, tune
 DRAM: Final = ""
 MOST_DIGITS: Final = 3
 """Of a GPU's number."""
-WORDS: Final = 512
+WORD_SLOTS: Final = 512
 """Words that can be on their way to us at once: a page of them."""
 
 
@@ -82,7 +82,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._whole = memoryview(b"")
         """The region, and words behind it."""
         self._place = DRAM
-        self._words: Any = None
+        self._word_buffer: Any = None
         """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
         self._slots: dict[int, int] = {}
         """By operation, which of them its word arrives in."""
@@ -118,7 +118,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             # Words of its own, and of one that joins.
-            whole = mmap.mmap(-1, words_at + 2 * WORDS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            whole = mmap.mmap(-1, words_at + 2 * WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
         with contextlib.suppress(OSError):  # A kernel without them.
@@ -129,17 +129,17 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def join(self, owner: RegisteredAgent) -> memoryview:
         """Another agent's region is ours, too."""
         assert isinstance(owner._memory, Mapped), "allocate comes first"
-        return self._over(owner._whole, owner._memory, len(owner._whole) - WORDS * WORD_BYTES)
+        return self._over(owner._whole, owner._memory, len(owner._whole) - WORD_SLOTS * WORD_BYTES)
 
     def _over(self, whole: memoryview, memory: Mapped, words_at: int) -> memoryview:
-        self._own(memory, np.frombuffer(whole, "<u8", WORDS, words_at))
+        self._own(memory, np.frombuffer(whole, "<u8", WORD_SLOTS, words_at))
         self._whole = whole
         self._about = self._register(whole, memory.address)
         return memory.view
 
-    def _own(self, memory: RegionBase, words: Any) -> None:
+    def _own(self, memory: RegionBase, word_buffer: Any) -> None:
         assert self._memory is None, "one region per agent"
-        self._memory, self._words = memory, words
+        self._memory, self._word_buffer = memory, word_buffer
         self._listener = listening(self._host)
         self._port = self._listener.getsockname()[1]
 
@@ -188,24 +188,24 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
             self._word_arrived(link, op, None)
             return
-        self._last_slot = slot = (self._last_slot + 1) % WORDS
+        self._last_slot = slot = (self._last_slot + 1) % WORD_SLOTS
         length = np.array([WORD_BYTES], np.uint64)
-        target = _table(DRAM, self._words.ctypes.data, length * np.uint64(slot), length)
+        target = _table(DRAM, self._word_buffer.ctypes.data, length * np.uint64(slot), length)
         source = _table(link.remote.place, link.remote.address, np.array([address], np.uint64), length)
-        link.words.add(op)
+        link.word_reads.add(op)
         self._slots[op] = slot
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
         link.bell.set()
 
     def _read_over(self, op: int, link: AgentLink, landed: bool) -> None:
-        if op in link.words:
-            self._word_arrived(link, op, int(self._words[self._slots[op]]) if landed else None)
+        if op in link.word_reads:
+            self._word_arrived(link, op, int(self._word_buffer[self._slots[op]]) if landed else None)
         else:
             self._ended(link, op, landed)
 
-    def _word_arrived(self, link: AgentLink, op: int, word: int | None) -> None:
+    def _word_arrived(self, link: AgentLink, op: int, value: int | None) -> None:
         self._slots.pop(op, None)
-        super()._word_arrived(link, op, word)
+        super()._word_arrived(link, op, value)
 
 
 def _table(place: str, base: int, offsets: Any, lengths: Any) -> MemoryTable:

@@ -134,8 +134,8 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
         yield
 
 
-def _say(words: str, error: bool = False) -> None:
-    (sys.stderr if error else sys.stdout).write(words + "\n")
+def _say(text: str, error: bool = False) -> None:
+    (sys.stderr if error else sys.stdout).write(text + "\n")
 
 
 def _columns() -> int:

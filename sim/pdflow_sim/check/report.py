@@ -72,9 +72,9 @@ class Counter(Watched):
         super().__init__(quiet)
         self.title = title
 
-    def show(self, words: str) -> None:
+    def show(self, text: str) -> None:
         if self.live is not None:
-            self.live.update(Text(f"{self.title}: {words} · {time.monotonic() - self.began:,.0f} s"))
+            self.live.update(Text(f"{self.title}: {text} · {time.monotonic() - self.began:,.0f} s"))
 
 
 def scopes_table(ended: Sequence[Searched]) -> Table:
@@ -87,7 +87,7 @@ def scopes_table(ended: Sequence[Searched]) -> Table:
     for one in ended:
         speed = f"{one.states / one.seconds:,.0f}" if one.seconds else ""
         table.add_row(
-            one.name, f"{one.states:,}", f"{one.transitions:,}", str(one.depth), speed, Text(_word(one), _style(one))
+            one.name, f"{one.states:,}", f"{one.transitions:,}", str(one.depth), speed, Text(_result(one), _style(one))
         )
     states, transitions = sum(one.states for one in ended), sum(one.transitions for one in ended)
     held = sum(one.holds for one in ended)
@@ -103,7 +103,7 @@ def reductions(ended: Sequence[Searched]) -> list[str]:
     return [*lines, f"a state is known by 64 bits of it: odds of {odds:.0e} that any two were taken for one"]
 
 
-def _word(one: Searched) -> str:
+def _result(one: Searched) -> str:
     if one.counterexample is not None:
         verdict = one.counterexample.verdict
         return f"{verdict.invariant if verdict else '?'} broken in {len(one.counterexample.steps)} steps"

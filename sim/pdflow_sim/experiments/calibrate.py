@@ -154,12 +154,12 @@ def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command
     built = list(requests(scenario.workload, scenario.seed, scenario.base_dir))
     found = calibrate(scenario, pool, read_seen(seen, len(built)))
     lines = [f"{pool.name}: {found.factors} ({found.runs} simulated runs)"]
-    for word, before, after in (
+    for label, before, after in (
         ("TTFT", found.before.ttft, found.after.ttft),
         ("TPOT", found.before.tpot, found.after.tpot),
     ):
         if before is not None and after is not None:
-            lines.append(f"{word}: median error of these requests {before:.1%} before, {after:.1%} now")
+            lines.append(f"{label}: median error of these requests {before:.1%} before, {after:.1%} now")
     source = f"requests seen on a real engine: {seen.name}"
     file = as_file(scenario, pool, found, source, shlex.join(("pdflow", *command)))
     return "\n".join(lines), written(file)

@@ -73,9 +73,9 @@ def run_seeds(
         task = progress.add_task(scenario.name, total=seeds)
         for seed in range(scenario.seed, scenario.seed + seeds):
             folder = None if out is None else str(Path(out) / f"seed-{seed}")
-            words = [*_without_seeds(command), "--seed", str(seed)] if command else ()
+            arguments = [*_without_seeds(command), "--seed", str(seed)] if command else ()
             try:
-                run = simulate(attrs.evolve(scenario, seed=seed), command=words, out=folder, quiet=True, **flags)
+                run = simulate(attrs.evolve(scenario, seed=seed), command=arguments, out=folder, quiet=True, **flags)
             except InvariantError as broken:
                 raise InvariantError(f"seed {seed}: {broken}") from broken
             exit_code = run.exit_code
@@ -94,13 +94,13 @@ def _stderr() -> Console:
 def _without_seeds(command: Sequence[str]) -> Iterator[str]:
     """The words without the options that name seeds, so that one run's own can be added."""
     skip = False
-    for word in command:
+    for argument in command:
         if skip:
             skip = False
-        elif word in ("--seed", "--seeds"):
+        elif argument in ("--seed", "--seeds"):
             skip = True
-        elif not word.startswith(("--seed=", "--seeds=")):
-            yield word
+        elif not argument.startswith(("--seed=", "--seeds=")):
+            yield argument
 
 
 def _progress(console: Console, watched: bool) -> Progress:

@@ -43,7 +43,7 @@ def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, Sweep
                 worker, position = busy.pop(pipe)
                 row = worker.ended()
                 idle.append(worker if row is not None else Worker(stack))
-                yield position, row or SweepRow(error=worker.last_words())
+                yield position, row or SweepRow(error=worker.exit_description())
 
 
 class Worker:
@@ -78,7 +78,7 @@ class Worker:
             return None
         return row
 
-    def last_words(self) -> str:
+    def exit_description(self) -> str:
         """How the process ended."""
         code = self._process.wait()
         return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"

@@ -62,7 +62,7 @@ class ActiveFaults:
         """The name of the slot of an endpoint's engine, or of the engine that loads under another id."""
         return self.slots.name_of(engine_of(address).removesuffix(LOADS))
 
-    def cut(self, sender: EngineId, receiver: EngineId) -> bool:
+    def is_partitioned(self, sender: EngineId, receiver: EngineId) -> bool:
         """Whether nothing gets through in this direction."""
         return any(partition.links.hold(sender, receiver) for partition in self.partitions)
 
@@ -82,4 +82,4 @@ class ActiveFaults:
         drops = [
             fault for fault in self.on_messages if isinstance(fault, DropMessages) and fault.links.hold(engine, ROUTER)
         ]
-        return self.cut(engine, ROUTER) or any(self.hits(drop) for drop in drops)
+        return self.is_partitioned(engine, ROUTER) or any(self.hits(drop) for drop in drops)

@@ -120,12 +120,12 @@ class FaultyFabric(Fabric):
 
     def send(self, sender: SimPort, effect: Send) -> None:
         """As of Fabric, if faults let it through."""
-        self.deliver(sender, effect.to, effect.message, self.under_way(effect.message))
+        self.deliver(sender, effect.to, effect.message, self.send_delay_ns(effect.message))
 
     def deliver(self, sender: SimPort, to: Address, message: Message, delay: int) -> None:
         """Bring a message to its receiver, or what faults leave of it."""
         a, b = self.faults.slot_of(sender.address), self.faults.slot_of(to)
-        lost = self.faults.cut(a, b)
+        lost = self.faults.is_partitioned(a, b)
         copies = [0]
         hold: int | None = None
         tag = message.__struct_config__.tag
@@ -192,7 +192,7 @@ class FaultyFabric(Fabric):
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         there = self.ports[peer]
         node = there.node
-        if not node.alive or self.faults.cut(a, b) or self.faults.cut(b, a):
+        if not node.alive or self.faults.is_partitioned(a, b) or self.faults.is_partitioned(b, a):
             self.clock.call(until - now, self.unanswered, handshake)
         elif node.paused_until > now:
             if node.paused_until < until:
@@ -209,7 +209,11 @@ class FaultyFabric(Fabric):
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """As of Fabric, if P is there and the way is open."""
         a, b = self.faults.slot_of(source), self.faults.slot_of(port.address)
-        if self.ports[source].node.alive and not self.faults.cut(a, b) and not self.faults.cut(b, a):
+        if (
+            self.ports[source].node.alive
+            and not self.faults.is_partitioned(a, b)
+            and not self.faults.is_partitioned(b, a)
+        ):
             super().read_word(port, op, source, index)
         else:
             self.clock.call(self.transport_timeout_ns, self.arrived, (port, WordRead(op, None)))
@@ -251,7 +255,7 @@ class FaultyFabric(Fabric):
     def blocked(self, flight: Flight) -> bool:
         """Whether bytes from P cannot reach D. A READ must be asked for first."""
         p, d = self.faults.slot_of(flight.p_port.address), self.faults.slot_of(flight.d_port.address)
-        return self.faults.cut(p, d) or (flight.reads and self.faults.cut(d, p))
+        return self.faults.is_partitioned(p, d) or (flight.reads and self.faults.is_partitioned(d, p))
 
     def refused_after(self, flight: Flight) -> int | None:
         """When the NIC gives up an operation on memory that is gone; None if it is there."""
@@ -304,7 +308,7 @@ class FaultyFabric(Fabric):
         for number, stuck in list(self.stuck.items()):
             flight = stuck.flight
             a, b = self.faults.slot_of(flight.p_port.address), self.faults.slot_of(flight.d_port.address)
-            if self.blocked(flight) or no_rail(flight) or (not stuck.remaining and self.faults.cut(b, a)):
+            if self.blocked(flight) or no_rail(flight) or (not stuck.remaining and self.faults.is_partitioned(b, a)):
                 continue
             del self.stuck[number]
             flight.shares.pop(NO_FLOW, None)
@@ -342,20 +346,20 @@ class FaultyFabric(Fabric):
 
     def read_landed(self, flight: Flight, ok: bool) -> None:
         p, d = flight.p_port, flight.d_port
-        if flight.notice is not None:
+        if flight.notification is not None:
             self.witness.read_landed(flight)
-            self.deliver(d, p.address, flight.notice, 0)
+            self.deliver(d, p.address, flight.notification, 0)
         d.node.receive(d, ReadEnded(flight.op, ok))
 
     def write_landed(self, flight: Flight, ok: bool) -> None:
         p, d = flight.p_port, flight.d_port
-        if flight.notice is not None:
-            self.deliver(p, d.address, flight.notice, 0)
+        if flight.notification is not None:
+            self.deliver(p, d.address, flight.notification, 0)
         self.witness.write_landed(flight, p.node)
         if not ok:
             self.witness.landed.add(flight.op)
             p.node.receive(p, WriteEnded(flight.op, False))
-        elif self.faults.cut(self.faults.slot_of(d.address), self.faults.slot_of(p.address)):
+        elif self.faults.is_partitioned(self.faults.slot_of(d.address), self.faults.slot_of(p.address)):
             self.witness.landed.add(flight.op)
             self.stick(flight, 0)
         else:

@@ -77,9 +77,9 @@ class Lives:
             self.recorder.died(node.name, self.clock.now)
         node.door = self.refuse
         self.down[name] = fault
-        words = self.fabric.words
-        for key in [key for key in words if engine_of(key[0]) == node.name]:
-            del words[key]
+        word_values = self.fabric.word_values
+        for key in [key for key in word_values if engine_of(key[0]) == node.name]:
+            del word_values[key]
         self.fabric.invalidate(node)
         if self.shipping is not None:
             self.shipping.died(node)

@@ -39,7 +39,7 @@ class Witness:
         self.oracle = oracle
 
         def stale(effect: Any) -> bool:
-            return type(effect) is PostWrite and is_stale(effect.to, effect.grant.target.generation)
+            return type(effect) is PostWrite and is_stale(effect.to, effect.registration.target.generation)
 
         def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
             if type(event) is WriteEnded:
@@ -71,9 +71,9 @@ class Witness:
 
     def read_landed(self, flight: Flight) -> None:
         """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
-        if self.oracle is not None and flight.notice is not None:
+        if self.oracle is not None and flight.notification is not None:
             d, p = flight.d_port, flight.p_port
-            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notice), (), self.clock.now)
+            self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notification), (), self.clock.now)
 
     def died(self, node: SimEngineNode, lands: bool) -> None:
         """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""

@@ -73,12 +73,12 @@ class Fabric:
         self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in wire_profile.silent if tag in FRAMES])
         """Kinds of messages that take no time and are none."""
         self.requesting, self.closing = wire_profile.besides(Occasion.REQUEST), wire_profile.besides(Occasion.CLOSING)
-        self.requesting_ns = control_ns * sum([word.waits for word in self.requesting])
+        self.requesting_ns = control_ns * sum([message.waits for message in self.requesting])
         self.closing_ns = control_ns * len(self.closing)
         self.ports: dict[Address, SimPort] = {}
         self.flows: dict[FlowId, Flight] = {}
         self.armed: Instant = FAR
-        self.words: dict[tuple[Address, int], int] = {}
+        self.word_values: dict[tuple[Address, int], int] = {}
         """Every P rank's lease words, as a READ finds them."""
         self.checks_words = settings.checks_words
         self.messages = 0
@@ -95,9 +95,9 @@ class Fabric:
 
     def send(self, sender: SimPort, effect: Send) -> None:
         event = Received(sender.address, sender.incarnation, effect.message)
-        self.clock.call(self.under_way(effect.message), self.arrived, (self.ports[effect.to], event))
+        self.clock.call(self.send_delay_ns(effect.message), self.arrived, (self.ports[effect.to], event))
 
-    def under_way(self, message: Message) -> int:
+    def send_delay_ns(self, message: Message) -> int:
         """A message is sent: how long it takes."""
         if type(message) in self.silent:
             return 0
@@ -117,7 +117,7 @@ class Fabric:
 
     def contact(self, port: SimPort) -> str:
         """How it makes itself known; "" where its peer does that."""
-        if self.wire_profile.words and not port.node.makes_contact:
+        if self.wire_profile.messages and not port.node.makes_contact:
             return ""
         return self.wire_profile.contact(port.side)
 
@@ -152,7 +152,7 @@ class Fabric:
     def forget_word(self, rank: Address, index: int) -> None:
         """P keeps this prompt no more."""
         if self.checks_words:
-            self.words.pop((rank, index), None)
+            self.word_values.pop((rank, index), None)
 
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """One small READ: the word as it stands when the request reaches P, known one round trip later."""
@@ -160,8 +160,8 @@ class Fabric:
         self.clock.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
     def word_found(self, lookup: WordLookup) -> None:
-        word = self.words.get((lookup.source, lookup.number))
-        self.clock.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, word)))
+        value = self.word_values.get((lookup.source, lookup.number))
+        self.clock.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, value)))
 
     # One-sided operations.
 
@@ -187,7 +187,7 @@ class Fabric:
     ) -> None:
         now = self.clock.now
         self.posted = number = self.posted + 1
-        grant = effect.grant
+        registration = effect.registration
         flight = Flight(
             op=effect.op,
             request=request,
@@ -197,20 +197,20 @@ class Fabric:
             rails=route.rails,
             wire_latency=route.latency_ns,
             nbytes=effect.nbytes,
-            notice=effect.notice,
-            generation=grant.target.generation,
+            notification=effect.notification,
+            generation=registration.target.generation,
             number=number,
             reads=type(effect) is PostRead,
             then=None,
         )
-        before_ns = self.speak(flight) if self.wire_profile.words else 0
+        before_ns = self.speak(flight) if self.wire_profile.messages else 0
         if self.carry is not None:
             self.carry(effect, flight, route, before_ns)
             return
         if self.closing and not flight.reads:
             flight.wire_latency += self.closing_ns
         blocks = effect.source.blocks if isinstance(effect, PostWrite) else effect.blocks
-        cost_ns = route.post_ns(grant.num_tokens, route.joints(blocks, grant))
+        cost_ns = route.post_ns(registration.num_tokens, route.joints(blocks, registration))
         self.metrics.records.ends[HANDSHAKE][request] = now
         if not cost_ns and not before_ns:
             self.begin(flight)
@@ -226,15 +226,15 @@ class Fabric:
             return 0
         self.messages += len(self.requesting)
         if self.metrics.tell is not None:
-            for word in self.requesting:
-                self.say(flight, word)
+            for message in self.requesting:
+                self.say(flight, message)
         return self.requesting_ns
 
-    def say(self, flight: Flight, word: ProfileMessage, what: str = "") -> None:
+    def say(self, flight: Flight, message: ProfileMessage, what: str = "") -> None:
         """Tell that one of the two sends this."""
-        by, to = (flight.p_port, flight.d_port) if word.by is Side.P else (flight.d_port, flight.p_port)
+        by, to = (flight.p_port, flight.d_port) if message.by is Side.P else (flight.d_port, flight.p_port)
         assert self.metrics.tell is not None
-        self.metrics.tell(by.address, f"sends {word.name}{what}: {to.address}")
+        self.metrics.tell(by.address, f"sends {message.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
         """It has been posted."""
@@ -303,12 +303,12 @@ class Fabric:
         op, p_port, d_port = flight.op, flight.p_port, flight.d_port
         self.count_landed(flight)
         if flight.reads:
-            if flight.notice is not None:
-                p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notice))
+            if flight.notification is not None:
+                p_port.node.receive(p_port, Received(d_port.address, d_port.incarnation, flight.notification))
             d_port.node.receive(d_port, ReadEnded(op, True))
             return
-        if flight.notice is not None:
-            d_port.node.receive(d_port, Received(p_port.address, p_port.incarnation, flight.notice))
+        if flight.notification is not None:
+            d_port.node.receive(d_port, Received(p_port.address, p_port.incarnation, flight.notification))
         p_port.node.receive(p_port, WriteEnded(op, True))
 
     def count_landed(self, flight: Flight) -> None:

@@ -25,7 +25,7 @@ class Flight:
         "d_port",
         "generation",
         "nbytes",
-        "notice",
+        "notification",
         "number",
         "op",
         "p_port",
@@ -49,7 +49,7 @@ class Flight:
         rails: Rails | None,
         wire_latency: int,
         nbytes: int,
-        notice: Message | None,
+        notification: Message | None,
         generation: int,
         number: int,
         reads: bool,
@@ -65,7 +65,7 @@ class Flight:
         """The path and the bytes of each flow that is under way over rails."""
         self.wire_latency = wire_latency
         self.nbytes = nbytes
-        self.notice = notice
+        self.notification = notification
         self.generation = generation
         """Of the blocks at D."""
         self.number = number
@@ -97,7 +97,7 @@ class Flight:
             rails=self.rails,
             wire_latency=self.wire_latency,
             nbytes=nbytes,
-            notice=None,
+            notification=None,
             generation=self.generation,
             number=number,
             reads=self.reads,
@@ -116,7 +116,7 @@ def copy_of(port: SimPort, path: PathId, nbytes: int, number: int, then: Then) -
         rails=None,
         wire_latency=0,
         nbytes=nbytes,
-        notice=None,
+        notification=None,
         generation=0,
         number=number,
         reads=False,

@@ -41,29 +41,29 @@ class GroupedShipping(Shipping):
         announced = self.stages.index(ASK)
         self.stages = (*self.stages[:announced], GROUP, *self.stages[announced:])
 
-    def turn(self, parcel: PieceInFlight, stage: str) -> None:
+    def turn(self, in_flight: PieceInFlight, stage: str) -> None:
         if stage == GROUP:
-            self.enter(parcel)
+            self.enter(in_flight)
         else:
-            super().turn(parcel, stage)
+            super().turn(in_flight, stage)
 
-    def enter(self, parcel: PieceInFlight) -> None:
+    def enter(self, in_flight: PieceInFlight) -> None:
         """It takes its group, or waits."""
-        flight = parcel.order.flight
+        flight = in_flight.operation.flight
         use = self.groups.use(flight.p_port.address, flight.d_port.address)
         if not isinstance(use, Use):
-            self.waiting.setdefault(use, deque()).append(parcel)
+            self.waiting.setdefault(use, deque()).append(in_flight)
             return
-        self.held[parcel] = use.group
+        self.held[in_flight] = use.group
         if use.made:
             self.note(use)
         now = self.clock.now
         if use.again:
             use.group.ready_ns = now + self.fabric.handshake_ns
         if use.group.ready_ns > now:
-            self.clock.call(use.group.ready_ns - now, parcel.go_on, None)
+            self.clock.call(use.group.ready_ns - now, in_flight.go_on, None)
         else:
-            parcel.go_on()
+            in_flight.go_on()
 
     def note(self, use: Use) -> None:
         """What it took to have a group, in numbers and in words."""
@@ -78,17 +78,17 @@ class GroupedShipping(Shipping):
             p_rank, d_rank = use.group.ranks
             tell(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
 
-    def leave(self, parcel: PieceInFlight) -> None:
-        self.let_go(parcel)
-        super().leave(parcel)
+    def leave(self, in_flight: PieceInFlight) -> None:
+        self.release_group(in_flight)
+        super().leave(in_flight)
 
-    def sender_gone(self, parcel: PieceInFlight) -> None:
-        self.let_go(parcel)
-        super().sender_gone(parcel)
+    def sender_gone(self, in_flight: PieceInFlight) -> None:
+        self.release_group(in_flight)
+        super().sender_gone(in_flight)
 
-    def let_go(self, parcel: PieceInFlight) -> None:
+    def release_group(self, in_flight: PieceInFlight) -> None:
         """Nothing of it goes over its group any more."""
-        group = self.held.pop(parcel, None)
+        group = self.held.pop(in_flight, None)
         if group is not None and self.groups.done(group):
             self.admit(group.ranks)
 

@@ -76,13 +76,13 @@ class Route:
         self.per_message_ps = to_ps(network.per_message_s)
         self.per_descriptor_ps = to_ps(network.per_descriptor_s)
 
-    def joints(self, source_blocks: Sequence[int], grant: Register) -> int:
+    def joints(self, source_blocks: Sequence[int], registration: Register) -> int:
         """How many of a transfer's blocks need no descriptor of their own."""
         if not self.block_size:
             return 0
-        first = grant.token_start // self.block_size
-        last = -(-(grant.token_start + grant.num_tokens) // self.block_size)
-        return joints(source_blocks[first:last], grant.target.blocks)
+        first = registration.token_start // self.block_size
+        last = -(-(registration.token_start + registration.num_tokens) // self.block_size)
+        return joints(source_blocks[first:last], registration.target.blocks)
 
     def post_ns(self, num_tokens: int, joints: int = 0) -> int:
         """What the posting lane is busy with a transfer of that many tokens, rounded up."""

@@ -45,12 +45,12 @@ class PieceQueue:
         self.free = width
         self.waiting: deque[PieceInFlight] = deque()
 
-    def enter(self, parcel: PieceInFlight) -> None:
+    def enter(self, in_flight: PieceInFlight) -> None:
         if self.free:
             self.free -= 1
-            parcel.go_on()
+            in_flight.go_on()
         else:
-            self.waiting.append(parcel)
+            self.waiting.append(in_flight)
 
     def leave(self) -> None:
         if self.waiting:
@@ -84,11 +84,11 @@ class ShippedOperation:
 class PieceInFlight:
     """One piece on its way: it has been posted."""
 
-    __slots__ = ("nbytes", "order", "piece", "queue", "shipping", "stages")
+    __slots__ = ("nbytes", "operation", "piece", "queue", "shipping", "stages")
 
-    def __init__(self, shipping: Shipping, order: ShippedOperation, piece: Piece, nbytes: int) -> None:
+    def __init__(self, shipping: Shipping, operation: ShippedOperation, piece: Piece, nbytes: int) -> None:
         self.shipping = shipping
-        self.order = order
+        self.operation = operation
         self.piece = piece
         self.nbytes = nbytes
         self.stages: deque[Any] = deque(shipping.stages)
@@ -98,7 +98,7 @@ class PieceInFlight:
 
     def go_on(self, _: None = None) -> None:
         """Through the next stage, or to the end. The dead begin nothing."""
-        shipping, flight = self.shipping, self.order.flight
+        shipping, flight = self.shipping, self.operation.flight
         if not (flight.d_port if flight.reads else flight.p_port).node.alive:
             shipping.clock.call(0, shipping.lost, self)
             return
@@ -142,7 +142,7 @@ class Shipping:
         self.metrics = fabric.metrics
         self.method = method
         self.pipeline_policy = pipeline_policy
-        self.orders: dict[Op, ShippedOperation] = {}
+        self.operations: dict[Op, ShippedOperation] = {}
         self.rules = lane_rules(method, pipeline_policy)
         self.lanes: dict[Address, Lanes[ShippedOperation]] = {}
         """Of each rank that posts."""
@@ -156,9 +156,9 @@ class Shipping:
         """D ranks whose listener has ended."""
         self.misplaces = not pipeline_policy.guards.indexes_by_piece
         self.takes_in_pieces = method.takes_in_pieces(pipeline_policy)
-        self.serves = pipeline_policy.sending_lanes if method.pulls else pipeline_policy.receiving_lanes
+        self.peer_lanes = pipeline_policy.sending_lanes if method.pulls else pipeline_policy.receiving_lanes
         """How many pieces the rank that does not post has in hand at once."""
-        stages: list[Any] = [] if self.serves is None else [PEER]
+        stages: list[Any] = [] if self.peer_lanes is None else [PEER]
         self.asking, self.behind = (
             pipeline_policy.wire_profile.besides(Occasion.PIECE),
             pipeline_policy.wire_profile.besides(Occasion.BEHIND),
@@ -194,21 +194,23 @@ class Shipping:
 
     def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route, before_ns: int) -> None:
         """An operation begins: what can be sent of it is, when what is said before it has been."""
-        grant = effect.grant
-        start, tokens = grant.token_start, grant.num_tokens
+        registration = effect.registration
+        start, tokens = registration.token_start, registration.num_tokens
         layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
         lanes = self.lanes_of(flight.mover.address)
-        order = self.orders[effect.op] = ShippedOperation(flight, route, grant.xid, layers, tokens, lanes)
+        operation = self.operations[effect.op] = ShippedOperation(
+            flight, route, registration.xid, layers, tokens, lanes
+        )
         self.metrics.records.ends[HANDSHAKE][flight.request] = self.clock.now
-        lanes.add(order, grant.xid, layers, start, start + tokens, reads=flight.reads)
+        lanes.add(operation, registration.xid, layers, start, start + tokens, reads=flight.reads)
         if before_ns:
-            self.clock.call(before_ns, self.begin, order)
+            self.clock.call(before_ns, self.begin, operation)
         else:
-            self.begin(order)
+            self.begin(operation)
 
-    def begin(self, order: ShippedOperation) -> None:
-        order.lanes.begin(order)
-        self.pump(order.lanes)
+    def begin(self, operation: ShippedOperation) -> None:
+        operation.lanes.begin(operation)
+        self.pump(operation.lanes)
 
     def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
         """A P rank can send this from now on."""
@@ -223,55 +225,55 @@ class Shipping:
         self.lanes_of(rank).withdraw(xid)
 
     def stop(self, op: Op) -> None:
-        order = self.orders.get(op)
-        if order is not None:
-            order.lanes.halt(order)
-            self.give_up(order)
+        operation = self.operations.get(op)
+        if operation is not None:
+            operation.lanes.halt(operation)
+            self.give_up(operation)
 
     def ended(self, request_id: RequestId) -> None:
         """D waits for nothing of this request any more."""
-        for order in list(self.standing):
-            if order.flight.op.reg.request_id == request_id:
-                self.give_up(order)
+        for operation in list(self.standing):
+            if operation.flight.op.reg.request_id == request_id:
+                self.give_up(operation)
 
     def died(self, node: SimNode) -> None:
         """Whoever stood still for this engine's listener goes on, and its next life listens again. A dead sender's turn
         is over."""
         self.deaf -= node.ports.keys()
-        for order in list(self.standing):
-            if order.flight.d_port.node is node:
-                self.give_up(order)
-            elif order.flight.p_port.node is node:
-                for parcel in order.parked:
-                    self.sender_gone(parcel)
+        for operation in list(self.standing):
+            if operation.flight.d_port.node is node:
+                self.give_up(operation)
+            elif operation.flight.p_port.node is node:
+                for in_flight in operation.parked:
+                    self.sender_gone(in_flight)
 
-    def give_up(self, order: ShippedOperation) -> None:
+    def give_up(self, operation: ShippedOperation) -> None:
         """Nobody waits for what stands still of it."""
-        order.over = True
-        self.standing.pop(order, None)
-        parked, order.parked = order.parked, []
-        for parcel in parked:
-            self.leave(parcel)
-            order.lanes.lost(order, parcel.piece)
-        self.judge(order)
+        operation.over = True
+        self.standing.pop(operation, None)
+        parked, operation.parked = operation.parked, []
+        for in_flight in parked:
+            self.leave(in_flight)
+            operation.lanes.lost(operation, in_flight.piece)
+        self.judge(operation)
 
     def pump(self, lanes: Lanes[ShippedOperation]) -> None:
         """Send what may be posted now."""
         while (found := lanes.next()) is not None:
-            order, piece = found
+            operation, piece = found
             part = piece.stop - piece.start
-            nbytes = order.flight.nbytes * part // (order.layers * order.tokens) + self.hidden_bytes * part
-            PieceInFlight(self, order, piece, nbytes // self.pipeline_policy.tensors).go_on()
+            nbytes = operation.flight.nbytes * part // (operation.layers * operation.tokens) + self.hidden_bytes * part
+            PieceInFlight(self, operation, piece, nbytes // self.pipeline_policy.tensors).go_on()
 
-    def judge(self, order: ShippedOperation) -> None:
+    def judge(self, operation: ShippedOperation) -> None:
         """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
-        ending = order.lanes.ending(order)
-        self.pump(order.lanes)
+        ending = operation.lanes.ending(operation)
+        self.pump(operation.lanes)
         if ending is None:
             return
-        flight = order.flight
-        if self.orders.get(flight.op) is order:
-            del self.orders[flight.op]
+        flight = operation.flight
+        if self.operations.get(flight.op) is operation:
+            del self.operations[flight.op]
         fabric = self.fabric
         if ending is ShipmentEnd.SENT and fabric.closing and not flight.reads:
             self.clock.call(fabric.closing_ns, fabric.land, flight)
@@ -284,76 +286,76 @@ class Shipping:
 
     # Pieces.
 
-    def turn(self, parcel: PieceInFlight, stage: str) -> None:
-        flight = parcel.order.flight
+    def turn(self, in_flight: PieceInFlight, stage: str) -> None:
+        flight = in_flight.operation.flight
         if stage == ASK:
-            self.ask(parcel)
+            self.ask(in_flight)
             return
         if stage == BEHIND:
-            self.say_behind(parcel)
-            parcel.go_on()
+            self.say_behind(in_flight)
+            in_flight.go_on()
             return
         if stage == ROOM:
-            self.take_in(parcel)
+            self.take_in(in_flight)
             return
         if stage in (PICKLE, UNPICKLE):
             port = flight.p_port if stage == PICKLE else flight.d_port
             path = self.fabric.paths.thread(port.address, stage, self.pickle_bytes_per_s)
-            self.fabric.copy(port, path, parcel.nbytes, 0, parcel.ended)
+            self.fabric.copy(port, path, in_flight.nbytes, 0, in_flight.ended)
             return
         rank = flight.p_port if flight.reads else flight.d_port
         queue = self.queues.get(rank.address)
         if queue is None:
-            assert self.serves is not None
-            queue = self.queues[rank.address] = PieceQueue(self.serves)
-        parcel.queue = queue
-        queue.enter(parcel)
+            assert self.peer_lanes is not None
+            queue = self.queues[rank.address] = PieceQueue(self.peer_lanes)
+        in_flight.queue = queue
+        queue.enter(in_flight)
 
-    def hop(self, parcel: PieceInFlight, hop: Hop) -> None:
-        flight = parcel.order.flight
+    def hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
+        flight = in_flight.operation.flight
         if self.metrics.tell is not None:
-            self.tell(parcel, hop)
-        if hop is Hop.WIRE and (flight.p_port.address, parcel.order.xid) in self.evicted:
-            self.lost(parcel)
+            self.tell(in_flight, hop)
+        if hop is Hop.WIRE and (flight.p_port.address, in_flight.operation.xid) in self.evicted:
+            self.lost(in_flight)
         elif hop is Hop.WIRE:
-            self.send(parcel)
+            self.send(in_flight)
         elif hop is Hop.D2H and self.pipeline_policy.in_stream:
-            self.clock.call(flight.p_port.node.left_of_step(), self.copy_out, parcel)
+            self.clock.call(flight.p_port.node.left_of_step(), self.copy_out, in_flight)
         else:
-            self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, parcel.nbytes, parcel.ended)
+            self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, in_flight.nbytes, in_flight.ended)
 
-    def ask(self, parcel: PieceInFlight) -> None:
+    def ask(self, in_flight: PieceInFlight) -> None:
         """Announce it, and have that answered."""
-        fabric, flight = self.fabric, parcel.order.flight
+        fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += self.asks
         if self.metrics.tell is not None and self.asking:
-            fabric.say(flight, self.asking[0], f" of {words(parcel.piece, parcel.order.layers)}")
-        self.clock.call(self.asks * fabric.control_ns, parcel.go_on, None)
+            fabric.say(flight, self.asking[0], f" of {describe_piece(in_flight.piece, in_flight.operation.layers)}")
+        self.clock.call(self.asks * fabric.control_ns, in_flight.go_on, None)
 
-    def say_behind(self, parcel: PieceInFlight) -> None:
-        fabric, flight = self.fabric, parcel.order.flight
+    def say_behind(self, in_flight: PieceInFlight) -> None:
+        fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += len(self.behind)
         if self.metrics.tell is not None:
-            for word in self.behind:
-                fabric.say(flight, word)
+            for message in self.behind:
+                fabric.say(flight, message)
 
-    def tell(self, parcel: PieceInFlight, hop: Hop) -> None:
+    def tell(self, in_flight: PieceInFlight, hop: Hop) -> None:
         """Say what this piece does next."""
-        flight, tell = parcel.order.flight, self.metrics.tell
+        flight, tell = in_flight.operation.flight, self.metrics.tell
         assert tell is not None
-        what = f"{words(parcel.piece, parcel.order.layers)}, {hop.value}"
+        what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
         if hop is Hop.WIRE:
-            for word in self.asking[1:]:
-                self.fabric.say(flight, word)
+            for message in self.asking[1:]:
+                self.fabric.say(flight, message)
             ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
-            tell(by.address, f"{verb} {words(parcel.piece, parcel.order.layers)}: {other.address}")
+            tell(by.address, f"{verb} {describe_piece(in_flight.piece, in_flight.operation.layers)}: {other.address}")
         else:
             tell((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
 
-    def copy_out(self, parcel: PieceInFlight) -> None:
-        self.copy(parcel.order.flight.p_port, Hop.D2H, parcel.nbytes, parcel.ended)
+    def copy_out(self, in_flight: PieceInFlight) -> None:
+        self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)
 
     def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then) -> None:
         """A copy on one host."""
@@ -367,109 +369,109 @@ class Shipping:
             path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
         self.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
 
-    def send(self, parcel: PieceInFlight) -> None:
+    def send(self, in_flight: PieceInFlight) -> None:
         """Post a piece between the NICs."""
-        order, fabric = parcel.order, self.fabric
-        whole = order.flight
+        operation, fabric = in_flight.operation, self.fabric
+        whole = operation.flight
         fabric.posted = number = fabric.posted + 1
-        flight = whole.piece(parcel.nbytes, number, parcel.ended)
+        flight = whole.piece(in_flight.nbytes, number, in_flight.ended)
         lane = whole.mover
-        now, cost_ns = self.clock.now, self.post_ns(order, parcel)
+        now, cost_ns = self.clock.now, self.post_ns(operation, in_flight)
         lane.lane_free = max(now, lane.lane_free) + cost_ns
         self.clock.call(lane.lane_free - now, fabric.begin, flight)
 
-    def post_ns(self, order: ShippedOperation, parcel: PieceInFlight) -> int:
+    def post_ns(self, operation: ShippedOperation, in_flight: PieceInFlight) -> int:
         """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
         layer's share."""
-        piece, page_bytes = parcel.piece, self.pipeline_policy.page_bytes
+        piece, page_bytes = in_flight.piece, self.pipeline_policy.page_bytes
         if self.method.staged_at_p and self.method.staged_at_d:
-            pages = -(-parcel.nbytes // page_bytes) if page_bytes else 0
-            return order.route.post_ns(0) + -(-pages * order.route.per_descriptor_ps // PS_PER_NS)
-        return order.route.post_ns(piece.stop - piece.start) // order.layers
+            pages = -(-in_flight.nbytes // page_bytes) if page_bytes else 0
+            return operation.route.post_ns(0) + -(-pages * operation.route.per_descriptor_ps // PS_PER_NS)
+        return operation.route.post_ns(piece.stop - piece.start) // operation.layers
 
-    def take_in(self, parcel: PieceInFlight) -> None:
+    def take_in(self, in_flight: PieceInFlight) -> None:
         """D finds room for it, or it waits there in turn; or D's listener refuses it, or ends."""
-        flight, piece = parcel.order.flight, parcel.piece
+        flight, piece = in_flight.operation.flight, in_flight.piece
         node, rank = flight.d_port.node, flight.d_port.address
         piece = Piece(self.layers_of(flight.p_port.address)[piece.layer], piece.start, piece.stop)
         if not node.refuses_pieces:
-            self.park(parcel)
-            if not parcel.order.over:
-                node.await_room(rank, flight.generation, piece, partial(self.unpark, parcel))
+            self.park(in_flight)
+            if not in_flight.operation.over:
+                node.await_room(rank, flight.generation, piece, partial(self.unpark, in_flight))
             return
         if rank not in self.deaf:
             if node.takes_piece(rank, flight.generation, piece):
-                parcel.go_on()
+                in_flight.go_on()
                 return
             if self.pipeline_policy.guards.survives_exhaustion:
-                self.lost(parcel)
+                self.lost(in_flight)
                 return
             self.deaf.add(rank)
             self.metrics.count("a listener has ended")
-        self.park(parcel)
+        self.park(in_flight)
 
-    def arrived(self, parcel: PieceInFlight) -> None:
-        self.leave(parcel)
-        order = parcel.order
-        if self.misplaces and misplaced(parcel.piece, self.pipeline_policy.guards):
-            self.spoil(order)
-        order.lanes.landed(order, parcel.piece)
-        self.judge(order)
+    def arrived(self, in_flight: PieceInFlight) -> None:
+        self.leave(in_flight)
+        operation = in_flight.operation
+        if self.misplaces and misplaced(in_flight.piece, self.pipeline_policy.guards):
+            self.spoil(operation)
+        operation.lanes.landed(operation, in_flight.piece)
+        self.judge(operation)
 
-    def lost(self, parcel: PieceInFlight) -> None:
-        order = parcel.order
-        sender, receiver = order.flight.p_port.node, order.flight.d_port.node
+    def lost(self, in_flight: PieceInFlight) -> None:
+        operation = in_flight.operation
+        sender, receiver = operation.flight.p_port.node, operation.flight.d_port.node
         loss = loss_of(self.pipeline_policy.guards, not sender.alive) if receiver.alive else Loss.ENDS
         if loss is Loss.AWAITED:
-            self.sender_gone(parcel)
-            self.park(parcel)
+            self.sender_gone(in_flight)
+            self.park(in_flight)
             return
-        self.leave(parcel)
+        self.leave(in_flight)
         if loss is Loss.SKIPPED:
-            self.spoil(order)
-            order.lanes.landed(order, parcel.piece)
+            self.spoil(operation)
+            operation.lanes.landed(operation, in_flight.piece)
         else:
-            order.lanes.lost(order, parcel.piece)
-        self.judge(order)
+            operation.lanes.lost(operation, in_flight.piece)
+        self.judge(operation)
 
-    def park(self, parcel: PieceInFlight) -> None:
+    def park(self, in_flight: PieceInFlight) -> None:
         """It stands still, unless nobody waits for it."""
-        order = parcel.order
-        order.parked.append(parcel)
-        self.standing[order] = None
-        if order.over:
-            self.give_up(order)
+        operation = in_flight.operation
+        operation.parked.append(in_flight)
+        self.standing[operation] = None
+        if operation.over:
+            self.give_up(operation)
 
-    def unpark(self, parcel: PieceInFlight) -> None:
+    def unpark(self, in_flight: PieceInFlight) -> None:
         """There is room for it."""
-        order = parcel.order
-        if parcel in order.parked:
-            order.parked.remove(parcel)
-            if not order.parked:
-                self.standing.pop(order, None)
-            parcel.go_on()
+        operation = in_flight.operation
+        if in_flight in operation.parked:
+            operation.parked.remove(in_flight)
+            if not operation.parked:
+                self.standing.pop(operation, None)
+            in_flight.go_on()
 
-    def spoil(self, order: ShippedOperation) -> None:
+    def spoil(self, operation: ShippedOperation) -> None:
         """D will decode with other KV than its prompt's, and not know."""
-        self.metrics.corrupted.add(order.flight.op.reg.request_id)
+        self.metrics.corrupted.add(operation.flight.op.reg.request_id)
 
-    def sender_gone(self, parcel: PieceInFlight) -> None:
+    def sender_gone(self, in_flight: PieceInFlight) -> None:
         """Its sender's turn is over with its sender. Its receiver's is not."""
-        order = parcel.order
-        if order.flight.reads:
-            self.leave(parcel)
+        operation = in_flight.operation
+        if operation.flight.reads:
+            self.leave(in_flight)
         else:
-            order.lanes.vacate(order, parcel.piece)
-            self.pump(order.lanes)
+            operation.lanes.release_lane(operation, in_flight.piece)
+            self.pump(operation.lanes)
 
-    def leave(self, parcel: PieceInFlight) -> None:
+    def leave(self, in_flight: PieceInFlight) -> None:
         """Its turn at the other rank is over."""
-        queue, parcel.queue = parcel.queue, None
+        queue, in_flight.queue = in_flight.queue, None
         if queue is not None:
             queue.leave()
 
 
-def words(piece: Piece, layers: int) -> str:
+def describe_piece(piece: Piece, layers: int) -> str:
     """A piece, as a person says it."""
     which = f"layer {piece.layer}" if layers > 1 else "all layers"
     return f"{which}, tokens {piece.start} to {piece.stop}"

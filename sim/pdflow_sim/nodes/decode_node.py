@@ -128,13 +128,13 @@ class SimDecodeNode(SimEngineNode):
         seq = self.legs[effect.handle]
         dropped = drop(self.engine, seq, self.clock.now)
         if dropped.left is not None:
-            self.strand_own(seq)
+            self.account_stranded_sequence(seq)
         self.feed(self.role, dropped)
         self.rearm()
 
     def commit(self, port: Port, effect: Commit) -> None:
         seq = self.legs[effect.request_id]
-        self.strand_own(seq)
+        self.account_stranded_sequence(seq)
         self.engine.loaded(seq, self.clock.now)
         self.rearm()
 
@@ -164,7 +164,7 @@ class SimDecodeNode(SimEngineNode):
             self.shipping.ended(handle)
         self.router.later(DecodeEnded(handle, code))
 
-    def strand_own(self, seq: Sequence) -> None:
+    def account_stranded_sequence(self, seq: Sequence) -> None:
         """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
         allocation = seq.allocation
         assert allocation is not None

@@ -118,7 +118,7 @@ class SimEngineNode(PeerNode):
     # Standing still, and dying.
 
     def hold(self) -> None:
-        """The engine does not go on from here until `let_go`. To be called as a step begins."""
+        """The engine does not go on from here until `resume_steps`. To be called as a step begins."""
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         if self.held:
@@ -130,8 +130,8 @@ class SimEngineNode(PeerNode):
         for outcome in engine.freeze(self.clock.now):
             self.came(outcome)
 
-    def let_go(self) -> None:
-        """It does again."""
+    def resume_steps(self) -> None:
+        """The engine goes on."""
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         self.held = False
@@ -144,7 +144,7 @@ class SimEngineNode(PeerNode):
         self.hold()
 
     def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
-        self.let_go()
+        self.resume_steps()
 
     def pause(self, until: Instant) -> None:
         """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""

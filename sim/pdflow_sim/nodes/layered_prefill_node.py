@@ -27,7 +27,7 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
-from pdflow_sim.network.shipping import words
+from pdflow_sim.network.shipping import describe_piece
 from pdflow_sim.nodes.ports import EngineParts
 from pdflow_sim.nodes.prefill_node import SimPrefillNode
 
@@ -129,7 +129,7 @@ class SimLayeredPrefillNode(SimPrefillNode):
         else:
             tokens = piece.stop - piece.start
         if self.metrics.tell is not None:
-            what = "all layers" if piece is None else words(piece, self.layers)
+            what = "all layers" if piece is None else describe_piece(piece, self.layers)
             self.metrics.tell(self.name, f"copies {what}, {hop.value}")
         nbytes = tokens * staging.size.bytes_per_token
         for number, rank in enumerate(self.ranks):
@@ -165,8 +165,8 @@ class SimLayeredPrefillNode(SimPrefillNode):
             self.held_since = self.clock.now
         super().hold()
 
-    def let_go(self) -> None:
-        super().let_go()
+    def resume_steps(self) -> None:
+        super().resume_steps()
         postponed, self.postponed = self.postponed, []
         waited = self.clock.now - self.held_since
         for outcome in postponed:

@@ -63,9 +63,9 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
 
     def tell_of_room(self, rank: Address, piece: Piece) -> None:
         if self.metrics.tell is not None:
-            self.metrics.tell(rank, f"takes room for {words(piece)} in {self.method.d_memory.value}")
+            self.metrics.tell(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
 
-    def ways(self, place: Allocation) -> list[tuple[Hop, int]]:
+    def load_hops(self, place: Allocation) -> list[tuple[Hop, int]]:
         """What lies in the host's memory comes over PCIe."""
         assert self.method.loading is not None
         landing = self.landing
@@ -82,5 +82,5 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         assert not self.then, f"{self.name} still waits for {list(self.then)}"
 
 
-def words(piece: Piece) -> str:
+def describe_piece(piece: Piece) -> str:
     return f"layer {piece.layer}, tokens {piece.start} to {piece.stop},"

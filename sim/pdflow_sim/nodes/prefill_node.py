@@ -153,8 +153,8 @@ class SimPrefillNode(SimEngineNode):
     def answer(self, port: Port, effect: AnswerPrefill) -> None:
         params, request_id = effect.params, effect.request_id
         self.by_request.pop(request_id, None)
-        for rank, word in enumerate(params.words):
-            self.fabric.words[f"{self.name}.r{rank}", word.index] = word.word
+        for rank, lease_word in enumerate(params.rank_words):
+            self.fabric.word_values[f"{self.name}.r{rank}", lease_word.index] = lease_word.value
         self.router.later(PrefillAnswered(request_id, params))
 
     def end(self, port: Port, effect: EndPrefill) -> None:
@@ -188,7 +188,7 @@ class SimPrefillNode(SimEngineNode):
 
     def post_write(self, port: SimPort, effect: PostWrite) -> None:
         if self.writer is not None:
-            self.writer.unmatched.discard(effect.grant.xid)
+            self.writer.unmatched.discard(effect.registration.xid)
         self.fabric.write(port, effect, request_of(effect.op.reg.request_id))
 
     def stop_write(self, port: SimPort, effect: StopWrite) -> None:
@@ -196,7 +196,7 @@ class SimPrefillNode(SimEngineNode):
         self.shipping.stop(effect.op)
 
     def bump(self, port: SimPort, effect: BumpWord) -> None:
-        self.fabric.forget_word(port.address, effect.word.index)
+        self.fabric.forget_word(port.address, effect.lease_word.index)
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)

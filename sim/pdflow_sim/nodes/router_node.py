@@ -292,8 +292,8 @@ class SimRouterNode(SimNode):
     def abort_leg(self, port: SimPort, effect: AbortLeg) -> None:
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
-        way = self.to_prefill if effect.role == "prefill" else self.to_decode
-        self.clock.call(way[effect.engine], self.abort_arrived, effect)
+        delays_ns = self.to_prefill if effect.role == "prefill" else self.to_decode
+        self.clock.call(delays_ns[effect.engine], self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":

@@ -66,16 +66,16 @@ class SimStagedDecodeNode(SimDecodeNode):
         request = self.legs[effect.handle].index
         size, tokens = self.staging.size, self.metrics.records.input_tokens[request] - effect.start
         ports = self.ranks
-        ways = [(hop, layers) for hop, layers in self.ways(effect.place) if layers]
-        self.loading[effect.handle] = len(ports) * len(ways)
+        load_hops = [(hop, layers) for hop, layers in self.load_hops(effect.place) if layers]
+        self.loading[effect.handle] = len(ports) * len(load_hops)
         for rank in ports:
-            for hop, layers in ways:
+            for hop, layers in load_hops:
                 nbytes = layers * size.bytes_per_token * tokens
                 if self.metrics.tell is not None:
                     self.metrics.tell(self.name, f"copies {layers} layers, {hop.value}")
                 self.carrier.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
-    def ways(self, place: Allocation) -> list[tuple[Hop, int]]:
+    def load_hops(self, place: Allocation) -> list[tuple[Hop, int]]:
         """How its layers get into blocks: those that lie in the host's memory over PCIe."""
         hop = self.method.loading
         assert hop is not None

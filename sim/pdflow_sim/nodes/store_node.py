@@ -102,11 +102,11 @@ class SimStoreNode(PeerNode):
     # Being read from.
 
     def expose(self, port: Port, effect: AnswerPrefill) -> None:
-        for rank, word in enumerate(effect.params.words):
-            self.fabric.words[rank_address(self.get_port.address, rank), word.index] = word.word
+        for rank, lease_word in enumerate(effect.params.rank_words):
+            self.fabric.word_values[rank_address(self.get_port.address, rank), lease_word.index] = lease_word.value
 
     def bump(self, port: SimPort, effect: BumpWord) -> None:
-        self.fabric.words.pop((port.address, effect.word.index), None)
+        self.fabric.word_values.pop((port.address, effect.lease_word.index), None)
 
     # At the end.
 

@@ -30,7 +30,7 @@ class Stores:
     """
 
     def __init__(
-        self, ports: NodePorts, wiring: StoreWiring, beside: Pool, named: bool, incarnations: Mapping[str, int]
+        self, ports: NodePorts, wiring: StoreWiring, pool: Pool, named: bool, incarnations: Mapping[str, int]
     ) -> None:
         self.ports = ports
         self.prompts = ports.prompts
@@ -45,9 +45,9 @@ class Stores:
         """What each process's chains begin with, by its salt."""
         if self.by_block:
             self.prompts.cached = True
-        self.nodes = [self.node(beside, index) for index in range(self.transfer.store_nodes)]
+        self.nodes = [self.node(pool, index) for index in range(self.transfer.store_nodes)]
 
-    def node(self, beside: Pool, index: int) -> SimStoreNode:
+    def node(self, pool: Pool, index: int) -> SimStoreNode:
         transfer, wiring = self.transfer, self.wiring
         name = node_name(index)
         incarnation = self.incarnations.get(name) or INCARNATION + index
@@ -56,7 +56,7 @@ class Stores:
         ends = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
         node.make_ends(*ends, self.shards, incarnation)
         for engine in (put_name(name), get_name(name)):
-            self.ports.fabric.paths.pool_of[engine] = beside
+            self.ports.fabric.paths.pool_of[engine] = pool
         return node
 
     @property

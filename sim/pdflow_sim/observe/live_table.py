@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pdflow.results import words
+from pdflow.results import formatting
 from pdflow.results.records import Outcome
 from pdflow.results.totals import NS_PER_S, PS_PER_NS, share
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -105,8 +105,8 @@ class Watcher:
 
     def progress(self, spent_s: float) -> Table:
         world, whole = self.world, self.scenario.workload.requests
-        done = words.count(world.ended) + ("" if whole is None else f" of {words.count(whole)}")
-        passed = f"{words.duration(world.clock.now)} in {words.duration(int(spent_s * NS_PER_S))}"
+        done = formatting.count(world.ended) + ("" if whole is None else f" of {formatting.count(whole)}")
+        passed = f"{formatting.duration(world.clock.now)} in {formatting.duration(int(spent_s * NS_PER_S))}"
         line: list[RenderableType] = [Text(f"{done} requests", no_wrap=True), Text(passed, "dim", no_wrap=True)]
         if whole is not None:
             line.insert(0, ProgressBar(total=whole, completed=world.ended, width=20))
@@ -119,14 +119,18 @@ class Watcher:
         ttft, tpot = self.latencies_ms()
         moved = (last.bytes_moved - first.bytes_moved) * NS_PER_S // max(passed_ns, 1)
         rate = (last.ended - first.ended) * NS_PER_S / max(passed_ns, 1)
-        open_now = words.count(len(world.records) - world.ended)
+        open_now = formatting.count(len(world.records) - world.ended)
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="bold")
-        grid.add_row(f"last {words.duration(passed_ns)}", f"{words.number(rate)} requests/s ended, {open_now} open")
+        grid.add_row(
+            f"last {formatting.duration(passed_ns)}", f"{formatting.number(rate)} requests/s ended, {open_now} open"
+        )
         grid.add_row("TTFT", f"p50 {_ms(ttft, 50)}, p99 {_ms(ttft, 99)}")
         grid.add_row("TPOT", f"p50 {_ms(tpot, 50)}")
         if world.decodes:
-            grid.add_row("KV moved", f"{words.size(moved)}/s, {words.count(len(world.fabric.flows))} under way")
+            grid.add_row(
+                "KV moved", f"{formatting.size(moved)}/s, {formatting.count(len(world.fabric.flows))} under way"
+            )
         return grid
 
     def latencies_ms(self) -> tuple[list[float], list[float]]:
@@ -145,12 +149,12 @@ class Watcher:
             blocks = sum(engine.pool.num_blocks for engine in engines)
             table.add_row(
                 Text(_short(pool)),
-                words.count(len(engines)),
-                words.count(sum(engine.waiting for engine in engines)),
-                words.count(sum(engine.loading for engine in engines)),
-                words.count(sum(engine.running for engine in engines)),
-                words.percent(share(last.busy_ps[pool] - first.busy_ps.get(pool, 0), passed_ps * len(nodes))),
-                words.percent(share(sum(engine.kv_blocks_used(last.now) for engine in engines), blocks)),
+                formatting.count(len(engines)),
+                formatting.count(sum(engine.waiting for engine in engines)),
+                formatting.count(sum(engine.loading for engine in engines)),
+                formatting.count(sum(engine.running for engine in engines)),
+                formatting.percent(share(last.busy_ps[pool] - first.busy_ps.get(pool, 0), passed_ps * len(nodes))),
+                formatting.percent(share(sum(engine.kv_blocks_used(last.now) for engine in engines), blocks)),
             )
         return table
 
@@ -172,8 +176,8 @@ def watching(console: Console, scenario: ResolvedScenario, world: World) -> Iter
 
 def _ms(ordered: Sequence[float], percent: int) -> str:
     """The sample at that rank, which is enough to watch."""
-    return f"{words.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"
+    return f"{formatting.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"
 
 
 def _short(name: str) -> str:
-    return words.plain(name if len(name) <= 20 else name[:19] + "…")
+    return formatting.plain(name if len(name) <= 20 else name[:19] + "…")

@@ -82,8 +82,8 @@ class Narrator:
         return self.wire_profile.name_of(str(message.__struct_config__.tag))
 
 
-def _told(words: dict[type, Callable[[Any], str]], what: Any) -> str:
-    tell = words.get(type(what))
+def _told(phrases: dict[type, Callable[[Any], str]], what: Any) -> str:
+    tell = phrases.get(type(what))
     return tell(what) if tell is not None else ""
 
 
@@ -97,8 +97,8 @@ EFFECTS: dict[type, Callable[[Any], str]] = {
     Reply: lambda effect: f"answers the client: {effect.outcome}",
     AnswerPrefill: lambda effect: "answers the prefill leg",
     Enqueue: lambda effect: "lets the request in",
-    PostWrite: lambda effect: f"begins a WRITE of {effect.grant.num_tokens} tokens: {effect.to}",
-    PostRead: lambda effect: f"begins a READ of {effect.grant.num_tokens} tokens: {effect.source}",
+    PostWrite: lambda effect: f"begins a WRITE of {effect.registration.num_tokens} tokens: {effect.to}",
+    PostRead: lambda effect: f"begins a READ of {effect.registration.num_tokens} tokens: {effect.source}",
     ReadWord: lambda effect: f"reads the lease word: {effect.source}",
     Commit: lambda effect: "has everything",
     ReleaseBlocks: lambda effect: "lets go of the prompt",

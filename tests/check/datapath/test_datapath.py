@@ -128,7 +128,7 @@ def test_room_that_is_never_given_back_is_missed(monkeypatch: pytest.MonkeyPatch
     assert not found.ends
 
 
-def test_a_notice_before_the_data_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notification_before_the_data_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     landed = Shipment.landed
 
     def all_at_once(self: Shipment, piece: Piece) -> None:

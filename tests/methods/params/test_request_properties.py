@@ -19,7 +19,7 @@ from pdflow.methods.params.parse import PARAMS, parse, to_json
 from pdflow.methods.params.request_id import DECODE, PREFILL, PairId, parse_request_id, wrapped
 
 u64 = st.integers(0, 2**64 - 1)
-words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 hosts = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,30}[a-z0-9])?", fullmatch=True) | st.ip_addresses(v=6).map("[{}]".format)
 ports = st.integers(1, 65_535)
 addresses = st.builds("{}:{}".format, hosts, ports)
@@ -31,8 +31,8 @@ def lists(entries: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 VALUES = {
-    kinds.ID: words,
-    kinds.NAME: words,
+    kinds.ID: texts,
+    kinds.NAME: texts,
     kinds.HOST: hosts,
     kinds.PORT: ports,
     kinds.RANKS: st.integers(1, 4_096),
@@ -44,7 +44,7 @@ VALUES = {
     kinds.BOOTSTRAP: addresses.map("http://{}".format),
     kinds.BLOCKS: st.lists(st.integers(0, 2**32 - 1), max_size=6).map(tuple),
     kinds.TOKEN_LISTS: lists(st.integers(0, 2**32 - 1)),
-    kinds.KEY_LISTS: lists(words),
+    kinds.KEY_LISTS: lists(texts),
     kinds.LEASE_WORDS: st.lists(st.tuples(u64, u64), max_size=4).map(tuple),
 }
 

@@ -115,11 +115,13 @@ def test_size_at_the_widths_of_lists(count: int) -> None:
 
 @given(st.lists(frames.filter(lambda f: not isinstance(f, Hello)), max_size=4), st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[Frame], data: st.DataObject) -> None:
+def test_a_stream_split_anywhere_gives_the_same_frames(sent: list[Frame], data: st.DataObject) -> None:
     stream = b"".join(map(encode_frame, (HELLO, *sent)))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    boundaries = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     decoder = FrameDecoder()
-    got = [f for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) for f in decoder.feed(stream[a:b])]
+    got = [
+        f for a, b in zip([0, *boundaries], [*boundaries, len(stream)], strict=True) for f in decoder.feed(stream[a:b])
+    ]
     assert got == [HELLO, *sent]
     assert decoder.hello == HELLO
     assert not decoder.poisoned

@@ -28,9 +28,9 @@ def heard(*pieces: bytes) -> AnswerReader:
 
 
 @given(st.lists(st.integers(0, len(THREE + TOLD + DONE)), max_size=8).map(sorted))
-def test_bytes_may_be_cut_anywhere(cuts: list[int]) -> None:
+def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
     whole = THREE + TOLD + DONE
-    places = [0, *cuts, len(whole)]
+    places = [0, *boundaries, len(whole)]
     answer = heard(*(whole[a:b] for a, b in pairwise(places)))
     answer.end()
     assert ("".join(answer.parts), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
@@ -64,7 +64,7 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (b"", "without a token"),
         (TOLD + DONE, "without a token"),
@@ -78,8 +78,8 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
         (b"data: " + b"[" * 100_000 + b"\n\n", "not OpenAI's"),
     ],
 )
-def test_an_invalid_answer_is_explained(answer: bytes, words: str) -> None:
-    with pytest.raises(BrokenAnswerError, match=words):
+def test_an_invalid_answer_is_explained(answer: bytes, message: str) -> None:
+    with pytest.raises(BrokenAnswerError, match=message):
         heard(answer).end()
 
 

@@ -154,7 +154,7 @@ async def test_a_client_that_has_its_first_token_in_time_waits_for_the_rest(auto
     assert ran.ledger.records.outcome == ["completed"] * 3
 
 
-async def test_the_words_are_those_of_the_simulation() -> None:
+async def test_the_contents_are_those_of_the_simulation() -> None:
     assert (patience.TIMED_OUT, patience.NO_FIRST_TOKEN, patience.CANCELLED) == (TIMED_OUT, NO_FIRST_TOKEN, CANCELLED)
 
 

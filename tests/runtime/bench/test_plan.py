@@ -96,7 +96,7 @@ def test_contents_are_tokens_that_any_vocabulary_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         ({"goodput": ("ttft",)}, "--goodput ttft"),
         ({"goodput": ("e2e:5",)}, "e2el"),
@@ -126,10 +126,10 @@ def test_contents_are_tokens_that_any_vocabulary_has() -> None:
         ({"scenario": QUICKSTART, "dataset_name": "random"}, "--dataset-name"),
     ],
 )
-def test_what_says_nothing_is_refused_in_one_line(flags: dict[str, Any], words: str) -> None:
+def test_what_says_nothing_is_refused_in_one_line(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(AskedError) as refused:
         look_at_all_of(flags)
-    assert words in str(refused.value)
+    assert message in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
     assert refused.value.exit_code == 2
 

@@ -40,8 +40,8 @@ def test_the_pieces_make_the_whole(pieces: list[bytes]) -> None:
 @given(st.text(max_size=30), st.data())
 def test_of_whole_characters_no_broken_one_is_told(text: str, data: st.DataObject) -> None:
     whole = text.replace(BROKEN, "").encode()
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
-    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    boundaries = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
+    pieces = [whole[a:b] for a, b in zip([0, *boundaries], [*boundaries, len(whole)], strict=True)]
     out = told(pieces)
     assert BROKEN not in "".join(out)
     assert out[-1] == ""

@@ -57,17 +57,17 @@ def test_it_computes_what_a_dense_forward_pass_computes(tiny: Path, dtype: str, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neither_company_nor_cuts_change_a_bit(tiny: Path, dtype: str) -> None:
+def test_neither_company_nor_chunks_change_a_bit(tiny: Path, dtype: str) -> None:
     model = support.load(tiny, dtype)
     tokens = prompt(500)
     want = logprobs(runner(model, dtype).compute([work(tokens, 0, 500, range(32))])[0])
     others = [prompt(length, seed=1) for length in (1, 7, 130)]
-    for cuts in ((0, 499, 500), (0, 16, 100, 101, 103, 400, 500), (0, 256, 500), (*range(0, 501, 50),)):
+    for boundaries in ((0, 499, 500), (0, 16, 100, 101, 103, 400, 500), (0, 256, 500), (*range(0, 501, 50),)):
         busy = runner(model, dtype)
-        for turn, (start, end) in enumerate(pairwise(cuts)):
+        for turn, (start, end) in enumerate(pairwise(boundaries)):
             before, after = (work(others[k], 0, len(others[k]), range(40 + 10 * k, 50 + 10 * k)) for k in (turn % 3, 1))
             _, last, _ = busy.compute([before, work(tokens, start, end, range(32)), after])
-        assert logprobs(last) == want, f"cut at {cuts}"
+        assert logprobs(last) == want, f"cut at {boundaries}"
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (2, 3)])

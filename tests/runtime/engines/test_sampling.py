@@ -49,9 +49,9 @@ def test_of_the_likeliest_only_some_may_come() -> None:
 def test_a_seed_and_a_place_say_what_is_drawn_whoever_is_beside() -> None:
     sampling = Sampling(temperature=0.8, seed=11)
     alone = [sample(LOGITS, [Want(sampling, index)])[0].token for index in range(40)]
-    beside = Want(Sampling(temperature=2.0, seed=5), 0)
+    other = Want(Sampling(temperature=2.0, seed=5), 0)
     company = [
-        sample(torch.cat((LOGITS.flip(1), LOGITS)), [beside, Want(sampling, index)])[1].token for index in range(40)
+        sample(torch.cat((LOGITS.flip(1), LOGITS)), [other, Want(sampling, index)])[1].token for index in range(40)
     ]
     assert company == alone
     assert [sample(LOGITS, [Want(Sampling(temperature=0.8, seed=12), index)])[0].token for index in range(40)] != alone

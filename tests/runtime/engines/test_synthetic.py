@@ -74,17 +74,17 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
 
 
 @pytest.mark.trio
-async def test_tokens_depend_on_tokens_not_on_cuts_ranks_or_blocks() -> None:
-    whole, cut, split = Bench(), Bench(), Bench(tp=2)
+async def test_tokens_depend_on_tokens_not_on_chunks_ranks_or_blocks() -> None:
+    whole, chunked, split = Bench(), Bench(), Bench(tp=2)
     want = await whole.token(PROMPT, 0, range(8))
-    await cut.token(PROMPT[:13], 0, range(20, 28))
-    await cut.token(PROMPT[:29], 13, range(20, 28))
-    assert await cut.token(PROMPT, 29, range(20, 28), decodes=True) == want
+    await chunked.token(PROMPT[:13], 0, range(20, 28))
+    await chunked.token(PROMPT[:29], 13, range(20, 28))
+    assert await chunked.token(PROMPT, 29, range(20, 28), decodes=True) == want
     assert await split.token(PROMPT, 0, range(3, 11)) == want
     assert await Bench().token([PROMPT[0] + 1, *PROMPT[1:]], 0, range(8)) != want
     drawn = {await whole.token(PROMPT, 29, range(8), Sampling(temperature=1, seed=seed)) for seed in range(5)}
     assert len(drawn) > 1
-    assert whole.runner.wrong == cut.runner.wrong == split.runner.wrong == 0
+    assert whole.runner.wrong == chunked.runner.wrong == split.runner.wrong == 0
 
 
 def copied(p: Bench, d: Bench, blocks: list[int]) -> None:

@@ -53,7 +53,7 @@ def digest(path: Path) -> bytes:
     return hash_weights(path, path.parent / "cache").digest
 
 
-def test_how_tensors_are_cut_into_files_does_not_show(tmp_path: Path) -> None:
+def test_how_tensors_are_split_into_files_does_not_show(tmp_path: Path) -> None:
     every = tensors()
     names = list(every)
     one = folder(tmp_path / "one", every)

@@ -42,22 +42,22 @@ def parsed(pieces: list[bytes]) -> list[HttpRequest | Refusal]:
     return list(parser.ready)
 
 
-@given(data=spoilt(POST, CHUNKS, OLD, UPGRADE, EXPECT, b"\r\n"), cuts=st.lists(st.integers(0, 300), max_size=4))
-@example(data=UPGRADE + POST, cuts=[])
-@example(data=b"GET / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", cuts=[])
-@example(data=b"CONNECT a:1 HTTP/1.1\r\n\r\n" + POST, cuts=[])
-def test_any_bytes_are_requests_and_at_most_a_refusal(data: bytes, cuts: list[int]) -> None:
-    bounds = [0, *sorted(cuts), len(data)]
-    cut = parsed([data[start:end] for start, end in pairwise(bounds)])
-    assert all(isinstance(item, HttpRequest) for item in cut[:-1])
-    for item in cut:
+@given(data=spoilt(POST, CHUNKS, OLD, UPGRADE, EXPECT, b"\r\n"), boundaries=st.lists(st.integers(0, 300), max_size=4))
+@example(data=UPGRADE + POST, boundaries=[])
+@example(data=b"GET / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", boundaries=[])
+@example(data=b"CONNECT a:1 HTTP/1.1\r\n\r\n" + POST, boundaries=[])
+def test_any_bytes_are_requests_and_at_most_a_refusal(data: bytes, boundaries: list[int]) -> None:
+    bounds = [0, *sorted(boundaries), len(data)]
+    items = parsed([data[start:end] for start, end in pairwise(bounds)])
+    assert all(isinstance(item, HttpRequest) for item in items[:-1])
+    for item in items:
         if isinstance(item, HttpRequest):
             assert len(item.body) <= LIMITS.body_bytes
             assert item.path.isprintable() or "%" in data.decode("latin-1")
         else:
             assert 400 <= item.status < 500
     whole = parsed([data])
-    assert [item for item in cut if isinstance(item, HttpRequest)] == [
+    assert [item for item in items if isinstance(item, HttpRequest)] == [
         item for item in whole if isinstance(item, HttpRequest)
     ]
 

@@ -55,7 +55,7 @@ async def test_more_flows_than_a_turn_has_all_move() -> None:
     count = 100
     taken: dict[int, bytes] = {}
 
-    def taker(index: int, data: bytes) -> bool:
+    def take_indexed(index: int, data: bytes) -> bool:
         taken[index] = data
         return False
 
@@ -63,7 +63,7 @@ async def test_more_flows_than_a_turn_has_all_move() -> None:
         pairs = [stack.enter_context(pair()) for _ in range(count)]
         async with pumping() as pump, trio.open_nursery() as nursery:
             for index, (_, here) in enumerate(pairs):
-                nursery.start_soon(pump.carry, here, partial(taker, index))
+                nursery.start_soon(pump.carry, here, partial(take_indexed, index))
             await wait_all_tasks_blocked()
             for index, (there, _) in enumerate(pairs):
                 there.send(b"%d" % index)

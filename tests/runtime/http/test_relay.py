@@ -178,7 +178,7 @@ async def test_events_that_break_off_between_chunks_end_with_an_error(events: by
         b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\ndata: 1\n\n",
     ],
 )
-async def test_what_breaks_off_elsewhere_is_cut(answer: bytes) -> None:
+async def test_an_answer_that_breaks_off_upstream_is_closed(answer: bytes) -> None:
     _, body, router = await relayed(answer)
     assert router.broke[0].kind == "closed"
     assert body == answer.partition(b"\r\n\r\n")[2]

@@ -286,7 +286,7 @@ async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pyt
 
 
 @pytest.mark.trio
-async def test_a_stream_that_fails_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_fails_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     async def handler(request: HttpRequest, responder: Responder) -> None:
         await responder.begin(200)
         await responder.send(b"half")

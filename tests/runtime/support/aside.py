@@ -39,11 +39,11 @@ class Aside(Staging):
     def victims(self) -> list[str]:
         return self.inner.victims()
 
-    def serve(self) -> tuple[str, Allocation] | None:
-        served = self.inner.serve()
-        if served is None:
+    def admit_next(self) -> tuple[str, Allocation] | None:
+        admission = self.inner.admit_next()
+        if admission is None:
             return None
-        handle, called = served
+        handle, called = admission
         place = self.places[handle]
         assert place.generation not in self.held
         self.held[place.generation] = (handle, place.blocks)
@@ -98,5 +98,5 @@ class ToldPrefillNode(SlowCopies, LiveLayeredPrefillNode):
 class ToldDecodeNode(SlowCopies, LiveStagedDecodeNode):
     """Room is due when a test says so."""
 
-    def grant_soon(self) -> None:
+    def admit_soon(self) -> None:
         pass

@@ -77,7 +77,7 @@ class Hand:
     def hold(self) -> None:
         self.stands_still = True
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.stands_still = False
 
     # What a test says.

@@ -20,14 +20,14 @@ from pdflow.serving.core import Port
 from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.nodes.ranks import Rank
-from pdflow_runtime.nodes.transfers import FindWay, InFlightTransfers
+from pdflow_runtime.nodes.transfers import InFlightTransfers, MakePlan
 from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
     Fenced,
     Fences,
     Flushed,
-    Noticed,
+    NotificationArrived,
     Stopped,
     Tell,
     Transport,
@@ -47,7 +47,7 @@ class Operation:
     source: bytearray
     target: bytearray
     pieces: Sequence[Descriptor]
-    notice: bytes | None = None
+    notification: bytes | None = None
     other: Held | None = None
     air: deque[list[tuple[int, bytes]]] = attrs.field(factory=deque)
     """Parts that are read and have not landed."""
@@ -66,9 +66,9 @@ class Operation:
             self.target[at : at + len(data)] = data
 
     def tell_notice(self) -> None:
-        assert self.notice is not None
+        assert self.notification is not None
         assert self.other is not None
-        self.other.tell(Noticed(self.poster.address, self.notice))
+        self.other.tell(NotificationArrived(self.poster.address, self.notification))
 
     def end(self, ok: bool) -> None:
         self.poster.tell(Ended(self.number, ok))
@@ -76,8 +76,8 @@ class Operation:
     def end_stopped(self) -> None:
         self.poster.tell(Stopped(self.number))
 
-    def tell_word(self, word: int) -> None:
-        self.poster.tell(WordArrived(self.number, word))
+    def tell_word(self, value: int) -> None:
+        self.poster.tell(WordArrived(self.number, value))
 
 
 class Held:
@@ -108,10 +108,10 @@ class Held:
         """At once: nobody else's turn comes in between."""
 
     def write(
-        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
         other = self.where(peer)
-        self.posted.append(Operation(op, self, self.memory, other.memory, pieces, notice, other))
+        self.posted.append(Operation(op, self, self.memory, other.memory, pieces, notification, other))
 
     def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
         self.posted.append(Operation(op, self, self.where(peer).memory, self.memory, pieces))
@@ -141,7 +141,7 @@ class Held:
         await trio.lowlevel.checkpoint()
 
 
-class HeldOrders(InFlightTransfers):
+class HeldTransfers(InFlightTransfers):
     """With `holds`, a test says when a piece is posted, when an end is told, and when what is to stop or to be cut off
     is. A flush behind a piece that has ended has ended, too."""
 
@@ -149,12 +149,12 @@ class HeldOrders(InFlightTransfers):
         self,
         transport: Transport,
         numbers: Iterator[int],
-        find_way: FindWay,
+        make_plan: MakePlan,
         put: Callable[[Any], None],
         incarnation: int,
         flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
-        super().__init__(transport, numbers, find_way, self._end, incarnation, self._prove_by)
+        super().__init__(transport, numbers, make_plan, self._end, incarnation, self._prove_by)
         self.holds = False
         self.tell: Final = put
         self.ends: dict[Op, WriteEnded | WriteStopped | ReadEnded] = {}
@@ -185,11 +185,11 @@ class HeldOrders(InFlightTransfers):
         else:
             super().stop(op)
 
-    def cut_off(self, peer: Address) -> None:
+    def disconnect(self, peer: Address) -> None:
         if self.holds:
             self._asked.append(peer)
         else:
-            super().cut_off(peer)
+            super().disconnect(peer)
 
     # What a test says.
 
@@ -198,9 +198,9 @@ class HeldOrders(InFlightTransfers):
         found = self._lanes.next()
         if found is None:
             return None
-        order, piece = found
-        self._post(order, piece)
-        return order.effect, piece
+        transfer, piece = found
+        self._post(transfer, piece)
+        return transfer.effect, piece
 
     def ready(self) -> Hashable:
         """What can be sent of each prompt that the rank has."""
@@ -215,16 +215,16 @@ class HeldOrders(InFlightTransfers):
     def is_open(self, op: Op) -> bool:
         return op in self._open
 
-    def is_cut_off(self, op: Op) -> bool:
-        return self._open[op].cut_off
+    def is_disconnected(self, op: Op) -> bool:
+        return self._open[op].disconnected
 
     def stop_now(self, op: Op) -> None:
         self._asked.remove(op)
         super().stop(op)
 
-    def cut_off_now(self, peer: Address) -> None:
+    def disconnect_now(self, peer: Address) -> None:
         self._asked.remove(peer)
-        super().cut_off(peer)
+        super().disconnect(peer)
 
 
 class Wires(RankLinks):

@@ -150,10 +150,10 @@ class House:
 async def answer_of(leg: DecodeLeg) -> Answer:
     tokens = []
     with trio.fail_after(PATIENCE_S):
-        async for word in leg.receive_channel:
-            if not isinstance(word, Token):
-                return Answer(tokens, word)
-            tokens.append(word.token)
+        async for item in leg.receive_channel:
+            if not isinstance(item, Token):
+                return Answer(tokens, item)
+            tokens.append(item.token)
     raise AssertionError("the answer has no end")
 
 

@@ -26,8 +26,8 @@ def put_kv(node: LiveEngineNode, blocks: Sequence[int], whole: Any) -> None:
     size = node.place.shape.block_size
     for heads, view in _views(node):
         part = whole[:, :, heads.start : heads.stop]
-        cut = part.reshape(*part.shape[:3], len(blocks), size, part.shape[-1])
-        view[:, :, list(blocks)] = cut.transpose(0, 1, 3, 2, 4, 5)
+        reshaped = part.reshape(*part.shape[:3], len(blocks), size, part.shape[-1])
+        view[:, :, list(blocks)] = reshaped.transpose(0, 1, 3, 2, 4, 5)
 
 
 def _views(node: LiveEngineNode) -> Iterator[tuple[range, Any]]:

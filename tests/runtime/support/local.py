@@ -58,7 +58,7 @@ class LocalTransport(TcpTransport):
         self._lost: set[Address] = set()
 
     def write(
-        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notice: bytes | None
+        self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
         link = self._links.get(peer)
         listed = self._listed(op, link, pieces, writing=True)
@@ -69,13 +69,13 @@ class LocalTransport(TcpTransport):
         copied = [bytes(view) for view in self._payload(checked)]
         link.writes[op] = checked
         self._done[op] = (peer, self._fenced[peer])
-        parcel = OutgoingMessage(frame(Write(op, generation, packed, notice)), copied, op)
-        self._nursery.start_soon(self._send_later, link, op, parcel)
+        outgoing = OutgoingMessage(frame(Write(op, generation, packed, notification)), copied, op)
+        self._nursery.start_soon(self._send_later, link, op, outgoing)
         self._outer(Ended(op, True))
 
-    async def _send_later(self, link: AgentLink, op: int, parcel: OutgoingMessage) -> None:
+    async def _send_later(self, link: AgentLink, op: int, outgoing: OutgoingMessage) -> None:
         await trio.sleep(type(self).delay_s(op))
-        if link.open and op in link.writes and not link.stream.post(parcel):
+        if link.open and op in link.writes and not link.stream.post(outgoing):
             self._ended(link, op, False)
 
     def stop(self, op: int) -> None:

@@ -34,7 +34,7 @@ from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
 from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
 from pdflow_runtime.nodes.node import TIME_REACHED
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
-from pdflow_runtime.nodes.ranks import WORD_BYTES, Beside, LayoutBook
+from pdflow_runtime.nodes.ranks import WORD_BYTES, LayoutBook, StagingFactory
 from pdflow_runtime.transports.base import Tell
 from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.engines.roles import WEIGHTS
@@ -128,7 +128,7 @@ class Told:
             "read": self.read,
             "land": self.land,
             "error": self.nothing,
-            "notice": self.notice,
+            "notice": self.deliver_notification,
             "lose notice": self.nothing,
             "ended": self.ended,
             "timer": self.timer,
@@ -263,7 +263,7 @@ class Told:
             num_blocks=BLOCKS,
             layouts=LayoutBook(shape, "pull" if cluster.scope.pulls else "push", "exactly-once"),
             weights=WEIGHTS,
-            beside=self.beside(engine),
+            staging_factory=self.staging_factory(engine),
         )
         node = self.node(place, scheduler, ranks)
         node.engine = Hand(node, self.loaded)  # type: ignore[assignment]
@@ -272,7 +272,7 @@ class Told:
         self.scopes[engine] = trio.CancelScope()
         self.nursery.start_soon(self.run, node, self.scopes[engine])
 
-    def beside(self, engine: EngineId) -> Beside | None:
+    def staging_factory(self, engine: EngineId) -> StagingFactory | None:
         """What its ranks have beside their blocks."""
         return None
 
@@ -466,18 +466,18 @@ class Told:
         else:
             assert kind == "word", kind
             _, _, effect = self.world.space.operations(about)
-            word = self.world.components.tasks.word(self.state, effect)
-            says = word == self.world.space.judge.words[effect.source, effect.index]
+            word_value = self.world.components.tasks.word_value(self.state, effect)
+            says = word_value == self.world.space.judge.word_values[effect.source, effect.index]
             assert self.stands(effect) == says, "P's memory says otherwise"
-            self.operation(about).tell_word(word)
+            self.operation(about).tell_word(word_value)
 
     def stands(self, effect: ReadWord) -> bool:
         """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
         xid = self.cluster.xids[self.cluster.product_of[self.world.space.judge.request_of(effect)]]
         rank = self.nodes[engine_of(effect.source)].ranks[effect.source]
-        word = self.answers[xid].words[rank_of(effect.source)]
-        at = rank.words_at + word.index % rank.slots * WORD_BYTES
-        return int.from_bytes(rank.view[at : at + WORD_BYTES], "little") == word.word
+        lease_word = self.answers[xid].rank_words[rank_of(effect.source)]
+        at = rank.words_at + lease_word.index % rank.slots * WORD_BYTES
+        return int.from_bytes(rank.view[at : at + WORD_BYTES], "little") == lease_word.value
 
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
@@ -512,7 +512,7 @@ class Told:
             operation.read(0, 1)
         operation.land()
 
-    def notice(self, i: int) -> None:
+    def deliver_notification(self, i: int) -> None:
         self.of_move(i)[0].tell_notice()
 
     def ended(self, i: int) -> None:

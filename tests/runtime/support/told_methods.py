@@ -25,8 +25,8 @@ from pdflow.serving.events import ChunkStarted, LayerReady, PrefillFailed, RoomD
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
-from pdflow_runtime.nodes.ranks import Beside
-from pdflow_runtime.nodes.staging_memory import pages_beside
+from pdflow_runtime.nodes.ranks import StagingFactory
+from pdflow_runtime.nodes.staging_memory import staging_pages
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole, step_of
 from pdflow_sim.check.engines.roles import BEGUN, QUEUED
 from pdflow_sim.check.engines.staged_role import BLOCKS as LOADED
@@ -37,7 +37,7 @@ from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import SHAPE, role_of
 from pdflow_sim.check.state.shadow_state import ENDED_ERR, ENDED_OK, ORPHAN
 from tests.runtime.support.aside import Aside, SlowCopies, ToldDecodeNode, ToldPrefillNode
-from tests.runtime.support.held import HeldOrders, Operation
+from tests.runtime.support.held import HeldTransfers, Operation
 from tests.runtime.support.told import BLOCKS, NotToldOn, Told, hand
 
 ELSEWHERE = 50
@@ -88,8 +88,8 @@ class ToldMethod(Told):
             for handle, place in self.plan.places.items()
         }
 
-    def beside(self, engine: EngineId) -> Beside | None:
-        return None if self.staging(engine) is None else pages_beside(BLOCKS)
+    def staging_factory(self, engine: EngineId) -> StagingFactory | None:
+        return None if self.staging(engine) is None else staging_pages(BLOCKS)
 
     def node(self, place: Place, scheduler: Any, ranks: Any) -> LiveEngineNode:
         staging = self.staging(place.info.engine)
@@ -101,9 +101,9 @@ class ToldMethod(Told):
         else:
             node = super().node(place, scheduler, ranks)
         for rank in node.ranks.values():
-            assert isinstance(rank.orders, HeldOrders)
-            rank.orders.adopt(lane_rules(self.plan.method, self.plan.pipeline_policy))
-            rank.orders.holds = True
+            assert isinstance(rank.transfers, HeldTransfers)
+            rank.transfers.adopt(lane_rules(self.plan.method, self.plan.pipeline_policy))
+            rank.transfers.holds = True
         if isinstance(node, SlowCopies):
             node.slow = self.cluster.scope.late
         return node
@@ -114,10 +114,10 @@ class ToldMethod(Told):
             return ProgressiveSending(plan.layers)
         return StagedSending(plan.method, plan.pipeline_policy, staging, plan.layers, plan.ranks, plan.ranks)
 
-    def orders(self, rank: Address) -> HeldOrders:
-        orders = self.nodes[engine_of(rank)].ranks[rank].orders
-        assert isinstance(orders, HeldOrders)
-        return orders
+    def transfers(self, rank: Address) -> HeldTransfers:
+        transfers = self.nodes[engine_of(rank)].ranks[rank].transfers
+        assert isinstance(transfers, HeldTransfers)
+        return transfers
 
     # What is compared.
 
@@ -126,9 +126,9 @@ class ToldMethod(Told):
         for rank in self.pieces.ranks:
             lanes = self.pieces.lanes(self.state, rank)
             _, ready, *_ = lanes.fingerprint()
-            posts, would = self.orders(rank).next(), lanes.next()
+            posts, would = self.transfers(rank).next(), lanes.next()
             assert posts == would, f"{name}: {rank} would post {posts}, and in the world {would}"
-            assert self.orders(rank).ready() == ready, f"{name}: other pieces can be sent of what {rank} has"
+            assert self.transfers(rank).ready() == ready, f"{name}: other pieces can be sent of what {rank} has"
 
     def held(self) -> dict[EngineId, set[int]]:
         """Where the world's engine keeps account of blocks, its account; and who has room, or waits for some."""
@@ -255,15 +255,15 @@ class ToldMethod(Told):
                 continue
             for operation in self.open.pop(key, {}).values():
                 operation.end(False)
-            orders = self.orders(rank)
-            if orders.is_open(effect.op) and effect.op not in orders.ends:
-                assert not orders.is_cut_off(effect.op), f"{effect.op} goes on behind a fence"
+            transfers = self.transfers(rank)
+            if transfers.is_open(effect.op) and effect.op not in transfers.ends:
+                assert not transfers.is_disconnected(effect.op), f"{effect.op} goes on behind a fence"
                 self.post(rank, effect, None).end(False)
 
     def post(self, rank: Address, effect: PostWrite | PostRead, piece: Piece | None) -> Operation:
         """The rank's next piece, which must be this one, or at least one of this operation."""
         self.take_posted()
-        found = self.orders(rank).post_next()
+        found = self.transfers(rank).post_next()
         if found is None or found[0] != effect:
             if piece is None:
                 raise NotToldOn("the world has an operation fail of which no piece can be posted now")
@@ -281,8 +281,8 @@ class ToldMethod(Told):
         lanes = self.pieces.lanes(self.state, rank)
         _, piece = lanes.next()
         operation = self.post(rank, effect, piece)
-        brings_notice = isinstance(effect, PostWrite) and lanes.all_posted(effect.op)
-        assert brings_notice == (operation.notice is not None), f"{piece} of {effect.op}"
+        has_notification = isinstance(effect, PostWrite) and lanes.all_posted(effect.op)
+        assert has_notification == (operation.notification is not None), f"{piece} of {effect.op}"
         operation.read(0, 1)
         self.air[key][piece] = self.open[key][piece] = operation
 
@@ -298,29 +298,29 @@ class ToldMethod(Told):
             del self.open[key][piece]
             operation.end(True)
 
-    def notice(self, i: int) -> None:
+    def deliver_notification(self, i: int) -> None:
         self.last[self.key(i)[0]].tell_notice()
 
     def ended(self, i: int) -> None:
         key, flags = self.key(i)
         rank, _, effect = key
-        orders = self.orders(rank)
+        transfers = self.transfers(rank)
         if flags & ENDED_OK:
             for operation in self.open.pop(key, {}).values():
                 operation.end(True)
-        event = orders.ends.pop(effect.op)
+        event = transfers.ends.pop(effect.op)
         if flags & ENDED_ERR and isinstance(event, WriteStopped):
             raise NotToldOn("it has stopped, and nothing of it is left that could fail")
-        orders.tell(event)
+        transfers.tell(event)
 
     async def task(self, i: int) -> None:
         kind, number, about = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[number]
         if kind == "stop":
-            self.orders(name).stop_now(self.world.space.operations(about)[2].op)
+            self.transfers(name).stop_now(self.world.space.operations(about)[2].op)
             return
         if kind == "fence":
-            self.orders(name).cut_off_now(self.cluster.nodes[about])
+            self.transfers(name).disconnect_now(self.cluster.nodes[about])
         await super().task(i)
 
 

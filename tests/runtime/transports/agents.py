@@ -18,7 +18,7 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow_runtime.transports.agent import StreamAgent
-from pdflow_runtime.transports.base import Ended, Flushed, Noticed, TransportEvent
+from pdflow_runtime.transports.base import Ended, Flushed, NotificationArrived, TransportEvent
 from pdflow_runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from pdflow_runtime.transports.mooncake import MooncakeTransport
 from pdflow_runtime.transports.nccl.library import gpus, real_library
@@ -159,11 +159,11 @@ class Agent:
         return [event.ok for event in self.told if isinstance(event, Flushed) and event.peer == peer]
 
     def write(
-        self, peer: str, pieces: Sequence[tuple[int, int, int]], generation: int = 1, notice: bytes | None = None
+        self, peer: str, pieces: Sequence[tuple[int, int, int]], generation: int = 1, notification: bytes | None = None
     ) -> int:
         self._last_op += 1
         self._wrote_to[self._last_op] = peer
-        self.transport.write(self._last_op, peer, [Descriptor(*piece) for piece in pieces], generation, notice)
+        self.transport.write(self._last_op, peer, [Descriptor(*piece) for piece in pieces], generation, notification)
         return self._last_op
 
     def read(self, peer: str, pieces: Sequence[tuple[int, int, int]]) -> int:
@@ -171,8 +171,8 @@ class Agent:
         self.transport.read(self._last_op, peer, [Descriptor(*piece) for piece in pieces])
         return self._last_op
 
-    def notices(self) -> list[bytes]:
-        return [event.notice for event in self.told if isinstance(event, Noticed)]
+    def notifications(self) -> list[bytes]:
+        return [event.notification for event in self.told if isinstance(event, NotificationArrived)]
 
 
 def untouched(agent: Agent) -> bool:
@@ -226,13 +226,13 @@ class Child:
 
 
 @contextmanager
-def child(kind: str, name: str, *orders: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
+def child(kind: str, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Child]:
     """Forked by a server that has imported what it needs, and done nothing else: one import for all, not one each. With
     GPUs, or an environment of its own, a process from the start: CUDA, once begun, is not to be forked."""
     context: Any = get_context("spawn" if env or gpus() else "forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
     ours, theirs = context.Pipe()
-    process = context.Process(target=run_child, args=(theirs, kind, name, *orders))
+    process = context.Process(target=run_child, args=(theirs, kind, name, *arguments))
     with pytest.MonkeyPatch.context() as patch:
         for key, value in (env or {}).items():
             patch.setenv(key, value)
@@ -246,8 +246,8 @@ def child(kind: str, name: str, *orders: str, env: Mapping[str, str] | None = No
         ours.close()
 
 
-def run_child(pipe: Connection, *orders: str) -> None:
+def run_child(pipe: Connection, *arguments: str) -> None:
     """In that process."""
     from tests.runtime.transports.child import main
 
-    trio.run(main, pipe, *orders)
+    trio.run(main, pipe, *arguments)

@@ -30,8 +30,8 @@ def is_permitted() -> bool:
         return False
 
 
-def command(*words: str) -> list[str]:
-    return ["unshare", "-n" if os.geteuid() == 0 else "-rn", *HERE, INSIDE, *words]
+def command(*arguments: str) -> list[str]:
+    return ["unshare", "-n" if os.geteuid() == 0 else "-rn", *HERE, INSIDE, *arguments]
 
 
 def up() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
     if sys.argv[1] == INSIDE:
         up()
         os.execvp(sys.argv[2], sys.argv[2:])
-    words = command(*sys.argv[1:])
-    os.execvp(words[0], words)
+    arguments = command(*sys.argv[1:])
+    os.execvp(arguments[0], arguments)
 
 
 if __name__ == "__main__":

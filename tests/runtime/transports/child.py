@@ -14,9 +14,9 @@ import trio
 from tests.runtime.transports.agents import REGION_BYTES, Agent
 
 
-async def main(pipe: Connection, *orders: str) -> None:
+async def main(pipe: Connection, *arguments: str) -> None:
     """Until the other end of the pipe is closed."""
-    kind, name, *target = orders
+    kind, name, *target = arguments
     agent = Agent(kind, name)
     agent.memory[:] = b"\x01" * REGION_BYTES
     async with trio.open_nursery() as nursery:
@@ -24,7 +24,7 @@ async def main(pipe: Connection, *orders: str) -> None:
         pipe.send(agent.transport.describe().hex())
         if target:
             await agent.transport.connect("d.r0", bytes.fromhex(target[0]))
-            while await agent.landed(agent.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"whole")):
+            while await agent.landed(agent.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"whole")):
                 agent.told.clear()
             pipe.send("refused")
         with suppress(EOFError):

@@ -11,7 +11,7 @@ from pdflow_runtime.transports.base import (
     Ended,
     Fenced,
     Flushed,
-    Noticed,
+    NotificationArrived,
     PeerGone,
     Stopped,
     TransportError,
@@ -35,28 +35,28 @@ def scrambled(agent: Agent, seed: int = 0) -> None:
 async def test_a_write_lands_where_it_says_and_nowhere_else(kind: str) -> None:
     async with pair(kind) as (p, d):
         scrambled(p)
-        assert await p.landed(p.write("d.r0", [(100, 5000, 300), (4096, 0, 1)], notice=b"done"))
+        assert await p.landed(p.write("d.r0", [(100, 5000, 300), (4096, 0, 1)], notification=b"done"))
         expected = bytearray(REGION_BYTES)
         expected[5000:5300] = p.memory[100:400]
         expected[0:1] = p.memory[4096:4097]
         assert d.memory == expected
-        assert d.notices() == [b"done"]
+        assert d.notifications() == [b"done"]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 65_537, 5 * MIB])
-async def test_pieces_of_any_length_arrive_before_their_notice(kind: str, length: int) -> None:
+async def test_pieces_of_any_length_arrive_before_their_notification(kind: str, length: int) -> None:
     async with pair(kind) as (p, d):
         scrambled(p)
-        p.write("d.r0", [(7, 11, length)], notice=b"n")
-        await d.heard(Noticed("p.r0", b"n"))
+        p.write("d.r0", [(7, 11, length)], notification=b"n")
+        await d.heard(NotificationArrived("p.r0", b"n"))
         assert d.memory[11 : 11 + length] == p.memory[7 : 7 + length]
         assert d.memory[11 + length] == 0
 
 
-async def test_a_notice_needs_no_bytes(kind: str) -> None:
+async def test_a_notification_needs_no_bytes(kind: str) -> None:
     async with pair(kind) as (p, d):
-        assert await p.landed(p.write("d.r0", [], notice=b"nothing but this"))
-        assert d.told == [Noticed("p.r0", b"nothing but this")]
+        assert await p.landed(p.write("d.r0", [], notification=b"nothing but this"))
+        assert d.told == [NotificationArrived("p.r0", b"nothing but this")]
 
 
 async def test_a_write_without_notice_tells_its_target_nothing(kind: str) -> None:
@@ -72,8 +72,8 @@ async def test_ten_thousand_descriptors(kind: str, length: int) -> None:
     pieces = [(at * length, to * length, length) for at, to in enumerate(order)]
     async with pair(kind) as (p, d):
         scrambled(p)
-        assert await p.landed(p.write("d.r0", pieces, notice=b"n"))
-        assert d.notices() == [b"n"]
+        assert await p.landed(p.write("d.r0", pieces, notification=b"n"))
+        assert d.notifications() == [b"n"]
         for at, to, _ in pieces:
             assert d.memory[to : to + length] == p.memory[at : at + length]
         d.memory[:] = bytes(REGION_BYTES)
@@ -95,12 +95,12 @@ async def test_many_posts_at_once_each_end_once(kind: str) -> None:
     async with pair(kind) as (p, d):
         scrambled(p)
         size = 16_384
-        ops = [p.write("d.r0", [(i * size, i * size, size)], notice=b"%d" % i) for i in range(256)]
+        ops = [p.write("d.r0", [(i * size, i * size, size)], notification=b"%d" % i) for i in range(256)]
         backward = [d.write("p.r0", [(i * size, 4 * MIB + i * size, 1)]) for i in range(64)]
         assert all([await p.landed(op) for op in ops])
         assert all([await d.landed(op) for op in backward])
         assert d.memory[: 256 * size] == p.memory[: 256 * size]
-        assert sorted(d.notices()) == sorted(b"%d" % i for i in range(256))
+        assert sorted(d.notifications()) == sorted(b"%d" % i for i in range(256))
         assert len([event for event in p.told if isinstance(event, Ended)]) == 256
 
 
@@ -109,7 +109,7 @@ async def test_a_large_write_holds_up_no_other_peer(kind: str) -> None:
         await p.transport.connect("d.r0", d.transport.describe())
         await q.transport.connect("d.r0", d.transport.describe())
         large = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(30)]
-        assert await q.landed(q.write("d.r0", [], notice=b"small"))
+        assert await q.landed(q.write("d.r0", [], notification=b"small"))
         assert p.done_is_local or not all(Ended(op, True) in p.told for op in large)
         assert all([await p.landed(op) for op in large])
 
@@ -130,7 +130,7 @@ async def test_both_directions_of_a_pair_at_once(kind: str) -> None:
         assert p.memory[half:] == from_d
 
 
-async def test_a_word_is_read(kind: str) -> None:
+async def test_a_lease_word_is_read(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[64:72] = (2**64 - 2).to_bytes(8, "little")
         d.transport.read_word(1, "p.r0", 64)
@@ -158,11 +158,11 @@ async def test_a_word_is_read(kind: str) -> None:
 async def test_what_lies_outside_is_refused(kind: str, piece: tuple[int, int, int]) -> None:
     async with pair(kind) as (p, d):
         scrambled(p)
-        assert not await p.landed(p.write("d.r0", [(0, 0, 8), piece], notice=b"n"))
+        assert not await p.landed(p.write("d.r0", [(0, 0, 8), piece], notification=b"n"))
         assert not await d.ended(d.read("p.r0", [(0, 0, 8), piece]))
         assert untouched(d)
-        assert d.notices() == []
-        assert await p.landed(p.write("d.r0", [(0, 0, 8)], notice=b"still reached"))
+        assert d.notifications() == []
+        assert await p.landed(p.write("d.r0", [(0, 0, 8)], notification=b"still reached"))
 
 
 async def test_whoever_is_not_connected_is_not_reached(kind: str) -> None:
@@ -178,16 +178,16 @@ async def test_whoever_is_not_connected_is_not_reached(kind: str) -> None:
 async def test_fence_then_no_byte_lands(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[:] = b"\xff" * REGION_BYTES
-        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], generation=5, notice=b"old") for _ in range(20)]
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], generation=5, notification=b"old") for _ in range(20)]
         while untouched(d):
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 5)
         await d.heard(Fenced("p.r0"))
         d.memory[:] = bytes(REGION_BYTES)
-        seen = len(d.notices())
+        seen = len(d.notifications())
         landed = [await p.landed(op) for op in ops]
         assert untouched(d)
-        assert len(d.notices()) == seen
+        assert len(d.notifications()) == seen
         assert not landed[-1]
 
 
@@ -198,17 +198,19 @@ async def test_a_fence_keeps_out_what_its_transport_declares(kind: str) -> None:
         before = d.transport.describe()
         d.transport.fence("p.r0", 5)
         await d.heard(Fenced("p.r0"))
-        assert not await p.landed(p.write("d.r0", [(0, 0, 64)], generation=5, notice=b"old"))
+        assert not await p.landed(p.write("d.r0", [(0, 0, 64)], generation=5, notification=b"old"))
         if d.transport.fences == "close":
-            assert not await p.landed(p.write("d.r0", [(0, 0, 64)], generation=6, notice=b"over the old connection"))
+            assert not await p.landed(
+                p.write("d.r0", [(0, 0, 64)], generation=6, notification=b"over the old connection")
+            )
             await meets_anew(p, d, before)
         elif p.done_is_local:
             await forgives(p)
-        assert await p.landed(p.write("d.r0", [(0, 64, 64)], generation=6, notice=b"new"))
+        assert await p.landed(p.write("d.r0", [(0, 64, 64)], generation=6, notification=b"new"))
         d.transport.fence("p.r0", 3)
         if d.transport.fences == "revoke":
             assert not await p.landed(p.write("d.r0", [(0, 0, 64)], generation=4))
-        assert d.notices() == [b"new"]
+        assert d.notifications() == [b"new"]
         assert not any(d.memory[:64])
 
 
@@ -257,18 +259,18 @@ async def test_a_fence_ends_our_reads(kind: str) -> None:
 async def test_a_writer_s_fence_ends_what_it_posted(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[:] = b"\xff" * REGION_BYTES
-        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n") for _ in range(20)]
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(20)]
         p.transport.fence("d.r0", 0)
         await p.heard(Fenced("d.r0"))
         fenced_at = p.told.index(Fenced("d.r0"))
         ended = [event for event in p.told[:fenced_at] if isinstance(event, Ended)]
         assert sorted(event.op for event in ended) == ops
-        assert p.done_is_local or len(d.notices()) == sum(event.ok for event in ended)
+        assert p.done_is_local or len(d.notifications()) == sum(event.ok for event in ended)
         d.memory[:] = bytes(REGION_BYTES)
         assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
         await p.transport.connect("d.r0", d.transport.describe())
-        assert await p.landed(p.write("d.r0", [(0, 0, 8)], notice=b"again"))
-        assert d.notices()[-1] == b"again"
+        assert await p.landed(p.write("d.r0", [(0, 0, 8)], notification=b"again"))
+        assert d.notifications()[-1] == b"again"
         assert not any(d.memory[8:])
 
 
@@ -305,25 +307,25 @@ async def test_done_means_what_its_transport_declares(kind: str) -> None:
         for number, length in enumerate((1, 4097, 3 * MIB)):
             scrambled(p, number)
             written = bytes(p.memory[:length])
-            op = p.write("d.r0", [(0, 0, length)], notice=b"%d" % number)
+            op = p.write("d.r0", [(0, 0, length)], notification=b"%d" % number)
             assert await p.ended(op)
             if p.done_is_local:
                 p.memory[:length] = bytes(length)
                 assert await p.flushed("d.r0")
             assert d.memory[:length] == written
-            assert d.notices()[-1] == b"%d" % number
+            assert d.notifications()[-1] == b"%d" % number
 
 
 async def test_no_flush_ends_well_behind_what_may_be_lost(kind: str) -> None:
     """Not over a new connection either: what was reported as done, and went with the old one, has not landed."""
     async with pair(kind) as (p, d):
-        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n") for _ in range(4)]
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(4)]
         p.transport._lose(p.transport._links["d.r0"])
         await p.heard(PeerGone("d.r0"))
         await p.transport.connect("d.r0", d.transport.describe())
         done = [op for op in ops if await p.ended(op)]
         assert not p.done_is_local or done == ops
-        if len(done) > len(d.notices()):
+        if len(done) > len(d.notifications()):
             await forgives(p)
         assert await p.landed(p.write("d.r0", [(0, 0, 8)]))
 
@@ -332,13 +334,13 @@ async def test_what_is_stopped_before_it_was_posted_never_is(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[:] = b"\xff" * REGION_BYTES
         first = p.write("d.r0", [(0, 0, 4 * MIB)])
-        ops = [p.write("d.r0", [(i, 0, 1) for i in range(10_000)], notice=b"n") for _ in range(20)]
+        ops = [p.write("d.r0", [(i, 0, 1) for i in range(10_000)], notification=b"n") for _ in range(20)]
         p.transport.stop(ops[-1])
         p.transport.flush("d.r0")
         await p.heard(Flushed("d.r0", True))
         stopped = Stopped(ops[-1]) in p.told
         assert stopped or p.done_is_local
-        assert len(d.notices()) == 20 - stopped
+        assert len(d.notifications()) == 20 - stopped
         assert Ended(first, True) in p.told
         p.transport.stop(first)
         p.transport.stop(12345)
@@ -358,7 +360,7 @@ async def test_forgetting_ends_everything_with_that_peer(kind: str) -> None:
 
 async def test_closing_with_work_in_flight(kind: str) -> None:
     async with pair(kind) as (p, d):
-        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n") for _ in range(20)]
+        ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(20)]
         reads = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
         await trio.lowlevel.checkpoint()
         await p.transport.aclose()
@@ -381,5 +383,5 @@ async def test_a_peer_that_is_lost_is_told_on_both_sides_and_can_be_met_anew(kin
         await p.transport.connect("d.r0", d.transport.describe())
         p.memory[:8] = b"met anew"
         assert await d.ended(d.read("p.r0", [(0, 8, 8)]))
-        assert await p.landed(p.write("d.r0", [(0, 16, 8)], notice=b"n"))
+        assert await p.landed(p.write("d.r0", [(0, 16, 8)], notification=b"n"))
         assert bytes(d.memory[:24]) == bytes(8) + b"met anew" * 2

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from pdflow_runtime.transports.base import Ended, Fenced, Noticed, PeerGone
+from pdflow_runtime.transports.base import Ended, Fenced, NotificationArrived, PeerGone
 from tests.runtime.transports.agents import ALL, REGION_BYTES, agents, child, untouched
 
 pytestmark = pytest.mark.trio
@@ -22,7 +22,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def test_a_writer_that_is_killed_is_gone_and_nothing_of_it_lands(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(Noticed("p.r0", b"whole"))
+            await d.heard(NotificationArrived("p.r0", b"whole"))
             p.send_signal(signal.SIGKILL)
             await d.heard(PeerGone("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
@@ -32,14 +32,14 @@ async def test_a_writer_that_is_killed_is_gone_and_nothing_of_it_lands(kind: str
             assert len(d.told) == seen
 
 
-async def test_every_notice_of_a_killed_writer_is_behind_its_bytes(kind: str) -> None:
+async def test_every_notification_of_a_killed_writer_is_behind_its_bytes(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
             while not d.memory[0]:
                 await trio.lowlevel.checkpoint()
             p.send_signal(signal.SIGKILL)
             await d.heard(PeerGone("p.r0"))
-            assert not d.notices() or all(d.memory)
+            assert not d.notifications() or all(d.memory)
 
 
 async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
@@ -109,13 +109,13 @@ async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) 
     """H6: it had checked its lease, and was paused before it wrote."""
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(Noticed("p.r0", b"whole"))
+            await d.heard(NotificationArrived("p.r0", b"whole"))
             p.send_signal(signal.SIGSTOP)
             d.transport.fence("p.r0", 1)
             await d.heard(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
-            seen = len(d.notices())
+            seen = len(d.notifications())
             p.send_signal(signal.SIGCONT)
             assert await trio.to_thread.run_sync(p.next_message) == "refused"
             assert untouched(d)
-            assert len(d.notices()) == seen
+            assert len(d.notifications()) == seen

@@ -24,7 +24,7 @@ from pdflow_runtime.transports.region import OwnedRegion
 from pdflow_runtime.transports.streams.messages import (
     FEW_PIECES,
     MAX_HELLO_BYTES,
-    MAX_NOTICE_BYTES,
+    MAX_NOTIFICATION_BYTES,
     VERSION,
     AgentHello,
     ConnectionRefused,
@@ -145,12 +145,12 @@ async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: 
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    "order",
+    "message",
     [
         Write(1, 1, BEYOND, None),
         Write(1, 1, ONE[:-1], None),
         Write(1, 1, ONE[:-8], None),
-        Write(1, 1, ONE, bytes(MAX_NOTICE_BYTES + 1)),
+        Write(1, 1, ONE, bytes(MAX_NOTIFICATION_BYTES + 1)),
         ReadRequest(1, pack([Descriptor(REGION_BYTES, 0, 1)])),
         ReadRequest(1, b"odd"),
         Welcome(),
@@ -160,23 +160,23 @@ async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: 
     ],
 )
 async def test_a_guest_that_misbehaves_is_shown_out(
-    kind: str, order: Message, caplog: pytest.LogCaptureFixture
+    kind: str, message: Message, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         await p.transport.connect("d.r0", d.transport.describe())
         with stranger(d.transport.describe()) as (_, stream, hello):
-            await stream.send_all(frame(hello) + frame(order))
+            await stream.send_all(frame(hello) + frame(message))
             assert await closed(stream) == frame(Welcome())
         assert "the stream of x.r0 is closed" in caplog.text
         await d.heard(PeerGone("x.r0"))
         assert untouched(d)
-        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"unharmed"))
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notification=b"unharmed"))
 
 
 @pytest.mark.trio
 async def test_random_messages_close_their_own_stream_at_worst(kind: str) -> None:
     source = random.Random(7)
-    orders: list[Message] = [
+    messages: list[Message] = [
         Write(1, 1, ONE, b"n"),
         ReadRequest(2, ONE),
         ReadWordRequest(3, 0),
@@ -186,19 +186,19 @@ async def test_random_messages_close_their_own_stream_at_worst(kind: str) -> Non
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         await p.transport.connect("d.r0", d.transport.describe())
         for _ in range(60):
-            bent = bytearray(b"".join(frame(source.choice(orders)) for _ in range(3)))
+            bent = bytearray(b"".join(frame(source.choice(messages)) for _ in range(3)))
             for _ in range(source.randrange(4)):
                 bent[source.randrange(len(bent))] = source.randrange(256)
             with stranger(d.transport.describe()) as (_, stream, hello):
                 await stream.send_all(frame(hello) + bent)
                 await stream.send_eof()
                 await closed(stream)
-        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notice=b"unharmed"))
-        assert all(len(notice) <= MAX_NOTICE_BYTES for notice in d.notices())
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)], notification=b"unharmed"))
+        assert all(len(notification) <= MAX_NOTIFICATION_BYTES for notification in d.notifications())
 
 
 @pytest.mark.trio
-async def test_a_stream_that_ends_within_a_message_leaves_no_notice(kind: str) -> None:
+async def test_a_stream_that_ends_within_a_message_leaves_no_notification(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         whole = frame(Write(1, 1, ONE, b"n"))
         for length in range(len(whole)):
@@ -206,7 +206,7 @@ async def test_a_stream_that_ends_within_a_message_leaves_no_notice(kind: str) -
                 await stream.send_all(frame(hello) + whole[:length])
                 await stream.send_eof()
                 await closed(stream)
-        assert d.notices() == []
+        assert d.notifications() == []
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ async def test_what_is_written_to_one_is_read_from_the_other(kind: str) -> None:
         await p.transport.connect("store.put.r0", put.transport.describe())
         await d.transport.connect("store.get.r0", get.transport.describe())
         p.memory[:100] = bytes(range(100))
-        assert await p.landed(p.write("store.put.r0", [(0, 5000, 100)], notice=b"done"))
+        assert await p.landed(p.write("store.put.r0", [(0, 5000, 100)], notification=b"done"))
         assert get.told == []
         assert await d.ended(d.read("store.get.r0", [(5000, 300, 100)]))
         assert d.memory[300:400] == bytes(range(100))

@@ -10,13 +10,13 @@ import pytest
 import trio
 import trio.testing
 
-from pdflow_runtime.transports.base import Fenced, Noticed, PeerGone, TransportError
+from pdflow_runtime.transports.base import Fenced, NotificationArrived, PeerGone, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup
 from pdflow_runtime.transports.nccl.library import INSTALL, gpus, library_path, real_library
 from pdflow_runtime.transports.nccl.standin import StandIn, StandInId
-from pdflow_runtime.transports.nccl.transport import Bodies, NcclTransport, cut
+from pdflow_runtime.transports.nccl.transport import Bodies, NcclTransport, split
 from pdflow_runtime.transports.region import FOLDER
 from tests.runtime.transports.agents import REGION_BYTES, agents, child, pair, untouched
 
@@ -82,9 +82,9 @@ def test_a_group_has_no_other_file_than_agents_make(path: str) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1, 0, 2], [CHUNK_BYTES], [CHUNK_BYTES - 1, 2], [3 * CHUNK_BYTES + 5]])
-def test_bodies_are_cut_into_full_buffers(lengths: list[int]) -> None:
+def test_bodies_are_split_into_full_buffers(lengths: list[int]) -> None:
     offsets = [10_000 + sum(lengths[:at]) for at in range(len(lengths))]
-    chunks = list(cut(np.array(offsets, np.uint64), np.array(lengths, np.uint64)))
+    chunks = list(split(np.array(offsets, np.uint64), np.array(lengths, np.uint64)))
     assert all(chunk.nbytes == sum(chunk.lists()[2]) == CHUNK_BYTES for chunk in chunks[:-1])
     assert sum(chunk.nbytes for chunk in chunks) == sum(lengths)
     at = 10_000
@@ -107,12 +107,12 @@ def test_it_says_which_it_is() -> None:
 async def test_a_refused_write_sends_nothing() -> None:
     async with pair("nccl") as (p, d):
         d.transport.fence("p.r0", 5)
-        assert not await p.ended(p.write("d.r0", [(0, 0, 64)], generation=5, notice=b"old"))
+        assert not await p.ended(p.write("d.r0", [(0, 0, 64)], generation=5, notification=b"old"))
         link = p.transport._links["d.r0"]
         assert isinstance(link.remote, Bodies)
         assert link.remote._staged is None
         assert untouched(d)
-        assert await p.ended(p.write("d.r0", [(0, 0, 64)], generation=6, notice=b"new"))
+        assert await p.ended(p.write("d.r0", [(0, 0, 64)], generation=6, notification=b"new"))
         assert link.remote._staged is not None
 
 
@@ -120,7 +120,7 @@ async def test_a_refused_write_sends_nothing() -> None:
 async def test_what_comes_after_a_fence_stays_in_the_buffer_and_the_group_goes_on() -> None:
     async with agents("nccl", "d.r0") as (d,):
         with child("nccl", "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(Noticed("p.r0", b"whole"))
+            await d.heard(NotificationArrived("p.r0", b"whole"))
             d.transport.fence("p.r0", 1)
             await d.heard(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
@@ -170,7 +170,7 @@ def test_one_rank_moves_vram_to_itself() -> None:
 async def test_two_ranks_on_two_gpus_write_and_read() -> None:
     async with agents("nccl on GPUs", "d.r0") as (d,):
         with child("nccl on GPUs", "p.r0", d.transport.describe().hex(), env={"CUDA_VISIBLE_DEVICES": "1"}) as p:
-            await d.heard(Noticed("p.r0", b"whole"))
+            await d.heard(NotificationArrived("p.r0", b"whole"))
             assert bytes(d.memory) == b"\x01" * REGION_BYTES
             await d.transport.connect("p.r0", p.about)
             d.memory[:] = bytes(REGION_BYTES)

@@ -44,7 +44,7 @@ async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
     pytest.importorskip("torch")
     async with pair(kind) as (p, d):
         p.memory[:] = bytes(range(256)) * (REGION_BYTES >> 8)
-        assert await p.ended(p.write("d.r0", [(0, 4096, 1000), (5, 0, 3)], notice=b"n"))
+        assert await p.ended(p.write("d.r0", [(0, 4096, 1000), (5, 0, 3)], notification=b"n"))
         assert d.memory[4096:5096] == p.memory[:1000]
         assert d.memory[:4] == bytes([5, 6, 7, 0])
         assert await d.ended(d.read("p.r0", [(0, 0, REGION_BYTES)]))
@@ -64,7 +64,7 @@ async def test_a_memory_that_begins_nowhere_is_not_reached(kind: str) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", [NIXL])
-async def test_no_word_is_kept_that_nobody_waits_for(kind: str) -> None:
+async def test_no_lease_word_is_kept_that_nobody_waits_for(kind: str) -> None:
     async with pair(kind) as (_, d):
         assert isinstance(d.transport, NixlTransport)
         for op in range(8):

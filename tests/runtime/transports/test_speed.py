@@ -10,7 +10,7 @@ from benchmarks.transport_speed import measured
 @pytest.mark.slow
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", ["shm", "tcp", "nccl stand-in"])
-async def test_every_transport_beside_the_bare_machine(kind: str) -> None:
+async def test_every_transport_against_the_bare_machine(kind: str) -> None:
     lines = await measured(kind, rounds=1, count=32)
     assert len(lines) == 7
     assert all(line.startswith(kind) for line in lines)

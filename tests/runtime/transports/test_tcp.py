@@ -58,12 +58,12 @@ class Middlebox:
 
 
 @pytest.mark.trio
-async def test_a_reset_is_no_proof_that_the_target_has_let_go() -> None:
+async def test_a_reset_is_no_proof_that_the_target_has_closed() -> None:
     async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         p.memory[:] = b"\x01" * REGION_BYTES
         box = Middlebox(d.transport.describe())
         await p.transport.connect("d.r0", await nursery.start(box.run))
-        op = p.write("d.r0", [(0, 0, REGION_BYTES)], notice=b"n")
+        op = p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n")
         while untouched(d):
             await trio.lowlevel.checkpoint()
         box.open = False
@@ -80,7 +80,7 @@ async def test_a_reset_is_no_proof_that_the_target_has_let_go() -> None:
         assert box.streams[0][1].socket.fileno() != -1
         await trio.testing.wait_all_tasks_blocked()
         assert untouched(d)
-        assert d.notices() == []
+        assert d.notifications() == []
         nursery.cancel_scope.cancel()
 
 

@@ -32,8 +32,8 @@ from pdflow.protocol.events import (
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards, engine_of, rank_of
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Address, Allocation, S
-from tests.vllm.support.nixl_stub import Notice, Transfer
-from tests.vllm.support.observed import Observed, of_message, of_notice, of_posted, of_transfer
+from tests.vllm.support.nixl_stub import NixlNotification, Transfer
+from tests.vllm.support.observed import Observed, of_message, of_notification, of_posted, of_transfer
 from tests.vllm.support.parties import PROMPT_BLOCKS, Blocks, Decode, Prompt, request
 from tests.vllm.support.stock_engine import LIVES, StockEngine
 from tests.vllm.support.vllm_engine import BLOCK, HEAD_DIM, HEADS, VllmEngine, World
@@ -55,7 +55,7 @@ class Duel:
         self.stock = {e: StockEngine(info, e == "P", pulls, geometry, dialect) for e, info in self.infos.items()}
         self.prompts: list[Prompt] = []
         self.decodes: list[Decode] = []
-        self.under_way: list[tuple[Notice, Address, Received]] = []
+        self.under_way: list[tuple[NixlNotification, Address, Received]] = []
         self.transfers: list[tuple[Transfer, PostWrite | PostRead]] = []
         self.handshakes: list[tuple[Address, str]] = []
         self.steps = 0
@@ -68,8 +68,8 @@ class Duel:
 
     def play(self, action: tuple[Any, ...]) -> None:
         """Make it happen in both worlds. Raises AssertionError if they want different things because of it."""
-        word, *arguments = action
-        getattr(self, "do_" + word.replace(" ", "_"))(*arguments)
+        verb, *arguments = action
+        getattr(self, "do_" + verb.replace(" ", "_"))(*arguments)
         vllm, stock = self._vllm_observed(), self._stock_observed()
         self._pair_what_is_under_way()
         only_vllm, only_stock = list((vllm - stock).elements()), list((stock - vllm).elements())
@@ -175,8 +175,8 @@ class Duel:
 
     def do_repeat(self, index: int) -> None:
         """It arrives, and will arrive again."""
-        notice, to, event = self.under_way[index]
-        self.world.wire.deliver(notice)
+        notification, to, event = self.under_way[index]
+        self.world.wire.deliver(notification)
         self.stock[engine_of(to)].inboxes[rank_of(to)].setdefault(event.sender, []).append(event)
 
     def do_lose(self, index: int) -> None:
@@ -195,10 +195,12 @@ class Duel:
         ended = (ReadEnded if self.pulls else WriteEnded)(effect.op, ok)
         initiator.ended[rank_of(transfer.initiator)].append(ended)
         if ok:
-            notice = Notice(transfer.initiator, transfer.other, transfer.body)
+            notification = NixlNotification(transfer.initiator, transfer.other, transfer.body)
             life = LIVES[engine_of(transfer.initiator)]
-            assert effect.notice is not None
-            self.under_way.append((notice, transfer.other, Received(transfer.initiator, life, effect.notice)))
+            assert effect.notification is not None
+            self.under_way.append(
+                (notification, transfer.other, Received(transfer.initiator, life, effect.notification))
+            )
 
     def do_refuse(self, rank: int) -> None:
         self.world.wire.refuses = f"P.r{rank}"
@@ -215,7 +217,7 @@ class Duel:
         observed: Counter[Observed] = Counter(("handshake", *begun) for begun in self.world.handshakes)
         self.handshakes += self.world.handshakes
         self.world.handshakes = []
-        observed.update(map(of_notice, self.world.wire.sent))
+        observed.update(map(of_notification, self.world.wire.sent))
         observed.update(map(of_transfer, self.world.wire.posted))
         for engine in self.vllm.values():
             observed.update(("sent", name) for name in engine.sent)
@@ -230,12 +232,12 @@ class Duel:
             observed.update({("handshake", address, engine_of(peer)) for address, peer in engine.handshakes})
             observed.update(of_message(*sent) for sent in engine.sent)
             observed.update(of_posted(*posted) for posted in engine.posted)
-            observed.update(("sent", self._prompt(xid).name) for xid in engine.let_go)
+            observed.update(("sent", self._prompt(xid).name) for xid in engine.released)
             observed.update(("unheard of", effect) for effect in engine.strange)
             observed.update(self._received(*received) for received in engine.received)
             for name, _ in engine.received:
                 self._decode(name).state = "gone"
-            engine.handshakes, engine.let_go, engine.strange, engine.received = [], [], [], []
+            engine.handshakes, engine.released, engine.strange, engine.received = [], [], [], []
         return observed
 
     def _received(self, name: str, failed: bool) -> Observed:
@@ -247,11 +249,11 @@ class Duel:
         wire = self.world.wire
         for engine in self.stock.values():
             for address, send in engine.sent:
-                for notice in wire.sent:
-                    if of_notice(notice) == of_message(address, send):
+                for notification in wire.sent:
+                    if of_notification(notification) == of_message(address, send):
                         event = Received(address, LIVES[engine.engine], send.message)
-                        self.under_way.append((notice, send.to, event))
-                        wire.sent.remove(notice)
+                        self.under_way.append((notification, send.to, event))
+                        wire.sent.remove(notification)
                         break
             for address, posted in engine.posted:
                 for transfer in wire.posted:

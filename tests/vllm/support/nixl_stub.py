@@ -11,7 +11,7 @@ from typing import Any
 from pdflow.protocol.values import Address
 
 
-class Notice:
+class NixlNotification:
     """A notification under way."""
 
     def __init__(self, sender: Address, target: Address, body: bytes) -> None:
@@ -39,7 +39,7 @@ class Wire:
         self.addresses: dict[str, Address] = {}
         self.inboxes: dict[Address, dict[str, list[bytes]]] = defaultdict(dict)
         self.names: dict[Address, str] = {}
-        self.sent: list[Notice] = []
+        self.sent: list[NixlNotification] = []
         self.posted: list[Transfer] = []
         self.refuses: Address = ""
         """The agent whose next transfer is refused."""
@@ -49,9 +49,9 @@ class Wire:
         self.addresses[agent.name] = address
         self.names[address] = agent.name
 
-    def deliver(self, notice: Notice) -> None:
-        inbox = self.inboxes[notice.target]
-        inbox.setdefault(self.names[notice.sender], []).append(notice.body)
+    def deliver(self, notification: NixlNotification) -> None:
+        inbox = self.inboxes[notification.target]
+        inbox.setdefault(self.names[notification.sender], []).append(notification.body)
 
 
 class NixlStub:
@@ -82,7 +82,7 @@ class NixlStub:
         return agent
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:
-        self.wire.sent.append(Notice(self.address, self.wire.addresses[agent], notif_msg))
+        self.wire.sent.append(NixlNotification(self.address, self.wire.addresses[agent], notif_msg))
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         return self.wire.inboxes.pop(self.address, {})

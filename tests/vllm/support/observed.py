@@ -9,22 +9,22 @@ import msgspec
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.messages import Completion, Heartbeat, Register
 from pdflow.protocol.values import Address
-from tests.vllm.support.nixl_stub import Notice, Transfer
+from tests.vllm.support.nixl_stub import NixlNotification, Transfer
 
 Observed: TypeAlias = tuple[Any, ...]
 REGISTERS = b"PUSH_REG:"
 HEARTBEATS = b"HB:"
 
 
-def of_notice(notice: Notice) -> Observed:
-    if notice.body.startswith(REGISTERS):
-        told = msgspec.msgpack.decode(notice.body[len(REGISTERS) :])
+def of_notification(notification: NixlNotification) -> Observed:
+    if notification.body.startswith(REGISTERS):
+        told = msgspec.msgpack.decode(notification.body[len(REGISTERS) :])
         blocks = tuple(told["local_block_ids"][0])
-        return ("REG", notice.sender, notice.target, told["request_id"], blocks)
-    text = notice.body.decode()
-    if notice.body.startswith(HEARTBEATS):
-        return ("HB", notice.sender, notice.target, tuple(sorted(text[3:].split(","))))
-    return ("completion", notice.sender, notice.target, text)
+        return ("REG", notification.sender, notification.target, told["request_id"], blocks)
+    text = notification.body.decode()
+    if notification.body.startswith(HEARTBEATS):
+        return ("HB", notification.sender, notification.target, tuple(sorted(text[3:].split(","))))
+    return ("completion", notification.sender, notification.target, text)
 
 
 def of_message(sender: Address, send: Send) -> Observed:
@@ -43,9 +43,9 @@ def of_transfer(transfer: Transfer) -> Observed:
 
 def of_posted(address: Address, posted: PostWrite | PostRead) -> Observed:
     """A range of tokens stands for the last blocks of the prompt."""
-    target = posted.grant.target.blocks
-    assert isinstance(posted.notice, Completion)
-    body = f"{posted.notice.request_id}:{posted.notice.count}".encode()
+    target = posted.registration.target.blocks
+    assert isinstance(posted.notification, Completion)
+    body = f"{posted.notification.request_id}:{posted.notification.count}".encode()
     if isinstance(posted, PostWrite):
         return ("transfer", address, posted.to, posted.source.blocks[-len(target) :], target, body)
     return ("transfer", address, posted.source, target, posted.blocks[-len(target) :], body)

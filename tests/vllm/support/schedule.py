@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address
 from tests.vllm.support.duel import Duel
-from tests.vllm.support.nixl_stub import Notice
+from tests.vllm.support.nixl_stub import NixlNotification
 from tests.vllm.support.observed import HEARTBEATS, REGISTERS
 from tests.vllm.support.parties import PROMPT_BLOCKS
 
@@ -33,10 +33,10 @@ BASES = ("cmpl-u0-0", "cmpl-u1-0")
 
 def possible(duel: Duel, random: Random) -> Action:
     """One action, at random: first of which kind, among those that can happen at all."""
-    found = {word: choices for word, choices in _choices(duel, random).items() if choices}
-    words = sorted(found)
-    (word,) = random.choices(words, [WEIGHTS.get(word, 1) for word in words])
-    return (word, *random.choice(found[word]))
+    found = {verb: choices for verb, choices in _choices(duel, random).items() if choices}
+    verbs = sorted(found)
+    (verb,) = random.choices(verbs, [WEIGHTS.get(verb, 1) for verb in verbs])
+    return (verb, *random.choice(found[verb]))
 
 
 def _choices(duel: Duel, random: Random) -> dict[str, list[Action]]:
@@ -71,12 +71,12 @@ def _keeps_up(duel: Duel, engine: str) -> bool:
     return all(len(box) < 2 for box in duel.vllm[engine].mail)
 
 
-def _bearable(duel: Duel, notice: Notice, to: Address) -> bool:
-    if notice.body.startswith((REGISTERS, HEARTBEATS)):
+def _bearable(duel: Duel, notification: NixlNotification, to: Address) -> bool:
+    if notification.body.startswith((REGISTERS, HEARTBEATS)):
         return True
     rank = rank_of(to)
     if engine_of(to) == "P":
-        name = notice.body.decode().rpartition(":")[0]
+        name = notification.body.decode().rpartition(":")[0]
         return duel.worked[rank] > next(prompt.step for prompt in duel.prompts if prompt.name == name)
     return duel.vllm["D"].shaken_with(rank, "P")
 

@@ -32,7 +32,7 @@ LIVES = {"P": 101, "D": 201}
 
 
 class StockEngine:
-    """What it wants done since somebody last looked stands in `sent`, `posted`, `handshakes`, `let_go`, `received`."""
+    """What it wants done since it was last read: `sent`, `posted`, `handshakes`, `released`, `received`."""
 
     def __init__(
         self, info: EngineInfo, producer: bool, pulls: bool, geometry: TransferGeometry, dialect: Dialect
@@ -45,7 +45,7 @@ class StockEngine:
         self.scheduler = endpoints.pop(info.engine)
         self.ranks = list(endpoints.values())
         self.now: Instant = 0
-        self.orders: list[list[Any]] = [[] for _ in ranks]
+        self.rank_events: list[list[Any]] = [[] for _ in ranks]
         """What the scheduler has told each rank since the last step."""
         self.mail: list[deque[list[Any]]] = [deque() for _ in ranks]
         self.inboxes: list[dict[Address, list[Received]]] = [{} for _ in ranks]
@@ -66,7 +66,7 @@ class StockEngine:
         self.posted: list[tuple[Address, PostWrite | PostRead]] = []
         self.handshakes: list[tuple[Address, Address]] = []
         self.connecting: list[set[Address]] = [set() for _ in ranks]
-        self.let_go: list[str] = []
+        self.released: list[str] = []
         self.received: list[tuple[str, bool]] = []
         self.notes: list[str] = []
         self.strange: list[str] = []
@@ -81,11 +81,11 @@ class StockEngine:
         resolved = False
         for effect in self.scheduler.handle(event, self.now):
             if type(effect) is Tell:
-                self.orders[int(effect.to.rpartition(".r")[2])].append(effect.event)
+                self.rank_events[int(effect.to.rpartition(".r")[2])].append(effect.event)
             elif type(effect) is AnswerPrefill:
                 self.answers[effect.request_id] = effect.params
             elif type(effect) is ReleaseBlocks:
-                self.let_go.append(effect.xid)
+                self.released.append(effect.xid)
             elif type(effect) is Commit:
                 self.received.append((effect.request_id, False))
             elif type(effect) is Resolve:
@@ -101,16 +101,16 @@ class StockEngine:
                 if timer.kind is TimerKind.SYNC:
                     self.tell(TimerFired(timer))
         for rank, box in enumerate(self.mail):
-            box.append(self.orders[rank])
-            self.orders[rank] = []
+            box.append(self.rank_events[rank])
+            self.rank_events[rank] = []
 
     def work(self, rank: int) -> None:
         """Orders first; then registrations, as the writer reads them; then what the results are made of; then time."""
         shaken, self.shaken[rank] = self.shaken[rank], []
         for event in shaken:
             self.feed(rank, event)
-        for order in self.mail[rank].popleft():
-            self.feed(rank, order)
+        for event in self.mail[rank].popleft():
+            self.feed(rank, event)
         self.write(rank)
         unread, self.unread[rank] = self.unread[rank], []
         for event in unread:

@@ -45,11 +45,11 @@ from pdflow_runtime.transports.streams.messages import (
     unpack_pieces,
 )
 from pdflow_runtime.transports.streams.sockets import is_whole, tune
-from pdflow_runtime.transports.streams.stream import MAX_PARCELS, OutgoingMessage, SocketStream, StreamBrokenError
+from pdflow_runtime.transports.streams.stream import MAX_OUTGOING, OutgoingMessage, SocketStream, StreamBrokenError
 
 log = logging.getLogger(__name__)
 
-MAX_BODIES: Final = MAX_PARCELS
+MAX_BODIES: Final = MAX_OUTGOING
 """Waiting to go through one group; beyond it the peer takes part in none of what it asks for or announces."""
 LOOK_S: Final = 0.02
 """Between two looks whether the other side of a body is still there."""
@@ -171,12 +171,12 @@ class Bodies:
                 await self._call(partial(self._group.receive, min(CHUNK_BYTES, what - begin)))
         elif landing is None:
             sources, _, lengths = what.columns()
-            for chunk in cut(sources, lengths):
+            for chunk in split(sources, lengths):
                 await Copy(self, "", 0, memory, self._staged, chunk).run()
                 await self._call(partial(self._group.send, chunk.nbytes))
         else:
             _, targets, lengths = what.columns()
-            for chunk in cut(targets, lengths, into_region=True):
+            for chunk in split(targets, lengths, into_region=True):
                 await self._call(partial(self._group.receive, chunk.nbytes))
                 await landing.scatter(self._staged, memory, chunk)
             landing.over.set()
@@ -249,9 +249,9 @@ class NcclTransport(AskingAgent):
         await guest.remote.run(guest.stream, self._memory)
         guest.stream.close()
 
-    def _let_go(self, link: AgentLink) -> None:
+    def _close_link(self, link: AgentLink) -> None:
         assert isinstance(link.remote, Bodies)
-        super()._let_go(link)
+        super()._close_link(link)
         link.remote.abort()
 
     # Bytes to us.
@@ -297,18 +297,18 @@ class NcclTransport(AskingAgent):
         return OutgoingMessage(frame(Data(op, pieces.nbytes)))
 
 
-def cut(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[PackedPieces]:
+def split(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[PackedPieces]:
     """From these offsets in a region into the staging buffer, or back, as much as it holds at once."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
     total = int(ends[-1]) if len(ends) else 0
     borders = np.arange(0, total, CHUNK_BYTES, dtype=np.uint64)
-    cuts = np.union1d(begins[lengths > 0], borders)
-    sizes = np.diff(cuts, append=np.uint64(total))
-    piece = np.searchsorted(ends, cuts, "right")
-    places = [offsets[piece] + cuts - begins[piece], cuts % np.uint64(CHUNK_BYTES)]
+    boundaries = np.union1d(begins[lengths > 0], borders)
+    sizes = np.diff(boundaries, append=np.uint64(total))
+    piece = np.searchsorted(ends, boundaries, "right")
+    places = [offsets[piece] + boundaries - begins[piece], boundaries % np.uint64(CHUNK_BYTES)]
     rows = np.stack((*(reversed(places) if into_region else places), sizes), axis=1)
-    chunks = np.append(np.searchsorted(cuts, borders), len(cuts)).tolist()
+    chunks = np.append(np.searchsorted(boundaries, borders), len(boundaries)).tolist()
     for first, last in pairwise(chunks):
         chunk = slice(first, last)
         yield PackedPieces(rows[chunk].tobytes(), int(sizes[chunk].sum()))

@@ -27,7 +27,19 @@ class Remote(Protocol):
 class AgentLink:
     """Our stream to one peer."""
 
-    __slots__ = ("about", "bell", "lost", "motions", "open", "peer", "reads", "remote", "stream", "words", "writes")
+    __slots__ = (
+        "about",
+        "bell",
+        "lost",
+        "motions",
+        "open",
+        "peer",
+        "reads",
+        "remote",
+        "stream",
+        "word_reads",
+        "writes",
+    )
 
     def __init__(self, peer: Address, about: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
@@ -43,21 +55,21 @@ class AgentLink:
         """Posted and not answered."""
         self.reads: dict[int, PackedPieces] = {}
         """Asked for on this stream, and not here yet (tcp, nccl)."""
-        self.words: set[int] = set()
+        self.word_reads: set[int] = set()
         """As `reads`, of words."""
         self.motions: deque[tuple[int, Motion]] = deque()
         """Reads that we carry out ourselves, in their order; the first one is running."""
         self.bell = trio.Event()
 
     def operations(self) -> list[int]:
-        return [*{*self.writes, *self.reads, *self.words, *(op for op, _ in self.motions)}]
+        return [*{*self.writes, *self.reads, *self.word_reads, *(op for op, _ in self.motions)}]
 
     def take_back(self, op: int) -> bool:
         """Whether this operation was open here and none of it had been posted. It never is, then."""
         for at, (moving, _) in enumerate(self.motions):
             if moving == op and at:
                 del self.motions[at]
-                self.words.discard(op)
+                self.word_reads.discard(op)
                 return True
         if (op in self.writes or op in self.reads) and self.stream.take_back(op):
             self.writes.pop(op, None)

@@ -29,7 +29,7 @@ MAX_MESSAGE_BYTES: Final = 8 << 20
 """Some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
 MAX_HELLO_BYTES: Final = 32 << 10
 """Of a stranger nothing larger is read. NIXL's part of it is 0.5 KiB on one network device, more on many."""
-MAX_NOTICE_BYTES: Final = 64 << 10
+MAX_NOTIFICATION_BYTES: Final = 64 << 10
 TOKEN_BYTES: Final = 16
 WORD_BYTES: Final = 8
 NUMBERS_PER_PIECE: Final = 3
@@ -87,7 +87,7 @@ class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
     op: int
     generation: int
     pieces: bytes
-    notice: bytes | None
+    notification: bytes | None
 
 
 class Ready(Value, frozen=True, gc=False, array_like=True, tag="ready"):
@@ -127,7 +127,7 @@ class WordValue(Value, frozen=True, gc=False, array_like=True, tag="word"):
     """A ReadWord's answer; None if there is no such word."""
 
     op: int
-    word: int | None
+    value: int | None
 
 
 class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
@@ -242,7 +242,7 @@ def pack_checked(
     checked = unpack_pieces(packed, source_bytes, target_bytes)
     if isinstance(checked, Malformed):
         return checked
-    if len(packed) > MAX_MESSAGE_BYTES - MAX_NOTICE_BYTES - 64:
+    if len(packed) > MAX_MESSAGE_BYTES - MAX_NOTIFICATION_BYTES - 64:
         return malformed(f"{checked.number} pieces are too many")
     return packed, checked
 

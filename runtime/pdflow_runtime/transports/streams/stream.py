@@ -18,7 +18,7 @@ import trio
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.streams.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
 
-MAX_PARCELS: Final = 4096
+MAX_OUTGOING: Final = 4096
 """Waiting to be sent on one stream; beyond it the peer does not read what it asked for."""
 VIEWS_PER_CALL: Final = 512
 """Half of what Linux takes in one call (IOV_MAX)."""
@@ -58,7 +58,7 @@ class SocketStream:
         sock.setblocking(False)
         self.sock: Final = sock
         self.closed = False
-        self._parcels: deque[OutgoingMessage] = deque()
+        self._outgoing: deque[OutgoingMessage] = deque()
         self._bell = trio.Event()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
@@ -67,43 +67,43 @@ class SocketStream:
 
     # Out.
 
-    def post(self, parcel: OutgoingMessage) -> bool:
+    def post(self, outgoing: OutgoingMessage) -> bool:
         """Send now what the socket takes, the rest when it can. False if too much waits already, or it is closed."""
-        if self.closed or len(self._parcels) >= MAX_PARCELS:
+        if self.closed or len(self._outgoing) >= MAX_OUTGOING:
             return False
-        self._parcels.append(parcel)
-        if len(self._parcels) == 1 and len(parcel.views) == 1:
+        self._outgoing.append(outgoing)
+        if len(self._outgoing) == 1 and len(outgoing.views) == 1:
             self._send()  # A task switch costs more than the call.
-        if self._parcels:
+        if self._outgoing:
             self._bell.set()
         return True
 
     def take_back(self, op: int) -> bool:
         """Whether a parcel of this operation was still waiting, with none of it sent. It never is, then."""
-        for at, parcel in enumerate(self._parcels):
-            if parcel.op == op:
-                if parcel.begun:
+        for at, outgoing in enumerate(self._outgoing):
+            if outgoing.op == op:
+                if outgoing.begun:
                     return False
-                del self._parcels[at]
+                del self._outgoing[at]
                 return True
         return False
 
     async def pump(self) -> None:
         """Send what `post` could not, for as long as it runs."""
         while not self.closed:
-            while self._parcels:
+            while self._outgoing:
                 try:
                     await trio.lowlevel.wait_writable(self.sock)
                 except trio.ClosedResourceError:
                     return
-                if self._parcels:  # They may have been taken back meanwhile.
+                if self._outgoing:  # They may have been taken back meanwhile.
                     self._send()
             self._bell = trio.Event()
             await self._bell.wait()
 
     def end_sending(self) -> None:
         """Tell the peer that nothing follows. A parcel that was only partly sent stays so: the peer drops it."""
-        self._parcels.clear()
+        self._outgoing.clear()
         if not self.closed:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
@@ -111,29 +111,29 @@ class SocketStream:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._parcels.clear()
+            self._outgoing.clear()
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()
 
     def _send(self) -> None:
         """One call's worth. An error is left to the reader, who learns of it too, in its place in the order."""
-        parcel = self._parcels[0]
-        views = parcel.views
+        outgoing = self._outgoing[0]
+        views = outgoing.views
         try:
             sent = self.sock.sendmsg(list(islice(views, VIEWS_PER_CALL)))
         except BlockingIOError:
             return
         except OSError:
             self._lost = True  # The kernel tells an error once, here or there; the reader must not take it for an end.
-            self._parcels.clear()
+            self._outgoing.clear()
             return
-        parcel.begun = parcel.begun or sent > 0
+        outgoing.begun = outgoing.begun or sent > 0
         while views and sent >= len(views[0]):
             sent -= len(views.popleft())
         if sent:
             views[0] = views[0][sent:]
         if not views:
-            self._parcels.popleft()
+            self._outgoing.popleft()
 
     # In.
 

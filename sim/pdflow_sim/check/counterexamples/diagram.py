@@ -130,7 +130,7 @@ class DiagramRecorder:
         for text in phases(before, after):
             self.say(Style.PHASE, node, text)
         for effect in effects:
-            style, at, words, *to = EFFECTS.get(type(effect), something)(node, effect)
+            style, at, text, *to = EFFECTS.get(type(effect), something)(node, effect)
             if node in self.space.cluster.orphans and type(effect) in HEARD:
                 style, to = Style.LOST, [WIRE]
-            self.say(style, at, words, *to)
+            self.say(style, at, text, *to)

@@ -149,7 +149,7 @@ def _land(world: Transitions, state: State, move: Move) -> Shape:
     return Style.BYTES, WIRE if world.components.operations.split else source, target
 
 
-def _notice(style: Style) -> Callable[[Transitions, State, Move], Shape]:
+def _notification(style: Style) -> Callable[[Transitions, State, Move], Shape]:
     """Behind a WRITE's bytes to where they land; of a READ, to whose memory was read."""
 
     def shape(world: Transitions, state: State, move: Move) -> Shape:
@@ -194,8 +194,8 @@ MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "read": lambda world, state, move: (Style.BYTES, ends(world, state, move[1])[1], WIRE),
     "land": _land,
     "error": lambda world, state, move: (Style.NOTE, WIRE, None),
-    "notice": _notice(Style.SENT),
-    "lose notice": _notice(Style.LOST),
+    "notice": _notification(Style.SENT),
+    "lose notice": _notification(Style.LOST),
     "ended": lambda world, state, move: (Style.SENT, WIRE, ends(world, state, move[1])[0]),
     "timer": lambda world, state, move: (Style.NOTE, world.space.cluster.nodes[move[1]], None),
 }
@@ -245,10 +245,10 @@ OF_ROUTER = frozenset({PrefillQueued, PrefillLegEnded})
 """Where the router's endpoint is in the world, its own effects have said so."""
 
 
-def _posted(word: str, source: str, effect: PostWrite | PostRead) -> str:
+def _posted(verb: str, source: str, effect: PostWrite | PostRead) -> str:
     op = effect.op
-    where = f"{source} -> {_generation(effect.grant.target)}"
-    return f"{word} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
+    where = f"{source} -> {_generation(effect.registration.target)}"
+    return f"{verb} {op.reg.request_id} r{op.p_rank}->r{op.d_rank}, {where}"
 
 
 EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {

@@ -30,9 +30,9 @@ def _rows(diagram: Diagram) -> Iterator[str]:
     for lines in _together(diagram.lines):
         line = lines[0]
         if line.arrow:
-            yield f"    {_id(line.at)}{ARROWS[line.style]}{_id(line.to or line.at)}: {_words(line)}"
+            yield f"    {_id(line.at)}{ARROWS[line.style]}{_id(line.to or line.at)}: {_text(line)}"
         else:
-            yield from _note(line, "<br/>".join(map(_words, lines)))
+            yield from _note(line, "<br/>".join(map(_text, lines)))
 
 
 def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
@@ -60,16 +60,16 @@ def _engine(name: str, lifelines: tuple[str, ...]) -> Iterator[str]:
     yield "    end"
 
 
-def _note(line: Line, words: str) -> Iterator[str]:
+def _note(line: Line, text: str) -> Iterator[str]:
     over = _id(line.at) + (f",{_id(line.to)}" if line.to else "")
     if line.style is Style.BROKEN:
         yield f"    rect {RED}"
-    yield f"    Note over {over}: {words}"
+    yield f"    Note over {over}: {text}"
     if line.style is Style.BROKEN:
         yield "    end"
 
 
-def _words(line: Line) -> str:
+def _text(line: Line) -> str:
     return _escaped(line.text if line.number is None else f"{line.number}. {line.text}")
 
 

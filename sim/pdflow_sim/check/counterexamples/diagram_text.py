@@ -21,12 +21,12 @@ def text(diagram: Diagram, width: int = 80) -> str:
     """Lines of at most `width` columns, unless the lifelines alone take nearly that."""
     middles = _middles(diagram.lifelines)
     left = max(middles.values()) + 2
-    words = max(LEAST, width - left)
+    text_width = max(LEAST, width - left)
     rows = textwrap.wrap(diagram.title, width)
     rows.append(_names(middles))
     for line in diagram.lines:
         first = f"{line.number:>2} " if line.number is not None else "   "
-        wrapped = textwrap.wrap(line.text, words, initial_indent=first, subsequent_indent=" " * 5)
+        wrapped = textwrap.wrap(line.text, text_width, initial_indent=first, subsequent_indent=" " * 5)
         for i, part in enumerate(wrapped):
             drawn = _drawn(line, middles) if i == 0 else _bare(middles)
             rows.append(f"{drawn:<{left}}{part}".rstrip())
@@ -91,5 +91,5 @@ def _verdict(diagram: Diagram, width: int) -> list[str]:
     last = diagram.lines[-1] if diagram.lines else None
     if last is None or last.style is not Style.BROKEN:
         return []
-    words = textwrap.wrap(last.text, width - 6)
-    return ["!" * width, *(f"!! {part:<{width - 6}} !!" for part in words), "!" * width]
+    wrapped = textwrap.wrap(last.text, width - 6)
+    return ["!" * width, *(f"!! {part:<{width - 6}} !!" for part in wrapped), "!" * width]

@@ -104,16 +104,16 @@ def _floor(message: Any) -> str:
     return f" floor {floor}" if floor > 1 else ""
 
 
-def _list(words: Iterable[str]) -> str:
+def _list(items: Iterable[str]) -> str:
     """Sorted: the order in which D met them is no part of a state."""
-    return ", ".join(sorted(words)) or "nothing"
+    return ", ".join(sorted(items)) or "nothing"
 
 
 def _says(message: Any) -> str:
     """Its verdicts, as words."""
     values = (getattr(message, field) for field in type(message).__struct_fields__)
-    words = [value.name for value in values if isinstance(value, IntEnum)]
-    return " ".join([*words, "flushed"] if getattr(message, "flushed", False) else words)
+    terms = [value.name for value in values if isinstance(value, IntEnum)]
+    return " ".join([*terms, "flushed"] if getattr(message, "flushed", False) else terms)
 
 
 def _about(key: Any) -> str:

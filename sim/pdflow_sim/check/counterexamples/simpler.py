@@ -58,8 +58,8 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
 def loosely(text: str) -> str:
     """A name without what a frame says: which of its kind it is on its link is enough. What SYNCs and answers say
     depends on much that a shorter story does without."""
-    words = text.split(" ")
-    return " ".join((*words[:2], *words[-3:])) if words[0] in FRAMES else text
+    terms = text.split(" ")
+    return " ".join((*terms[:2], *terms[-3:])) if terms[0] in FRAMES else text
 
 
 def _with(scope: Scope, field: str, value: Any) -> Scope:
@@ -76,8 +76,8 @@ def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[s
         renamed[old.requests[before]] = new.requests[after]
         renamed[old.xids[old.product_of[before]]] = new.xids[new.product_of[after]]
         renamed |= dict(zip(old.ends_of(before), new.ends_of(after), strict=True))
-    words = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in renamed))
-    return [words.sub(lambda word: renamed[word[0]], text) for text in names]
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in renamed))
+    return [pattern.sub(lambda match: renamed[match[0]], text) for text in names]
 
 
 def _without_client(dropped: int, names: Sequence[str]) -> list[str]:

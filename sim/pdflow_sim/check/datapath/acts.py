@@ -38,7 +38,7 @@ class Acts(DataPathWorld):
         request = self.request(r)
         first = request.stages.index(PieceStage.TO_COME)
         now = range(first, first + 1 if self.setting.pipeline_policy.early else len(self.pieces))
-        self.action = f"P{request.p} computes {self.words(r, now)}"
+        self.action = f"P{request.p} computes {self.describe_pieces(r, now)}"
         for i in now:
             request.stages[i] = PieceStage.COMPUTED
             if self.at_p[request.p] is None:
@@ -57,7 +57,7 @@ class Acts(DataPathWorld):
     def copy(self, r: int, _: int) -> None:
         request = self.request(r)
         now = self.to_copy(r)
-        self.action = f"P{request.p} copies {self.words(r, now)} to where it sends from"
+        self.action = f"P{request.p} copies {self.describe_pieces(r, now)} to where it sends from"
         room = self.source(request.p)
         assert room is not None
         for i in now:
@@ -102,21 +102,23 @@ class Acts(DataPathWorld):
         i = self.pieces.index(piece)
         request.stages[i] = PieceStage.POSTED
         if self.at_p[request.p] is not None and self.name(r, i) not in request.source:
-            self.action = f"P{request.p} has evicted {self.words(r, [i])}"
+            self.action = f"P{request.p} has evicted {self.describe_pieces(r, [i])}"
             self.gone(r, i)
         elif self.setting.pipeline_policy.receiving_lanes is not None:
-            self.action = f"P{request.p} announces {self.words(r, [i])}"
+            self.action = f"P{request.p} announces {self.describe_pieces(r, [i])}"
             self.line.append((r, i))
         elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
-            self.action = f"P{request.p} asks D for room for {self.words(r, [i])}"
+            self.action = f"P{request.p} asks D for room for {self.describe_pieces(r, [i])}"
             at_d.staging.want(self.name(r, i), self.tokens(i))
         else:
-            self.action = f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.words(r, [i])}"
+            self.action = (
+                f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.describe_pieces(r, [i])}"
+            )
             request.stages[i] = PieceStage.TAKEN
 
     def take(self, r: int, i: int) -> None:
         request, room, name = self.request(r), self.target(), self.name(r, i)
-        self.action = f"D's listener takes {self.words(r, [i])}"
+        self.action = f"D's listener takes {self.describe_pieces(r, [i])}"
         if room is not None and name not in request.target:
             room.staging.want(name, self.tokens(i))
             self.settle()
@@ -135,7 +137,7 @@ class Acts(DataPathWorld):
 
     def land(self, r: int, i: int) -> None:
         request, piece = self.request(r), self.pieces[i]
-        self.action = f"{self.words(r, [i])} lands at D"
+        self.action = f"{self.describe_pieces(r, [i])} lands at D"
         at_p = self.at_p[request.p]
         bytes_: list[Content] = [(r, piece.layer, token) for token in range(piece.start, piece.stop)]
         if at_p is not None:
@@ -155,7 +157,7 @@ class Acts(DataPathWorld):
 
     def lose(self, r: int, i: int) -> None:
         self.faults -= 1
-        self.action = f"{self.words(r, [i])} is lost"
+        self.action = f"{self.describe_pieces(r, [i])} is lost"
         self.gone(r, i)
 
     def gone(self, r: int, i: int) -> None:
@@ -179,16 +181,16 @@ class Acts(DataPathWorld):
         request = self.request(r)
         assert request.shipment is not None
         if not self.setting.guards.reserves_whole:
-            self.let_go(r, self.name(r, i))
+            self.release(r, self.name(r, i))
         ending = request.shipment.ending()
         if ending is ShipmentEnd.SENT:
             request.life = RequestPhase.HERE
             for name in tuple(request.source):
-                self.let_go(r, name)
+                self.release(r, name)
         elif ending is not None:
             self.fail(r)
 
-    def let_go(self, r: int, name: str) -> None:
+    def release(self, r: int, name: str) -> None:
         request = self.request(r)
         room = self.source(request.p)
         if name in request.source and room is not None:
@@ -203,7 +205,7 @@ class Acts(DataPathWorld):
             for room in (self.source(request.p), self.target()):
                 if room is not None:
                     room.staging.forget(name)
-            self.let_go(r, name)
+            self.release(r, name)
         self.unload(r)
         if self.seat == r:
             self.free()
@@ -264,13 +266,13 @@ class Acts(DataPathWorld):
                 assert room is not None
                 for name in room.staging.victims():
                     self.evict(name)
-                for name, place in room.granted(self.tokens_of):
+                for name, place in room.admit_waiting(self.tokens_of):
                     self.request(request_of(name)).source[name] = place
 
     def settle_at_d(self) -> None:
         at_d = self.target()
         assert at_d is not None
-        for name, place in at_d.granted(self.tokens_of):
+        for name, place in at_d.admit_waiting(self.tokens_of):
             r = request_of(name)
             request = self.request(r)
             request.target[name] = place
@@ -284,7 +286,7 @@ class Acts(DataPathWorld):
         stages = self.request(r).stages
         own = [stage for i, stage in enumerate(stages) if self.name(r, i) == name]
         if not any(stage in (PieceStage.COMPUTED, PieceStage.POSTED, PieceStage.TAKEN) for stage in own):
-            self.let_go(r, name)
+            self.release(r, name)
 
     def fill(self, r: int, i: int, first: int, read: Callable[[int], Content]) -> None:
         """A piece comes into the request's blocks, from where `first` is the first token."""

@@ -42,10 +42,10 @@ class ExploredRoom:
     def read(self, place: Allocation, layer: int, token: int) -> Content:
         return self.cells.get(self.address(place, layer, token))
 
-    def granted(self, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, Allocation]]:
+    def admit_waiting(self, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, Allocation]]:
         """Whoever gets room now; their cells are nobody else's."""
-        while (served := self.staging.serve()) is not None:
-            name, place = served
+        while (admission := self.staging.admit_next()) is not None:
+            name, place = admission
             for at in self._of(place, tokens_of(name)):
                 if at in self.cells:
                     raise Violation(Finding.TWICE, f"{name} is given {at}, which another one has")

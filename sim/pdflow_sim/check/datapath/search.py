@@ -68,8 +68,8 @@ def explore(start: Explorable) -> Explored:
             spared[broken.finding] = faults
             lines = [broken.what] + [broken.action] * bool(broken.action)
             while number > 0:
-                number, words = before[number]
-                lines.append(words)
+                number, description = before[number]
+                lines.append(description)
             found.stories[broken.finding] = tuple(reversed(lines))
 
     with uncollected():

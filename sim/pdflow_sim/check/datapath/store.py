@@ -97,7 +97,7 @@ class StoreWorld:
         self.memory.want(f"r{r}", self.items(r, P_SALT))
 
     def settle(self) -> None:
-        for placed in self.memory.granted(0):
+        for placed in self.memory.admit_waiting(0):
             r = int(placed.name[1:])
             self.lives[r] = StoreRequestPhase.PUTTING
             self.puts[r] = placed.target

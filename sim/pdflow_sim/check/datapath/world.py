@@ -231,13 +231,13 @@ class DataPathWorld:
     def tokens_of(self, name: str) -> int:
         return TOKENS if self.setting.guards.reserves_whole else self.tokens(int(name.partition(".")[2]))
 
-    def words(self, r: int, of: Iterable[int]) -> str:
-        return f"{', '.join(words(self.pieces[i]) for i in of)} of r{r}"
+    def describe_pieces(self, r: int, of: Iterable[int]) -> str:
+        return f"{', '.join(describe_piece(self.pieces[i]) for i in of)} of r{r}"
 
 
 def request_of(name: str) -> int:
     return int(name[1:].partition(".")[0])
 
 
-def words(piece: Piece) -> str:
+def describe_piece(piece: Piece) -> str:
     return f"layer {piece.layer} [{piece.start}, {piece.stop})"

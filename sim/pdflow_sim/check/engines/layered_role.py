@@ -32,7 +32,7 @@ from pdflow.serving.effects import (
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady, PrefillFailed
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending, RunningSteps, Sending
-from pdflow.serving.staged_sending import Departure, StagedSending
+from pdflow.serving.staged_sending import StagedSend, StagedSending
 from pdflow_sim.check.engines.plan import Copied, EnginePlan, WaitsForRoom, as_it_is, holder, kept
 from pdflow_sim.check.engines.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
 
@@ -70,7 +70,7 @@ class LayeredPrefillRole(PrefillRole):
         self.plan = plan
         self.staging = staging
         self.steps = RunningSteps(plan.layers)
-        self.outgoing: dict[Handle, Departure] = {}
+        self.outgoing: dict[Handle, StagedSend] = {}
         self.copies: tuple[CopiedOut, ...] = ()
         """What will be said of copies that are under way."""
 

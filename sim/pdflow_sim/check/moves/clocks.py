@@ -26,7 +26,7 @@ from pdflow.protocol.values import NEVER, Instant
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import ENDLESS
 from pdflow_sim.check.state.cluster import TRANSPORT_TICKS, role_of
-from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, FLYING, TOLD, Broken, PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, IN_FLIGHT, TOLD, Broken, PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -153,11 +153,11 @@ class Clocks:
 
     def _flown(self, engine: int, op: int, flags: int) -> int:
         """An operation's flags one tick of this engine later."""
-        if role_of(self.space.operations(op)[0]) == "PD"[engine] and flags & FLYING:
+        if role_of(self.space.operations(op)[0]) == "PD"[engine] and flags & IN_FLIGHT:
             flags += 1 << AGE
             if flags >> AGE > TRANSPORT_TICKS:
                 # It has ended badly without landing, and never will.
-                flags &= ~FLYING
+                flags &= ~IN_FLIGHT
         return flags
 
     def _older(self, end: int, address: str) -> int:
@@ -168,7 +168,7 @@ class Clocks:
 
 
 def _lands(flags: int) -> bool:
-    return bool(flags & FLYING and not flags & (ENDED_ERR | TOLD))
+    return bool(flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD))
 
 
 def aged(body: Any) -> Any:
@@ -181,7 +181,7 @@ def aged(body: Any) -> Any:
             key: msgspec.structs.replace(
                 cell,
                 lease_until=cell.lease_until if cell.source is None else _nearer(cell.lease_until),
-                grant_until=_nearer(cell.grant_until) if cell.grants else cell.grant_until,
+                registration_until=_nearer(cell.registration_until) if cell.registrations else cell.registration_until,
                 join_until=_nearer(cell.join_until),
                 expect_until=_nearer(cell.expect_until),
             )

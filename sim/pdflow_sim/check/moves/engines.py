@@ -10,7 +10,7 @@ from pdflow_sim.check.engines.roles import Admits, Computes, Ends, Fails, Preemp
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.state.cluster import DIGEST
-from pdflow_sim.check.state.shadow_state import DECODING, FLYING, Broken, PromptStage, RequestStage, ShadowState
+from pdflow_sim.check.state.shadow_state import DECODING, IN_FLIGHT, Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -178,8 +178,8 @@ class Engines:
         """D's engine takes the blocks of a request that it decodes."""
         space, i = self.space, move[1]
         space.spend(draft, FaultKind.PREEMPT)
-        flying = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & FLYING]
-        if any(self.judge.request_of(effect) == i for effect in flying):
+        in_flight = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & IN_FLIGHT]
+        if any(self.judge.request_of(effect) == i for effect in in_flight):
             raise Broken("S1", f"blocks of {self.cluster.requests[i]} are others', and something may land in them")
         space.put_ghost(draft, "stages", i, RequestStage.PREEMPTED)
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))

@@ -15,8 +15,8 @@ from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
-    FLYING,
-    NOTICE,
+    IN_FLIGHT,
+    NOTIFICATION,
     ORPHAN,
     PIECE,
     READING,
@@ -65,7 +65,7 @@ class OneSided:
         self.cluster = space.cluster
         self.judge = space.judge
         self.scope = space.scope
-        self._notices: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._notifications: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._ends: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.split = self.scope.chunks > 1 or not self.scope.done_is_remote
 
@@ -74,8 +74,8 @@ class OneSided:
             "read": self.read,
             "land": self.land,
             "error": self.error,
-            "notice": self.notice,
-            "lose notice": self.lose_notice,
+            "notice": self.deliver_notification,
+            "lose notice": self.lose_notification,
             "ended": self.ended,
         }
 
@@ -84,7 +84,7 @@ class OneSided:
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (_, flags) in enumerate(self.space.ops_of(state)):
-            if flags & FLYING and not flags & (ENDED_ERR | TOLD):
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD):
                 if not self.split:
                     yield ("land", i)
                 else:
@@ -100,7 +100,7 @@ class OneSided:
     @staticmethod
     def handle_moves(i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:
         """Whatever its pieces do: its notice arrives, its handle ends."""
-        if flags & NOTICE:
+        if flags & NOTIFICATION:
             yield ("notice", i)
             if left[FaultKind.DROP]:
                 yield ("lose notice", i)
@@ -157,8 +157,8 @@ class OneSided:
         elif type(effect) is PostRead:
             self.note_stale(draft, effect)
         self.note_landed(draft, effect)
-        notice = 0 if effect.notice is None else NOTICE
-        self.space.put_flags(draft, i, flags & ~FLYING | notice | (0 if flags & ORPHAN else ended))
+        notification = 0 if effect.notification is None else NOTIFICATION
+        self.space.put_flags(draft, i, flags & ~IN_FLIGHT | notification | (0 if flags & ORPHAN else ended))
 
     def note_landed(self, draft: Draft, effect: PostWrite | PostRead) -> None:
         """All of it is at D."""
@@ -171,23 +171,23 @@ class OneSided:
         self.space.spend(draft, FaultKind.ERR)
         self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] | ENDED_ERR)
 
-    def notice(self, draft: Draft, move: Move) -> None:
+    def deliver_notification(self, draft: Draft, move: Move) -> None:
         space, i = self.space, move[1]
         key = (draft[space.op], i)
-        found = self._notices.get(key)
+        found = self._notifications.get(key)
         if found is None:
             op, flags = space.ops_of(draft)[i]
             node, life, effect = space.operations(op)
-            space.put_flags(draft, i, flags & ~NOTICE)
+            space.put_flags(draft, i, flags & ~NOTIFICATION)
             sender, at = self.cluster.orphans.get(node, node), self.cluster.at[other_end(effect)]
-            frame = Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notice)
-            found = self._notices[key] = (draft[space.op], at, self.turns.events.of((at, frame)))
+            frame = Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notification)
+            found = self._notifications[key] = (draft[space.op], at, self.turns.events.of((at, frame)))
         draft[space.op], at, event = found
         self.turns.turn(draft, at, event)
 
-    def lose_notice(self, draft: Draft, move: Move) -> None:
+    def lose_notification(self, draft: Draft, move: Move) -> None:
         self.space.spend(draft, FaultKind.DROP)
-        self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] & ~NOTICE)
+        self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] & ~NOTIFICATION)
 
     def ended(self, draft: Draft, move: Move) -> None:
         """Who posted it hears how its handle ended."""
@@ -205,8 +205,8 @@ class OneSided:
         ok = bool(flags & ENDED_OK)
         left = flags & ~(ENDED_OK | ENDED_ERR)
         if type(effect) is PostRead:
-            left &= ~(FLYING | READING)
-        if left & FLYING and not ok:
+            left &= ~(IN_FLIGHT | READING)
+        if left & IN_FLIGHT and not ok:
             left |= TOLD
         else:
             left &= ~READING
@@ -221,7 +221,7 @@ class OneSided:
         nodes = self.cluster.nodes
         for op, flags in self.space.ops_of(state):
             owner, _, effect = self.space.operations(op)
-            if flags & FLYING and owner == nodes[node] and other_end(effect) == nodes[peer]:
+            if flags & IN_FLIGHT and owner == nodes[node] and other_end(effect) == nodes[peer]:
                 return False
         return True
 
@@ -236,13 +236,13 @@ class OneSided:
         the memory of a process that is gone."""
         node, _, effect = self.space.operations(op)
         if engine_of(node) == name:
-            if type(effect) is PostRead or not flags & (FLYING | NOTICE):
+            if type(effect) is PostRead or not flags & (IN_FLIGHT | NOTIFICATION):
                 return 0
             return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
         if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
-            flags &= ~NOTICE
-            if flags & FLYING:
-                return flags & ~FLYING | cut(flags)
+            flags &= ~NOTIFICATION
+            if flags & IN_FLIGHT:
+                return flags & ~IN_FLIGHT | pending_error(flags)
         return flags
 
 
@@ -251,7 +251,7 @@ def can_fail(flags: int) -> bool:
     return bool(flags & READING and not flags & (ORPHAN | ENDED_OK))
 
 
-def cut(flags: int) -> int:
+def pending_error(flags: int) -> int:
     """What is still to be said of an operation that can land no more: a handle ends once."""
     return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | TOLD | ORPHAN) else 0
 

@@ -25,8 +25,8 @@ from pdflow_sim.check.state.cluster import SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
-    FLYING,
-    NOTICE,
+    IN_FLIGHT,
+    NOTIFICATION,
     ORPHAN,
     PIECE,
     READING,
@@ -153,10 +153,13 @@ class PieceOperations:
         life = self.judge.life(self.space.ghost_of(draft), node)
         wanted = self.judge.operations.of((node, life, effect))
         for i, (op, flags) in enumerate(self.space.ops_of(draft)):
-            if op == wanted and flags & FLYING and not flags >> PIECE:
-                start, stop = effect.grant.token_start, effect.grant.token_start + effect.grant.num_tokens
+            if op == wanted and flags & IN_FLIGHT and not flags >> PIECE:
+                start, stop = (
+                    effect.registration.token_start,
+                    effect.registration.token_start + effect.registration.num_tokens,
+                )
                 lanes, reads = self.lanes(draft, node), type(effect) is PostRead
-                lanes.add(effect.op, effect.grant.xid, self.plan.layers, start, stop, reads=reads)
+                lanes.add(effect.op, effect.registration.xid, self.plan.layers, start, stop, reads=reads)
                 lanes.begin(effect.op)
                 self.put_lanes(draft, node, lanes)
                 self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress()))
@@ -199,7 +202,7 @@ class PieceOperations:
                 (node, effect.op)
                 for op, flags in space.ops_of(draft)
                 for node, life, effect in (space.operations(op),)
-                if flags & FLYING and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(shadow, node)
+                if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(shadow, node)
             }
             for rank in self.ranks:
                 lanes = self.lanes(draft, rank)
@@ -219,7 +222,7 @@ class PieceOperations:
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (_, flags) in enumerate(self.space.ops_of(state)):
-            if flags & FLYING and not flags & (ENDED_ERR | TOLD):
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD):
                 for k in range(len(self.progress_of(flags).air)):
                     yield ("land", i, k)
                 if can_fail(flags) and left[FaultKind.ERR]:
@@ -232,7 +235,7 @@ class PieceOperations:
             (node, effect.op): i
             for i, (op, flags) in enumerate(self.space.ops_of(state))
             for node, _, effect in (self.space.operations(op),)
-            if flags & FLYING and not flags & (ENDED_ERR | TOLD | ORPHAN)
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD | ORPHAN)
         }
         for rank in self.ranks:
             lanes = self.lanes(state, rank)
@@ -272,7 +275,7 @@ class PieceOperations:
             len(self.progress_of(flags).air)
             for op, flags in self.space.ops_of(draft)
             for node, _, effect in (self.space.operations(op),)
-            if node == rank and type(effect) is kind and flags & FLYING and not flags & (ENDED_ERR | TOLD | ORPHAN)
+            if node == rank and type(effect) is kind and flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD | ORPHAN)
         )
         if limit is not None and under_way > limit:
             raise Broken("S9", f"{rank} has {under_way} pieces under way, and {limit} lane(s)")
@@ -284,8 +287,8 @@ class PieceOperations:
         node, _, effect = self.space.operations(op)
         air, posted = self.progress_of(flags)
         (piece, last), air = air[k], air[:k] + air[k + 1 :]
-        if last and effect.notice is not None:
-            flags |= NOTICE
+        if last and effect.notification is not None:
+            flags |= NOTIFICATION
         if flags & ORPHAN:
             sent = last and not air
         else:
@@ -298,7 +301,7 @@ class PieceOperations:
             if self.whole.ends_landed(effect) and not flags & ORPHAN:
                 flags |= ENDED_OK
         if sent or (flags & ORPHAN and not air):
-            flags &= ~FLYING
+            flags &= ~IN_FLIGHT
         self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress(air, posted)))
 
     def ended(self, draft: Draft, move: Move) -> None:
@@ -314,13 +317,13 @@ class PieceOperations:
         self.put_lanes(draft, node, lanes)
         self.judge.goal("stopped between two pieces" if progress.posted else "stopped before the first piece")
         # What is in the air may land, whatever the handle says: nothing is, unless the Shipment is wrong.
-        self.space.put_flags(draft, i, flags & ~(READING if progress.air else READING | FLYING))
+        self.space.put_flags(draft, i, flags & ~(READING if progress.air else READING | IN_FLIGHT))
         self.turns.event(draft, node, WriteStopped(effect.op))
 
     # What else changes operations.
 
     def stop(self, draft: Draft, node: int, op: int) -> None:
-        if any(known == op and flags & FLYING for known, flags in self.space.ops_of(draft)):
+        if any(known == op and flags & IN_FLIGHT for known, flags in self.space.ops_of(draft)):
             rank = self.cluster.nodes[node]
             lanes = self.lanes(draft, rank)
             lanes.halt(self.space.operations(op)[2].op)
@@ -331,7 +334,7 @@ class PieceOperations:
         nodes = self.cluster.nodes
         for op, flags in self.space.ops_of(state):
             owner, _, effect = self.space.operations(op)
-            if flags & FLYING and self.progress_of(flags).air and (owner, effect.to) == (nodes[node], nodes[peer]):
+            if flags & IN_FLIGHT and self.progress_of(flags).air and (owner, effect.to) == (nodes[node], nodes[peer]):
                 return False
         return True
 
@@ -345,7 +348,7 @@ class PieceOperations:
         """What has not been posted never will be."""
         left = self.whole.outliving(name, op, flags)
         if left & ORPHAN and not self.progress_of(left).air:
-            left &= ~FLYING
+            left &= ~IN_FLIGHT
         return left
 
 

@@ -9,13 +9,13 @@ from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, Sourc
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.moves.onesided import Operations, cut, other_end
+from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.shadow_state import ENDED_OK, FLYING, TOLD, RequestStage
+from pdflow_sim.check.state.shadow_state import ENDED_OK, IN_FLIGHT, TOLD, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
-BEFORE_GRANT = (RequestStage.UNREGISTERED, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
+BEFORE_REGISTRATION = (RequestStage.UNREGISTERED, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
 """P has no grant of such a request."""
 
 
@@ -63,16 +63,16 @@ class Tasks:
 
     def word_read(self, draft: Draft, node: int, op: int) -> None:
         effect = self.space.operations(op)[2]
-        self.turns.event(draft, self.cluster.nodes[node], WordRead(effect.op, self.word(draft, effect)))
+        self.turns.event(draft, self.cluster.nodes[node], WordRead(effect.op, self.word_value(draft, effect)))
 
-    def word(self, draft: State | Draft, effect: ReadWord) -> int:
+    def word_value(self, draft: State | Draft, effect: ReadWord) -> int:
         """P bumps its word when it lets go; which it has done by the time its product is released, at the latest."""
         judge = self.space.judge
         xid = self.cluster.xids[self.cluster.product_of[judge.request_of(effect)]]
         cells = self.space.body(draft, effect.source).cells.values()
         held = any(cell.source is not None and cell.xid == xid for cell in cells)
         held = held or self._source_is_coming(draft, effect.source, xid)
-        return judge.words[effect.source, effect.index] + (0 if held else 1)
+        return judge.word_values[effect.source, effect.index] + (0 if held else 1)
 
     def _source_is_coming(self, draft: State | Draft, rank: Address, xid: Xid) -> bool:
         """Whether P's rank has yet to hear that it has something to let go of."""
@@ -93,10 +93,10 @@ class Tasks:
             node, _, effect = space.operations(op)
             outlived = cluster.orphans.get(node) == peer and other_end(effect) == name
             if {node, other_end(effect)} == {name, peer} or outlived:
-                if flags & FLYING:
+                if flags & IN_FLIGHT:
                     # One that was done before it had landed, and is cut off now, has not been done.
                     flags &= ~ENDED_OK
-                    flags = flags & ~FLYING | cut(flags)
+                    flags = flags & ~IN_FLIGHT | pending_error(flags)
                 if flags & TOLD and node == name:
                     flags = 0
             ops.append((op, flags))
@@ -106,7 +106,7 @@ class Tasks:
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(shadow.stages):
-                if stage not in BEFORE_GRANT and cluster.ends_of(i) == ends:
+                if stage not in BEFORE_REGISTRATION and cluster.ends_of(i) == ends:
                     space.put_ghost(draft, "barred", i, shadow.barred[i] | pair)
         self.turns.event(draft, name, FenceEnded(peer))
 

@@ -9,8 +9,8 @@ from pdflow.protocol.consumer.cell import (
     WAITING,
     ConsumerCell,
     ConsumerContext,
-    PeerReborn,
-    RequestDoomed,
+    PrefillRestarted,
+    RequestFailed,
     Stepped,
     everything,
 )
@@ -21,7 +21,7 @@ from pdflow.protocol.consumer.rules import (
     fenced,
     freed,
     pair_failed,
-    peer_reborn,
+    prefill_restarted,
     reclaim_at,
     resolve,
     settle,
@@ -47,7 +47,7 @@ from pdflow_sim.check.scopes.scope import Scope
 # The request's end taken for its blocks'.
 
 
-def _doomed_and_freed(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
+def _request_failed_and_freed(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
     after, effects = freed(cell, ctx)
     return after, (Resolve(cell.request_id, Outcome.FAILED, event.code), *effects)
 
@@ -61,7 +61,7 @@ def _failed_and_freed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: 
     return pair_failed(cell.with_settled(everything(cell)), event, now, ctx)
 
 
-def _resolved_twice(cell: ConsumerCell, event: RequestDoomed, now: Instant, ctx: ConsumerContext) -> Stepped:
+def _resolved_twice(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
     return cell, (Resolve(cell.request_id, Outcome.FAILED, event.code),)
 
 
@@ -133,8 +133,8 @@ def _waiting_frames_kept(self: ConsumerRank, event: PeerExited | FenceEnded, now
     return effects
 
 
-def _unfenced(cell: ConsumerCell, event: PeerReborn, now: Instant, ctx: ConsumerContext) -> Stepped:
-    after, effects = peer_reborn(cell, event, now, ctx)
+def _unfenced(cell: ConsumerCell, event: PrefillRestarted, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = prefill_restarted(cell, event, now, ctx)
     return after, tuple([e for e in effects if not (isinstance(e, Tell) and isinstance(e.event, FenceOrdered))])
 
 
@@ -151,7 +151,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="deadline-frees",
         drops="A deadline resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
         source="1.3(f) 3; 7.4; C6; H6",
-        patches=(TableRow(RULES, (WAITING, RequestDoomed), _doomed_and_freed),),
+        patches=(TableRow(RULES, (WAITING, RequestFailed), _request_failed_and_freed),),
         breaks="S1",
     ),
     Mutant(
@@ -188,7 +188,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="resolved-at-every-deadline",
         drops="A request has one outcome.",
         source="S6; R49",
-        patches=(TableRow(RULES, (WAITING, RequestDoomed), _resolved_twice),),
+        patches=(TableRow(RULES, (WAITING, RequestFailed), _resolved_twice),),
         scope=Scope(deadline=1, stall=1),
         breaks="S6",
     ),
@@ -250,7 +250,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="no-fence-against-orphans",
         drops="D fences a P that has started again. Its blocks would wait for ever.",
         source="7.4 Fences; L3; R15; R44",
-        patches=(Swap(peer_reborn, _unfenced),),
+        patches=(Swap(prefill_restarted, _unfenced),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
     ),

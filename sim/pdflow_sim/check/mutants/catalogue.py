@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pdflow_sim.check.mutants.answers import ANSWERS
-from pdflow_sim.check.mutants.beside import BESIDE
 from pdflow_sim.check.mutants.blocks import BLOCKS
 from pdflow_sim.check.mutants.compat import COMPAT
 from pdflow_sim.check.mutants.completion import COMPLETION
@@ -13,6 +12,7 @@ from pdflow_sim.check.mutants.leases import LEASES
 from pdflow_sim.check.mutants.mutant import Mutant
 from pdflow_sim.check.mutants.pieces import PIECES
 from pdflow_sim.check.mutants.repair import REPAIR
+from pdflow_sim.check.mutants.staging import STAGING
 from pdflow_sim.check.mutants.timing import TIMING
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "What rests on clocks": TIMING,
     "What goes in pieces": PIECES,
     "What an engine does with a request": CORES,
-    "What an engine sends early, or from beside its blocks": BESIDE,
+    "What an engine sends early, or from beside its blocks": STAGING,
     "What reaches a client": ANSWERS,
     "vllm-compat": COMPAT,
 }

@@ -5,7 +5,7 @@ Its own residual risks (PROTOCOL 7.2) are not held against it: clocks agree, and
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer.cell import WAITING, RequestDoomed
+from pdflow.protocol.consumer.cell import WAITING, RequestFailed
 from pdflow.protocol.consumer.rules import RULES
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow_sim.check.mutants.mutant import Mutant, TableRow
@@ -88,7 +88,7 @@ COMPAT: tuple[Mutant, ...] = (
         name="compat-watchdog-logs",
         drops="D's watchdog resolves the request. It would wait, and renew P's lease, for ever.",
         source="C6; R21; R23; L4",
-        patches=(TableRow(RULES, (WAITING, RequestDoomed)),),
+        patches=(TableRow(RULES, (WAITING, RequestFailed)),),
         scope=Scope(dialect=VLLM_COMPAT, drop=1),
         breaks="L",
     ),

@@ -28,7 +28,7 @@ def _first_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, c
 
 
 def _last_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    return write_ended(cell.with_write_ended(cell.flying, False), event, now, ctx)
+    return write_ended(cell.with_write_ended(cell.in_flight_mask, False), event, now, ctx)
 
 
 def _error_is_success(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -36,8 +36,8 @@ def _error_is_success(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: 
 
 
 def _error_is_the_end(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    flying = cell.flying & ~(1 << event.op.d_rank)
-    if event.ok or flying or cell.failed:
+    in_flight_mask = cell.in_flight_mask & ~(1 << event.op.d_rank)
+    if event.ok or in_flight_mask or cell.failed:
         return write_ended(cell, event, now, ctx)
     return end_registration(cell, Code.IO, True, now, ctx)
 
@@ -64,7 +64,7 @@ def _any_flush_settles(self: ProducerRank, event: FlushEnded, now: Instant) -> E
     store.flushes.pop(event.peer, None)
     for key in tuple(store.cells):
         cell = store.cells[key]
-        if isinstance(key, Reg) and cell.phase is SETTLING and cell.flying >> rank_of(event.peer) & 1:
+        if isinstance(key, Reg) and cell.phase is SETTLING and cell.in_flight_mask >> rank_of(event.peer) & 1:
             effects += store.apply(key, cell, PeerQuiet(rank_of(event.peer), event.ok, False), now)
     return effects
 
@@ -76,7 +76,7 @@ def _written_again(cell: ProducerCell, event: Register, now: Instant, ctx: Produ
 
 
 def _first_rank_is_enough(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
-    if cell.source is None or cell.grants:
+    if cell.source is None or cell.registrations:
         return registered(cell, event, now, ctx)
     return registered(cell, event, now, msgspec.structs.replace(ctx, geometry=_OnlyOne(ctx.geometry, event.d_rank)))
 

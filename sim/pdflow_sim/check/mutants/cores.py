@@ -53,11 +53,11 @@ def _forgets_to_end(self: DecodeCore, _: Port, effect: Resolve) -> None:
 
 
 def _decodes_at_once(self: Landing, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
-    _granted(self, request, place, hit_tokens)
+    _admit(self, request, place, hit_tokens)
     self.requests.want(Commit(request.handle))
 
 
-_granted = Landing.grant
+_admit = Landing.admit
 
 
 def _says_nothing(self: DecodeCore, event: PrefillReported) -> None:
@@ -138,7 +138,7 @@ CORES = (
         name="decoded-when-granted",
         drops="A request is decoded when its KV has landed. It would be computed from what was in the blocks before.",
         source="issue 16: staged D; S3",
-        patches=(Swap(Landing.grant, _decodes_at_once),),
+        patches=(Swap(Landing.admit, _decodes_at_once),),
         breaks="S3",
     ),
     Mutant(

@@ -27,7 +27,7 @@ from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.frames import ProducerFrames
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.tombstones import Tombstones
-from pdflow.protocol.producer.writes import granted_range
+from pdflow.protocol.producer.writes import requested_range
 from pdflow.protocol.values import Address, EngineId, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
@@ -39,7 +39,7 @@ def _of_any_attempt(self: ConsumerScheduler, event: PairReported | PairLanded | 
     """The first request of the same client id that is waiting."""
     base = base_id(event.op.reg.request_id)
     for cell in self.cells.values():
-        if base_id(cell.request_id) == base and cell.grant is not None:
+        if base_id(cell.request_id) == base and cell.registration is not None:
             event = msgspec.structs.replace(event, op=Op(cell.reg, event.op.p_rank, event.op.d_rank))
             break
     if isinstance(event, PairLanded):
@@ -57,8 +57,8 @@ def _any_sender(cell: ConsumerCell, op: Op, sender: Address) -> int:
 # Content.
 
 
-def _head_for_tail(grant: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
-    asked = granted_range(grant, source, ctx)
+def _head_for_tail(registration: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
+    asked = requested_range(registration, source, ctx)
     return asked if isinstance(asked, Code) else (0, asked[1])
 
 
@@ -188,7 +188,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="head-for-tail",
         drops="D's blocks stand for the tail of a prompt that it has in part. It would get the head's KV.",
         source="1.3(f) 17; 7.3 Content; R52",
-        patches=(Swap(granted_range, _head_for_tail),),
+        patches=(Swap(requested_range, _head_for_tail),),
         scope=Scope(dialect=VLLM_COMPAT, hit_tokens=BLOCK_TOKENS),
         breaks="S4",
     ),

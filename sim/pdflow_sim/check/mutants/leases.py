@@ -49,7 +49,7 @@ _frames_registered = ProducerFrames._registered
 def _refused_if_expired(self: ProducerFrames, sender: Address, message: Register, now: Instant) -> Effects:
     cell = self.store.cells.get(message.xid)
     if cell is not None and cell.expired:
-        return self._refuse_unborn(sender, message, Code.EXPIRED)
+        return self._refuse_unregistered(sender, message, Code.EXPIRED)
     return _frames_registered(self, sender, message, now)
 
 
@@ -57,7 +57,7 @@ def _refused_if_expired(self: ProducerFrames, sender: Address, message: Register
 
 
 def _reported_twice(self: ProducerCells, cell: ProducerCell, code: Code) -> Effects:
-    told = _let_go(self, cell, code)
+    told = _release_shard(self, cell, code)
     return told + told[-1:] if cell.expired else told
 
 
@@ -67,7 +67,7 @@ def _freed_at_every_report(self: ProducerScheduler, event: ShardReleased, now: I
     return (ReleaseBlocks(event.xid, product.allocation, event.code),)
 
 
-_let_go = ProducerCells._let_go
+_release_shard = ProducerCells._release_shard
 
 
 def _any_rank_frees(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
@@ -126,7 +126,7 @@ def _nothing_early(self: ProducerCells, xid: Xid) -> None:
 def _word_ignored(self: ConsumerReads, event: WordRead, now: Instant) -> Effects:
     read = self.reads.get(event.op)
     if read is not None:
-        event = WordRead(event.op, read.params.words[read.op.p_rank].word)
+        event = WordRead(event.op, read.params.rank_words[read.op.p_rank].value)
     return _word_read(self, event, now)
 
 
@@ -136,14 +136,14 @@ _post = ConsumerReads.post
 
 def _word_first(self: ConsumerReads, read: ReadCell) -> Effects:
     self.reads[read.op] = read.with_posted()
-    return (ReadWord(read.op, read.source, read.params.words[read.op.p_rank].index),)
+    return (ReadWord(read.op, read.source, read.params.rank_words[read.op.p_rank].index),)
 
 
 def _data_after_word(self: ConsumerReads, event: WordRead, now: Instant) -> Effects:
     read = self.reads.get(event.op)
     if read is None:
         return NOTHING
-    if event.word != read.params.words[read.op.p_rank].word:
+    if event.value != read.params.rank_words[read.op.p_rank].value:
         return self.failed(event.op, Code.STALE)
     return _post(self, read)
 
@@ -159,12 +159,12 @@ def _landed_after_data(self: ConsumerReads, event: ReadEnded, now: Instant) -> E
     return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
 
 
-def _takers_counted(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+def _readers_counted(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
     counted = ShardTaken(cell.completed_readers.bit_count(), event.readers)
     return shard_taken(cell, counted, now, ctx)
 
 
-def _first_taker_frees(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+def _first_reader_frees(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
     return shard_taken(cell, ShardTaken(event.d_rank, 1), now, ctx)
 
 
@@ -206,7 +206,10 @@ LEASES: tuple[Mutant, ...] = (
         name="released-at-every-report",
         drops="P's scheduler frees once, when all ranks have let go. Expiry and completion at once would free twice.",
         source="1.3(f) 15; R49",
-        patches=(Swap(_let_go, _reported_twice), Swap(ProducerScheduler._shard_released, _freed_at_every_report)),
+        patches=(
+            Swap(_release_shard, _reported_twice),
+            Swap(ProducerScheduler._shard_released, _freed_at_every_report),
+        ),
         breaks="S6",
     ),
     Mutant(
@@ -280,7 +283,7 @@ LEASES: tuple[Mutant, ...] = (
         name="takers-counted",
         drops="P tells apart which D rank has read. One rank's TAKEN twice would free while the other reads.",
         source="7.5; C1; R14",
-        patches=(Swap(shard_taken, _takers_counted),),
+        patches=(Swap(shard_taken, _readers_counted),),
         scope=Scope(pulls=True, d_tp=2, dup=1, clocks=False),
         breaks="S7",
     ),
@@ -288,7 +291,7 @@ LEASES: tuple[Mutant, ...] = (
         name="first-taker-frees",
         drops="P frees when every D rank that reads it has done so. It would free while the other reads.",
         source="7.5",
-        patches=(Swap(shard_taken, _first_taker_frees),),
+        patches=(Swap(shard_taken, _first_reader_frees),),
         scope=Scope(pulls=True, d_tp=2, clocks=False),
         breaks="S7",
     ),

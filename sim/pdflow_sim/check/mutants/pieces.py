@@ -52,11 +52,11 @@ def _always_sent(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Step
 
 
 def _last_handle_decides(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    return write_ended(msgspec.structs.replace(cell, cut=False), event, now, ctx)
+    return write_ended(msgspec.structs.replace(cell, truncated=False), event, now, ctx)
 
 
 def _stopped_is_settled(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    if cell.stopped is not Code.NONE and cell.flying == 1 << event.op.d_rank:
+    if cell.stopped is not Code.NONE and cell.in_flight_mask == 1 << event.op.d_rank:
         return end_registration(cell, cell.stopped, True, now, ctx)
     return write_ended(cell, event, now, ctx)
 
@@ -67,7 +67,7 @@ def _last_piece_at_once(self: Shipment) -> Piece | None:
         return None
     piece = self._queue.popleft()
     self._unposted -= piece.stop - piece.start
-    self._flying += 1
+    self._in_flight += 1
     return piece
 
 
@@ -82,7 +82,7 @@ def _takes_no_lane(self: Lanes[Any], operation: Operation[Any], lanes: int) -> N
 
 def _stops_what_is_posted(self: Shipment) -> None:
     self._stopped = True
-    self._flying = 0
+    self._in_flight = 0
 
 
 # A prompt that is given up while it is computed.

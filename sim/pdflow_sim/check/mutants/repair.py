@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer.cell import CancelDue, ConsumerCell, ConsumerContext, let_go
+from pdflow.protocol.consumer.cell import CancelDue, ConsumerCell, ConsumerContext, release_prompt
 from pdflow.protocol.consumer.cell import Stepped as ConsumerStepped
 from pdflow.protocol.consumer.cells import PrefillPeer
 from pdflow.protocol.consumer.frames import ConsumerFrames
@@ -84,8 +84,8 @@ def _refused_in_silence(cell: ProducerCell, event: RegistrationRefused, now: Ins
     return end_registration(cell, event.code, True, now, ctx, tell=False)
 
 
-def _unborn_in_silence(self: ProducerFrames, sender: Address, message: Register, code: Code) -> Effects:
-    effects = _refuse_unborn(self, sender, message, code)
+def _refuses_in_silence(self: ProducerFrames, sender: Address, message: Register, code: Code) -> Effects:
+    effects = _refuse_unregistered(self, sender, message, code)
     return effects[:0]
 
 
@@ -97,7 +97,7 @@ def _released_by_nobody(cell: ConsumerCell, ctx: ConsumerContext, registered: bo
     return NOTHING
 
 
-_refuse_unborn = ProducerFrames._refuse_unborn
+_refuse_unregistered = ProducerFrames._refuse_unregistered
 
 # Asked for.
 
@@ -106,8 +106,8 @@ def _never_asked(self: ProducerScheduler, event: PrefillWanted, now: Instant) ->
     return NOTHING
 
 
-def _grant_for_ever(self: ProducerCells, timer: Timer) -> Instant | None:
-    return None if timer.kind is TimerKind.GRANT else _deadline(self, timer)
+def _registration_for_ever(self: ProducerCells, timer: Timer) -> Instant | None:
+    return None if timer.kind is TimerKind.REGISTRATION else _deadline(self, timer)
 
 
 _deadline = ProducerCells.deadline
@@ -118,8 +118,8 @@ def _connected_by_another(self: ProducerCells, cell: ProducerCell, now: Instant)
     reg = cell.reg
     assert reg is not None
     effects: Effects = NOTHING
-    for grant in cell.grants:
-        peer = rank_address(reg.engine, grant.d_rank)
+    for registration in cell.registrations:
+        peer = rank_address(reg.engine, registration.d_rank)
         if peer not in self.peers.connected and peer not in self.peers.connecting:
             self.waiting.setdefault(peer, {})[reg] = None
             self.peers.connecting.add(peer)
@@ -222,7 +222,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="late-registration-in-silence",
         drops="A REG that comes too late is told so. D would wait for a timer.",
         source="7.4; R24",
-        patches=(Swap(_refuse_unborn, _unborn_in_silence),),
+        patches=(Swap(_refuse_unregistered, _refuses_in_silence),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),
@@ -254,7 +254,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="grant-for-ever",
         drops="A registration that nobody renews ends.",
         source="7.4; C4; S9",
-        patches=(Swap(_deadline, _grant_for_ever),),
+        patches=(Swap(_deadline, _registration_for_ever),),
         scope=Scope(d_restart=1, prefill_abort=1, sync=1),
         survives="In strict each ends with its prompt too: when that is finished, ended, unknown, or its lease over.",
     ),
@@ -262,7 +262,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="release-unsaid",
         drops="D says that it will not come. P would hold the prompt for 30 s.",
         source="7.4 RELEASE; L2; R11",
-        patches=(Swap(let_go, _released_by_nobody),),
+        patches=(Swap(release_prompt, _released_by_nobody),),
         scope=CLOCKLESS,
         breaks="L2",
     ),

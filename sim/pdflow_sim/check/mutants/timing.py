@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerContext, RequestDoomed
+from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerContext, RequestFailed
 from pdflow.protocol.consumer.cells import PrefillPeer
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.rules import freed, reclaim_at
@@ -66,7 +66,7 @@ def _silence_unfenced(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) 
     dead = self.store.context.timers.dead_ns
     if all(now - heard < dead for heard in peer.heard.values()):
         return NOTHING
-    return self._to_all_of(peer.info.engine, RequestDoomed(Code.PEER_DEAD), now)
+    return self._to_all_of(peer.info.engine, RequestFailed(Code.PEER_DEAD), now)
 
 
 def _never_renewed(cell: ProducerCell, until: Instant) -> ProducerCell:

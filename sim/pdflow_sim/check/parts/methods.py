@@ -62,17 +62,17 @@ def _table(ended: list[DataPathRow]) -> Table:
     table.add_column("states", justify="right")
     table.add_column("finding", overflow="fold")
     for one in ended:
-        table.add_row(one.method, one.dialect, f"{one.states:,}", _words(one), style="" if one.ok else "bold red")
+        table.add_row(one.method, one.dialect, f"{one.states:,}", _findings(one), style="" if one.ok else "bold red")
     table.add_section()
     table.add_row(f"{sum(one.ok for one in ended)} of {len(ended)} as expected", "", "", "")
     return table
 
 
-def _words(one: DataPathRow) -> str:
-    words = [finding.value for finding in one.stories]
+def _findings(one: DataPathRow) -> str:
+    findings = [finding.value for finding in one.stories]
     if one.missed:
-        words.append(f"missed: {', '.join(one.missed)}")
-    return "; ".join(words) or "nothing"
+        findings.append(f"missed: {', '.join(one.missed)}")
+    return "; ".join(findings) or "nothing"
 
 
 def _tell(console: Console, title: str, counterexample: tuple[str, ...]) -> None:

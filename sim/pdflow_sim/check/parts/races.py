@@ -41,7 +41,7 @@ def races(options: CheckOptions, console: Console) -> PartResult:
             "seconds": round(row.seconds, 3),
             "dialects": {
                 name: {
-                    "result": found.words,
+                    "result": found.summary,
                     "ok": found.ok,
                     "where": found.where,
                     "invariant": found.invariant or None,
@@ -68,7 +68,7 @@ def _table(ended: list[RaceRow]) -> Table:
         table.add_column(name, overflow="fold")
     for row in ended:
         cells = [
-            Text(_short(row.found[name].words), "" if row.found[name].ok else "bold red")
+            Text(_short(row.found[name].summary), "" if row.found[name].ok else "bold red")
             if name in row.found
             else Text("")
             for name in dialects
@@ -80,6 +80,6 @@ def _table(ended: list[RaceRow]) -> Table:
     return table
 
 
-def _short(words: str) -> str:
+def _short(summary: str) -> str:
     """Without the reason, which docs/races.md has."""
-    return "by a test" if words.endswith("told by a test") else words.partition(":")[0]
+    return "by a test" if summary.endswith("told by a test") else summary.partition(":")[0]

@@ -56,7 +56,7 @@ def short(race: Race, dialect: str, found: RaceOutcome) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return "not modelled"
-    return "test" if isinstance(shown, ToldBy) and found.ok else found.words
+    return "test" if isinstance(shown, ToldBy) and found.ok else found.summary
 
 
 def shown_by(row: RaceRow) -> Iterator[str]:
@@ -64,9 +64,11 @@ def shown_by(row: RaceRow) -> Iterator[str]:
     by_text: dict[str, list[str]] = {}
     for dialect, found in row.found.items():
         by_text.setdefault(_outcome_text(row.race, dialect, found), []).append(dialect)
-    who = {words: "" if len(by_text) == 1 else f" in {' and '.join(dialects)}" for words, dialects in by_text.items()}
-    for words in by_text:
-        yield f"{row.race.number}{who[words]}: {words}."
+    who = {
+        summary: "" if len(by_text) == 1 else f" in {' and '.join(dialects)}" for summary, dialects in by_text.items()
+    }
+    for summary in by_text:
+        yield f"{row.race.number}{who[summary]}: {summary}."
 
 
 def _outcome_text(race: Race, dialect: str, found: RaceOutcome) -> str:

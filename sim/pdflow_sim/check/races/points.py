@@ -16,7 +16,7 @@ from pdflow_sim.check.state.cluster import SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
-    FLYING,
+    IN_FLIGHT,
     PIECE,
     READING,
     TOLD,
@@ -144,7 +144,7 @@ def poison_before_registration(space: StateSpace, state: State, move: Move) -> b
 
 @point("the client gives up while bytes may land")
 def abort_under_write(space: StateSpace, state: State, move: Move) -> bool:
-    return move[0] == "abort" and any(flags & FLYING for _, flags in space.ops_of(state))
+    return move[0] == "abort" and any(flags & IN_FLIGHT for _, flags in space.ops_of(state))
 
 
 @point("the client gives up before D has blocks for it")
@@ -158,7 +158,7 @@ def stale_registration(space: StateSpace, state: State, move: Move) -> bool:
         return False
     first = space.cluster.requests[0]
     cells = space.body(state, "P.r0").cells.values()
-    return any(grant.reg.request_id == first for cell in cells for grant in cell.grants)
+    return any(registration.reg.request_id == first for cell in cells for registration in cell.registrations)
 
 
 @point("another prompt's KV lands")
@@ -199,7 +199,7 @@ def p_dies_after_abort(space: StateSpace, state: State, move: Move) -> bool:
 def sibling_ends_badly(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "ended" or not operation(space, state, move)[1] & ENDED_ERR:
         return False
-    return any(flags & FLYING for i, (_, flags) in enumerate(space.ops_of(state)) if i != move[1])
+    return any(flags & IN_FLIGHT for i, (_, flags) in enumerate(space.ops_of(state)) if i != move[1])
 
 
 @point("the lease ends while a WRITE whose handle has ended badly may still read")
@@ -283,7 +283,7 @@ def two_candidates(space: StateSpace, state: State, move: Move) -> bool:
 def d_is_another(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "finish" or not space.ghost_of(state).lives[1] or stage(space, state) != RequestStage.FREED:
         return False
-    return any(cell.grants for cell in space.body(state, "P.r0").cells.values())
+    return any(cell.registrations for cell in space.body(state, "P.r0").cells.values())
 
 
 @point("P dies with a prompt that D waits for")

@@ -37,7 +37,7 @@ class NoSuchRaceError(PdflowError):
 class RaceOutcome:
     """What became of a race in one dialect."""
 
-    words: str
+    summary: str
     """Such as "S2 in 7 steps" or "passes, 108 states"."""
     ok: bool
     """Whether that is what is expected."""
@@ -113,7 +113,7 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
     """What becomes of it in this dialect."""
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
-        return RaceOutcome(words=f"not modelled: {shown.why}", ok=True)
+        return RaceOutcome(summary=f"not modelled: {shown.why}", ok=True)
     if isinstance(shown, ToldBy):
         return _tested(shown)
     scope = race.scope_in(DIALECTS[dialect])
@@ -127,13 +127,13 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
             return _holds(race, shown, scope, stop)
         return _breaks(race, shown, scope, stop)
     except OutOfTime:
-        return RaceOutcome(words="stopped", ok=False, stopped=True, where=where)
+        return RaceOutcome(summary="stopped", ok=False, stopped=True, where=where)
 
 
 def _tested(shown: ToldBy) -> RaceOutcome:
     """That they are there, and pass, is for them to say."""
     says = f"{shown.says}; " if shown.says else ""
-    return RaceOutcome(words=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
+    return RaceOutcome(summary=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
 
 
 def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
@@ -141,17 +141,17 @@ def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
     try:
         coverage, reached = whole(race.world(scope), race.points[0], stop)
     except Broken as broken:
-        return RaceOutcome(words=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
+        return RaceOutcome(summary=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
     if not reached:
-        return RaceOutcome(words="passes, but never came near it", ok=False, where=where, states=coverage.states)
-    return RaceOutcome(words=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
+        return RaceOutcome(summary="passes, but never came near it", ok=False, where=where, states=coverage.states)
+    return RaceOutcome(summary=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
 
 
 def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), race.points, shown.invariant, stop)
     if seen.counterexample is None:
-        words = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
-        return RaceOutcome(words=words, ok=seen.reached, where=described(scope), states=seen.states)
+        summary = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
+        return RaceOutcome(summary=summary, ok=seen.reached, where=described(scope), states=seen.states)
     return _told(seen, scope, ok=False)
 
 
@@ -159,10 +159,10 @@ def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> R
     seen = through(race.world(scope), _points(race, shown), shown.invariant, stop)
     if seen.counterexample is None:
         return RaceOutcome(
-            words=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states
+            summary=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states
         )
     found = _told(seen, scope, ok=len(seen.counterexample.moves) == shown.steps)
-    return attrs.evolve(found, words=f"residual: {found.words}") if isinstance(shown, Residual) else found
+    return attrs.evolve(found, summary=f"residual: {found.summary}") if isinstance(shown, Residual) else found
 
 
 def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
@@ -174,7 +174,7 @@ def _told(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
     assert seen.counterexample is not None
     name, steps = seen.counterexample.broken.name, len(seen.counterexample.moves)
     return RaceOutcome(
-        words=f"{name} in {steps} steps",
+        summary=f"{name} in {steps} steps",
         ok=ok,
         where=described(scope),
         invariant=name,
@@ -186,13 +186,13 @@ def _told(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
 def described(scope: Scope) -> str:
     """What is not as in the smallest scope, in the words of a story file."""
     smallest = Scope()
-    words = []
+    terms = []
     for field in attrs.fields(Scope):
         value = getattr(scope, field.name)
         if field.name == "dialect" or value == getattr(smallest, field.name):
             continue
-        words.append(field.name if value is True else f"no {field.name}" if value is False else f"{field.name}={value}")
-    return " ".join(words) or "the smallest"
+        terms.append(field.name if value is True else f"no {field.name}" if value is False else f"{field.name}={value}")
+    return " ".join(terms) or "the smallest"
 
 
 def counterexample(name: str, dialect: str, stop: Stop = never) -> CounterexampleFile:
@@ -205,7 +205,7 @@ def counterexample(name: str, dialect: str, stop: Stop = never) -> Counterexampl
     if not isinstance(shown, SEARCHED):
         tellable = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
         others = f"; it is searched in {', '.join(tellable)}" if tellable else ""
-        raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).words}{others}")
+        raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).summary}{others}")
     world = race.world(race.scope_in(DIALECTS[dialect]))
     information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
     if isinstance(shown, (Breaks, Residual)):

@@ -37,14 +37,14 @@ class RoutedCluster(ScopeCluster):
         # Each leg has a link of HTTP by itself: one leg's answer may overtake another's.
         self.http: dict[tuple[RequestId, Address, Address], int] = {}
         """(attempt, sender, receiver)"""
-        self.notices: dict[EngineId, int] = {}
+        self.loss_links: dict[EngineId, int] = {}
         """On which link the router learns that an engine has died, and is up again."""
         for engine in self.engines:
             for i, request_id in enumerate(self.requests):
                 for ends in ((ROUTER, engine), (engine, ROUTER)) if engine in self.ends_of(i) else ():
                     self.http[request_id, *ends] = len(self.links)
                     self.links.append(ends)
-            self.notices[engine] = len(self.links)
+            self.loss_links[engine] = len(self.links)
             self.links.append((engine, ROUTER))
 
     def _name(self, scope: Scope) -> None:

@@ -88,14 +88,14 @@ class RouterDriver:
         """Every client is to have its answer, and the router to remember none of them."""
         clients = self.space.ghost_of(state).clients
         open_ones = [(i, now) for i, now in enumerate(clients) if now < ClientStage.COMPLETED]
-        words = [f"client {i} is {ClientStage(now).name}" for i, now in open_ones]
+        descriptions = [f"client {i} is {ClientStage(now).name}" for i, now in open_ones]
         router: Router = self.space.body(state, ROUTER)
-        words += [f"the router remembers {request_id}" for request_id in router.attempts]
+        descriptions += [f"the router remembers {request_id}" for request_id in router.attempts]
         if any(router.prefill_choice.loads + router.decode_choice.loads):
-            words.append("the router counts a leg as open")
-        return words
+            descriptions.append("the router counts a leg as open")
+        return descriptions
 
-    def cut_short(self, state: State) -> int:
+    def revoked_attempts(self, state: State) -> int:
         """Attempts that the router took back because their client had the start of one before."""
         shadow, cluster = self.space.ghost_of(state), self.cluster
         heard = [self.judge.heard(shadow, client) for client in range(self.space.scope.requests)]
@@ -215,7 +215,7 @@ class RouterDriver:
         draft[http] = kept
         for i in committed:
             space.put_ghost(draft, "stages", i, RequestStage.COMMITTED)
-        self.send(draft, self.cluster.notices[name], EngineLost(name), EngineChanged(name, True))
+        self.send(draft, self.cluster.loss_links[name], EngineLost(name), EngineChanged(name, True))
 
     # At the router.
 

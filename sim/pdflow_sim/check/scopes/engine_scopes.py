@@ -12,7 +12,7 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
 COMPAT = VLLM_COMPAT
 SERVED = DELIVERED | {"released after use"}
-BESIDE = SERVED | {"delivered beside a death"}
+STAGING = SERVED | {"delivered beside a death"}
 LET_IN = SERVED | {"let in when there was room"}
 
 ENGINES = (
@@ -27,14 +27,14 @@ ENGINES = (
     Named(
         "two P engines, one starts again",
         Scope(p_engines=2, requests=2, p_restart=1, concurrent=False, abort=0, deadline=0, stall=0),
-        ENDS | BESIDE | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        ENDS | STAGING | resolved("PEER_RESTARTED", "NO_REQUEST"),
         12825,
         48516,
     ),
     Named(
         "two P engines without clocks, one starts again",
         Scope(p_engines=2, requests=2, p_restart=1, clocks=False, abort=0),
-        BESIDE,
+        STAGING,
         5404,
         18304,
     ),
@@ -56,14 +56,14 @@ ENGINES = (
     Named(
         "two D engines, one starts again",
         Scope(d_engines=2, requests=2, d_restart=1, concurrent=False, abort=0, deadline=0, stall=0),
-        ENDS | BESIDE,
+        ENDS | STAGING,
         10389,
         38286,
     ),
     Named(
         "two D engines without clocks, one starts again",
         Scope(d_engines=2, requests=2, d_restart=1, clocks=False, abort=0),
-        BESIDE,
+        STAGING,
         4455,
         14904,
     ),
@@ -85,14 +85,14 @@ ENGINES = (
     Named(
         "pull, two P engines, one starts again",
         Scope(pulls=True, p_engines=2, requests=2, p_restart=1, abort=0, deadline=0),
-        ENDS | BESIDE | resolved("STALE"),
+        ENDS | STAGING | resolved("STALE"),
         3347,
         8648,
     ),
     Named(
         "pull, two D engines, one starts again",
         Scope(pulls=True, d_engines=2, requests=2, d_restart=1, drop=1, abort=0, deadline=0),
-        ENDS | BESIDE | resolved("STALE"),
+        ENDS | STAGING | resolved("STALE"),
         5550,
         14692,
     ),
@@ -100,14 +100,14 @@ ENGINES = (
     Named(
         "compat, two P engines, one starts again",
         Scope(dialect=COMPAT, p_engines=2, requests=2, p_restart=1, drop=1, abort=0),
-        ENDS | BESIDE | resolved("DEADLINE"),
+        ENDS | STAGING | resolved("DEADLINE"),
         10320,
         39136,
     ),
     Named(
         "compat, two D engines, one starts again",
         Scope(dialect=COMPAT, d_engines=2, requests=2, d_restart=1, drop=1, abort=0),
-        ENDS | BESIDE | resolved("DEADLINE"),
+        ENDS | STAGING | resolved("DEADLINE"),
         21546,
         76236,
     ),
@@ -130,7 +130,7 @@ ENGINES = (
     Named(
         "two P engines without clocks, one starts again, and an abort",
         Scope(p_engines=2, requests=2, p_restart=1, clocks=False),
-        BESIDE | resolved("CANCELLED"),
+        STAGING | resolved("CANCELLED"),
         65422,
         255492,
         nightly=True,
@@ -138,7 +138,7 @@ ENGINES = (
     Named(
         "two D engines without clocks, one starts again, and an abort",
         Scope(d_engines=2, requests=2, d_restart=1, clocks=False),
-        BESIDE | resolved("CANCELLED"),
+        STAGING | resolved("CANCELLED"),
         44019,
         170298,
         nightly=True,
@@ -154,7 +154,7 @@ ENGINES = (
     Named(
         "two P engines, one starts again, and SYNC",
         Scope(p_engines=2, requests=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
-        ENDS | BESIDE | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        ENDS | STAGING | resolved("PEER_RESTARTED", "NO_REQUEST"),
         666634,
         3326664,
         nightly=True,
@@ -162,7 +162,7 @@ ENGINES = (
     Named(
         "two of each, a P starts again",
         Scope(p_engines=2, d_engines=2, requests=3, p_restart=1, clocks=False, abort=0),
-        BESIDE,
+        STAGING,
         164526,
         796417,
         nightly=True,

@@ -21,7 +21,7 @@ from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStag
 from pdflow_sim.check.state.space import State
 
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
-ENDS = frozenset({TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.RECLAIM})
+ENDS = frozenset({TimerKind.LEASE, TimerKind.REGISTRATION, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.RECLAIM})
 STEPS = 500
 """More than any scope's frames, operations and tasks together; beyond it something repeats itself."""
 
@@ -71,23 +71,25 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
 def missing(world: Transitions, state: State) -> str:
     """What has not ended, in words."""
     shadow, cluster = world.space.ghost_of(state), world.space.cluster
-    words = [
+    descriptions = [
         f"{cluster.requests[i]} is {RequestStage(stage).name}"
         for i, stage in enumerate(shadow.stages)
         if stage not in world.space.over
     ]
-    words += [
+    descriptions += [
         f"P's {cluster.xids[i]} is {PromptStage(product).name}"
         for i, product in enumerate(shadow.products)
         if product in (PromptStage.QUEUED, PromptStage.HELD)
     ]
-    words += [f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)]
-    words += [
+    descriptions += [
+        f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)
+    ]
+    descriptions += [
         f"{node} remembers {len(cells)} transfer(s)"
         for node in cluster.nodes
         if (cells := getattr(world.space.body(state, node), "cells", None))
     ]
-    return ", ".join(words + world.space.unanswered(state))
+    return ", ".join(descriptions + world.space.unanswered(state))
 
 
 def _by_the_clock(world: Transitions, clocks: Clocks, state: State) -> Iterator[State]:
@@ -134,6 +136,8 @@ def _may_fire(world: Transitions, state: State, timer: Timer) -> bool:
     if not world.space.scope.dialect.control_frames:
         return fires_by_clocks(world.space, state, timer)
     cells = [cell for d in world.space.cluster.ds for cell in world.space.body(state, d.engine).cells.values()]
-    if timer.kind is TimerKind.GRANT:
-        return not any(cell.grant is not None and cell.grant.reg == timer.key for cell in cells)
-    return timer.kind is not TimerKind.LEASE or not any(c.grant is None and c.params.xid == timer.key for c in cells)
+    if timer.kind is TimerKind.REGISTRATION:
+        return not any(cell.registration is not None and cell.registration.reg == timer.key for cell in cells)
+    return timer.kind is not TimerKind.LEASE or not any(
+        c.registration is None and c.params.xid == timer.key for c in cells
+    )

@@ -63,7 +63,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
         failed += stage in (RequestStage.FREED, RequestStage.LEFT)
     if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
-    given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.cut_short(state)
+    given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.revoked_attempts(state)
     if not spent.intersection(TOLD) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     if FaultKind.UNREACHABLE in spent:

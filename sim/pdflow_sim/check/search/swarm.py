@@ -35,7 +35,7 @@ SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
 FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
 TIMER_RATES = (None, 0.0, 0.01, 0.05, 0.2)
 """How likely one comes before anything else; None: it is a move like any other."""
-HASTY = (TimerKind.LEASE, TimerKind.GRANT, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.STALL, TimerKind.DEADLINE)
+HASTY = (TimerKind.LEASE, TimerKind.REGISTRATION, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.STALL, TimerKind.DEADLINE)
 """Timers that some runs fire as soon as they are armed: a lease of one tick."""
 REPEATED = {
     FaultKind.DROP: 3,

@@ -88,7 +88,7 @@ class WalkPolicy:
         if timers and rng.uniform() < (manner.timer_rate or 0):
             return timers[rng.below(len(timers))]
         if self.holds:
-            ordinary = self._let_go(state, ordinary) or (ordinary if not timers else [])
+            ordinary = self._without_held(state, ordinary) or (ordinary if not timers else [])
         return self.scheduler.pick(state, ordinary or timers or faults)
 
     def _sorted(self, moves: Sequence[Move]) -> tuple[list[Move], list[Move], list[Move]]:
@@ -107,7 +107,7 @@ class WalkPolicy:
                 ordinary.append(move)
         return ordinary, timers, faults
 
-    def _let_go(self, state: State, moves: list[Move]) -> list[Move]:
+    def _without_held(self, state: State, moves: list[Move]) -> list[Move]:
         """Without what waits on a held link, at a starved node or on a slow wire."""
         links, nodes = self._held(self.manner.links), self._held(self.manner.nodes)
         if links:

@@ -42,10 +42,10 @@ from pdflow_sim.check.state.shadow_state import (
     BINDING,
     DECODING,
     ENDED_ERR,
-    FLYING,
+    IN_FLIGHT,
+    INITIAL_WORD,
     OPEN,
     READING,
-    WORD,
     Broken,
     Content,
     Interned,
@@ -65,7 +65,7 @@ class InvariantChecker:
         self.operations = Interned()
         self.seen: dict[str, int] = {}
         self.params: dict[str, KvParams] = {}
-        self.words: dict[tuple[Address, int], int] = {}
+        self.word_values: dict[tuple[Address, int], int] = {}
 
     def goal(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
@@ -168,7 +168,7 @@ class InvariantChecker:
             draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), ENDED_ERR | READING))
             return
         here = cluster.scope.hit_tokens
-        asked = (effect.grant.token_start, effect.grant.num_tokens)
+        asked = (effect.registration.token_start, effect.registration.num_tokens)
         if product != cluster.product_of[i] or asked != (here, TOKENS - here):
             draft.content[i] = Content.FOREIGN
         if self.dead(draft, effect.op.reg):
@@ -177,7 +177,7 @@ class InvariantChecker:
             return
         if (
             draft.stages[i] not in (RequestStage.ADMITTED, RequestStage.RESOLVED)
-            or effect.grant.target.generation != TARGET + i
+            or effect.registration.target.generation != TARGET + i
         ):
             raise Broken("S1", f"{node} writes into blocks that {cluster.requests[i]} does not hold")
         if orphan:
@@ -195,9 +195,9 @@ class InvariantChecker:
     def post(self, draft: PartialState, node: Address, effect: PostWrite | PostRead, i: int) -> None:
         op = self.operations.of((node, self.life(draft, node), effect))
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
-        if draft.landed[i] & bit or any(known == op and flags & FLYING for known, flags in draft.ops):
+        if draft.landed[i] & bit or any(known == op and flags & IN_FLIGHT for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
-        draft.ops.append((op, FLYING | READING))
+        draft.ops.append((op, IN_FLIGHT | READING))
 
     def reading(self, draft: PartialState, product: int) -> bool:
         """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
@@ -207,10 +207,10 @@ class InvariantChecker:
                 return True
         return False
 
-    def flying(self, draft: PartialState, i: int) -> bool:
+    def has_in_flight(self, draft: PartialState, i: int) -> bool:
         """Whether bytes may still land in this request's blocks."""
         operations = self.operations.values
-        return any(flags & FLYING and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
+        return any(flags & IN_FLIGHT and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
 
     # Blocks and outcomes.
 
@@ -218,12 +218,14 @@ class InvariantChecker:
         """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
         that a state need not say in which order they did."""
         params = self.params[effect.params.xid] = self.with_own_words(effect.params)
-        for rank, word in enumerate(params.words):
-            self.words[rank_address(params.prefill.engine, rank), word.index] = word.word
+        for rank, lease_word in enumerate(params.rank_words):
+            self.word_values[rank_address(params.prefill.engine, rank), lease_word.index] = lease_word.value
 
     def with_own_words(self, params: KvParams) -> KvParams:
         first = self.cluster.xids.index(params.xid) * len(self.cluster.p_ranks)
-        return structs.replace(params, words=tuple(LeaseWord(first + i, WORD) for i in range(len(params.words))))
+        return structs.replace(
+            params, rank_words=tuple(LeaseWord(first + i, INITIAL_WORD) for i in range(len(params.rank_words)))
+        )
 
     def released(self, draft: PartialState, node: Address, effect: ReleaseBlocks, event: Any) -> None:
         product = self.cluster.xids.index(effect.xid)
@@ -265,7 +267,7 @@ class InvariantChecker:
         if draft.stages[i] != RequestStage.ADMITTED:
             raise Broken("S6", f"{effect.request_id} is committed in stage {RequestStage(draft.stages[i]).name}")
         missing = self.cluster.everything & ~draft.landed[i]
-        if missing or self.flying(draft, i):
+        if missing or self.has_in_flight(draft, i):
             how = "incomplete" if missing else "while it may be written to"
             raise Broken("S3", f"{effect.request_id} is committed {how}")
         if draft.content[i] == Content.STALE:
@@ -300,7 +302,7 @@ class InvariantChecker:
         i = effect.allocation.generation - TARGET
         if draft.stages[i] != RequestStage.RESOLVED:
             raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {RequestStage(draft.stages[i]).name}")
-        if self.flying(draft, i):
+        if self.has_in_flight(draft, i):
             raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
         draft.stages[i] = RequestStage.FREED
 
@@ -350,7 +352,7 @@ class InvariantChecker:
     def room_given_back(self, draft: PartialState, node: Address, effect: GiveBackRoom, event: Any) -> None:
         """At D: others' KV comes there."""
         i = effect.place.generation - TARGET
-        if self.flying(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
+        if self.has_in_flight(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
 
     def waits(self, draft: PartialState, node: Address, effect: WaitsForRoom, event: Any) -> None:
@@ -362,7 +364,7 @@ class InvariantChecker:
             posted = self.operations.values[op][2]
             reads = type(posted) is PostRead
             of = self.cluster.product_of[self.request_of(posted)] if reads else posted.source.generation - SOURCE
-            if flags & FLYING and flags & READING and of == product:
+            if flags & IN_FLIGHT and flags & READING and of == product:
                 self.goal(f"withdrawn under a {'READ' if reads else 'WRITE'}")
 
     def decode_ended(self, draft: PartialState, node: Address, effect: EndDecode, event: Any) -> None:

@@ -67,9 +67,9 @@ OPEN = (RequestStage.KNOWN, *BINDING)
 class Flag(IntFlag):
     """What an operation may still do, and what is still to be said of it."""
 
-    FLYING = 1
+    IN_FLIGHT = 1
     """Its bytes may still land."""
-    NOTICE = 2
+    NOTIFICATION = 2
     """They have; its notice is under way."""
     ENDED_OK = 4
     ENDED_ERR = 8
@@ -82,8 +82,8 @@ class Flag(IntFlag):
     """The process that posted it is dead."""
 
 
-FLYING, NOTICE, ENDED_OK, ENDED_ERR, READING, TOLD, ORPHAN = (flag.value for flag in Flag)
-WORD = 1 << 32
+IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, TOLD, ORPHAN = (flag.value for flag in Flag)
+INITIAL_WORD = 1 << 32
 """What a lease word is as long as nobody has bumped it."""
 PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""

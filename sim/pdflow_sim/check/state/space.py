@@ -33,7 +33,7 @@ class RoutedClients(Protocol):
     def unanswered(self, state: State) -> list[str]:
         """What the router has not ended, in words."""
 
-    def cut_short(self, state: State) -> int:
+    def revoked_attempts(self, state: State) -> int:
         """How many attempts the router has taken back for what their client had received."""
 
 
@@ -234,9 +234,9 @@ class StateSpace:
         """What a router has not ended, in words."""
         return [] if self.clients is None else self.clients.unanswered(state)
 
-    def cut_short(self, state: State) -> int:
+    def revoked_attempts(self, state: State) -> int:
         """How many attempts a router has taken back for what their client had received."""
-        return 0 if self.clients is None else self.clients.cut_short(state)
+        return 0 if self.clients is None else self.clients.revoked_attempts(state)
 
 
 def _with(values: tuple[Any, ...], i: int, value: Any) -> Any:

@@ -26,7 +26,7 @@ from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from pdflow_sim.check.engines.roles import address_of
 from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, ScopeCluster
-from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, WORD, ShadowState
+from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, INITIAL_WORD, ShadowState
 from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
@@ -62,7 +62,7 @@ class Names:
     def __init__(self, requests: Sequence[int], products: Sequence[int]) -> None:
         self.requests = requests
         self.products = products
-        self.words: dict[str, str] = {}
+        self.renames: dict[str, str] = {}
         lives: dict[int, int] = {}
         fields: dict[str, Any] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
         of_lives = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), lives)
@@ -87,9 +87,9 @@ class Names:
         engines = zip(cluster.ends_of(i), cluster.ends_of(j), strict=True)
         return (
             all(self._engine(cluster, one, other) for one, other in engines)
-            and _call(self.words, old, new)
-            and _call(self.words, base_id(old), base_id(new))
-            and _call(self.words, *nameless)  # What P calls a prompt while it knows only who asks for it.
+            and _call(self.renames, old, new)
+            and _call(self.renames, base_id(old), base_id(new))
+            and _call(self.renames, *nameless)  # What P calls a prompt while it knows only who asks for it.
             and self._allocation(cluster.targets[i], cluster.targets[j])
         )
 
@@ -100,16 +100,16 @@ class Names:
         lives = [(FIRST_LIFE[old] + life, FIRST_LIFE[new] + life) for life in range(LIVES)]
         return (
             (old == new or not cluster.scope.pulls)  # What P's lease words say depends on its incarnation.
-            and _call(self.words, old, new)
-            and all(_call(self.words, one, other) for one, other in ranks)
+            and _call(self.renames, old, new)
+            and all(_call(self.renames, one, other) for one, other in ranks)
             and all(_call(self.numbers["incarnation"], one, other) for one, other in lives)
         )
 
     def _product(self, cluster: ScopeCluster, old: int, new: int) -> bool:
         ranks = range(len(cluster.p_ranks))
         return (
-            _call(self.words, cluster.xids[old], cluster.xids[new])
-            and _call(self.words, cluster.prefill_ids[old], cluster.prefill_ids[new])
+            _call(self.renames, cluster.xids[old], cluster.xids[new])
+            and _call(self.renames, cluster.prefill_ids[old], cluster.prefill_ids[new])
             and self._allocation(cluster.sources[old], cluster.sources[new])
             and _call(self.numbers["digest"], DIGEST + old, DIGEST + new)
             and all(_call(self.numbers["index"], old * len(ranks) + r, new * len(ranks) + r) for r in ranks)
@@ -125,7 +125,7 @@ class Names:
         """Whatever endpoints, frames and effects are made of, under these names; itself if nothing in it has one."""
         kind = type(value)
         if kind is str:
-            return self.words.get(value, value)
+            return self.renames.get(value, value)
         if kind is int:
             return self.numbers[field].get(value, value) if field in self.numbers else value
         if kind is tuple:
@@ -140,7 +140,7 @@ class Names:
 
     def _struct(self, value: Any) -> Any:
         kind = type(value)
-        if kind is LeaseWord and value.word != WORD:
+        if kind is LeaseWord and value.value != INITIAL_WORD:
             return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (judge.py).
         fields = [SYNCED if kind in NUMBERED and field == "seq" else field for field in kind.__struct_fields__]
         before = [getattr(value, field) for field in kind.__struct_fields__]
@@ -189,10 +189,10 @@ class Slots:
     def __init__(self, space: StateSpace, names: Names) -> None:
         self.space = space
         self.names = names
-        nodes, links, word = space.cluster.nodes, space.cluster.links, names.words
-        self.node = [space.cluster.at[word.get(node, node)] for node in nodes]
-        self.engine = [space.cluster.number[word.get(engine, engine)] for engine in space.cluster.engines]
-        self.link = [space.cluster.link_of[word.get(a, a), word.get(b, b)] for a, b in links]
+        nodes, links, renames = space.cluster.nodes, space.cluster.links, names.renames
+        self.node = [space.cluster.at[renames.get(node, node)] for node in nodes]
+        self.engine = [space.cluster.number[renames.get(engine, engine)] for engine in space.cluster.engines]
+        self.link = [space.cluster.link_of[renames.get(a, a), renames.get(b, b)] for a, b in links]
         self.frame = Renumbering(self._frame)
         self.operation = Renumbering(self._operation)
         ends, chans, unnamed = Renumbering(self._end), Renumbering(self._chan), Renumbering(int)

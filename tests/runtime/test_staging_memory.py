@@ -60,13 +60,13 @@ async def empty(home: House) -> None:
     for node in (home.p, home.d):
         for rank in node.ranks.values():
             assert not rank.places
-            assert not len(rank.orders)
+            assert not len(rank.transfers)
 
 
 @pytest.mark.parametrize(("p_tp", "d_tp", "p_block", "d_block"), [(2, 1, 16, 16), (1, 2, 32, 16), (2, 2, 16, 32)])
 @pytest.mark.parametrize("method", ["cpu-staged", "mooncake-v0"])
 @pytest.mark.trio
-async def test_engines_may_cut_their_kv_differently(
+async def test_engines_may_shard_their_kv_differently(
     method: str, p_tp: int, d_tp: int, p_block: int, d_block: int, model: TorchModel
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
@@ -99,7 +99,7 @@ async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, mo
 
 @pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-get", "mooncake-v0"])
 @pytest.mark.trio
-async def test_an_engine_is_not_still_while_a_prompt_lies_beside_its_blocks(method: str, model: TorchModel) -> None:
+async def test_an_engine_is_not_drained_while_a_prompt_lies_in_staging_memory(method: str, model: TorchModel) -> None:
     async with house(cluster(*with_room(method, 768)), model) as home:
         leg = home.p.begin("r", "x-r", prompt(100))
         await leg.answered.wait()
@@ -110,34 +110,34 @@ async def test_an_engine_is_not_still_while_a_prompt_lies_beside_its_blocks(meth
 
 @pytest.mark.parametrize("method", ["mooncake-v0", "p2p-nccl-get"])
 @pytest.mark.trio
-async def test_operators_see_what_is_beside_the_blocks(method: str, model: TorchModel) -> None:
+async def test_operators_see_the_staging_memory(method: str, model: TorchModel) -> None:
     async with house(cluster(*with_room(method, 256)), model) as home:
 
         def shown() -> tuple[RoomState, str]:
             state = state_of(home.p)
-            assert state.beside is not None
+            assert state.staging is not None
             engines = {"prefill-0": msgspec.to_builtins(state), "decode-0": msgspec.to_builtins(state_of(home.alone))}
             console = Console(width=120)
             with console.capture() as drawn:
                 console.print(view({"open": 2, "drained": [], "silent": [], "engines": engines}))
-            return state.beside, drawn.get()
+            return state.staging, drawn.get()
 
         leg = home.p.begin("r", "x-r", prompt(250))
         await leg.answered.wait()
         assert home.p.staging is not None
         home.p.staging.want("another", 100)
-        beside, drawn = shown()
-        assert (beside.prompts, beside.waiting) == (1, 1)
-        assert 0 <= beside.free <= beside.bytes - 250 * TOKEN_BYTES
-        assert beside.bytes <= 256 * TOKEN_BYTES
+        staging, drawn = shown()
+        assert (staging.prompts, staging.waiting) == (1, 1)
+        assert 0 <= staging.free <= staging.bytes - 250 * TOKEN_BYTES
+        assert staging.bytes <= 256 * TOKEN_BYTES
         assert "beside" in drawn
         assert "100% +1" in drawn
         home.p.staging.forget("another")
         home.p.put(home.p.scheduler, SourceWithdrawn("x-r"))
         await empty(home)
-        beside, drawn = shown()
-        assert (beside.prompts, beside.free) == (0, beside.bytes)
-        assert state_of(home.alone).beside is None
+        staging, drawn = shown()
+        assert (staging.prompts, staging.free) == (0, staging.bytes)
+        assert state_of(home.alone).staging is None
 
 
 def test_what_a_ring_holds_behind_its_oldest_part_is_not_free() -> None:
@@ -145,9 +145,9 @@ def test_what_a_ring_holds_behind_its_oldest_part_is_not_free() -> None:
     places = []
     for number in range(2):
         staging.want(f"x{number}", 8)
-        served = staging.serve()
-        assert served is not None
-        places.append(served[1])
+        admission = staging.admit_next()
+        assert admission is not None
+        places.append(admission[1])
     staging.want("large", 20)
     assert room_state(staging) == RoomState(4096, 2048, 2, 1)
     staging.release(places[1])

@@ -13,14 +13,14 @@ from pdflow.serving.landing import Landing, StagedLanding
 from pdflow.serving.prefill_request import PrefillRequest
 from pdflow.serving.prefill_requests import PrefillRequests
 from pdflow.serving.sending import ProgressiveSending, Sending
-from pdflow.serving.staged_sending import Departure, StagedSending
+from pdflow.serving.staged_sending import StagedSend, StagedSending
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import Scope
 
 # At P.
 
 
-def _copies_what_is_gone(self: StagedSending, going: Departure, piece: Piece) -> None:
+def _copies_what_is_gone(self: StagedSending, going: StagedSend, piece: Piece) -> None:
     if going.place is not None:
         self.requests.want(CopyOut(going.request.handle, going.place, piece))
     else:
@@ -40,7 +40,7 @@ def _offers_what_is_gone(self: StagedSending, event: CopiedOut) -> None:
     self._settle(going)
 
 
-def _freed_before_it_is_copied(self: StagedSending, going: Departure) -> None:
+def _freed_before_it_is_copied(self: StagedSending, going: StagedSend) -> None:
     copying, going.copying = going.copying, 0
     _settled(self, going)
     going.copying = copying
@@ -49,11 +49,11 @@ def _freed_before_it_is_copied(self: StagedSending, going: Departure) -> None:
 _settled = StagedSending._settle
 
 
-def _keeps_its_room(self: StagedSending, going: Departure) -> None:
+def _keeps_its_room(self: StagedSending, going: StagedSend) -> None:
     going.place = None
 
 
-def _room_goes_first(self: StagedSending, going: Departure) -> None:
+def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
     """As if nothing were sent from it."""
     _finished(self, going)
     if going.place is not None:
@@ -68,7 +68,7 @@ _finished = StagedSending._finish
 def _nobody_is_next(self: StagedSending, request: PrefillRequest) -> None:
     going = self.outgoing[request.handle]
     going.over = True
-    self._vacate(going)
+    self._release(going)
     self.requests.want(WithdrawPieces(request.handle))
     self._settle(going)
     self._forget(going)
@@ -78,7 +78,7 @@ def _nobody_is_next(self: StagedSending, request: PrefillRequest) -> None:
 def _waits_for_ever(self: PrefillRequests, handle: Handle) -> None: ...
 
 
-def _lies_in_blocks(self: StagedSending, going: Departure) -> Allocation:
+def _lies_in_blocks(self: StagedSending, going: StagedSend) -> Allocation:
     return going.source
 
 
@@ -128,7 +128,7 @@ def _room_is_back_at_once(self: StagedLanding, request: DecodeRequest) -> None:
     place = request.place
     _resolved(self, request)
     if place is not None:
-        self.vacate(place)
+        self.release(place)
 
 
 _resolved = StagedLanding.resolved
@@ -138,7 +138,7 @@ PROGRESSIVE = Scope(method="nixl-push", progressive=True, late=True, stall=0, de
 BOTH = Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, abort=0, stall=0, deadline=0)
 COPIED = Scope(method="cpu-staged", late=True, decodes=True, stall=0, deadline=0)
 
-BESIDE: tuple[Mutant, ...] = (
+STAGING: tuple[Mutant, ...] = (
     Mutant(
         name="copied-when-given-up",
         drops="What a step still computes of a prompt that was given up is not copied: its blocks are others'.",
@@ -167,7 +167,7 @@ BESIDE: tuple[Mutant, ...] = (
         name="room-is-kept-at-p",
         drops="A prompt that P has released gives its room to whoever is next.",
         source="issue 16: staged P's room",
-        patches=(Swap(StagedSending._vacate, _keeps_its_room),),
+        patches=(Swap(StagedSending._release, _keeps_its_room),),
         scope=BOTH,
         breaks="L",
     ),
@@ -247,7 +247,7 @@ BESIDE: tuple[Mutant, ...] = (
         name="nobody-is-next-at-d",
         drops="When room at D is given back, whoever waits for it is asked.",
         source="issue 16: staged D's room",
-        patches=(Swap(StagedLanding.vacate, _asks_nobody),),
+        patches=(Swap(StagedLanding.release, _asks_nobody),),
         scope=BOTH,
         breaks="L",
     ),
