@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from pdflow.layout.descriptors import rank_memory
 from pdflow_runtime.engines.config import ModelConfig
-from pdflow_runtime.engines.job import GREEDY, Want, Work
+from pdflow_runtime.engines.job import GREEDY, TokenRequest, Work
 from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.model import Llama
 from pdflow_runtime.engines.torch_runner import TorchRunner
@@ -82,11 +82,11 @@ def median_ms(act: Callable[[], object], least: int = 3, seconds: float = 1.0) -
     return statistics.median(times) * 1e3
 
 
-def products_ms(llama: Llama, rows: int, wanted: int) -> float:
+def products_ms(llama: Llama, rows: int, logits_rows: int) -> float:
     weights = llama.weights
     matrices = [each for layer in weights.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     inputs = {width: torch.randn(rows, width).to(weights.dtype) for width in {each.shape[1] for each in matrices}}
-    last = torch.randn(wanted, weights.head.shape[1]).to(weights.dtype)
+    last = torch.randn(logits_rows, weights.head.shape[1]).to(weights.dtype)
 
     @torch.inference_mode()
     def act() -> None:
@@ -100,7 +100,7 @@ def products_ms(llama: Llama, rows: int, wanted: int) -> float:
 def works(sequences: int, start: int, new: int) -> list[Work]:
     each = -(-(start + new) // BLOCK_SIZE)
     tables = [tuple(range(at * each, (at + 1) * each)) for at in range(sequences)]
-    return [Work((7,) * new, start, table, Want(GREEDY, 0), decodes=new == 1) for table in tables]
+    return [Work((7,) * new, start, table, TokenRequest(GREEDY, 0), decodes=new == 1) for table in tables]
 
 
 def main() -> None:

@@ -89,9 +89,9 @@ def main() -> int:
     asked = parser.parse_args()
     heads = "".join(f"{name:>12}" for name in ("all, ms", *AFTER))
     sys.stdout.write(f"{'method':18} {'over':8}{'tokens':>7}{'n':>5}{heads}\n")
-    wanted = set(asked.only.split())
+    selected = set(asked.only.split())
     for method, transport in itertools.product(METHODS, asked.transports.split(",")):
-        if not wanted or wanted <= {method, transport}:
+        if not selected or selected <= {method, transport}:
             measure(method, transport, asked.requests)
     return 0
 

@@ -127,9 +127,9 @@ class Watch:
             self.wrong += sum(a != b for a, b in zip(one, other, strict=True))
 
 
-def digests(part: Any) -> list[bytes]:
+def digests(shard_kv: Any) -> list[bytes]:
     """One for each layer of `[layers, 2, heads, tokens, bytes]`."""
-    return [blake2b(np.ascontiguousarray(layer).tobytes(), digest_size=16).digest() for layer in part]
+    return [blake2b(np.ascontiguousarray(layer).tobytes(), digest_size=16).digest() for layer in shard_kv]
 
 
 def prompt(number: int) -> list[int]:
@@ -193,9 +193,9 @@ def main() -> int:
     parser.add_argument("--transports", default="shm,tcp,nixl", metavar="NAMES")
     asked = parser.parse_args()
     right = True
-    for case, part in cases(asked.transports.split(",")):
+    for case, divisor in cases(asked.transports.split(",")):
         if all(term in str(case).split() for term in asked.only.split()):
-            count = max(CONCURRENCY, asked.requests // part // (10 if asked.quick else 1))
+            count = max(CONCURRENCY, asked.requests // divisor // (10 if asked.quick else 1))
             right &= trio.run(measure, case, count)
     return 0 if right else 1
 

@@ -237,11 +237,11 @@ def simulated(case: Case, dynamo: str | None, detailed: bool = True, repeat: int
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         written_to(folder, case)
-        wanted = ["rows"] if detailed else []
+        extra_args = ["rows"] if detailed else []
         # -P: what is installed is measured, which may be compiled, not the source in this folder.
-        commands = {"pdflow": [sys.executable, "-P", "-c", PDFLOW, str(folder / "scenario.toml"), *wanted]}
+        commands = {"pdflow": [sys.executable, "-P", "-c", PDFLOW, str(folder / "scenario.toml"), *extra_args]}
         if dynamo is not None and case.bare:
-            commands["Dynamo"] = [dynamo, "-c", DYNAMO, json.dumps(replay(case, folder)), *wanted]
+            commands["Dynamo"] = [dynamo, "-c", DYNAMO, json.dumps(replay(case, folder)), *extra_args]
         return {
             who: min((measured(command) for _ in range(repeat)), key=lambda run: run.cpu_s)
             for who, command in commands.items()

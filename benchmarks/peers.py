@@ -118,12 +118,12 @@ def apart(runs: dict[str, Run]) -> dict[str, float] | None:
 
 def tenths(values: Floats) -> list[float]:
     """Means of the first tenth, the second, ... in order of arrival."""
-    return [float(part.mean()) for part in np.array_split(values, 10)]
+    return [float(tenth.mean()) for tenth in np.array_split(values, 10)]
 
 
 def under_way(rows: Floats) -> list[int]:
     """How many transfers have begun and not ended when the last request of each tenth arrives."""
-    instants = [part[-1] for part in np.array_split(rows[:, ARRIVED], 10)]
+    instants = [tenth[-1] for tenth in np.array_split(rows[:, ARRIVED], 10)]
     return [int((rows[:, ADMITTED] <= at).sum() - (rows[:, MOVED] <= at).sum()) for at in instants]
 
 

@@ -25,8 +25,8 @@ def room_of(file: str) -> str:
     path = Path(file)
     if not path.is_relative_to(ROOT):
         return "libraries"
-    parts = path.relative_to(ROOT).parts
-    return parts[1] if parts[0] == "pdflow" else parts[0]
+    segments = path.relative_to(ROOT).parts
+    return segments[1] if segments[0] == "pdflow" else segments[0]
 
 
 def timed(scenario: ResolvedScenario) -> float:

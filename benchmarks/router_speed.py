@@ -1,6 +1,6 @@
 """The router's HTTP side beside uvicorn with aiohttp: python -m benchmarks.router_speed [--peer-python PYTHON]
 
-Backends are stubs (router_parts.py), everything is on loopback, each part is a process. CPU is the router's process
+Backends are stubs (router_processes.py), everything is on loopback, each part is a process. CPU is the router's process
 alone, by its own count. Chunks are relayed at 20 ms each; requests are of 1 KiB with 32 chunks that come at once, over
 32 connections; added time to first token is at 100 requests/s, half of them past the router, drawn one by one, so that
 both halves see the same machine. Each figure is the median of the rounds, with the least and the most in brackets.
@@ -195,8 +195,8 @@ async def measured(command: Sequence[str], engine: int, load: Load) -> dict[str,
 
 
 def available(python: str) -> bool:
-    wanted = "import aiohttp, httptools, starlette, uvicorn, uvloop"
-    return subprocess.run([python, "-c", wanted], check=False, capture_output=True).returncode == 0
+    imports = "import aiohttp, httptools, starlette, uvicorn, uvloop"
+    return subprocess.run([python, "-c", imports], check=False, capture_output=True).returncode == 0
 
 
 def main() -> None:
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a third of the work")
     args = parser.parse_args()
-    routers = {"pdflow": (sys.executable, str(HERE / "router_parts.py"), "router")}
+    routers = {"pdflow": (sys.executable, str(HERE / "router_processes.py"), "router")}
     if available(args.peer_python):
         routers["uvicorn+aiohttp"] = (args.peer_python, str(HERE / "router_peer.py"))
     else:
@@ -213,7 +213,7 @@ def main() -> None:
     load = Load(chunks=50, times=30, seconds=3) if args.quick else Load()
     busy = os.getloadavg()[0]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in routers}
-    with process(sys.executable, str(HERE / "router_parts.py"), "engine") as engine:
+    with process(sys.executable, str(HERE / "router_processes.py"), "engine") as engine:
         for _ in range(args.rounds):
             for name, command in routers.items():
                 rounds[name].append(asyncio.run(measured(command, engine, load)))

@@ -161,8 +161,8 @@ class Line(NamedTuple):
 
 def line(at_s: list[float], values: list[float]) -> Line:
     """Through the means of blocks, with the 95 % margin of its slope."""
-    hours = np.array([part.mean() for part in np.array_split(np.array(at_s), BLOCKS)]) / 3600
-    means = np.array([part.mean() for part in np.array_split(np.array(values), BLOCKS)])
+    hours = np.array([block.mean() for block in np.array_split(np.array(at_s), BLOCKS)]) / 3600
+    means = np.array([block.mean() for block in np.array_split(np.array(values), BLOCKS)])
     off = hours - hours.mean()
     slope = float((off * (means - means.mean())).sum() / (off**2).sum())
     rest = means - means.mean() - slope * off

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs/validation.md"
 ROWS = ROOT / "benchmarks/results/validation_rows.csv"
 PEERS = ROOT / "benchmarks/results/peers.md"
 METHODS = ROOT / "benchmarks/results/published.md"
-PARTS: dict[str, Callable[[Path], Any]] = {
+SECTIONS: dict[str, Callable[[Path], Any]] = {
     "requests": requests.report,
     "rows": rows.report,
     "disagg": disagg.report,
@@ -91,10 +91,10 @@ def claims(found: Sequence[Claim]) -> Iterator[str]:
     yield ""
 
 
-def page(parts: dict[str, Found]) -> str:
+def page(results: dict[str, Found]) -> str:
     """The whole document."""
-    lines = [INTRODUCTION, *claims([claim for found in parts.values() for claim in found.summary]), PLAINLY]
-    for number, (title, part) in enumerate(
+    lines = [INTRODUCTION, *claims([claim for found in results.values() for claim in found.summary]), PLAINLY]
+    for number, (title, section) in enumerate(
         (
             ("Real vLLM, request by request", "requests"),
             ("Aggregated vLLM on H100 and H200", "rows"),
@@ -103,8 +103,8 @@ def page(parts: dict[str, Found]) -> str:
         ),
         1,
     ):
-        module = {"requests": requests, "rows": rows, "disagg": disagg, "directions": directions}[part]
-        lines += [f"## {number}. {title}", "", str(module.__doc__).strip(), "", *parts[part].lines]
+        module = {"requests": requests, "rows": rows, "disagg": disagg, "directions": directions}[section]
+        lines += [f"## {number}. {title}", "", str(module.__doc__).strip(), "", *results[section].lines]
     if PEERS.exists():
         lines += ["## 5. Beside a peer", "", PEERS.read_text(encoding="utf-8").strip(), ""]
     if METHODS.exists():
@@ -135,8 +135,8 @@ def rows_csv(everything: Sequence[tuple[rows.Row, rows.Answer, rows.Answer, bool
     return out.getvalue()
 
 
-def _part(name: str, folder: Path) -> Any:
-    return PARTS[name](folder)
+def _section(name: str, folder: Path) -> Any:
+    return SECTIONS[name](folder)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -147,16 +147,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{folder} is not there: nothing to hold anything against")
         return 0
     if only is not None:
-        found = _part(only, folder)
+        found = _section(only, folder)
         print("\n".join((found[0] if isinstance(found, tuple) else found).lines))
         return 0
-    with ProcessPoolExecutor(min(len(PARTS), os.cpu_count() or 1)) as pool:
+    with ProcessPoolExecutor(min(len(SECTIONS), os.cpu_count() or 1)) as pool:
         # The longest first.
         order = ("disagg", "rows", "directions", "requests")
-        running = {name: pool.submit(_part, name, folder) for name in order}
-        parts = {name: running[name].result() for name in PARTS}
-    parts["rows"], everything = parts["rows"]
-    text = page(parts)
+        running = {name: pool.submit(_section, name, folder) for name in order}
+        results = {name: running[name].result() for name in SECTIONS}
+    results["rows"], everything = results["rows"]
+    text = page(results)
     PAGE.write_text(text, encoding="utf-8")
     ROWS.parent.mkdir(exist_ok=True)
     ROWS.write_text(rows_csv(everything), encoding="utf-8")

@@ -50,7 +50,7 @@ Schema = Mapping[str, Any]
 
 def pages() -> dict[str, str]:
     """Every document with a generated part, as it should be now."""
-    parts = {
+    generated = {
         "README.md": {"output": fenced(printed(*MAIN_JOB)), "methods": "\n".join(method_rows()) + "\n"},
         "docs/methods.md": {"methods": "\n".join(method_pages())},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
@@ -59,7 +59,7 @@ def pages() -> dict[str, str]:
         "docs/architecture.md": {"life": fenced("\n".join(life()) + "\n")},
     }
     return {
-        **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in parts.items()},
+        **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in generated.items()},
         "docs/wire.md": regenerated((ROOT / "docs/wire.md").read_text(encoding="utf-8")),
         "docs/phases.md": phases_page(inspect.getsource(phases)),
         "docs/dialects.md": dialects_page(inspect.getsource(dialect)),
@@ -68,9 +68,9 @@ def pages() -> dict[str, str]:
     }
 
 
-def written(document: str, parts: Mapping[str, str]) -> str:
+def written(document: str, generated: Mapping[str, str]) -> str:
     """The document with its generated parts replaced."""
-    for name, text in parts.items():
+    for name, text in generated.items():
         head, begin, rest = document.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- /{name} -->")
         if not begin or not end:

@@ -23,15 +23,15 @@ Notebook = dict[str, Any]
 
 def text_of(notebook: Notebook) -> str:
     """Its cells as a Python file; words are comments."""
-    parts = []
+    blocks = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             lines = [f"# {line}".rstrip() for line in source.split("\n")]
-            parts.append("\n".join([MARKDOWN, *lines]))
+            blocks.append("\n".join([MARKDOWN, *lines]))
         else:
-            parts.append(f"{CODE}\n{source}")
-    return "\n\n".join(parts) + "\n"
+            blocks.append(f"{CODE}\n{source}")
+    return "\n\n".join(blocks) + "\n"
 
 
 def notebook_of(text: str) -> Notebook:

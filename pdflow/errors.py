@@ -34,7 +34,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.place, self.path, self.message) if part)
+        return ": ".join(field for field in (self.place, self.path, self.message) if field)
 
 
 class PdflowError(Exception):

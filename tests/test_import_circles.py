@@ -70,8 +70,8 @@ def described(circle: list[str], graph: Graph) -> str:
 def _sources() -> dict[str, str]:
     found = {}
     for folder, path in sorted((ROOT / root, path) for root in ROOTS for path in (ROOT / root).glob("pdflow*/**/*.py")):
-        parts = path.relative_to(folder).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+        segments = path.relative_to(folder).with_suffix("").parts
+        found[".".join(segments[:-1] if segments[-1] == "__init__" else segments)] = path.read_text(encoding="utf-8")
     return found
 
 

@@ -106,12 +106,12 @@ EXCEPTIONS: Final = {
         "concurrent multiprocessing queue resource time",
         touches_files=True,
     ),
-    "sim/pdflow_sim/check/parts/methods.py": Permit("a budget of time", "time"),
-    "sim/pdflow_sim/check/parts/mutants.py": Permit("a budget of time", "time"),
-    "sim/pdflow_sim/check/parts/part.py": Permit("a budget of time; writes stories", "time", touches_files=True),
-    "sim/pdflow_sim/check/parts/races.py": Permit("a budget of time", "time"),
-    "sim/pdflow_sim/check/parts/scenario.py": Permit("a budget of time", "time"),
-    "sim/pdflow_sim/check/parts/walk.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/methods.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/mutants.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/suite.py": Permit("a budget of time; writes stories", "time", touches_files=True),
+    "sim/pdflow_sim/check/suites/races.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/scenario.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/walk.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/report.py": Permit("how long it has taken so far", "time"),
     "sim/pdflow_sim/check/counterexamples/counterexample.py": Permit(
         "reads and writes story files", touches_files=True
@@ -216,15 +216,20 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 
 
 def _package_problem(path: str, module: str) -> Iterator[str]:
-    parts = module.split(".")
+    segments = module.split(".")
     home = PurePosixPath(path).parts[1].removesuffix(".py")
-    if len(parts) < 2 or home in ("__init__", "__main__") or parts[1] == home:
+    if len(segments) < 2 or home in ("__init__", "__main__") or segments[1] == home:
         return
-    if parts[1] in ("errors", "version") and home != "protocol":
+    if segments[1] in ("errors", "version") and home != "protocol":
         return
-    if parts[1] not in MAY_IMPORT.get(home, "").split():
+    if segments[1] not in MAY_IMPORT.get(home, "").split():
         yield f"{home} imports {module}; it may import {MAY_IMPORT.get(home) or 'no other package'}"
-    elif parts[1] == "protocol" and home != "wiring" and len(parts) > 2 and ".".join(parts[2:]) not in VOCABULARY:
+    elif (
+        segments[1] == "protocol"
+        and home != "wiring"
+        and len(segments) > 2
+        and ".".join(segments[2:]) not in VOCABULARY
+    ):
         yield f"{home} imports {module}, which is not its vocabulary"
 
 

@@ -26,7 +26,7 @@ None of it is a blind prediction. What the methods do (pages of 4 KiB, three ten
 from the originals' code, but which of it matters was found by looking at these tables, all rows of them, as were the
 threshold of saturation in 6.2, the two cells that are fitted on in 6.1, and the rates of 6.3."""
 
-PARTS: dict[str, tuple[object, Callable[[Path], Section]]] = {
+SECTIONS: dict[str, tuple[object, Callable[[Path], Section]]] = {
     "cpu": (cpu_connector, lambda _: cpu_connector.report()),
     "mooncake": (mooncake_a10, mooncake_a10.report),
     "order": (p2p_nccl, lambda _: p2p_nccl.report_order()),
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{folder} is not there: nothing to hold anything against")
         return 0
     if only is not None:
-        print("\n".join(PARTS[only][1](folder).lines))
+        print("\n".join(SECTIONS[only][1](folder).lines))
         return 0
     sections = []
-    for name, (about, report) in PARTS.items():
+    for name, (about, report) in SECTIONS.items():
         section = report(folder)
         sections.append((about, section))
         if section.figure is not None:

@@ -240,8 +240,8 @@ def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
         families.setdefault(each.group.rpartition(", ")[0], []).append(each)
     for family, members in families.items():
         sizes = ", ".join(each.group.rpartition("TP ")[2] for each in members)
-        parts = zip(*(each.errors(past=False) for each in members), strict=True)
-        cells = [list(chain.from_iterable(part)) for part in parts]
+        columns = zip(*(each.errors(past=False) for each in members), strict=True)
+        cells = [list(chain.from_iterable(column)) for column in columns]
         rows = f"{len(cells[0])} rows below saturation"
         for place, (label, metric, most) in enumerate(
             (

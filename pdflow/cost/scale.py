@@ -31,7 +31,9 @@ def scaled(cost: StepCost, by: Factors) -> StepCost:
     if isinstance(cost.linear, LinearTable):
         curve = attrs.evolve(cost.linear, ps=tuple(round(ps * by.linear) for ps in cost.linear.ps))
     else:
-        curve = LinearTime(**{part: round(ps * by.linear) for part, ps in attrs.asdict(cost.linear).items()})
+        curve = LinearTime(
+            **{coefficient: round(ps * by.linear) for coefficient, ps in attrs.asdict(cost.linear).items()}
+        )
     return attrs.evolve(
         cost,
         h0=max(0, cost.h0 + by.host_ps),

@@ -138,7 +138,7 @@ class AdmissionQueue:
             if seq.local:
                 new = seq.target if prefixes is None else seq.target - found * prefixes.span_tokens
                 if new > budget:
-                    new = self.part(new, budget, bool(chunks))
+                    new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
             needed = -(-seq.target // self._block_size)
@@ -191,7 +191,7 @@ class AdmissionQueue:
             self._seat(seq, end_ns, outcomes)
         return True
 
-    def part(self, left: int, budget: int, others: bool) -> int:
+    def chunk_tokens(self, left: int, budget: int, others: bool) -> int:
         """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""
         if self._whole_prompts:
             return 0 if others else left

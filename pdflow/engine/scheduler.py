@@ -305,7 +305,7 @@ class Scheduler:
         for seq in self._prefilling:
             new = seq.target - seq.computed
             if new > budget:
-                new = self.admission.part(new, budget, bool(chunks))
+                new = self.admission.chunk_tokens(new, budget, bool(chunks))
                 if not new:
                     return -1
             chunks.append((seq, new))

@@ -10,5 +10,5 @@ from pdflow.protocol.values import EngineId
 
 def matching(pattern: str, names: Iterable[EngineId]) -> tuple[EngineId, ...]:
     """Those of `names` that a pattern means, in their order."""
-    regex = re.compile(".*".join(re.escape(part) for part in pattern.split("*")))
+    regex = re.compile(".*".join(re.escape(literal) for literal in pattern.split("*")))
     return tuple(name for name in names if regex.fullmatch(name))

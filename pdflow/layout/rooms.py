@@ -29,24 +29,24 @@ class Room(Value, frozen=True, gc=False):
     step_bytes: int = 1
 
 
-def lying(room: Room, parts: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
+def lying(room: Room, extents: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
 
-    `parts` are page numbers, or steps from the ring's start, one for each layer or more. LayoutError for fewer, and for
-    a ring of no length.
+    `extents` are page numbers, or steps from the ring's start, one for each layer or more. LayoutError for fewer, and
+    for a ring of no length.
     """
     if room.kind == "pages":
-        return room.memory, parts
+        return room.memory, extents
     memory = room.memory
-    if room.ring_bytes < 1 or len(parts) < memory.num_layers:
-        raise LayoutError(f"{len(parts)} parts in a ring of {room.ring_bytes} bytes, for {memory.num_layers} layers")
+    if room.ring_bytes < 1 or len(extents) < memory.num_layers:
+        raise LayoutError(f"{len(extents)} parts in a ring of {room.ring_bytes} bytes, for {memory.num_layers} layers")
     count = -(-num_tokens // memory.block_size)
     plane = memory.plane_bytes
     base = memory.region_bases[0]
     bases = tuple(
         [
             base + step * room.step_bytes % room.ring_bytes + tensor * count * plane
-            for step in parts[: memory.num_layers]
+            for step in extents[: memory.num_layers]
             for tensor in range(memory.tensors_per_layer)
         ]
     )

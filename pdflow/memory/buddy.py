@@ -82,21 +82,21 @@ class BuddyPool:
         """
         if not 0 < size_bytes <= self.greatest_bytes:
             raise PoolError(f"allocate: {size_bytes} bytes; a block has 1 to {self.greatest_bytes}")
-        wanted = self._order(size_bytes)
-        large_enough = self._free_in(1, self._levels) >> wanted << wanted
+        needed_order = self._order(size_bytes)
+        large_enough = self._free_in(1, self._levels) >> needed_order << needed_order
         if not large_enough:
             return None
         bit = large_enough & -large_enough
         node, order = 1, self._levels
-        while order > wanted and node in self._open:
+        while order > needed_order and node in self._open:
             node, order = 2 * node, order - 1
             if not self._free_in(node, order) & bit:
                 node += 1
-        node <<= order - wanted
+        node <<= order - needed_order
         self._open[node] = 0
-        self._tell_ancestors(node, wanted)
-        size = self.least_bytes << wanted
-        address = (node << wanted) * self.least_bytes - self.capacity_bytes
+        self._tell_ancestors(node, needed_order)
+        size = self.least_bytes << needed_order
+        address = (node << needed_order) * self.least_bytes - self.capacity_bytes
         self._asked[address] = size_bytes
         self.asked_bytes += size_bytes
         self.held_bytes += size

@@ -179,8 +179,8 @@ class Ring:
 
     def fingerprint(self) -> Hashable:
         """Positions as they are: somebody may still hold one of a lap that is long over."""
-        parts = tuple(self._live.items())
-        return self.head, parts, frozenset(self._reserved.items()), self.skipped_bytes, self.pressed
+        live = tuple(self._live.items())
+        return self.head, live, frozenset(self._reserved.items()), self.skipped_bytes, self.pressed
 
     def _sized(self, size_bytes: int) -> int:
         size = self.rounded(size_bytes)

@@ -55,7 +55,7 @@ class Staging:
         self.waiting: OrderedDict[str, int] = OrderedDict()
         """Name -> tokens, in the order of their coming."""
         self.held: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """Generation -> whose it is, and its parts."""
+        """Generation -> whose it is, and its extents."""
         self.generation = 0
 
     # What subclasses do.
@@ -65,21 +65,21 @@ class Staging:
         raise NotImplementedError
 
     def take(self, num_tokens: int) -> tuple[int, ...] | None:
-        """Room for all layers of a prompt: its parts, one for each. None, and nothing changed, if there is none."""
+        """Room for all layers of a prompt: its extents, one for each. None, and nothing changed, if there is none."""
         raise NotImplementedError
 
-    def give_back(self, parts: tuple[int, ...]) -> None:
+    def give_back(self, extents: tuple[int, ...]) -> None:
         raise NotImplementedError
 
-    def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+    def where(self, extents: tuple[int, ...]) -> tuple[int, ...]:
         """What peers are told of them."""
-        return parts
+        return extents
 
     def lacks(self, num_tokens: int) -> int:
         """With `evicts`: by how much room is too little for so much; 0, or less, if nobody has to go."""
         raise NotImplementedError
 
-    def brings(self, parts: tuple[int, ...]) -> int:
+    def brings(self, extents: tuple[int, ...]) -> int:
         """How much of that comes back with these."""
         raise NotImplementedError
 
@@ -88,25 +88,25 @@ class Staging:
 
     # What everybody else asks.
 
-    def want(self, name: str, num_tokens: int) -> None:
+    def enqueue(self, name: str, num_tokens: int) -> None:
         """Queue for room. Raises TooLargeError for a prompt that would wait for ever."""
         if not self.fits_ever(num_tokens):
             raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than there are")
         self.waiting[name] = num_tokens
 
     def admit_next(self) -> tuple[str, Allocation] | None:
-        """The next prompt in the queue and its allocation; None if there is no room. To be called after `want`,
+        """The next prompt in the queue and its allocation; None if there is no room. To be called after `enqueue`,
         `forget` and `release`, until it returns None."""
         if not self.waiting:
             return None
         name, num_tokens = next(iter(self.waiting.items()))
-        parts = self.take(num_tokens)
-        if parts is None:
+        extents = self.take(num_tokens)
+        if extents is None:
             return None
         del self.waiting[name]
         self.generation += 1
-        self.held[self.generation] = (name, parts)
-        return name, Allocation(self.generation, self.where(parts))
+        self.held[self.generation] = (name, extents)
+        return name, Allocation(self.generation, self.where(extents))
 
     def forget(self, name: str) -> bool:
         """It does not want room any more. False if it was not waiting."""
@@ -116,8 +116,8 @@ class Staging:
         """Nothing reads or writes these bytes any more. Raises PoolError if they were given back before."""
         if allocation.generation not in self.held:
             raise PoolError(f"release: generation {allocation.generation} is not held")
-        _, parts = self.held.pop(allocation.generation)
-        self.give_back(parts)
+        _, extents = self.held.pop(allocation.generation)
+        self.give_back(extents)
 
     def bytes_of(self, num_tokens: int) -> int:
         """What a prompt's KV takes of one rank's memory."""
@@ -130,11 +130,11 @@ class Staging:
         if not self.evicts or not self.waiting:
             return names
         lacking = self.lacks(next(iter(self.waiting.values())))
-        for name, parts in self.held.values():
+        for name, extents in self.held.values():
             if lacking <= 0:
                 break
             names.append(name)
-            lacking -= self.brings(parts)
+            lacking -= self.brings(extents)
         return names
 
     def copied_to(self, other: Staging) -> None:
@@ -160,36 +160,38 @@ class RingStaging(Staging):
         """No part is larger than a layer's share of the ring; there are no marks but full and not full."""
         step = min(step_bytes, capacity_bytes)
         capacity = capacity_bytes // step * step
-        part = max(step, capacity // size.layers // step * step)
-        ring = Ring(capacity, step_bytes=step, greatest_bytes=part, high_bytes=capacity, low_bytes=capacity - step)
+        layer_bytes = max(step, capacity // size.layers // step * step)
+        ring = Ring(
+            capacity, step_bytes=step, greatest_bytes=layer_bytes, high_bytes=capacity, low_bytes=capacity - step
+        )
         return cls(size, ring, block_size)
 
-    def part(self, num_tokens: int) -> int:
+    def layer_bytes(self, num_tokens: int) -> int:
         """What one layer takes."""
         blocks = -(-num_tokens // self.block_size)
         return self.ring.rounded(self.size.bytes_per_token * blocks * self.block_size)
 
     def fits_ever(self, num_tokens: int) -> bool:
-        part = self.part(num_tokens)
-        return part <= self.ring.greatest_bytes and part * self.size.layers <= self.ring.capacity_bytes
+        layer_bytes = self.layer_bytes(num_tokens)
+        return layer_bytes <= self.ring.greatest_bytes and layer_bytes * self.size.layers <= self.ring.capacity_bytes
 
     def take(self, num_tokens: int) -> tuple[int, ...] | None:
-        part, layers = self.part(num_tokens), self.size.layers
-        if not self.ring.reserve(self, part * layers):
+        layer_bytes, layers = self.layer_bytes(num_tokens), self.size.layers
+        if not self.ring.reserve(self, layer_bytes * layers):
             return None
-        parts = tuple([self.ring.place(self, part) for _ in range(layers)])
+        extents = tuple([self.ring.place(self, layer_bytes) for _ in range(layers)])
         self.ring.unreserve(self)
-        return parts
+        return extents
 
-    def give_back(self, parts: tuple[int, ...]) -> None:
-        for position in parts:
+    def give_back(self, extents: tuple[int, ...]) -> None:
+        for position in extents:
             self.ring.release(position)
 
-    def where(self, parts: tuple[int, ...]) -> tuple[int, ...]:
+    def where(self, extents: tuple[int, ...]) -> tuple[int, ...]:
         """In steps from the start of the ring: positions only grow, and would outgrow the 32 bits of a frame, as would
         the bytes of a large ring."""
         ring = self.ring
-        return tuple([position % ring.capacity_bytes // ring.step_bytes for position in parts])
+        return tuple([position % ring.capacity_bytes // ring.step_bytes for position in extents])
 
     def fork(self) -> RingStaging:
         other = RingStaging(self.size, self.ring.fork(), self.block_size)
@@ -203,7 +205,7 @@ class BufferStaging(Staging):
     def __init__(self, size: KvSize, buffer: ThresholdBuffer) -> None:
         super().__init__(size)
         self.buffer = buffer
-        self.next_part = 0
+        self.next_extent = 0
 
     @classmethod
     def of_bytes(cls, size: KvSize, threshold_bytes: int, pool_bytes: int) -> BufferStaging:
@@ -212,34 +214,34 @@ class BufferStaging(Staging):
         return cls(size, ThresholdBuffer(threshold_bytes, pool))
 
     def fits_ever(self, num_tokens: int) -> bool:
-        part, layers, buffer = self.size.bytes_per_token * num_tokens, self.size.layers, self.buffer
-        in_buffer = min(layers, buffer.threshold_bytes // part)
-        if in_buffer == layers or buffer.pool is None or part > buffer.pool.greatest_bytes:
+        layer_bytes, layers, buffer = self.size.bytes_per_token * num_tokens, self.size.layers, self.buffer
+        in_buffer = min(layers, buffer.threshold_bytes // layer_bytes)
+        if in_buffer == layers or buffer.pool is None or layer_bytes > buffer.pool.greatest_bytes:
             return in_buffer == layers
-        return (layers - in_buffer) * buffer.pool.rounded(part) <= buffer.pool.capacity_bytes
+        return (layers - in_buffer) * buffer.pool.rounded(layer_bytes) <= buffer.pool.capacity_bytes
 
     def take(self, num_tokens: int) -> tuple[int, ...] | None:
-        part = self.size.bytes_per_token * num_tokens
-        parts: list[int] = []
+        layer_bytes = self.size.bytes_per_token * num_tokens
+        extents: list[int] = []
         for _ in range(self.size.layers):
-            self.next_part += 1
-            if self.buffer.put(self.next_part, part) is Where.NOWHERE:
-                self.give_back(tuple(parts))
+            self.next_extent += 1
+            if self.buffer.put(self.next_extent, layer_bytes) is Where.NOWHERE:
+                self.give_back(tuple(extents))
                 return None
-            parts.append(self.next_part)
-        return tuple(parts)
+            extents.append(self.next_extent)
+        return tuple(extents)
 
-    def give_back(self, parts: tuple[int, ...]) -> None:
-        for part in parts:
-            self.buffer.drop(part)
+    def give_back(self, extents: tuple[int, ...]) -> None:
+        for extent in extents:
+            self.buffer.drop(extent)
 
     def spilled(self, allocation: Allocation) -> int:
         """How many of a prompt's layers lie in the pool."""
-        return sum(self.buffer.address(part) is not None for part in allocation.blocks)
+        return sum(self.buffer.address(extent) is not None for extent in allocation.blocks)
 
     def fork(self) -> BufferStaging:
         other = BufferStaging(self.size, self.buffer.fork())
-        other.next_part = self.next_part
+        other.next_extent = self.next_extent
         self.copied_to(other)
         return other
 
@@ -266,14 +268,14 @@ class ThresholdStaging(Staging):
         self.used_bytes = after
         return (size,)
 
-    def give_back(self, parts: tuple[int, ...]) -> None:
-        self.used_bytes -= parts[0]
+    def give_back(self, extents: tuple[int, ...]) -> None:
+        self.used_bytes -= extents[0]
 
     def lacks(self, num_tokens: int) -> int:
         return self.used_bytes + self.bytes_of(num_tokens) - self.threshold_bytes
 
-    def brings(self, parts: tuple[int, ...]) -> int:
-        return parts[0]
+    def brings(self, extents: tuple[int, ...]) -> int:
+        return extents[0]
 
     def touch(self, allocation: Allocation) -> None:
         """It was used just now."""
@@ -314,14 +316,14 @@ class PagedStaging(Staging):
             return None
         return tuple([self.free.popleft() for _ in range(pages)])
 
-    def give_back(self, parts: tuple[int, ...]) -> None:
-        self.free.extend(parts)
+    def give_back(self, extents: tuple[int, ...]) -> None:
+        self.free.extend(extents)
 
     def lacks(self, num_tokens: int) -> int:
         return self.pages(num_tokens) - len(self.free)
 
-    def brings(self, parts: tuple[int, ...]) -> int:
-        return len(parts)
+    def brings(self, extents: tuple[int, ...]) -> int:
+        return len(extents)
 
     def fork(self) -> PagedStaging:
         other = PagedStaging(self.size, self.block_size, self.num_pages, self.evicts)

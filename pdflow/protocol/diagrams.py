@@ -109,5 +109,5 @@ def dialects_page(dialect_source: str) -> str:
     )
 
 
-def _page(*parts: str) -> str:
-    return "\n\n".join(parts) + "\n"
+def _page(*sections: str) -> str:
+    return "\n\n".join(sections) + "\n"

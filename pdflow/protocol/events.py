@@ -175,8 +175,8 @@ class ShardReleased(Value, frozen=True, gc=False):
 
 
 @final
-class PrefillWanted(Value, frozen=True, gc=False):
-    """A registration waits for this xid, and the rank has not heard of it."""
+class PrefillMissing(Value, frozen=True, gc=False):
+    """A registration waits for this xid, and the rank has no prompt of it."""
 
     xid: Xid
     rank: int
@@ -319,7 +319,7 @@ class TimeReached(Value, frozen=True, gc=False):
 
 
 ProducerSchedulerEvent: TypeAlias = (
-    PrefillQueued | PrefillBegun | PrefillFinished | PrefillAborted | SourceWithdrawn | ShardReleased | PrefillWanted
+    PrefillQueued | PrefillBegun | PrefillFinished | PrefillAborted | SourceWithdrawn | ShardReleased | PrefillMissing
 )
 ConsumerSchedulerEvent: TypeAlias = (
     DecodeQueued
@@ -377,7 +377,7 @@ LocalEvent: TypeAlias = (
     | ReadOrdered
     | FenceOrdered
     | ShardReleased
-    | PrefillWanted
+    | PrefillMissing
     | PairReported
     | PairLanded
     | PairFailed

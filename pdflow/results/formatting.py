@@ -31,9 +31,9 @@ def number(value: float) -> str:
     return f"{value:,.{decimals_for(abs(value))}f}" if value else "0"
 
 
-def percent(part: float) -> str:
+def percent(fraction: float) -> str:
     """A share as per cent, without rounding almost-all up to all or almost-none down to none."""
-    value = part * 100
+    value = fraction * 100
     if 99.95 <= value < 100:
         return "> 99.9 %"
     if 0 < value < 0.05:

@@ -28,9 +28,9 @@ def _class_summary(row: ClassMetrics) -> dict[str, Any]:
         "goodput_rps": None if row.slo is None else row.slo.goodput_rps,
         "slo_attainment": None if row.slo is None else row.slo.attainment,
         **{
-            f"{name}_{part}_ms": getattr(getattr(row, name), f"{part}_ms")
+            f"{name}_{statistic}_ms": getattr(getattr(row, name), f"{statistic}_ms")
             for name in ("ttft", "tpot", "e2e")
-            for part in ("mean", "p50", "p90", "p99")
+            for statistic in ("mean", "p50", "p90", "p99")
         },
     }
 
@@ -60,8 +60,8 @@ class Result(FinishedRun):
         }
         for name in ("ttft", "tpot", "itl", "e2e"):
             spread = getattr(metrics, name)
-            for part in ("mean", "p50", "p90", "p99"):
-                figures[f"{name}_{part}_ms"] = getattr(spread, f"{part}_ms")
+            for statistic in ("mean", "p50", "p90", "p99"):
+                figures[f"{name}_{statistic}_ms"] = getattr(spread, f"{statistic}_ms")
         if metrics.classes:
             figures["classes"] = {name: _class_summary(row) for name, row in metrics.classes.items()}
         figures["stages_mean_ms"] = {stage: spread.mean_ms for stage, spread in metrics.stages.items()}

@@ -45,7 +45,7 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=min(options.max_width, _WIDEST))
         signs = _Signs.of(options)
-        for part in (
+        for renderable in (
             self._title(signs),
             "",
             self._latencies(),
@@ -54,7 +54,7 @@ class Report:
             *self._facts(console, options, signs),
             *(("", *self._waterfall(options, signs)) if self._saw_stages else ()),
         ):
-            yield from console.render(part, options)
+            yield from console.render(renderable, options)
 
     def __str__(self) -> str:
         """The plain text at 80 columns."""
@@ -246,11 +246,11 @@ def _slo_rows(about: RunHeader, metrics: Metrics, separator: str) -> Iterator[tu
         return
     bounds = {"ttft": about.slo.ttft_ms, "tpot": about.slo.tpot_ms, "e2e": about.slo.e2e_ms}
     yield "goodput", f"{formatting.number(metrics.slo.goodput_rps)} requests/s"
-    parts = []
+    attainments = []
     for name, met in metrics.slo.by_metric.items():
         bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not about.class_slos else ""
-        parts.append(f"{name.upper()}{bound} {formatting.percent(met)}")
-    yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *parts))
+        attainments.append(f"{name.upper()}{bound} {formatting.percent(met)}")
+    yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *attainments))
 
 
 def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text]]:

@@ -105,6 +105,6 @@ class Totals:
         return sorted(used, key=lambda link: (-link.utilisation(self.duration_ns), -link.bytes))[:most]
 
 
-def share(part: int, whole: int) -> float:
-    """part / whole, and 0 of nothing."""
-    return part / whole if whole > 0 else 0.0
+def share(portion: int, whole: int) -> float:
+    """`portion / whole`; 0 if `whole` is 0."""
+    return portion / whole if whole > 0 else 0.0

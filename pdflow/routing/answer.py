@@ -12,7 +12,7 @@ receives one of them:
 
 The driver reports the attempt that streams to the router's endpoint (`TokenCame`), which takes the other attempts back.
 Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt streams. A retry that
-was dispatched before the report was handled is not sent (`wants`).
+was dispatched before the report was handled is not sent (`is_candidate`).
 
 Legs are named by their attempt's request id: of one attempt, one leg brings the answer. Bytes, and what an engine's
 answer says, are the driver's.
@@ -95,7 +95,7 @@ class Answer:
         """The client has received a part of it."""
         return self.streaming is not None or (self.first_told and self.streams)
 
-    def wants(self, attempt: RequestId) -> bool:
+    def is_candidate(self, attempt: RequestId) -> bool:
         """Whether the answer may still come from this attempt. If not, its legs need not be sent."""
         if self.over or self._starts_again(attempt):
             return False
@@ -109,7 +109,7 @@ class Answer:
 
     def decode_dispatched(self, attempt: RequestId) -> bool:
         """Whether this leg awaits P's first token."""
-        if not self.first_from_prefill or self.first_told or not self.wants(attempt):
+        if not self.first_from_prefill or self.first_told or not self.is_candidate(attempt):
             return False
         self.awaiting.append(attempt)
         return True
@@ -148,7 +148,7 @@ class Answer:
 
     def piece_came(self, attempt: RequestId) -> PieceUse:
         """Of this attempt's answer. A driver that passes on whole streams asks for the first piece of each."""
-        if not self.wants(attempt):
+        if not self.is_candidate(attempt):
             return PieceUse.DROP
         if self.streaming is not None:
             return PieceUse.PASS

@@ -34,13 +34,13 @@ class Autoscaler:
     def fingerprint(self) -> Hashable:
         return tuple(self.seen)
 
-    def wants(self, legs: int, now: Instant) -> int:
-        """How many engines there should be from now on, with so many legs open."""
-        wanted = max(self.least, min(self.most, ceil(legs / self.target)))
+    def desired_replicas(self, legs: int, now: Instant) -> int:
+        """How many engines there should be from now on, with this many legs open."""
+        desired = max(self.least, min(self.most, ceil(legs / self.target)))
         seen = self.seen
-        while seen and seen[-1][1] <= wanted:
+        while seen and seen[-1][1] <= desired:
             seen.pop()
-        seen.append((now, wanted))
+        seen.append((now, desired))
         while seen[0][0] < now - self.calm_ns:
             seen.popleft()
         return seen[0][1]

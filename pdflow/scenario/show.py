@@ -102,13 +102,13 @@ def _nic(network: Network) -> str:
 
 def presets_view(names: Iterable[str]) -> RenderableType:
     """Every preset in a line; of those named, the values and their sources. Raises ScenarioError for a wrong name."""
-    wanted = list(names)
-    if not wanted:
-        lists = [part for kind, title in _KINDS for part in _list(kind, title)]
-        return Group(*lists, *(part for shelf in _SHELVES for part in _cost_list(shelf)))
+    selected = list(names)
+    if not selected:
+        lists = [renderable for kind, title in _KINDS for renderable in _list(kind, title)]
+        return Group(*lists, *(renderable for shelf in _SHELVES for renderable in _cost_list(shelf)))
     tables = {name: file for shelf in _SHELVES for name, file in cost_tables(shelf).items()}
     known = {name for kind, _ in _KINDS for name in presets(kind)} | set(tables)
-    wrong = [name for name in wanted if name not in known]
+    wrong = [name for name in selected if name not in known]
     if wrong:
         raise ScenarioError(
             Problem("", "", f"no preset is named {name}: `pdflow presets` lists them{did_you_mean(name, known)}")
@@ -117,14 +117,14 @@ def presets_view(names: Iterable[str]) -> RenderableType:
     shown: list[RenderableType] = []
     for kind, title in _KINDS:
         for preset in presets(kind).values():
-            if preset.name in wanted:
+            if preset.name in selected:
                 shown += [
                     Text.assemble(f"{title} ", (preset.name, "bold"), f": {preset.summary}"),
                     _values(preset),
                     Text(),
                 ]
     for name, file in tables.items():
-        if name in wanted:
+        if name in selected:
             shown += [Text.assemble("cost table ", (name, "bold"), f": {file.provenance}"), _cost(file), Text()]
     return Group(*shown[:-1])
 
@@ -177,9 +177,9 @@ def _values(preset: Preset) -> Table:
     for key, value in preset.values.items():
         source = preset.sources[key]
         inside = value.items() if isinstance(value, Mapping) else ()
-        rows = [(f"{key}.{name}", part) for name, part in inside] or [(key, value)]
-        for name, part in rows:
-            table.add_row("  " + name, _plain(part), source if source != before else "the same")
+        rows = [(f"{key}.{name}", entry) for name, entry in inside] or [(key, value)]
+        for name, entry in rows:
+            table.add_row("  " + name, _plain(entry), source if source != before else "the same")
             before = source
     return table
 

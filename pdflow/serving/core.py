@@ -72,7 +72,7 @@ class Core:
         """Where events of the role go."""
         self.rules: dict[type, Callable[[Any], None]] = {}
         """What the role does with its events."""
-        self.wanted: list[Any] = []
+        self.pending_effects: list[Any] = []
         """Effects of the rule that is being followed."""
         self.queue: list[tuple[Any, Any]] = []
         """What this turn has handled, and behind it what is to be handled: (its port, the event)."""
@@ -110,7 +110,7 @@ class Core:
             return
         self.busy = True
         self.now = now
-        do, ports, wanted, arm, observe = self.do, self.ports, self.wanted, self.arm, self.observe
+        do, ports, pending_effects, arm, observe = self.do, self.ports, self.pending_effects, self.arm, self.observe
         while True:
             endpoint = port.endpoint
             if endpoint is None:
@@ -126,12 +126,12 @@ class Core:
                         queue.append((told, effect.event))
                     else:
                         do[kind](port, effect)
-                        if wanted:
+                        if pending_effects:
                             self.execute()
                 heap = port.heap
                 if heap and heap[0][0] < port.armed and arm is not None:
                     arm(port, heap[0][0], now)
-            if wanted:
+            if pending_effects:
                 self.execute()
             handled = self.handled
             if handled == len(queue):
@@ -145,9 +145,9 @@ class Core:
     def execute(self) -> None:
         """Have the driver do what a rule wants. What comes of it waits in the queue."""
         perform, role = self.perform, self.role
-        for effect in self.wanted:
+        for effect in self.pending_effects:
             perform[type(effect)](role, effect)
-        self.wanted.clear()
+        self.pending_effects.clear()
 
     def fingerprint(self) -> Hashable:
         """Two cores that answer every future event alike have the same one."""

@@ -91,7 +91,7 @@ class DecodeCore(Core):
         handle = event.handle
         self._refuse_twice(handle)
         self.requests.by_handle[handle] = DecodeRequest(handle, 0, 0, True, False)
-        self.requests.want(Enqueue(handle))
+        self.requests.emit(Enqueue(handle))
 
     def _refuse_twice(self, handle: Handle) -> None:
         if self.knows(handle):

@@ -36,9 +36,9 @@ class DecodeRequests:
         """The protocol is told this next."""
         self.core.tell(self.scheduler, event)
 
-    def want(self, effect: Any) -> None:
+    def emit(self, effect: Any) -> None:
         """The driver is to do this."""
-        self.core.wanted.append(effect)
+        self.core.pending_effects.append(effect)
 
     def tell_granted(self, event: Any) -> None:
         """The protocol is told this before anything else happens: what ends the request must find its blocks known."""
@@ -49,28 +49,28 @@ class DecodeRequests:
         request.stage = DecodeStage.LOADED
         if not request.first_follows:
             request.stage = DecodeStage.DECODING
-            self.want(Commit(request.handle))
+            self.emit(Commit(request.handle))
 
     def drop(self, request: DecodeRequest, protocol_frees: bool) -> None:
         """`protocol_frees`: the protocol has been told of its blocks, and gives them back itself."""
         self.dropping[request.handle] = protocol_frees
-        self.want(Drop(request.handle))
+        self.emit(Drop(request.handle))
 
     def end(self, request: DecodeRequest, code: Code) -> None:
         del self.by_handle[request.handle]
-        self.want(EndDecode(request.handle, code))
+        self.emit(EndDecode(request.handle, code))
 
     def wait_for(self, handle: Handle) -> None:
         """The engine begins no step before this one's KV is here."""
         if not self.awaited:
-            self.want(HoldEngine())
+            self.emit(HoldEngine())
         self.awaited[handle] = None
 
     def wait_no_more(self, handle: Handle) -> None:
         if handle in self.awaited:
             del self.awaited[handle]
             if not self.awaited:
-                self.want(ResumeEngine())
+                self.emit(ResumeEngine())
 
     def fingerprint(self) -> Hashable:
         requests = tuple([request.fingerprint() for request in self.by_handle.values()])

@@ -49,7 +49,7 @@ class Landing:
         requests, handle = self.requests, request.handle
         request.stage = DecodeStage.ADMITTED
         missing = request.prompt_tokens - hit_tokens
-        requests.want(Admit(handle))
+        requests.emit(Admit(handle))
         if missing:
             requests.tell_granted(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
         else:
@@ -58,7 +58,7 @@ class Landing:
     def committed(self, request: DecodeRequest) -> None:
         """All KV has landed."""
         requests = self.requests
-        requests.want(Landed(request.handle))
+        requests.emit(Landed(request.handle))
         requests.loaded(request)
         if requests.awaited:
             requests.wait_no_more(request.handle)
@@ -73,7 +73,7 @@ class Landing:
 
     def left(self, handle: Handle, allocation: Allocation) -> None:  # noqa: ARG002
         """The engine has dropped it and left these blocks, which nobody writes to."""
-        self.requests.want(FreeBlocks(allocation))
+        self.requests.emit(FreeBlocks(allocation))
 
     def knows(self, handle: Handle) -> bool:  # noqa: ARG002
         """Whether anything of a request that has ended is still under way."""
@@ -118,7 +118,7 @@ class StagedLanding(Landing):
         requests = self.requests
         request = requests.by_handle[effect.request_id]
         try:
-            self.staging.want(request.handle, request.prompt_tokens)
+            self.staging.enqueue(request.handle, request.prompt_tokens)
         except TooLargeError:
             super().rejected(request)
             return
@@ -128,7 +128,7 @@ class StagedLanding(Landing):
         """Whoever is next gets room once all that happens now has happened: it may be the end of who would be next."""
         if not self.asked:
             self.asked = True
-            self.requests.want(AskForRoom())
+            self.requests.emit(AskForRoom())
 
     def admit_next(self, event: RoomDue) -> None:
         """Whoever is next gets room, one after the other, each with all that follows from it."""
@@ -140,13 +140,13 @@ class StagedLanding(Landing):
         handle, place = admission
         request = requests.by_handle[handle]
         request.place = place
-        requests.want(TakeRoom(handle, place))
+        requests.emit(TakeRoom(handle, place))
         self.admit(request, place, 0)
         requests.core.tell(requests.core.role, event)
 
     def release(self, place: Allocation) -> None:
         """Nothing lies there any more."""
-        self.requests.want(GiveBackRoom(place))
+        self.requests.emit(GiveBackRoom(place))
         self.staging.release(place)
         self.ask()
 
@@ -167,8 +167,8 @@ class StagedLanding(Landing):
     def committed(self, request: DecodeRequest) -> None:
         requests = self.requests
         request.stage = DecodeStage.LANDED
-        requests.want(Landed(request.handle))
-        requests.want(Enqueue(request.handle))
+        requests.emit(Landed(request.handle))
+        requests.emit(Enqueue(request.handle))
 
     def rejected(self, request: DecodeRequest) -> None:
         self.requests.end(request, Code.REJECTED)
@@ -179,7 +179,7 @@ class StagedLanding(Landing):
         assert place is not None
         request.place = None
         self.copying[request.handle] = place
-        self.requests.want(CopyIn(request.handle, place, event.allocation, event.hit_tokens))
+        self.requests.emit(CopyIn(request.handle, place, event.allocation, event.hit_tokens))
 
     def copied(self, event: CopiedIn) -> None:
         requests, handle = self.requests, event.handle
@@ -187,7 +187,7 @@ class StagedLanding(Landing):
         left = self.abandoned.pop(handle, None)
         request = requests.by_handle.get(handle)
         if left is not None:
-            requests.want(FreeBlocks(left))
+            requests.emit(FreeBlocks(left))
         elif request is not None:
             requests.loaded(request)
         requests.wait_no_more(handle)

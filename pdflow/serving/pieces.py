@@ -22,7 +22,7 @@ from pdflow.serving.effects import AcceptPiece, GiveBackRoom, TakePiece
 from pdflow.serving.events import EntryDue, PieceArrived, RoomDue
 from pdflow.serving.landing import Landing, StagedLanding
 
-Part: TypeAlias = tuple[int, int]
+PieceKey: TypeAlias = tuple[int, int]
 """A piece, by the model's layer and its first token."""
 
 
@@ -31,7 +31,7 @@ class PieceLanding(StagedLanding):
 
     def __init__(self, staging: Staging) -> None:
         super().__init__(staging)
-        self.parts: dict[int, dict[Part, Allocation]] = {}
+        self.allocations: dict[int, dict[PieceKey, Allocation]] = {}
         """By a prompt's generation: where its pieces lie."""
 
     def begin(self, requests: DecodeRequests) -> None:
@@ -49,37 +49,39 @@ class PieceLanding(StagedLanding):
             return
         self.staging.generation += 1
         place = request.place = Allocation(self.staging.generation, ())
-        self.parts[place.generation] = {}
+        self.allocations[place.generation] = {}
         self.admit(request, place, 0)
 
     def has(self, generation: int, piece: Piece) -> bool:
         """Whether this piece has room, or needs none any more."""
-        parts = self.parts.get(generation)
-        return parts is None or (piece.layer, piece.start) in parts
+        allocations = self.allocations.get(generation)
+        return allocations is None or (piece.layer, piece.start) in allocations
 
-    def put(self, generation: int, piece: Piece, part: Allocation) -> None:
+    def put(self, generation: int, piece: Piece, allocation: Allocation) -> None:
         """It has room from now on."""
-        self.parts[generation][piece.layer, piece.start] = part
+        self.allocations[generation][piece.layer, piece.start] = allocation
 
     def layers_of(self, place: Allocation) -> int:
         """How many of a prompt's layers have anything there."""
-        return len({layer for layer, _ in self.parts[place.generation]})
+        return len({layer for layer, _ in self.allocations[place.generation]})
 
     def release(self, place: Allocation) -> None:
-        parts = self.parts.pop(place.generation)
-        self.requests.want(GiveBackRoom(place))
-        for part in parts.values():
-            self.staging.release(part)
+        allocations = self.allocations.pop(place.generation)
+        self.requests.emit(GiveBackRoom(place))
+        for allocation in allocations.values():
+            self.staging.release(allocation)
 
     def resolved(self, request: DecodeRequest) -> None:
         request.place = None
 
     def fingerprint(self) -> Hashable:
-        return super().fingerprint(), tuple([(key, tuple(parts.items())) for key, parts in self.parts.items()])
+        return super().fingerprint(), tuple(
+            [(key, tuple(allocations.items())) for key, allocations in self.allocations.items()]
+        )
 
     def assert_empty(self, whose: str) -> None:
         super().assert_empty(whose)
-        assert not self.parts, f"{whose} still keeps {self.parts}"
+        assert not self.allocations, f"{whose} still keeps {self.allocations}"
 
 
 class ListeningLanding(PieceLanding):
@@ -91,7 +93,7 @@ class ListeningLanding(PieceLanding):
             return True
         name = name_of(generation, piece)
         try:
-            self.staging.want(name, piece.stop - piece.start)
+            self.staging.enqueue(name, piece.stop - piece.start)
         except TooLargeError:
             return False
         admission = self.staging.admit_next()
@@ -125,28 +127,28 @@ class QueueingLanding(PieceLanding):
     def arrived(self, event: PieceArrived) -> None:
         name, piece = name_of(event.generation, event.piece), event.piece
         if self.has(event.generation, piece):
-            self.requests.want(AcceptPiece(name))
+            self.requests.emit(AcceptPiece(name))
         elif name not in self.waiting:
             self.waiting[name] = event
-            self.staging.want(name, piece.stop - piece.start)
+            self.staging.enqueue(name, piece.stop - piece.start)
             self.ask()
 
     def admit_next(self, _: RoomDue) -> None:
         self.asked = False
         requests = self.requests
         while (admission := self.staging.admit_next()) is not None:
-            name, part = admission
+            name, allocation = admission
             waiting = self.waiting.pop(name)
-            self.put(waiting.generation, waiting.piece, part)
-            requests.want(TakePiece(waiting.rank, waiting.piece))
-            requests.want(AcceptPiece(name))
+            self.put(waiting.generation, waiting.piece, allocation)
+            requests.emit(TakePiece(waiting.rank, waiting.piece))
+            requests.emit(AcceptPiece(name))
 
     def release(self, place: Allocation) -> None:
         super().release(place)
         for name in [name for name, waits in self.waiting.items() if waits.generation == place.generation]:
             del self.waiting[name]
             self.staging.forget(name)
-            self.requests.want(AcceptPiece(name))
+            self.requests.emit(AcceptPiece(name))
         self.ask()
 
     def assert_empty(self, whose: str) -> None:

@@ -83,7 +83,7 @@ class PrefillCore(Core):
         if event.lookup:
             self.sending.look_up(request)
         else:
-            requests.want(Enqueue(handle))
+            requests.emit(Enqueue(handle))
 
     def _aborted(self, event: RequestAborted) -> None:
         request = self.requests.by_handle.get(event.handle)
@@ -111,11 +111,11 @@ class PrefillCore(Core):
         request = requests.by_handle[event.handle]
         request.computed = True
         if not request.ended:
-            requests.want(Computed(request.handle))
+            requests.emit(Computed(request.handle))
         if request.keeps:
             self.sending.computed(request, event.source)
             return
-        requests.want(EndPrefill(request.handle, Code.NONE))
+        requests.emit(EndPrefill(request.handle, Code.NONE))
         requests.free(request)
         requests.forget(request)
 
@@ -132,7 +132,7 @@ class PrefillCore(Core):
     def _release(self, _: Port, effect: ReleaseBlocks) -> None:
         request = self.requests.by_handle[effect.xid]
         request.held = False
-        self.requests.want(Released(request.handle, effect.code))
+        self.requests.emit(Released(request.handle, effect.code))
         self.sending.released(request)
 
     # As one value, for whoever explores.

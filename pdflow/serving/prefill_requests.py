@@ -35,9 +35,9 @@ class PrefillRequests:
         """The protocol is told this next."""
         self.core.tell(self.scheduler, event)
 
-    def want(self, effect: Any) -> None:
+    def emit(self, effect: Any) -> None:
         """The driver is to do this."""
-        self.core.wanted.append(effect)
+        self.core.pending_effects.append(effect)
 
     def announce(self, request: PrefillRequest, source: Allocation) -> None:
         """The protocol may send from it, though it is still being computed."""
@@ -57,29 +57,29 @@ class PrefillRequests:
         if request.keeps:
             self.tell(PrefillAborted(request.handle, code))
         if code is not Code.CANCELLED:
-            self.want(EndPrefill(request.handle, code, reason))
+            self.emit(EndPrefill(request.handle, code, reason))
 
     def free(self, request: PrefillRequest) -> None:
         """Its blocks are needed no longer."""
         request.freed = True
-        self.want(FreePrompt(request.handle))
+        self.emit(FreePrompt(request.handle))
 
     def forget(self, request: PrefillRequest) -> None:
         """Nothing is left of it."""
         del self.by_handle[request.handle]
-        self.want(Forget(request.handle))
+        self.emit(Forget(request.handle))
 
     def wait_for(self, handle: Handle) -> None:
         """The engine begins no step before this one has been sent."""
         if not self.awaited:
-            self.want(HoldEngine())
+            self.emit(HoldEngine())
         self.awaited[handle] = None
 
     def wait_no_more(self, handle: Handle) -> None:
         if handle in self.awaited:
             del self.awaited[handle]
             if not self.awaited:
-                self.want(ResumeEngine())
+                self.emit(ResumeEngine())
 
     def fingerprint(self) -> Hashable:
         requests = tuple([request.fingerprint() for request in self.by_handle.values()])

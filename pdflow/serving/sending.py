@@ -50,7 +50,7 @@ class Sending:
 
     def drop(self, request: PrefillRequest) -> None:
         request.dropping = True
-        self.requests.want(Drop(request.handle))
+        self.requests.emit(Drop(request.handle))
 
     def dropped(self, request: PrefillRequest, event: EngineDropped) -> None:
         """The engine has been told to give it up."""
@@ -82,7 +82,7 @@ class Sending:
     def answer(self, request: PrefillRequest, effect: AnswerPrefill) -> None:
         """The protocol answers who asked for it."""
         request.answering = False
-        self.requests.want(effect)
+        self.requests.emit(effect)
         self.settle(request)
 
     def released(self, request: PrefillRequest) -> None:
@@ -169,7 +169,7 @@ class ProgressiveSending(Sending):
         for handle, piece in self.steps.advance(event):
             request = requests.by_handle.get(handle)
             if request is not None and request.held:
-                requests.want(OfferPiece(handle, piece))
+                requests.emit(OfferPiece(handle, piece))
 
     def drop(self, request: PrefillRequest) -> None:
         """What has begun is computed on."""
@@ -194,7 +194,7 @@ class ProgressiveSending(Sending):
         self.settle(request)
 
     def released(self, request: PrefillRequest) -> None:
-        self.requests.want(WithdrawPieces(request.handle))
+        self.requests.emit(WithdrawPieces(request.handle))
         self.settle(request)
 
     def fingerprint(self) -> Hashable:

@@ -32,12 +32,23 @@ from pdflow.serving.sending import RunningSteps, Sending
 class StagedSend:
     """One prompt on its way out of the blocks. `source`: its blocks."""
 
-    __slots__ = ("chunks", "copied", "copying", "finished", "in_blocks", "over", "place", "request", "source", "wanted")
+    __slots__ = (
+        "chunks",
+        "copied",
+        "copying",
+        "finished",
+        "in_blocks",
+        "over",
+        "place",
+        "request",
+        "room_requested",
+        "source",
+    )
 
     def __init__(self, request: PrefillRequest, source: Allocation) -> None:
         self.request = request
         self.source = source
-        self.wanted = False
+        self.room_requested = False
         """Room was asked for."""
         self.place: Allocation | None = None
         """Where it has room."""
@@ -57,14 +68,14 @@ class StagedSend:
     def fork(self, request: PrefillRequest) -> StagedSend:
         """The same, of a fork of its request."""
         other = StagedSend(request, self.source)
-        other.wanted, other.place, other.chunks = self.wanted, self.place, self.chunks.copy()
+        other.room_requested, other.place, other.chunks = self.room_requested, self.place, self.chunks.copy()
         other.copied, other.copying, other.in_blocks = self.copied, self.copying, self.in_blocks
         other.finished, other.over = self.finished, self.over
         return other
 
     def state(self) -> tuple[Hashable, ...]:
         """All but its request, for a fingerprint."""
-        room = (self.source, self.wanted, self.place, tuple(self.chunks))
+        room = (self.source, self.room_requested, self.place, tuple(self.chunks))
         return (*room, self.copied, self.copying, self.in_blocks, self.finished, self.over)
 
     @property
@@ -168,7 +179,7 @@ class StagedSending(Sending):
         if going.place is not None and not going.over and not self.pulls:
             pieces = whole(self.layers, going.request.prompt_tokens) if copied is None else [copied]
             for piece in pieces:
-                self.requests.want(OfferPiece(handle, piece, rank))
+                self.requests.emit(OfferPiece(handle, piece, rank))
         going.copying -= 1
         self._settle(going)
 
@@ -189,16 +200,16 @@ class StagedSending(Sending):
     def written(self, handle: Handle) -> None:
         """A WRITE of it is posted."""
         going = self.outgoing[handle]
-        if not going.wanted and not going.over:
+        if not going.room_requested and not going.over:
             if self.waits:
                 self.requests.wait_for(handle)
-            self._want(going)
+            self._request_room(going)
 
     def released(self, request: PrefillRequest) -> None:
         going = self.outgoing[request.handle]
         going.over = True
         self._release(going)
-        self.requests.want(WithdrawPieces(request.handle))
+        self.requests.emit(WithdrawPieces(request.handle))
         self._settle(going)
         self._forget(going)
         self.requests.wait_no_more(request.handle)
@@ -221,10 +232,10 @@ class StagedSending(Sending):
             handle, place = admission
             going = self.outgoing[handle]
             going.place = place
-            requests.want(TakeRoom(handle, place))
+            requests.emit(TakeRoom(handle, place))
             if not self.early:
                 going.copying = self.ranks
-                requests.want(CopyOut(handle, place, None))
+                requests.emit(CopyOut(handle, place, None))
                 continue
             if not going.request.held:
                 self._announce(going)
@@ -239,14 +250,14 @@ class StagedSending(Sending):
         """It is on its way from now on."""
         going = self.outgoing[request.handle] = StagedSend(request, source)
         if not self.room_with_write:
-            self._want(going)
+            self._request_room(going)
         elif self.early:
             self._announce(going)
         return going
 
-    def _want(self, going: StagedSend) -> None:
-        going.wanted = True
-        self.staging.want(going.request.handle, going.request.prompt_tokens)
+    def _request_room(self, going: StagedSend) -> None:
+        going.room_requested = True
+        self.staging.enqueue(going.request.handle, going.request.prompt_tokens)
         self._admit_waiting()
 
     def _release(self, going: StagedSend) -> None:
@@ -255,7 +266,7 @@ class StagedSending(Sending):
         if place is None:
             self.staging.forget(going.request.handle)
             return
-        self.requests.want(LeaveRoom(going.request.handle))
+        self.requests.emit(LeaveRoom(going.request.handle))
         self.staging.release(place)
 
     # Copies.
@@ -274,7 +285,7 @@ class StagedSending(Sending):
         """This piece is computed. Who has lost its room meanwhile needs no copy, and whose prompt the engine has given
         up has no blocks to copy from."""
         if going.place is not None and not going.over:
-            self.requests.want(CopyOut(going.request.handle, going.place, piece))
+            self.requests.emit(CopyOut(going.request.handle, going.place, piece))
         else:
             going.copying -= self.ranks_per_layer
             self._settle(going)

@@ -74,8 +74,8 @@ class StoreCore(Core):
     def _look(self, event: LookupRequested) -> None:
         found = self.ledger.look(Lookup(event.request_id, event.xid, event.items, event.digest, event.weights))
         if found is None:
-            self.wanted.append(AnswerCall(event.xid, None))
-            self.wanted.append(EndCall(event.xid))
+            self.pending_effects.append(AnswerCall(event.xid, None))
+            self.pending_effects.append(EndCall(event.xid))
         else:
             self._offer(found)
 
@@ -96,7 +96,7 @@ class StoreCore(Core):
     def _ask(self) -> None:
         if self.memory.waiting and not self.asked:
             self.asked = True
-            self.wanted.append(AskForRoom())
+            self.pending_effects.append(AskForRoom())
 
     def _admit_waiting(self, _: RoomDue) -> None:
         self.asked = False
@@ -106,7 +106,7 @@ class StoreCore(Core):
     def _commit(self, _: Port, effect: Commit) -> None:
         put = self.ledger.puts[effect.request_id]
         self._offer(self.ledger.commit(effect.request_id))
-        self.wanted.append(Stored(put.items, put.tokens))
+        self.pending_effects.append(Stored(put.items, put.tokens))
 
     def _offer(self, events: Offer) -> None:
         for event in events:
@@ -116,8 +116,8 @@ class StoreCore(Core):
         """It could not be put: its request alone hears of it."""
         put = self.ledger.failed(effect.request_id)
         code = Code.IO if effect.code is Code.NONE else effect.code
-        self.wanted.append(AnswerCall(put.params.xid, None, code))
-        self.wanted.append(EndCall(put.params.xid))
+        self.pending_effects.append(AnswerCall(put.params.xid, None, code))
+        self.pending_effects.append(EndCall(put.params.xid))
         self._ask()
 
     def _quarantine(self, _: Port, effect: Quarantine) -> None:
@@ -131,12 +131,12 @@ class StoreCore(Core):
 
     def _answer(self, _: Port, effect: AnswerPrefill) -> None:
         """It can be got from now on."""
-        self.wanted.append(effect)
-        self.wanted.append(AnswerCall(effect.params.xid, effect.params))
+        self.pending_effects.append(effect)
+        self.pending_effects.append(AnswerCall(effect.params.xid, effect.params))
 
     def _release(self, _: Port, effect: ReleaseBlocks) -> None:
         self.ledger.release(effect.xid, self.now)
-        self.wanted.append(EndCall(effect.xid))
+        self.pending_effects.append(EndCall(effect.xid))
         self._ask()
 
     # As one value, for whoever explores.

@@ -92,18 +92,18 @@ class Storing(Sending):
 
     def look_up(self, request: PrefillRequest) -> None:
         self.asking[request.handle] = None
-        self.requests.want(AskStore(request.handle))
+        self.requests.emit(AskStore(request.handle))
 
     def store_answered(self, event: StoreAnswered) -> None:
         handle, params, requests = event.handle, event.params, self.requests
         if handle not in self.asking:
             if params is not None:
-                requests.want(WithdrawFound(params))
+                requests.emit(WithdrawFound(params))
             return
         del self.asking[handle]
         request = requests.by_handle[handle]
         if params is None or not 0 < params.num_tokens < request.prompt_tokens:
-            requests.want(Enqueue(handle))
+            requests.emit(Enqueue(handle))
             return
         self.loading[request.request_id] = PromptLoad(request, params.num_tokens)
         blocks = -(-params.num_tokens // self.block_size)
@@ -111,7 +111,7 @@ class Storing(Sending):
 
     def enqueue(self, _: Port, effect: Enqueue) -> None:
         load = self.loading[effect.request_id]
-        self.requests.want(EnqueueLoading(load.request.handle, load.num_tokens))
+        self.requests.emit(EnqueueLoading(load.request.handle, load.num_tokens))
 
     def rejected(self, request: PrefillRequest, reason: str) -> None:
         """With a part that is loaded or without. It takes the same blocks."""
@@ -138,7 +138,7 @@ class Storing(Sending):
 
     def commit(self, _: Port, effect: Commit) -> None:
         load = self.loading.pop(effect.request_id)
-        self.requests.want(Commit(load.request.handle))
+        self.requests.emit(Commit(load.request.handle))
 
     def resolve(self, _: Port, effect: Resolve) -> None:
         """It cannot be loaded. What the engine has of it goes first."""
@@ -153,11 +153,11 @@ class Storing(Sending):
             super().dropped(request, event)
             return
         if event.left is not None and not load.protocol_frees:
-            self.requests.want(FreeBlocks(event.left))
+            self.requests.emit(FreeBlocks(event.left))
         if load.code is Code.CANCELLED:
             self.end(request, Code.CANCELLED)
         else:
-            self.requests.want(ComputeAgain(request.handle))
+            self.requests.emit(ComputeAgain(request.handle))
 
     # What is computed.
 
@@ -168,7 +168,7 @@ class Storing(Sending):
         self.putting[handle] = None
         if self.waits:
             self.requests.wait_for(handle)
-        self.requests.want(StartPut(handle, effect.params))
+        self.requests.emit(StartPut(handle, effect.params))
 
     def put_ended(self, event: PutEnded) -> None:
         handle, requests = event.handle, self.requests
@@ -177,10 +177,10 @@ class Storing(Sending):
         del self.putting[handle]
         request = requests.by_handle[handle]
         if event.params is None:
-            requests.want(EndPrefill(handle, event.code))
+            requests.emit(EndPrefill(handle, event.code))
             self._over(request)
         else:
-            requests.want(AnswerStored(handle, event.params))
+            requests.emit(AnswerStored(handle, event.params))
             self.settle(request)
 
     def _over(self, request: PrefillRequest) -> None:
@@ -211,7 +211,7 @@ class Storing(Sending):
                 self.tell_load(DecodeAborted(request.request_id, Code.CANCELLED))
         elif handle in self.putting:
             del self.putting[handle]
-            self.requests.want(WithdrawPut(handle))
+            self.requests.emit(WithdrawPut(handle))
             self._over(request)
         else:
             super().aborted(request)

@@ -28,7 +28,7 @@ from pdflow_sim.nodes.decode_node import SimDecodeNode
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.layered_prefill_node import SimLayeredPrefillNode
 from pdflow_sim.nodes.piecewise_decode_node import PiecewiseDecodeNode
-from pdflow_sim.nodes.ports import EngineParts, NodePorts
+from pdflow_sim.nodes.ports import EngineComponents, NodePorts
 from pdflow_sim.nodes.prefill_node import WEIGHTS, SimPrefillNode
 from pdflow_sim.nodes.registry import NodeRegistry
 from pdflow_sim.nodes.staged_decode_node import SimStagedDecodeNode
@@ -95,9 +95,9 @@ class EngineBuilder(EngineWiring):
             return RecordedEngine(recorder.kv_blocks[info.engine], slot.limits, slot.cost, pool, self.exact, *logs)
         return self.engine_class(slot.limits, slot.cost, pool, self.exact, *logs)
 
-    def parts(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineParts:
+    def components(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineComponents:
         """What one life's node is made of, whatever its role."""
-        return EngineParts(
+        return EngineComponents(
             ports=self.ports, index=slot.index, name=info.engine, engine=engine, block_bytes=slot.block_bytes
         )
 
@@ -113,35 +113,37 @@ class EngineBuilder(EngineWiring):
         return node
 
     def prefill_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimPrefillNode:
-        parts = self.parts(slot, info, engine)
+        components = self.components(slot, info, engine)
         if self.method.stores:
-            return SimStorePrefillNode(parts, self.stores, self.pipeline_policy)
+            return SimStorePrefillNode(components, self.stores, self.pipeline_policy)
         if not self.method.staged_at_p and not self.method.in_pieces:
-            return SimPrefillNode(parts, PrefillCore(WEIGHTS, Sending()))
+            return SimPrefillNode(components, PrefillCore(WEIGHTS, Sending()))
         layers, ranks = self.most_layers(slot.pool), info.shards.ranks
         if not self.method.staged_at_p:
             core = PrefillCore(WEIGHTS, ProgressiveSending(layers))
-            return SimLayeredPrefillNode(parts, core, self.method, layers, True, None)
+            return SimLayeredPrefillNode(components, core, self.method, layers, True, None)
         staging = self.staging(self.method.p_memory, slot.pool, generation)
         sending = StagedSending(self.method, self.pipeline_policy, staging, layers, ranks, ranks)
         core = PrefillCore(WEIGHTS, sending)
-        return SimLayeredPrefillNode(parts, core, self.method, layers, self.pipeline_policy.early, staging)
+        return SimLayeredPrefillNode(components, core, self.method, layers, self.pipeline_policy.early, staging)
 
     def decode_node(self, slot: EngineSlot, info: EngineInfo, engine: Engine, generation: int) -> SimDecodeNode:
-        parts = self.parts(slot, info, engine)
+        components = self.components(slot, info, engine)
         waits, together = self.pipeline_policy.decode_waits, self.pipeline_policy.fails_whole_batches
         if not self.method.staged_at_d:
-            return SimDecodeNode(parts, DecodeCore(WEIGHTS, Landing(), waits, together))
+            return SimDecodeNode(components, DecodeCore(WEIGHTS, Landing(), waits, together))
         by_pieces = self.method.takes_in_pieces(self.pipeline_policy)
         staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
         if not by_pieces:
-            return SimStagedDecodeNode(parts, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging)
+            return SimStagedDecodeNode(
+                components, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging
+            )
         landing: PieceLanding
         if self.pipeline_policy.receiving_lanes is not None:
             landing = ListeningLanding(staging)
         else:
             landing = QueueingLanding(staging, self.most_layers(slot.pool))
-        return PiecewiseDecodeNode(parts, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
+        return PiecewiseDecodeNode(components, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
     def staging(self, memory: MemoryKind, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
         """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
@@ -154,7 +156,7 @@ class EngineBuilder(EngineWiring):
     def aggregated(self, slot: EngineSlot, info: EngineInfo, generation: int = 0) -> AggregatedNode:
         """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
         engine = self.engine(slot, info, generation, *self.logs(info.engine))
-        return AggregatedNode(self.parts(slot, info, engine), info)
+        return AggregatedNode(self.components(slot, info, engine), info)
 
     def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimDecodeNode:
         """One life of a decode engine. `generation` is the last of its former life's."""

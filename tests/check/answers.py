@@ -73,13 +73,13 @@ def looked(race: str, dialect: str) -> RaceOutcome:
     )
 
 
-def _saved_rows(part: str, key: str) -> dict[str, Any]:
+def _saved_rows(suite: str, key: str) -> dict[str, Any]:
     file = os.environ.get("PDFLOW_CHECKED")
-    return _rows(file, part, key) if file else {}
+    return _rows(file, suite, key) if file else {}
 
 
 @cache
-def _rows(file: str, part: str, key: str) -> dict[str, Any]:
+def _rows(file: str, suite: str, key: str) -> dict[str, Any]:
     """What a command said that came to its end: one that did not says nothing."""
     report = json.loads(Path(file).read_text(encoding="utf-8") or "{}")
-    return {row[key]: row for row in report.get(part, ())}
+    return {row[key]: row for row in report.get(suite, ())}

@@ -24,7 +24,7 @@ from tests.check.answers import explored, hunted, looked, no_clock
 SCOPE = next(named for named in SCOPES if named.name == "pull in two pieces")
 NAMES = "no-tombstone", "tombstone-silent"
 RACE = RACES["R24"]
-PARTS = {"scopes": SCOPE.name, "mutants": "tombstone", "races": RACE.number}
+SUITES = {"scopes": SCOPE.name, "mutants": "tombstone", "races": RACE.number}
 Say: TypeAlias = Callable[[str], None]
 
 
@@ -47,8 +47,8 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
 @pytest.fixture(scope="module")
 def output() -> str:
     rows: dict[str, Any] = {}
-    for part, only in PARTS.items():
-        rows |= json.loads(CliRunner().invoke(cli, ["check", part, "--only", only, "--json"]).stdout)
+    for suite, only in SUITES.items():
+        rows |= json.loads(CliRunner().invoke(cli, ["check", suite, "--only", only, "--json"]).stdout)
     return json.dumps(rows)
 
 

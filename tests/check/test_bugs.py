@@ -48,7 +48,7 @@ def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("dropped", ["open", "interest"])
-def test_a_sync_names_all_that_is_open_and_wanted(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_names_all_open_registrations_and_all_interest(dropped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = ConsumerScheduler._sync
 
     def less(self: ConsumerScheduler, peer: Any) -> Effects:

@@ -12,10 +12,10 @@ from pdflow.cli import cli
 from pdflow.protocol.dialect import STRICT
 from pdflow_sim.check import command
 from pdflow_sim.check.mutants.catalogue import MUTANTS
-from pdflow_sim.check.parts import scopes as scopes_part
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.swarm import BLOCK, ERA, cluster_of
+from pdflow_sim.check.suites import scopes as scopes_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAYS = sorted((ROOT / "tests/replays").glob("*.json"))
@@ -47,7 +47,7 @@ def test_in_processes_it_says_the_same() -> None:
 
 def test_a_broken_invariant_leaves_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("planted", Scope(dup=1), frozenset())
-    monkeypatch.setattr(scopes_part, "SCOPES", (named,))
+    monkeypatch.setattr(scopes_suite, "SCOPES", (named,))
     with MUTANTS["no-tombstone"].applied():
         ran = pdflow("scopes", "--jobs", "1", "--out", tmp_path)
         again = pdflow("--replay", tmp_path / "planted.json")
@@ -63,7 +63,7 @@ def test_a_broken_invariant_leaves_its_story(tmp_path: Path, monkeypatch: pytest
 
 
 def test_goals_that_are_never_reached_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes_part, "SCOPES", (Named("idle", Scope(pulls=True), frozenset({"late REG refused"})),))
+    monkeypatch.setattr(scopes_suite, "SCOPES", (Named("idle", Scope(pulls=True), frozenset({"late REG refused"})),))
     ran = pdflow("scopes", "--jobs", "1")
     assert ran.exit_code == 1
     assert "vacuous: never late REG refused" in " ".join(ran.stdout.split())
@@ -114,7 +114,7 @@ def test_all_walks_through_each_cluster_once(monkeypatch: pytest.MonkeyPatch) ->
     """On whatever machine, unless there is a budget."""
     walked, era = range(1, command.RUNS_OF_ALL + 1), range(0, ERA, BLOCK)
     assert {cluster_of(seed, STRICT) for seed in walked} == {cluster_of(seed, STRICT) for seed in era}
-    monkeypatch.setattr(command, "PARTS", ("walk",))
+    monkeypatch.setattr(command, "SUITES", ("walk",))
     monkeypatch.setattr(command, "RUNS_OF_ALL", 600)
     for options, runs in (((), 600), (("--runs", "500"), 500)):
         ran = pdflow("all", "--json", "--jobs", "1", *options)

@@ -60,9 +60,9 @@ def told(scope: Scope, names: list[str]) -> tuple[Transitions, Any]:
     """These moves, each of which must be possible."""
     world = relation(scope)
     state = world.turns.start()
-    for wanted in names:
-        move = find(world, state, wanted)
-        assert move is not None, (wanted, [name(world, state, move) for move in world.moves(state)])
+    for move_name in names:
+        move = find(world, state, move_name)
+        assert move is not None, (move_name, [name(world, state, move) for move in world.moves(state)])
         state = world.apply(state, move)
     return world, state
 

@@ -14,7 +14,6 @@ from pdflow.cli import cli
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.mutants.catalogue import MUTANTS
-from pdflow_sim.check.parts import scopes as scopes_part
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search import workers as crew
@@ -23,6 +22,7 @@ from pdflow_sim.check.search.search import Coverage, explore, shortest
 from pdflow_sim.check.search.workers import SearchLimits, search
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State, StateSpace
+from pdflow_sim.check.suites import scopes as scopes_suite
 
 SCOPES = {
     "push": Scope(dup=1),
@@ -111,7 +111,7 @@ def test_without_memory_it_stops_and_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_reductions_of_a_search_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("two pulls", Scope(pulls=True, requests=2, deadline=0), frozenset(), nightly=True)
-    monkeypatch.setattr(scopes_part, "SCOPES", (named,))
+    monkeypatch.setattr(scopes_suite, "SCOPES", (named,))
     arguments = ["check", "scopes", "--large", "--jobs", "1"]
     output = " ".join(CliRunner().invoke(cli, arguments).stdout.split())
     assert "two pulls: requests alike: one of up to 2 states" in output

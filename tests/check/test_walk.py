@@ -96,8 +96,8 @@ def test_moves_are_those_of_the_relation(seed: int) -> None:
     for left, (before, move) in enumerate(record.steps(world), 1 - len(record.moves)):
         named = sorted(name(world, before, possible) for possible in world.moves(before))
         assert named == sorted(name(plain, state, possible) for possible in plain.moves(state))
-        wanted = name(world, before, move)
-        found = next(possible for possible in plain.moves(state) if name(plain, state, possible) == wanted)
+        expected = name(world, before, move)
+        found = next(possible for possible in plain.moves(state) if name(plain, state, possible) == expected)
         if left:
             state = plain.apply(state, found)
 
@@ -144,8 +144,8 @@ def test_a_tick_stops_and_says_so() -> None:
 @pytest.mark.parametrize("dialect", [STRICT, VLLM_COMPAT], ids=lambda dialect: dialect.name)
 def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
     found = walks(WalkTask(dialect=dialect), range(3_000))
-    wanted = GOALS if dialect is STRICT else {"delivered", "expired", "released after use", "resolved DEADLINE"}
-    assert wanted <= found.goals
+    expected = GOALS if dialect is STRICT else {"delivered", "expired", "released after use", "resolved DEADLINE"}
+    assert expected <= found.goals
     assert found.delivering > found.runs // 10
     assert sorted(found.digests) == [0, 1000, 2000]
 

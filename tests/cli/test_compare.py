@@ -86,7 +86,7 @@ def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: py
         assert expected in result.stderr
 
 
-def test_part_of_a_run_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_run_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdflow_sim.experiments.compare, "run", lambda world, oracle, drain: True)
     reference = ROOT / "examples/reference.toml"
     result = pdflow_command("compare", reference, reference)

@@ -15,7 +15,7 @@ def test_no_factors_leave_a_cost_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("decodes", [1, 40, 900])
-def test_the_linear_factor_multiplies_the_linear_part_alone(decodes: int) -> None:
+def test_the_linear_factor_multiplies_the_linear_term_alone(decodes: int) -> None:
     twice = scaled(COST, Factors(linear=2.0))
     more = twice.decode_step_ps(decodes, 100) - COST.decode_step_ps(decodes, 100)
     assert more == COST.linear.of(decodes)

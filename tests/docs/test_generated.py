@@ -23,7 +23,7 @@ def written_now() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")))])
-def test_generated_parts_are_up_to_date(name: str, written_now: dict[str, str]) -> None:
+def test_generated_sections_are_up_to_date(name: str, written_now: dict[str, str]) -> None:
     document = (ROOT / name).read_text(encoding="utf-8")
     assert document == written_now.get(name, document), f"{name} is out of date: python docs/generate.py"
 

@@ -89,7 +89,7 @@ def cells(found: Iterable[TokenRun]) -> list[tuple[int, int, int, int]]:
 
 
 @given(sizes=SIZES, prefix_blocks=st.integers(0, 3), num_tokens=st.integers(0, 60), data=st.data())
-def test_parts_of_a_range_make_the_range(
+def test_subranges_make_the_range(
     sizes: tuple[int, int], prefix_blocks: int, num_tokens: int, data: st.DataObject
 ) -> None:
     source_size, target_size = sizes
@@ -99,11 +99,11 @@ def test_parts_of_a_range_make_the_range(
     target = [500 - at for at in range(-(-num_tokens // target_size))]
     about = (source, source_size, target, target_size, start)
     borders = sorted({start, *data.draw(st.lists(st.integers(start, stop), max_size=5)), stop})
-    parts = [runs_within(*about, first, last) for first, last in pairwise(borders)]
-    assert [cell for part in parts for cell in cells(part)] == cells(runs(*about, num_tokens))
+    segments = [runs_within(*about, first, last) for first, last in pairwise(borders)]
+    assert [cell for segment in segments for cell in cells(segment)] == cells(runs(*about, num_tokens))
 
 
-def test_a_part_beyond_the_blocks_is_refused() -> None:
+def test_a_range_beyond_the_blocks_is_refused() -> None:
     with pytest.raises(LayoutError, match="1 prefill blocks of 4 tokens do not cover tokens 3 to 5"):
         list(runs_within([7], 4, [8, 9], 4, 0, 3, 5))
     with pytest.raises(LayoutError, match="do not follow one another from 4 on"):

@@ -30,7 +30,7 @@ def test_prompts_in_a_ring_share_no_byte_and_leave_none_out(tokens: list[int]) -
     blocks = rank_memory(SHAPE, 8, 1)
     taken: set[int] = set()
     for number, count in enumerate(tokens):
-        staging.want(str(number), count)
+        staging.enqueue(str(number), count)
         admission = staging.admit_next()
         if admission is None:
             break

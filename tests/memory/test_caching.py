@@ -73,9 +73,9 @@ class PoolAgainstModel(RuleBasedStateMachine):
         table = self.pool.table(got)
         assert len(table) == found * self.span + count
         assert len(got.blocks) == count
-        wanted = [(name, at) for name in prefix for at in range(self.span)] + [(generation, "rest")] * rest
-        assert [self.content[block] for block in table[: found * self.span]] == wanted[: found * self.span]
-        self.content.update(zip(got.blocks, wanted[found * self.span :], strict=True))
+        expected = [(name, at) for name in prefix for at in range(self.span)] + [(generation, "rest")] * rest
+        assert [self.content[block] for block in table[: found * self.span]] == expected[: found * self.span]
+        self.content.update(zip(got.blocks, expected[found * self.span :], strict=True))
         return got
 
     @rule(prompt=prompts, count=st.integers(0, 5))

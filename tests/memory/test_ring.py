@@ -61,8 +61,8 @@ class RingAgainstModel(RuleBasedStateMachine):
         skips = [
             room - before
             for before in range(min(room, promised) + 1)
-            for part in range(1, min(self.greatest, promised - before) + 1)
-            if 0 < room - before < part
+            for next_size in range(1, min(self.greatest, promised - before) + 1)
+            if 0 < room - before < next_size
         ]
         return not self.pressed and self.span() + promised + max(skips, default=0) <= self.steps
 
@@ -135,15 +135,15 @@ class RingAgainstModel(RuleBasedStateMachine):
         self.give_back(data.draw(st.sampled_from(self.live())))
 
     @rule(
-        parts=st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=2, max_size=8),
+        entries=st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=2, max_size=8),
         need=st.integers(1, 10),
         behind=st.integers(0, 3),
     )
-    def turn(self, parts: list[tuple[bool, int]], need: int, behind: int) -> None:
+    def turn(self, entries: list[tuple[bool, int]], need: int, behind: int) -> None:
         """Parts pass through, a few at a time: by chance alone the ring would seldom meet its end."""
         if not self.pressed:
             self.reserve(need, 0)
-        for mine, size in parts:
+        for mine, size in entries:
             owner = next((owner for owner, left in self.promised.items() if left), None)
             if mine and owner is not None:
                 self.place_for(owner, size)
@@ -241,8 +241,8 @@ def test_a_ring_that_has_turned_many_times_agrees(steps: int) -> None:
     machine = RingAgainstModel()
     machine.build(steps, 3, steps if steps < 10 else 8, 5)
     for _ in range(200):
-        parts = [(generator.random() < 0.5, generator.randint(1, 3)) for _ in range(4)]
-        machine.turn(parts, generator.randint(1, steps), generator.randrange(3))
+        entries = [(generator.random() < 0.5, generator.randint(1, 3)) for _ in range(4)]
+        machine.turn(entries, generator.randint(1, steps), generator.randrange(3))
         for owner in sorted(machine.promised):
             if generator.random() < 0.4:
                 machine.end(owner)
@@ -307,7 +307,7 @@ def test_what_may_be_skipped_is_kept_free_for_those_that_were_promised_more_than
     assert counters(ring) == (28, 0, 12, 0, 0)
 
 
-def test_what_is_given_back_behind_an_older_part_tells_two_states_apart() -> None:
+def test_a_release_behind_an_older_allocation_distinguishes_two_states() -> None:
     ring = plain(4)
     assert ring.take(4) == 0
     other = ring.fork()
@@ -319,16 +319,16 @@ def test_what_is_given_back_behind_an_older_part_tells_two_states_apart() -> Non
 
 def test_back_pressure_goes_on_and_off_exactly_at_the_marks() -> None:
     ring = plain(10, high=6, low=2)
-    parts = [ring.take(STEP) for _ in range(5)]
+    positions = [ring.take(STEP) for _ in range(5)]
     assert not ring.pressed
-    parts.append(ring.take(STEP))
+    positions.append(ring.take(STEP))
     assert ring.pressed
     assert ring.take(STEP) is None
     assert not ring.reserve("a", STEP)
     pressed = []
-    for part in parts:
-        assert part is not None
-        ring.release(part)
+    for position in positions:
+        assert position is not None
+        ring.release(position)
         pressed.append(ring.pressed)
     assert pressed == [True, True, True, False, False, False]
 
@@ -381,12 +381,12 @@ def test_misuse_is_named(act: Callable[[Ring], object], message: str) -> None:
     assert ring.fingerprint() == before
 
 
-def test_no_act_costs_more_among_many_parts() -> None:
-    def costs(parts: int) -> list[int]:
-        ring = plain(2 * parts)
-        for owner in range(parts // 2):
+def test_no_operation_costs_more_among_many_allocations() -> None:
+    def costs(count: int) -> list[int]:
+        ring = plain(2 * count)
+        for owner in range(count // 2):
             ring.reserve(owner, STEP)
-        positions = [ring.place(owner, STEP) for owner in range(parts // 2)]
+        positions = [ring.place(owner, STEP) for owner in range(count // 2)]
         acts: list[Callable[[], object]] = [
             lambda: ring.reserve("a", STEP),
             lambda: ring.place("a", STEP),

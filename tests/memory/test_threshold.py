@@ -39,15 +39,15 @@ class BufferAgainstModel(RuleBasedStateMachine):
             return
         pool = self.buffer.pool
         used = sum(size for _, size, where in self.entries if where is Where.BUFFER)
-        wanted = Where.BUFFER
+        expected = Where.BUFFER
         if used + size > self.threshold:
-            wanted = Where.POOL if pool is not None and size <= pool.largest_free_bytes else Where.NOWHERE
+            expected = Where.POOL if pool is not None and size <= pool.largest_free_bytes else Where.NOWHERE
         before = self.buffer.fingerprint()
-        assert self.buffer.put(name, size) is wanted
-        if wanted is Where.NOWHERE:
+        assert self.buffer.put(name, size) is expected
+        if expected is Where.NOWHERE:
             assert self.buffer.fingerprint() == before
         else:
-            self.entries.append((name, size, wanted))
+            self.entries.append((name, size, expected))
 
     @rule(name=NAMES)
     def drop(self, name: int) -> None:

@@ -126,17 +126,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.held[generation] = (self.real.table(generation).blocks, objects, False)
 
     @rule(start=st.integers(0, 3), length=st.integers(1, 5), size=st.integers(1, 6), tail=st.integers(1, 8))
-    def want(self, start: int, length: int, size: int, tail: int) -> None:
+    def enqueue(self, start: int, length: int, size: int, tail: int) -> None:
         """Prompts that begin alike: a chain of keys, and an end that nobody else has."""
         self.names += 1
         chain = [Item(f"{size}{KEYS[start : start + place + 1]}", size) for place in range(length)]
         items = (*chain, Item(f"end {self.names}", tail))
         name = f"n{self.names}"
         if sum(item.blocks for item in items) > BLOCKS:
-            with pytest.raises(PoolError, match="want"):
-                self.real.want(name, items)
+            with pytest.raises(PoolError, match="enqueue"):
+                self.real.enqueue(name, items)
             return
-        self.real.want(name, items)
+        self.real.enqueue(name, items)
         self.naive.queue.append((name, items))
         self.admit_waiting()
 

@@ -35,10 +35,10 @@ def boundaries(draw: st.DrawFn) -> list[int]:
 
 
 @given(boundaries(), st.integers(1, 40), st.booleans())
-def test_every_token_goes_where_it_goes_alone(edges: list[int], block_tokens: int, own_part: bool) -> None:
+def test_every_token_goes_where_it_goes_alone(edges: list[int], block_tokens: int, own_blocks: bool) -> None:
     everywhere: list[Token] = []
     for start, stop in pairwise(edges):
-        first = start if own_part else 0
+        first = start if own_blocks else 0
         found = runs(Piece(0, start, stop), first, block_tokens)
         assert spread(found, block_tokens) == one_by_one(start, stop, first, block_tokens)
         assert len(found) <= 3

@@ -46,11 +46,11 @@ class InTurn(RuleBasedStateMachine):
         self.count = 0
 
     @rule(tokens=st.integers(1, 33))
-    def want(self, tokens: int) -> None:
+    def enqueue(self, tokens: int) -> None:
         self.count += 1
         name = f"x{self.count}"
         try:
-            self.staging.want(name, tokens)
+            self.staging.enqueue(name, tokens)
         except TooLargeError:
             assert not self.staging.fits_ever(tokens)
             return
@@ -114,12 +114,12 @@ class InTurn(RuleBasedStateMachine):
     @invariant()
     def no_byte_belongs_to_two(self) -> None:
         if hasattr(self, "staging"):
-            parts = [part for allocation in self.held.values() for part in allocation.blocks]
+            extents = [extent for allocation in self.held.values() for extent in allocation.blocks]
             if isinstance(self.staging, PagedStaging):
-                assert sorted([*parts, *self.staging.free]) == list(range(PAGES))
+                assert sorted([*extents, *self.staging.free]) == list(range(PAGES))
             if not isinstance(self.staging, RingStaging):
                 return
-            assert len(parts) == len(set(parts)) == SIZE.layers * len(self.held)
+            assert len(extents) == len(set(extents)) == SIZE.layers * len(self.held)
 
     @invariant()
     def a_fork_is_alike(self) -> None:
@@ -135,10 +135,10 @@ TestInTurn.settings = settings(max_examples=150, stateful_step_count=30, derando
 def test_a_large_prompt_is_not_overtaken_for_ever(kind: str) -> None:
     """Small ones that come later wait behind it, though there is room for them."""
     staging = MEMORIES[kind]()
-    staging.want("first", 8)
+    staging.enqueue("first", 8)
     _, first = staging.admit_next() or pytest.fail("an empty memory had no room")
-    staging.want("large", 9)
-    staging.want("small", 1)
+    staging.enqueue("large", 9)
+    staging.enqueue("small", 1)
     admission = staging.admit_next()
     if admission is not None:
         assert admission[0] == "large"
@@ -156,13 +156,13 @@ def test_pages_that_a_prompt_fills_exactly_and_one_that_it_only_begins(evicts: b
         return PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts)
 
     def pages_admitted(staging: Staging, tokens: int) -> int | None:
-        staging.want(f"of {tokens}", tokens)
+        staging.enqueue(f"of {tokens}", tokens)
         found = staging.admit_next()
         return None if found is None else len(found[1].blocks)
 
     assert [pages_admitted(empty(), tokens) for tokens in (1, 4, 5, 29, 32)] == [1, 1, 2, 8, 8]
     with pytest.raises(TooLargeError, match="33 tokens"):
-        empty().want("x", 33)
+        empty().enqueue("x", 33)
     staging = empty()
     assert (pages_admitted(staging, 9), pages_admitted(staging, 20), pages_admitted(staging, 1)) == (3, 5, None)
     assert staging.victims() == (["of 9"] if evicts else [])
@@ -178,24 +178,24 @@ def test_no_more_have_to_go_than_the_first_needs() -> None:
     """Three pages come back with nine tokens, which is what twelve take."""
     staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
     for tokens in (9, 20):
-        staging.want(f"of {tokens}", tokens)
+        staging.enqueue(f"of {tokens}", tokens)
         assert staging.admit_next() is not None
-    staging.want("next", 12)
+    staging.enqueue("next", 12)
     assert staging.victims() == ["of 9"]
 
 
 def test_with_room_for_the_first_exactly_nobody_has_to_go() -> None:
     staging = PagedStaging(SIZE, PAGE_TOKENS, PAGES, evicts=True)
-    staging.want("held", 9)
+    staging.enqueue("held", 9)
     assert staging.admit_next() is not None
-    staging.want("fits", 20)
+    staging.enqueue("fits", 20)
     assert staging.victims() == []
     assert staging.admit_next() is not None
 
 
-def test_a_part_of_a_ring_of_blocks_holds_all_of_its_last_block() -> None:
+def test_a_layer_in_a_ring_of_blocks_holds_all_of_its_last_block() -> None:
     ring = RingStaging.of_bytes(SIZE, 8192, step_bytes=64, block_size=PAGE_TOKENS)
-    assert [ring.part(tokens) for tokens in (4, 5, 8)] == [448, 832, 832], "400 and 800 bytes, in steps of 64"
+    assert [ring.layer_bytes(tokens) for tokens in (4, 5, 8)] == [448, 832, 832], "400 and 800 bytes, in steps of 64"
 
 
 def test_a_rings_offset_fits_its_field_after_any_number_of_wraps() -> None:
@@ -207,9 +207,9 @@ def test_a_rings_offset_fits_its_field_after_any_number_of_wraps() -> None:
     ):
         steps = staging.ring.capacity_bytes // staging.ring.step_bytes
         for number in range(20):
-            staging.want(f"x{number}", tokens)
+            staging.enqueue(f"x{number}", tokens)
             admission = staging.admit_next()
             assert admission is not None
             _, allocation = admission
-            assert all(0 <= part < steps < 1 << 32 for part in allocation.blocks)
+            assert all(0 <= extent < steps < 1 << 32 for extent in allocation.blocks)
             staging.release(allocation)

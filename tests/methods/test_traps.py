@@ -86,14 +86,14 @@ def test_trap_02_a_full_ring_of_incomplete_requests_is_a_deadlock() -> None:
     assert whole.ends
 
 
-def test_trap_03_a_ring_waits_for_its_oldest_part() -> None:
+def test_trap_03_a_ring_waits_for_its_oldest_allocation() -> None:
     """Whatever else has been given back is stranded; and all of it comes free with that one."""
     ring = Ring(40, step_bytes=10, greatest_bytes=10, high_bytes=40, low_bytes=30)
     oldest, *others = (ring.take(10) for _ in range(4))
     assert oldest is not None
-    for part in others:
-        assert part is not None
-        assert ring.release(part) == 0
+    for position in others:
+        assert position is not None
+        assert ring.release(position) == 0
     assert (ring.free_bytes, ring.stranded_bytes) == (0, 30)
     assert ring.take(10) is None
     assert ring.release(oldest) == 40

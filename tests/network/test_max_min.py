@@ -85,8 +85,8 @@ def test_rates_are_those_of_exhaustive_filling(
     counts = [data.draw(st.integers(0, 7)) for _ in paths]
     network = loaded(bandwidths, paths, counts)
     got = [network.rate(network.path(path)) for path in paths]
-    for rate, want, count in zip(got, exhaustive_filling(bandwidths, paths, counts), counts, strict=True):
-        assert abs(rate - want) < Fraction(1, 1 << 50) if count else rate == 0
+    for rate, expected, count in zip(got, exhaustive_filling(bandwidths, paths, counts), counts, strict=True):
+        assert abs(rate - expected) < Fraction(1, 1 << 50) if count else rate == 0
     for link, bandwidth in enumerate(bandwidths):
         used = sum(rate * count for rate, count, path in zip(got, counts, paths, strict=True) if link in path)
         assert used <= bandwidth, "a resource is over capacity"
@@ -181,9 +181,9 @@ def test_ends_are_those_of_a_fluid_model(links: tuple[list[int], list[tuple[int,
     flows = data.draw(st.lists(flow, min_size=1, max_size=12))
     network = built(bandwidths, paths)
     ends = carry(network, flows)
-    for got, want in zip(ends, fluid(bandwidths, paths, flows), strict=True):
-        assert want is not None
-        assert got == -(-want.numerator // want.denominator)
+    for got, expected in zip(ends, fluid(bandwidths, paths, flows), strict=True):
+        assert expected is not None
+        assert got == -(-expected.numerator // expected.denominator)
     last = max(end for end in ends if end is not None)
     for link in range(len(bandwidths)):
         sent = sum(size for _, path, size in flows if link in paths[path])

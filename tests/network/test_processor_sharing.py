@@ -71,8 +71,8 @@ def test_every_completion_on_a_shared_uplink_is_the_oracles(seed: int) -> None:
     uplink = network.add_resource("uplink", UPLINK)
     path = network.path([uplink])
     got = carry(network, [(at, path, SIZE) for at in instants])
-    want = [ceil(end) for end in processor_sharing([(at, SIZE) for at in instants], UPLINK)]
-    assert got == want
+    expected = [ceil(end) for end in processor_sharing([(at, SIZE) for at in instants], UPLINK)]
+    assert got == expected
     assert network.carried_bytes(uplink, max(got)) == 5000 * SIZE
 
 
@@ -83,8 +83,8 @@ def test_sources_behind_nics_of_their_own_share_the_uplink_alike() -> None:
     uplink = network.add_resource("uplink", UPLINK)
     paths = [network.path([network.add_resource(f"nic{i}", 50 * S), uplink]) for i in range(400)]
     got = carry(network, [(at, paths[i % 400], SIZE) for i, at in enumerate(instants)])
-    want = [ceil(end) for end in processor_sharing([(at, SIZE) for at in instants], UPLINK)]
-    assert got == want
+    expected = [ceil(end) for end in processor_sharing([(at, SIZE) for at in instants], UPLINK)]
+    assert got == expected
 
 
 def test_an_overloaded_uplink_drifts_by_nothing_in_one_long_busy_period() -> None:
@@ -94,9 +94,9 @@ def test_an_overloaded_uplink_drifts_by_nothing_in_one_long_busy_period() -> Non
     network = FlowNetwork()
     path = network.path([network.add_resource("uplink", UPLINK)])
     got = carry(network, [(at, path, size) for at, size in jobs])
-    want = [ceil(end) for end in processor_sharing(jobs, UPLINK)]
-    assert max(abs(a - b) for a, b in zip(got, want, strict=True)) <= 1
-    assert sum(a != b for a, b in zip(got, want, strict=True)) <= 1  # a snap of 2**-20 ns is that rare
+    expected = [ceil(end) for end in processor_sharing(jobs, UPLINK)]
+    assert max(abs(a - b) for a, b in zip(got, expected, strict=True)) <= 1
+    assert sum(a != b for a, b in zip(got, expected, strict=True)) <= 1  # a snap of 2**-20 ns is that rare
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 41, 399])

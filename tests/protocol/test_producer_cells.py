@@ -135,7 +135,7 @@ def test_a_store_keeps_the_keys_of_a_prompt_in_the_order_of_its_cells() -> None:
     assert kept.cells["x"].lease_until == 9
 
 
-def test_a_fork_is_made_of_parts_that_refer_to_its_own_store() -> None:
+def test_components_of_a_fork_refer_to_its_own_store() -> None:
     rank = Agreed().prefill(engine_info("P"), 101)["P.r0"]
     assert isinstance(rank, ProducerRank)
     other = rank.fork()

@@ -9,8 +9,8 @@ from pdflow.protocol.events import (
     PrefillBegun,
     PrefillEnded,
     PrefillFinished,
+    PrefillMissing,
     PrefillQueued,
-    PrefillWanted,
     ShardReleased,
 )
 from pdflow.protocol.ids import EngineInfo, Shards
@@ -33,12 +33,12 @@ def scheduler() -> ProducerScheduler:
 def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
     """Its sibling may hold its shard for as long as it likes."""
     p = scheduler()
-    assert p.handle(PrefillWanted("x", 0), 0) == ()
+    assert p.handle(PrefillMissing("x", 0), 0) == ()
     p.handle(FINISHED, 0)
-    assert p.handle(PrefillWanted("x", 0), 0) == ()
+    assert p.handle(PrefillMissing("x", 0), 0) == ()
     assert p.handle(ShardReleased("x", 0, Code.NONE), 0) == ()
-    assert p.handle(PrefillWanted("x", 0), 0) == (Tell("P.r0", PrefillEnded("x", Code.NO_REQUEST)),)
-    assert p.handle(PrefillWanted("x", 1), 0) == ()
+    assert p.handle(PrefillMissing("x", 0), 0) == (Tell("P.r0", PrefillEnded("x", Code.NO_REQUEST)),)
+    assert p.handle(PrefillMissing("x", 1), 0) == ()
 
 
 def test_a_prompt_begun_and_given_up_is_freed_when_every_rank_has_released_it() -> None:

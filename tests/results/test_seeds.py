@@ -36,7 +36,7 @@ def test_a_figure_is_its_mean_with_students_interval(result: Result) -> None:
 
 
 def test_every_percentile_has_its_interval_in_80_columns(result: Result) -> None:
-    big = {f"e2e_{part}_ms": 1_234_567.8 for part in ("mean", "p50", "p90", "p99")}
+    big = {f"e2e_{statistic}_ms": 1_234_567.8 for statistic in ("mean", "p50", "p90", "p99")}
     text = printed(SeedsReport.of("two", 2, {1: summary(result, **big), 2: summary(result)}))
     assert max(map(len, text.splitlines())) <= 80
     for name in ("TTFT", "TPOT", "ITL", "E2E"):

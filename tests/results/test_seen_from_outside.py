@@ -84,7 +84,9 @@ def test_percentiles_have_vllms_names_and_numpys_values() -> None:
     samples = np.arange(1, 101, dtype=np.int64) ** 2 * MS
     quoted = Quoted(("ttft", "e2el"), (Fraction(25), Fraction("99.9")))
     figures = quoted.figures({"ttft": samples, "e2el": np.empty(0, np.int64)})
-    keys = [f"{part}_{name}_ms" for name in ("ttft", "e2el") for part in ("mean", "median", "std", "p25", "p99.9")]
+    keys = [
+        f"{statistic}_{name}_ms" for name in ("ttft", "e2el") for statistic in ("mean", "median", "std", "p25", "p99.9")
+    ]
     assert list(figures) == keys
     ms = samples / MS
     expected = [ms.mean(), np.median(ms), ms.std(), np.percentile(ms, 25), np.percentile(ms, 99.9)]

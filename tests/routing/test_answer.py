@@ -45,16 +45,16 @@ def streamed(first_from_prefill: bool = False) -> Answer:
 
 def test_the_first_attempt_that_answers_streams_and_the_other_is_dropped() -> None:
     it = streamed()
-    assert it.wants(A)
-    assert it.wants(B)
+    assert it.is_candidate(A)
+    assert it.is_candidate(B)
     assert [it.piece_came(attempt) for attempt in (B, A, B, A)] == [
         PieceUse.FIRST,
         PieceUse.DROP,
         PieceUse.PASS,
         PieceUse.DROP,
     ]
-    assert it.wants(B)
-    assert not it.wants(A)
+    assert it.is_candidate(B)
+    assert not it.is_candidate(A)
 
 
 def test_an_attempt_that_streamed_stays_the_one_when_its_leg_has_failed() -> None:
@@ -81,7 +81,7 @@ def test_nothing_follows_a_whole_answer() -> None:
     it.piece_came(A)
     it.whole(A)
     assert it.piece_came(A) is it.piece_came(B) is PieceUse.DROP
-    assert not it.wants(A)
+    assert not it.is_candidate(A)
 
 
 def test_only_the_attempt_that_streams_has_a_whole_answer() -> None:
@@ -124,7 +124,7 @@ def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
     assert it.first_token_told(A, True) == FirstTokenUse((), ())
     assert it.streaming == A
     assert it.piece_came(A) is PieceUse.DROP, "D was not told that it ended"
-    assert not it.wants(B)
+    assert not it.is_candidate(B)
 
 
 def test_ps_token_comes_too_late_for_an_answer_that_streams() -> None:
@@ -142,7 +142,7 @@ def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(s
     assert not it.alone_dispatched(A)
     use = it.first_token_told(B, False)
     assert use == FirstTokenUse((), (A,) if streams else ())
-    assert it.wants(A) is not streams
+    assert it.is_candidate(A) is not streams
     assert it.fork().piece_came(A) is (PieceUse.DROP if streams else PieceUse.FIRST)
     assert it.alone_dispatched(C), "this one continues behind it"
     assert it.piece_came(C) is PieceUse.FIRST
@@ -327,7 +327,7 @@ class Served(RuleBasedStateMachine):
     # Legs, at engines.
 
     def unsent(self) -> list[Leg]:
-        return [leg for leg in self.legs.values() if not leg.sent and self.answer.wants(leg.attempt)]
+        return [leg for leg in self.legs.values() if not leg.sent and self.answer.is_candidate(leg.attempt)]
 
     def answering(self) -> list[Leg]:
         """A leg that has been taken back may have a piece on its way."""
@@ -435,7 +435,7 @@ class Served(RuleBasedStateMachine):
     @invariant()
     def somebody_is_at_work_until_the_end(self) -> None:
         if self.reply is None and not self.queue:
-            assert any(self.answer.wants(leg.attempt) and not leg.dropped for leg in self.legs.values())
+            assert any(self.answer.is_candidate(leg.attempt) and not leg.dropped for leg in self.legs.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "queue"):

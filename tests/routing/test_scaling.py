@@ -12,10 +12,10 @@ from pdflow.routing.scaling import Autoscaler
 
 def test_it_grows_at_once_and_shrinks_when_it_has_been_calm() -> None:
     it = Autoscaler(target=4, least=1, most=8, calm_ns=10)
-    assert [it.wants(legs, now) for now, legs in enumerate((0, 9, 20, 5, 5))] == [1, 3, 5, 5, 5]
-    assert it.wants(5, 12) == 5
-    assert it.wants(5, 13) == 2, "for ten ns two have been enough"
-    assert it.wants(100, 14) == 8
+    assert [it.desired_replicas(legs, now) for now, legs in enumerate((0, 9, 20, 5, 5))] == [1, 3, 5, 5, 5]
+    assert it.desired_replicas(5, 12) == 5
+    assert it.desired_replicas(5, 13) == 2, "for ten ns two have been enough"
+    assert it.desired_replicas(100, 14) == 8
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
@@ -27,7 +27,7 @@ def test_it_is_the_most_of_the_last_while(looks: list[tuple[int, int]], calm_ns:
     for gap, legs in looks:
         now += gap
         history.append((now, max(2, min(9, ceil(legs / 4)))))
-        expected = max(wanted for at, wanted in history if at >= now - calm_ns)
+        expected = max(desired for at, desired in history if at >= now - calm_ns)
         other = it.fork()
-        assert it.wants(legs, now) == other.wants(legs, now) == expected
+        assert it.desired_replicas(legs, now) == other.desired_replicas(legs, now) == expected
         assert it.fingerprint() == other.fingerprint()

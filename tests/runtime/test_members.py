@@ -285,7 +285,7 @@ async def test_reports_are_taken_where_engines_report() -> None:
 
 
 @pytest.mark.trio
-async def test_an_engine_that_is_removed_is_stopped_once_nothing_there_is_wanted() -> None:
+async def test_a_removed_engine_is_stopped_once_it_has_no_requests() -> None:
     async with town() as built, trio.open_nursery() as nursery:
         nursery.start_soon(built.front.admin.run)
         nursery.start_soon(built.ask)

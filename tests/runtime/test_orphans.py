@@ -18,7 +18,7 @@ from tests.runtime.calibrate.test_probe import SYNTHETIC
 from tests.runtime.support.served import ROOT, served
 
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
-PARTS = ("pdflow_runtime.router.front", "prefill-0", "decode-0")
+COMPONENTS = ("pdflow_runtime.router.front", "prefill-0", "decode-0")
 PATIENCE_S = 60
 BENCHMARK = f"""
 import time
@@ -58,17 +58,17 @@ def test_a_benchmark_that_is_killed_leaves_no_cluster(killed_by: signal.Signals,
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as benchmark:
         assert benchmark.stdout is not None
         pids = [int(pid) for pid in benchmark.stdout.readline().split()]
-        assert len(pids) == len(PARTS) + 1
+        assert len(pids) == len(COMPONENTS) + 1
         assert all(map(is_there, pids))
         benchmark.send_signal(killed_by)
     assert left_of(pids) == []
 
 
 @pytest.mark.slow
-def test_parts_notice_that_whoever_started_them_is_gone(tmp_path: Path) -> None:
+def test_processes_notice_that_their_parent_is_gone(tmp_path: Path) -> None:
     with served(tmp_path, QUICKSTART, *SYNTHETIC) as cluster:
-        pids = [cluster.pid_of(part) for part in PARTS]
+        pids = [cluster.pid_of(component) for component in COMPONENTS]
         os.kill(cluster.process.pid, signal.SIGKILL)
         cluster.process.wait()
         assert left_of(pids) == []
-    assert cluster.log.read_text().count("whoever started this has let go of it") == len(PARTS)
+    assert cluster.log.read_text().count("whoever started this has let go of it") == len(COMPONENTS)

@@ -17,7 +17,7 @@ raise SystemExit(run_until_told(run))
 """
 
 
-def test_a_part_may_open_as_many_files_as_the_system_lets_it() -> None:
+def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
     subprocess.run([sys.executable, "-c", LIMITED], check=True)
 
 

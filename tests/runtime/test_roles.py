@@ -33,7 +33,7 @@ REFERENCE = ROOT / "examples/reference.toml"
 SECRET = "what all parts of this cluster know"
 
 
-class Parts:
+class ComponentProcesses:
     """Processes by their names, each with a log of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -107,10 +107,10 @@ class Parts:
             method, path, body, Signer(Secret(SECRET.encode())).sign("router", method, path, body)
         )
 
-    async def healthy(self, wanted: bool = True) -> None:
+    async def healthy(self, expected: bool = True) -> None:
         """Until /health says so."""
         with trio.fail_after(60):
-            while ((await self.exchange("GET", "/health"))[0] == 200) is not wanted:
+            while ((await self.exchange("GET", "/health"))[0] == 200) is not expected:
                 await trio.sleep(0.02)
 
     async def answers(self) -> None:
@@ -124,8 +124,8 @@ class Parts:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts]:
-    made = Parts(tmp_path)
+def components(tmp_path: Path) -> Iterator[ComponentProcesses]:
+    made = ComponentProcesses(tmp_path)
     yield made
     for process in made.processes.values():
         if process.poll() is None:
@@ -134,53 +134,56 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 @pytest.mark.trio
-async def test_parts_find_each_other_and_heal(parts: Parts) -> None:
-    parts.certify()
+async def test_components_find_each_other_and_recover(components: ComponentProcesses) -> None:
+    components.certify()
     for name in ("decode-0", "prefill-0", "router"):
-        parts.start(name)
-    await parts.healthy()
-    await parts.answers()
+        components.start(name)
+    await components.healthy()
+    await components.answers()
 
-    parts.signal("decode-0", signal.SIGSTOP)
-    await parts.healthy(False)
-    parts.signal("decode-0", signal.SIGCONT)
-    await parts.healthy()
-    await parts.answers()
+    components.signal("decode-0", signal.SIGSTOP)
+    await components.healthy(False)
+    components.signal("decode-0", signal.SIGCONT)
+    await components.healthy()
+    await components.answers()
 
-    await parts.kill("router")
-    parts.start("router")
-    await parts.healthy()
-    await parts.answers()
+    await components.kill("router")
+    components.start("router")
+    await components.healthy()
+    await components.answers()
 
-    await parts.kill("prefill-0")
-    await parts.healthy(False)
-    parts.start("prefill-0")
-    await parts.healthy()
-    await parts.answers()
+    await components.kill("prefill-0")
+    await components.healthy(False)
+    components.start("prefill-0")
+    await components.healthy()
+    await components.answers()
 
-    parts.signal("decode-0", signal.SIGTERM)
-    assert await parts.ended("decode-0") == 0
-    assert (await parts.exchange("GET", "/health"))[0] == 503
-    log = parts.log("router").read_text()
+    components.signal("decode-0", signal.SIGTERM)
+    assert await components.ended("decode-0") == 0
+    assert (await components.exchange("GET", "/health"))[0] == 503
+    log = components.log("router").read_text()
     assert "decode-0 is gone" in log
-    assert "Traceback" not in parts.logs()
+    assert "Traceback" not in components.logs()
 
 
 @pytest.mark.trio
-async def test_nobody_takes_part_who_does_not_know_the_secret(parts: Parts) -> None:
-    (parts.folder / "another").write_text("what parts of another cluster know")
-    (parts.folder / "another").chmod(0o600)
-    parts.start("router")
-    parts.start("decode-0", secret="another")
-    parts.start("prefill-0", secret=None)
+async def test_a_process_without_the_secret_is_refused(components: ComponentProcesses) -> None:
+    (components.folder / "another").write_text("what parts of another cluster know")
+    (components.folder / "another").chmod(0o600)
+    components.start("router")
+    components.start("decode-0", secret="another")
+    components.start("prefill-0", secret=None)
     told = {"decode-0": "the signature is wrong", "prefill-0": "this needs the cluster's secret"}
     with trio.fail_after(60):
-        while not all(why in parts.log(name).read_text() for name, why in told.items()):
+        while not all(why in components.log(name).read_text() for name, why in told.items()):
             await trio.sleep(0.05)
-    await parts.healthy(False)
-    assert (await parts.exchange("GET", "/admin/state"))[0] == 401
+    await components.healthy(False)
+    assert (await components.exchange("GET", "/admin/state"))[0] == 401
     bearer = ((b"authorization", b"Bearer " + SECRET.encode()),)
-    for answer in (await parts.admin("GET", "/admin/state"), await parts.exchange("GET", "/admin/state", b"", bearer)):
+    for answer in (
+        await components.admin("GET", "/admin/state"),
+        await components.exchange("GET", "/admin/state", b"", bearer),
+    ):
         assert answer[0] == 200
         assert msgspec.json.decode(answer[1])["engines"] == {"prefill-0": None, "decode-0": None}
 
@@ -236,9 +239,9 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
             body = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
             return {name: state is not None for name, state in body["engines"].items()}
 
-        async def until(wanted: dict[str, bool]) -> None:
+        async def until(expected: dict[str, bool]) -> None:
             with trio.fail_after(60):
-                while await engines() != wanted:
+                while await engines() != expected:
                     await trio.sleep(0.02)
 
         async def asks() -> None:
@@ -283,9 +286,9 @@ async def test_engines_of_one_host_report_too_where_the_scenario_says_so(tmp_pat
     small = ("pool.prefill.replicas=1", "pool.decode.replicas=1", f"serve.secret_file={tmp_path / 'secret'}")
     with served(tmp_path, REFERENCE, *small, "router.heartbeat_s=0.5", "router.silent_after_s=2") as cluster:
 
-        async def healthy(wanted: bool) -> None:
+        async def healthy(expected: bool) -> None:
             with trio.fail_after(60):
-                while ((await cluster.exchange("GET", "/health"))[0] == 200) is not wanted:
+                while ((await cluster.exchange("GET", "/health"))[0] == 200) is not expected:
                     await trio.sleep(0.02)
 
         await healthy(True)

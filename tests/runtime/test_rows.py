@@ -161,7 +161,7 @@ def test_what_a_killed_process_had_begun_to_write_is_left_out(tmp_path: Path) ->
     assert read_notes(tmp_path) == [Page("prefill-0", 12, notes)]
 
 
-def test_what_a_killed_run_has_left_is_no_part_of_the_next(tmp_path: Path) -> None:
+def test_files_left_by_a_killed_run_are_not_read_by_the_next(tmp_path: Path) -> None:
     left = [tmp_path / f"prefill-0-1.{kind}.jsonl" for kind in ("notes", "events")]
     for file in (*left, tmp_path / "requests.jsonl"):
         file.write_bytes(b"")

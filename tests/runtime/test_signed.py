@@ -75,7 +75,7 @@ def test_what_only_begins_like_loopback_is_not() -> None:
     assert not any(map(is_loopback, ("127.example.org", "10.0.0.1", "::", "0.0.0.0", "localhost.example.org")))
 
 
-def test_a_signature_is_of_one_request_to_one_part() -> None:
+def test_a_signature_is_of_one_request_to_one_component() -> None:
     clock = Clock()
     gate = Gate(SECRET, "decode-0", clock)
     asked = signed(SECRET, clock)
@@ -199,8 +199,8 @@ def test_beyond_loopback_there_is_no_cluster_without_a_secret(monkeypatch: pytes
     assert secret_beyond_loopback(cluster("serve.engine_host=192.0.2.1"), "engine_host") is not None
 
 
-def test_parts_of_a_mac_are_not_taken_for_each_other() -> None:
+def test_fields_of_a_mac_are_not_confused() -> None:
     macs = {
-        SECRET.mac(*parts) for parts in ((b"a", b"bc"), (b"ab", b"c"), (b"abc",), (b"a", b"b", b"c"), (b"abc", b""))
+        SECRET.mac(*fields) for fields in ((b"a", b"bc"), (b"ab", b"c"), (b"abc",), (b"a", b"b", b"c"), (b"abc", b""))
     }
     assert len(macs) == 5

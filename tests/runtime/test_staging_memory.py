@@ -125,7 +125,7 @@ async def test_operators_see_the_staging_memory(method: str, model: TorchModel) 
         leg = home.p.begin("r", "x-r", prompt(250))
         await leg.answered.wait()
         assert home.p.staging is not None
-        home.p.staging.want("another", 100)
+        home.p.staging.enqueue("another", 100)
         staging, drawn = shown()
         assert (staging.prompts, staging.waiting) == (1, 1)
         assert 0 <= staging.free <= staging.bytes - 250 * TOKEN_BYTES
@@ -140,15 +140,15 @@ async def test_operators_see_the_staging_memory(method: str, model: TorchModel) 
         assert state_of(home.alone).staging is None
 
 
-def test_what_a_ring_holds_behind_its_oldest_part_is_not_free() -> None:
+def test_what_a_ring_holds_behind_its_oldest_allocation_is_not_free() -> None:
     staging = RingStaging.of_bytes(KvSize(2, 64), 4096, step_bytes=64)
     places = []
     for number in range(2):
-        staging.want(f"x{number}", 8)
+        staging.enqueue(f"x{number}", 8)
         admission = staging.admit_next()
         assert admission is not None
         places.append(admission[1])
-    staging.want("large", 20)
+    staging.enqueue("large", 20)
     assert room_state(staging) == RoomState(4096, 2048, 2, 1)
     staging.release(places[1])
     assert room_state(staging) == RoomState(4096, 2048, 1, 1)

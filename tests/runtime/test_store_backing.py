@@ -48,12 +48,12 @@ class DictServer:
             raise self.ails
         return str(self.lives)
 
-    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
-        self.asked += len(wanted)
+    def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
+        self.asked += len(requested)
         self.answers.wait(20)
         if self.ails is not None and not isinstance(self.ails, RefusedError):
             raise self.ails
-        return [self.values.get(name, b"")[: nbytes + 1] for name, nbytes in wanted]
+        return [self.values.get(name, b"")[: nbytes + 1] for name, nbytes in requested]
 
     def put(self, values: Sequence[tuple[str, memoryview]]) -> None:
         self.puts += len(values)
@@ -82,7 +82,7 @@ class BackedMemory:
     def put(self, items: tuple[Item, ...], tail: int = 0) -> None:
         """A prompt is committed here, whose KV one knows by its keys; and as many tokens behind them."""
         behind = (Item(f"behind {items}", -(-tail // SHAPE.block_size)),) if tail else ()
-        self.memory.want("p", (*items, *behind))
+        self.memory.enqueue("p", (*items, *behind))
         (placed,) = self.memory.admit_waiting(0)
         found = self.memory.find(items)
         blocks = list(placed.target.blocks)
@@ -187,10 +187,10 @@ async def test_the_memory_says_how_much_comes_back(server: DictServer) -> None:
         await node.backing.fetch(chain(4))
         assert node.has(chain(9)) == 4
         await node.backing.fetch(chain(1, "b"))
-        node.memory.want("long", (Item("x", 8),))
+        node.memory.enqueue("long", (Item("x", 8),))
         held = node.memory.admit_waiting(0)[0].target.generation
         assert node.notes["store: objects evicted"] == 0
-        node.memory.want("waits", (Item("y", 2),))
+        node.memory.enqueue("waits", (Item("y", 2),))
         assert node.memory.admit_waiting(0) == []
         await node.backing.fetch(chain(1))
         assert node.has(chain(1)) == 0, "who waits for room is not overtaken"
@@ -211,10 +211,10 @@ async def test_what_is_evicted_while_more_is_asked_for_is_no_harm(
     async with backed_memory(server, blocks=6) as node:
         get = server.get
 
-        def late(wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+        def late(requested: Sequence[tuple[str, int]]) -> list[bytes]:
             if node.memory.known:
                 trio.from_thread.run_sync(node.put, chain(3, "b"))
-            return get(wanted)
+            return get(requested)
 
         monkeypatch.setattr(server, "get", late)
         await node.backing.fetch(chain(3))

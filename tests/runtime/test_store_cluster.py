@@ -23,7 +23,7 @@ from tests.runtime.support.house import house
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server, program
 from tests.runtime.test_cluster import QUICKSTART, prompt
-from tests.runtime.test_roles import Parts
+from tests.runtime.test_roles import ComponentProcesses
 
 pytestmark = pytest.mark.slow
 STORE = (
@@ -150,8 +150,8 @@ def test_what_is_checked_answers_as_the_cluster_has(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts]:
-    made = Parts(tmp_path)
+def components(tmp_path: Path) -> Iterator[ComponentProcesses]:
+    made = ComponentProcesses(tmp_path)
     yield made
     for process in made.processes.values():
         if process.poll() is None:
@@ -160,23 +160,23 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 @pytest.mark.trio
-async def test_a_node_is_started_by_itself_as_an_engine_is(parts: Parts) -> None:
+async def test_a_node_is_started_by_itself_as_an_engine_is(components: ComponentProcesses) -> None:
     """Synthetic engines, which know a secret, and say of each token whether its KV is what P made."""
     names = ("decode-0", "prefill-0", "router", "store-0")
     for name in names:
-        parts.start(name, "transfer.method=kv-store", "router.on_failure=recompute")
-    await parts.healthy()
-    await parts.answers()
-    await parts.kill("store-0")
-    await parts.healthy(False)
-    await parts.answers()
-    parts.start("store-0", "transfer.method=kv-store", "router.on_failure=recompute")
-    await parts.healthy()
-    await parts.answers()
+        components.start(name, "transfer.method=kv-store", "router.on_failure=recompute")
+    await components.healthy()
+    await components.answers()
+    await components.kill("store-0")
+    await components.healthy(False)
+    await components.answers()
+    components.start("store-0", "transfer.method=kv-store", "router.on_failure=recompute")
+    await components.healthy()
+    await components.answers()
     for name in names:
-        parts.signal(name, signal.SIGTERM)
-    assert [await parts.ended(name) for name in names] == [0, 0, 0, 0]
-    assert "Traceback" not in parts.logs()
+        components.signal(name, signal.SIGTERM)
+    assert [await components.ended(name) for name in names] == [0, 0, 0, 0]
+    assert "Traceback" not in components.logs()
 
 
 @pytest.fixture(scope="module")

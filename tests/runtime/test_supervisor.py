@@ -10,7 +10,7 @@ import trio
 
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineGone, read_news
-from pdflow_runtime.process.cluster import Cluster, Part
+from pdflow_runtime.process.cluster import Cluster, ComponentProcess
 from tests.runtime.support.house import cluster
 
 
@@ -20,7 +20,7 @@ async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None
     assert process.stdin is not None
     assert process.stdout is not None
     supervisor = Cluster(cluster(), "cluster.toml", (), Record())
-    supervisor.router = Part("router", process, b"")
+    supervisor.router = ComponentProcess("router", process, b"")
     gone = [EngineGone(name) for name in ("prefill-0", "decode-0", "decode-1")]
     async with trio.open_nursery() as nursery:
         for news in gone:

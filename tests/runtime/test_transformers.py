@@ -129,9 +129,9 @@ async def answers(home: House) -> dict[str, list[list[int]]]:
 def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a scenario says nothing of a dtype, it is the folder's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    want = greedy(made(tmp_path / kind, kind))
+    expected = greedy(made(tmp_path / kind, kind))
     assert len(list((tmp_path / kind).glob("*.safetensors"))) > 1
-    assert len({token for answer in want for token in answer}) > OUTPUT
+    assert len({token for answer in expected for token in answer}) > OUTPUT
     says = SIZES if kind in ("qwen2", "mistral") else f'hf_config = "{tmp_path / kind}/config.json"'
     scenario = cluster(f"serve.model={tmp_path / kind}", model=says)
 
@@ -144,20 +144,20 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
             assert home.d.engine.prompt_tokens_computed <= len(PROMPTS)
             return found
 
-    assert trio.run(run) == {"alone": want, "handed": want}
+    assert trio.run(run) == {"alone": expected, "handed": expected}
 
 
 @pytest.mark.slow
 @pytest.mark.trio
 async def test_a_served_folder_answers_as_transformers_does(tmp_path: Path) -> None:
     """By processes and HTTP, over tcp."""
-    want = greedy(await trio.to_thread.run_sync(partial(made, tmp_path / "model", "llama3-rope")))
+    expected = greedy(await trio.to_thread.run_sync(partial(made, tmp_path / "model", "llama3-rope")))
     overrides = [f"serve.model={tmp_path / 'model'}", "serve.transport=tcp"]
     overrides += [f"pool.{pool}.replicas=1" for pool in ("prefill", "decode")]
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(QUICKSTART.read_text().replace('preset = "tiny"', SIZES))
     with served(tmp_path, scenario, *overrides) as serving:
-        for tokens, answer in zip(PROMPTS, want, strict=True):
+        for tokens, answer in zip(PROMPTS, expected, strict=True):
             assert (await serving.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == answer
         log = serving.log.read_text()
     for engine in ("prefill-0", "decode-0"):

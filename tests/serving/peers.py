@@ -79,7 +79,7 @@ class Peers:
         """By request and rank: what the peer has registered, where it is D."""
 
     @property
-    def wanted(self) -> range:
+    def requested(self) -> range:
         return range(len(REQUESTS) - 1)
 
     def me(self, rank: int) -> str:
@@ -150,7 +150,7 @@ class Peers:
     def _of_consumer(self) -> list[Peer]:
         ranks = range(self.setting.ranks)
         whats = ("taken", "release") if self.ends.pulls else ("register", "cancel", "release")
-        found = [Peer(what, r, rank) for r in self.wanted for rank in ranks for what in whats]
+        found = [Peer(what, r, rank) for r in self.requested for rank in ranks for what in whats]
         return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.met)]
 
     # What is said.

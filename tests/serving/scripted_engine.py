@@ -168,8 +168,8 @@ class EngineModel:
 
     def _chunks(self, r: int, seq: Sequence) -> list[Do]:
         left = seq.target - seq.computed
-        part = [Do("compute", r, self.block_size)] if left > self.block_size else []
-        return [] if self.held else [*part, Do("compute", r, left)]
+        first_chunk = [Do("compute", r, self.block_size)] if left > self.block_size else []
+        return [] if self.held else [*first_chunk, Do("compute", r, left)]
 
     def _fits(self, seq: Sequence) -> bool:
         return -(-seq.target // self.block_size) <= self.pool.free

@@ -288,7 +288,7 @@ class Simulated:
         )
         node: SimEngineNode
         if setting.role == "aggregated":
-            return AggregatedNode(builder.parts(slot, info, engine), info)
+            return AggregatedNode(builder.components(slot, info, engine), info)
         if setting.role == "store":
             memory = recorded_memory(store_memory(), self.record)
             store = SimStoreNode(self.ports, STORE, memory, BLOCK)

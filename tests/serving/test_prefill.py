@@ -227,7 +227,7 @@ def test_what_is_released_before_all_of_it_is_computed_is_answered_all_the_same(
     bench.core.assert_empty("P")
 
 
-def test_parts_of_two_prompts_in_one_step_go_together() -> None:
+def test_chunks_of_two_prompts_in_one_step_are_sent_together() -> None:
     bench = begun()
     bench.role(PrefillRequested("y", "s", 50, 43), ChunkStarted("y", BLOCKS, 40, 0))
     assert bench.role(LayerReady(0, 0)) == [OfferPiece("x", Piece(0, 0, 60)), OfferPiece("y", Piece(0, 0, 40))]

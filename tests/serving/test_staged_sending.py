@@ -142,7 +142,7 @@ class World(RuleBasedStateMachine):
     def role(self, event: Any) -> None:
         self.core.feed(self.core.role, event, 0)
 
-    def wanted(self, effect: Any) -> None:
+    def emit(self, effect: Any) -> None:
         self.protocol.next = [effect]
         self.core.feed(self.port, "something", 0)
 
@@ -212,7 +212,7 @@ class World(RuleBasedStateMachine):
         if not self.method.pulls:
             reg = Reg("d", 1, 1, xid)
             registration = Register(reg, xid, 0, INFO.shards, Allocation(1, ()), 0, self.prompts[xid].tokens, 0, 1, 0)
-            self.wanted(PostWrite(Op(reg, 0, 0), "d.r0", Allocation(1, ()), registration, 0, Done(reg, 0, 1, 0, 1)))
+            self.emit(PostWrite(Op(reg, 0, 0), "d.r0", Allocation(1, ()), registration, 0, Done(reg, 0, 1, 0, 1)))
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -233,7 +233,7 @@ class World(RuleBasedStateMachine):
 
     def release(self, xid: Xid) -> None:
         self.prompts[xid].released = True
-        self.wanted(ReleaseBlocks(xid, Allocation(1, ()), Code.NONE))
+        self.emit(ReleaseBlocks(xid, Allocation(1, ()), Code.NONE))
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:

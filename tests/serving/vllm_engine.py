@@ -361,10 +361,10 @@ class VllmEngine:
             self._free_blocks(self.requests[request_id])
 
     def _free_request(self, request: Request, delay: bool = False) -> None:
-        wants_delay, params = self.connector.request_finished(request, list(request.block_ids))
+        delay_free_blocks, params = self.connector.request_finished(request, list(request.block_ids))
         self.finished_req_ids.append(request.request_id)
         self.answers[request.request_id] = (request.status, params)
-        if not delay and not wants_delay:
+        if not delay and not delay_free_blocks:
             self._free_blocks(request)
 
     def _free_blocks(self, request: Request) -> None:

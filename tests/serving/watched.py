@@ -49,19 +49,19 @@ def staging_in(memory: MemoryKind, method: Method, ranks: int) -> Staging:
     """Memory beside the blocks of one rank: the same kind in both worlds, and small."""
     size = KvSize(LAYERS, 16 // ranks)
     if memory is MemoryKind.RING:
-        part = size.bytes_per_token * BLOCK
-        return RingStaging.of_bytes(size, PAGES * LAYERS * part, part, BLOCK)
+        layer_bytes = size.bytes_per_token * BLOCK
+        return RingStaging.of_bytes(size, PAGES * LAYERS * layer_bytes, layer_bytes, BLOCK)
     return PagedStaging(size, BLOCK, PAGES, evicts=memory is MemoryKind.STORE)
 
 
 def recorded(staging: Staging, record: Record) -> Staging:
     """The same memory, which records what is asked of it."""
     owner: dict[int, str] = {}
-    want, admit_next, forget, release = staging.want, staging.admit_next, staging.forget, staging.release
+    enqueue, admit_next, forget, release = staging.enqueue, staging.admit_next, staging.forget, staging.release
 
-    def wanted(name: str, num_tokens: int) -> None:
-        record(Call("want room", name, (num_tokens,)))
-        want(name, num_tokens)
+    def recorded_enqueue(name: str, num_tokens: int) -> None:
+        record(Call("enqueue for room", name, (num_tokens,)))
+        enqueue(name, num_tokens)
 
     def admitted() -> tuple[str, Allocation] | None:
         found = admit_next()
@@ -80,7 +80,7 @@ def recorded(staging: Staging, record: Record) -> Staging:
         record(Call("give room back", owner.get(allocation.generation, "nobody"), (allocation.generation,)))
         release(allocation)
 
-    staging.want, staging.admit_next = wanted, admitted  # type: ignore[method-assign]
+    staging.enqueue, staging.admit_next = recorded_enqueue, admitted  # type: ignore[method-assign]
     staging.forget, staging.release = forgotten, released  # type: ignore[method-assign]
     return staging
 
@@ -88,11 +88,11 @@ def recorded(staging: Staging, record: Record) -> Staging:
 def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
     """A store's memory, which records what is asked of it."""
     owner: dict[int, str] = {}
-    want, admit_waiting, forget, release = memory.want, memory.admit_waiting, memory.forget, memory.release
+    enqueue, admit_waiting, forget, release = memory.enqueue, memory.admit_waiting, memory.forget, memory.release
 
-    def wanted(name: str, items: tuple[Item, ...]) -> None:
-        record(Call("want room", name, tuple(item.key for item in items)))
-        want(name, items)
+    def recorded_enqueue(name: str, items: tuple[Item, ...]) -> None:
+        record(Call("enqueue for room", name, tuple(item.key for item in items)))
+        enqueue(name, items)
 
     def admitted(now: Instant) -> list[Placed]:
         found = admit_waiting(now)
@@ -111,7 +111,7 @@ def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
         record(Call("give room back", owner.get(generation, "a look"), (generation,)))
         release(generation, now)
 
-    memory.want, memory.admit_waiting = wanted, admitted  # type: ignore[method-assign]
+    memory.enqueue, memory.admit_waiting = recorded_enqueue, admitted  # type: ignore[method-assign]
     memory.forget, memory.release = forgotten, released  # type: ignore[method-assign]
     return memory
 

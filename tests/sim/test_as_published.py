@@ -82,7 +82,7 @@ def test_a_full_pool_ends_the_listener(play: Play, method: str) -> None:
     assert max(ends) < 1e9, "a listener that has ended takes nothing in, though there is room again"
 
 
-def test_a_ring_full_of_parts_gives_nothing_back_until_a_deadline(play: Play) -> None:
+def test_a_ring_full_of_incomplete_prompts_releases_nothing_until_a_deadline(play: Play) -> None:
     """D's holds a prompt and a bit, and all come at once."""
     full = {
         "transfer.host_buffer_bytes": 2_000_000,

@@ -65,8 +65,8 @@ def test_bytes_are_tokens_times_what_d_stores(
 
     totals = conclude(scenario, world, (), False).totals
     assert {name for name in (link.name for link in totals.links) if "nic" not in name} == {"spine"}
-    for part in ("spine", "tx", "rx"):
-        assert sum(link.bytes for link in totals.links if link.name.endswith(part)) == stored
+    for suffix in ("spine", "tx", "rx"):
+        assert sum(link.bytes for link in totals.links if link.name.endswith(suffix)) == stored
     for link in totals.links:
         capacity = {"spine": LINK_BYTES_PER_S}.get(link.name, NIC_BYTES_PER_S)
         assert link.capacity_bytes_per_s == capacity

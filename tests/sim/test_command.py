@@ -228,7 +228,7 @@ def test_python_overrides_are_read_back_as_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("option", ["events", "save_detailed", "timeline", "html"])
-def test_python_wants_a_folder_for_what_it_writes(option: str) -> None:
+def test_python_requires_a_folder_for_what_it_writes(option: str) -> None:
     import pdflow
 
     asked: dict[str, Any] = {option: True}

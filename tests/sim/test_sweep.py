@@ -136,7 +136,7 @@ def test_a_changed_file_is_another_scenario(tmp_path: Path) -> None:
     assert rows == [1, 2]
 
 
-def test_lengths_beside_a_clients_rates_are_part_of_it(tmp_path: Path) -> None:
+def test_lengths_next_to_a_clients_rates_belong_to_it(tmp_path: Path) -> None:
     folder = tmp_path / "client"
     folder.mkdir()
     (folder / "a-trace.csv").write_text("0,8,1,Gamma,1,1\n")

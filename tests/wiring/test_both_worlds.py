@@ -60,7 +60,7 @@ def both(says: ResolvedScenario) -> tuple[Router, Router]:
 def anatomy(thing: Any) -> Any:
     """All that an endpoint is made of, also what is no state of it and in no fingerprint."""
     if isinstance(thing, (list, tuple)) and not hasattr(thing, "__struct_fields__"):
-        return [anatomy(part) for part in thing]
+        return [anatomy(item) for item in thing]
     slots = [slot for kind in type(thing).__mro__ for slot in getattr(kind, "__slots__", ())]
     if hasattr(thing, "__struct_fields__") or not slots:
         return thing

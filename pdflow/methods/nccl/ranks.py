@@ -11,8 +11,8 @@ from pdflow.methods.guards import Guards
 from pdflow.protocol.values import Address
 
 
-def rank_in_group(own: Address, peer: Address, wants: bool, guards: Guards) -> int:
-    """0 or 1. `wants`: it has something to send, and was not asked."""
+def rank_in_group(own: Address, peer: Address, initiates: bool, guards: Guards) -> int:
+    """0 or 1. `initiates`: it has something to send, and was not asked to join."""
     if guards.ranks_by_address:
         return int(own > peer)
-    return int(not wants)
+    return int(not initiates)

@@ -31,7 +31,7 @@ PROTOCOL: Final = choice("tcp", "rdma")
 
 def devices_of(device_name: str) -> tuple[str, ...]:
     """The NICs that a text with commas names."""
-    return tuple(name for part in device_name.split(",") if (name := part.strip()))
+    return tuple(name for field in device_name.split(",") if (name := field.strip()))
 
 
 class Ports(NamedTuple):

@@ -106,7 +106,7 @@ class StoreLedger:
     def enqueue(self, request_id: RequestId) -> DecodeAborted | None:
         """It queues for room, if there is ever enough."""
         try:
-            self.memory.want(request_id, self.puts[request_id].items)
+            self.memory.enqueue(request_id, self.puts[request_id].items)
         except PoolError:
             return DecodeAborted(request_id, Code.REJECTED)
         return None

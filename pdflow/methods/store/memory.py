@@ -1,7 +1,7 @@
 """The memory of a store's node: which objects are there, who gets room, and what goes for it.
 
 An object is the KV of a prompt, or of one of its blocks, under a key of its content; it never changes. A prompt comes
-in by `want`: the objects at its start that are there already are found, and room is given for the rest, at once or
+in by `enqueue`: the objects at its start that are there already are found, and room is given for the rest, at once or
 later, in the order of asking. From then on the prompt holds them all, under one generation, until `release`: first
 while they are written, then while they are read, for as long as the lease runs. What is held is never evicted, be it
 complete or not.
@@ -100,11 +100,11 @@ class StoreMemory:
     def fits_ever(self, num_blocks: int) -> bool:
         return num_blocks <= self.pool.num_blocks
 
-    def want(self, name: str, items: tuple[Item, ...]) -> None:
+    def enqueue(self, name: str, items: tuple[Item, ...]) -> None:
         """Queue for room. Raises PoolError for what would wait for ever."""
         blocks = blocks_of(items)
         if not self.fits_ever(blocks):
-            raise PoolError(f"want: {blocks} blocks, but there are {self.pool.num_blocks}")
+            raise PoolError(f"enqueue: {blocks} blocks, but there are {self.pool.num_blocks}")
         self.waiting[name] = items
 
     def forget(self, name: str) -> bool:
@@ -112,7 +112,7 @@ class StoreMemory:
         return self.waiting.pop(name, None) is not None
 
     def admit_waiting(self, now: Instant) -> list[Placed]:
-        """Who gets room now, in turn. To be asked after every `want`, `forget` and `release`."""
+        """Who gets room now, in turn. To be asked after every `enqueue`, `forget` and `release`."""
         admitted: list[Placed] = []
         while self.waiting:
             name, items = next(iter(self.waiting.items()))

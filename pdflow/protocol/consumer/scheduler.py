@@ -157,10 +157,10 @@ class ConsumerScheduler:
             # which P was never asked would be its death.
             self._sync_due(peer, now)
         timers, dialect = context.timers, context.dialect
-        wanted = event.deadline_ns or timers.deadline_ns
+        timeout_ns = event.deadline_ns or timers.deadline_ns
         if dialect.watchdog_resolves and not dialect.control_frames and not context.pulls:
-            wanted = min(wanted, timers.watchdog_ns)
-        enters = store.add(event, peer, now + wanted, now)
+            timeout_ns = min(timeout_ns, timers.watchdog_ns)
+        enters = store.add(event, peer, now + timeout_ns, now)
         if peer.sync_at is None:
             self._touch(peer, now)
         return (Enqueue(request_id),) if enters else NOTHING

@@ -86,12 +86,12 @@ class WatchedOperation:
 
 def mismatch(product: WatchedPrompt, request: WatchedRequest) -> str | None:
     """What is wrong with this source for this request."""
-    wanted = request.admitted
-    assert wanted is not None
-    if product.digest != wanted.digest:
-        return f"tokens of digest {product.digest:#x} where {wanted.digest:#x} are wanted"
-    if product.weights != wanted.weights:
-        return f"KV of weights {product.weights} where {wanted.weights} are loaded"
-    if product.num_tokens != wanted.token_start + wanted.num_tokens:
-        return f"{product.num_tokens} tokens where {wanted.token_start} + {wanted.num_tokens} are wanted"
+    expected = request.admitted
+    assert expected is not None
+    if product.digest != expected.digest:
+        return f"tokens of digest {product.digest:#x} where {expected.digest:#x} are wanted"
+    if product.weights != expected.weights:
+        return f"KV of weights {product.weights} where {expected.weights} are loaded"
+    if product.num_tokens != expected.token_start + expected.num_tokens:
+        return f"{product.num_tokens} tokens where {expected.token_start} + {expected.num_tokens} are wanted"
     return None

@@ -245,11 +245,11 @@ class ProducerFrames:
         tombs.raise_floor(message.floor)
         for xid in message.interest:
             store.renew(xid, now + timers.lease_ns)
-        wanted = frozenset(message.interest)
-        for xid in sorted(store.interests.get(sender, frozenset()) - wanted):
+        interest = frozenset(message.interest)
+        for xid in sorted(store.interests.get(sender, frozenset()) - interest):
             store.shorten(xid, now + timers.release_lease_ns)
-        if wanted:
-            store.interests[sender] = wanted
+        if interest:
+            store.interests[sender] = interest
         else:
             store.interests.pop(sender, None)
         items = []

@@ -19,7 +19,7 @@ from pdflow.protocol.events import (
     PeerExited,
     PeerLost,
     PrefillEnded,
-    PrefillWanted,
+    PrefillMissing,
     ProducerRankEvent,
     Received,
     SourceCompleted,
@@ -303,7 +303,7 @@ class ProducerRank:
         # One timer stands for both: an open registration's prompt is asked for first, its grant judged after that.
         store.update(key, cell.expecting(NEVER))
         store.deadlines.push(cell.registration_until, Timer(TimerKind.REGISTRATION, key))
-        return (Tell(store.scheduler, PrefillWanted(cell.xid, store.context.rank)),)
+        return (Tell(store.scheduler, PrefillMissing(cell.xid, store.context.rank)),)
 
 
 Handler: TypeAlias = Callable[[ProducerRank, ProducerRankEvent, Instant], Effects]

@@ -19,8 +19,8 @@ from pdflow.protocol.events import (
     PrefillBegun,
     PrefillEnded,
     PrefillFinished,
+    PrefillMissing,
     PrefillQueued,
-    PrefillWanted,
     ProducerSchedulerEvent,
     ShardReleased,
     Source,
@@ -75,8 +75,8 @@ class ProducerScheduler:
             return self._shard_released(event, now)
         if type(event) is PrefillBegun:
             return self._begun(event, now)
-        if type(event) is PrefillWanted:
-            return self._wanted(event, now)
+        if type(event) is PrefillMissing:
+            return self._missing(event, now)
         if type(event) is PrefillAborted:
             return self._aborted(event, now)
         if type(event) is SourceWithdrawn:
@@ -187,7 +187,7 @@ class ProducerScheduler:
             self.products[event.xid] = msgspec.structs.replace(product, holders=0, code=code)
         return (ReleaseBlocks(event.xid, product.allocation, code),)
 
-    def _wanted(self, event: PrefillWanted, now: Instant) -> Effects:
+    def _missing(self, event: PrefillMissing, now: Instant) -> Effects:
         """A rank that has let go of its shard will not get it again, though its siblings may hold theirs."""
         product = self.products.get(event.xid)
         if product is not None and (product.allocation is None or product.holders >> event.rank & 1):

@@ -21,7 +21,7 @@ def strict_table() -> str:
     return _table(("`type`", "other keys, in order"), rows)
 
 
-def parts_table() -> str:
+def nested_table() -> str:
     """The maps that stand inside others."""
     kinds: tuple[type[msgspec.Struct], ...] = (Reg, Shards, Allocation, SyncItem)
     return _table(("part", "keys, in order"), [(f"`{kind.__name__}`", _keys(kind)) for kind in kinds])
@@ -44,7 +44,7 @@ def limits_table() -> str:
     return _table(("limit", "value"), rows)
 
 
-TABLES = {"strict": strict_table, "parts": parts_table, "vllm": vllm_table, "limits": limits_table}
+TABLES = {"strict": strict_table, "parts": nested_table, "vllm": vllm_table, "limits": limits_table}
 
 
 def regenerated(document: str) -> str:

@@ -97,7 +97,11 @@ def table(number: int, differences: Mapping[str, Difference]) -> Table:
 
 def _labels(differences: Mapping[str, Difference]) -> Iterator[tuple[str, str]]:
     """The rows, in the order of a run's own report: latencies, stages that took anything, rates."""
-    labels = {f"{name}_{part}_ms": f"{name.upper()} {part}, ms" for name in LATENCIES for part in LATENCY_COLUMNS}
+    labels = {
+        f"{name}_{statistic}_ms": f"{name.upper()} {statistic}, ms"
+        for name in LATENCIES
+        for statistic in LATENCY_COLUMNS
+    }
     stages = {f"{stage}_ms": f"  {stage}, ms" for stage in STAGES}
     for name, label in {**labels, **stages, "slo_attainment": "SLO met, %", **RATES}.items():
         it = differences.get(name)

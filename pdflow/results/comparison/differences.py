@@ -55,10 +55,10 @@ class Figures:
         }
         # Of nothing there are no latencies: a run that completed nothing would be the fastest.
         values = {
-            f"{name}_{part}_ms": getattr(each, f"{part}_ms")
+            f"{name}_{statistic}_ms": getattr(each, f"{statistic}_ms")
             for name, each in spreads.items()
             if each.count
-            for part in LATENCY_COLUMNS
+            for statistic in LATENCY_COLUMNS
         }
         shares = {}
         for stage, durations in zip(stages_seen(run.records), stage_durations_ns(run.records), strict=False):
@@ -83,8 +83,8 @@ class Figures:
         found = {share: intervals.means(column, taken) for share, column in self.shares.items()}
         for latency, column in self.latencies.items():
             found[f"{latency}_mean_ms"] = intervals.means(column, taken)
-            for part, values in zip(LATENCY_COLUMNS[1:], intervals.percentiles(column, taken).T, strict=True):
-                found[f"{latency}_{part}_ms"] = values
+            for statistic, values in zip(LATENCY_COLUMNS[1:], intervals.percentiles(column, taken).T, strict=True):
+                found[f"{latency}_{statistic}_ms"] = values
         return found
 
 

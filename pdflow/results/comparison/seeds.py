@@ -87,14 +87,14 @@ class SeedsReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=min(options.max_width, _WIDEST))
         sign = "+-" if options.ascii_only else "±"
-        parts: list[RenderableType] = [self._title(sign)]
+        renderables: list[RenderableType] = [self._title(sign)]
         if self.figures:
-            parts += ["", self._latencies(sign), "", self._others(sign)]
+            renderables += ["", self._latencies(sign), "", self._others(sign)]
             if len(self.seeds) > 1 and all(len(set(it.values)) == 1 for it in self.figures.values()):
-                parts.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
-            parts += [Text(f"step times  {formatting.plain(statement)}", style="dim") for statement in self.costs]
-        for part in parts:
-            yield from console.render(part, options)
+                renderables.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
+            renderables += [Text(f"step times  {formatting.plain(statement)}", style="dim") for statement in self.costs]
+        for renderable in renderables:
+            yield from console.render(renderable, options)
 
     def _title(self, sign: str) -> Text:
         line = Text(self.name or "run", style="bold")
@@ -115,7 +115,7 @@ class SeedsReport:
         for name in LATENCY_COLUMNS:
             table.add_column(name, justify="right")
         for name in LATENCIES:
-            row = [self.figures[f"{name}_{part}_ms"] for part in LATENCY_COLUMNS]
+            row = [self.figures[f"{name}_{statistic}_ms"] for statistic in LATENCY_COLUMNS]
             digits = formatting.decimals_for(max(it.mean for it in row))
             table.add_row(name.upper(), *(it.text(sign, digits) for it in row))
         return table
@@ -142,7 +142,7 @@ class SeedsReport:
 
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The figures of one run that have a mean over runs: not counts, nor what the scenario does not ask."""
-    for name in (*(f"{of}_{part}_ms" for of in LATENCIES for part in LATENCY_COLUMNS), *RATES, _SLO):
+    for name in (*(f"{of}_{statistic}_ms" for of in LATENCIES for statistic in LATENCY_COLUMNS), *RATES, _SLO):
         if summary[name] is not None:
             yield name, summary[name]
     for stage, mean_ms in summary["stages_mean_ms"].items():

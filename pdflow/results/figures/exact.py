@@ -51,10 +51,10 @@ def moments(values: Ints, weights: Ints | None = None) -> Moments:
     shifts = np.arange(limbs, dtype=np.int64)[:, None] * _LIMB_BITS
     count = total = squares = 0
     for begin in range(0, len(values), min(at_once, _BUCKETS)):
-        part = slice(begin, begin + min(at_once, _BUCKETS))
-        digits = ((values[part] >> shifts) & ((1 << _LIMB_BITS) - 1)).astype(np.float64)
-        weighted = digits if weights is None else digits * weights[part]
-        count += digits.shape[1] if weights is None else int(weights[part].sum())
+        chunk = slice(begin, begin + min(at_once, _BUCKETS))
+        digits = ((values[chunk] >> shifts) & ((1 << _LIMB_BITS) - 1)).astype(np.float64)
+        weighted = digits if weights is None else digits * weights[chunk]
+        count += digits.shape[1] if weights is None else int(weights[chunk].sum())
         for row, limb_sum in enumerate(weighted.sum(axis=1).tolist()):
             total += int(limb_sum) << (_LIMB_BITS * row)
         for row, products in enumerate((weighted @ digits.T).tolist()):
@@ -83,10 +83,10 @@ def at_ranks(
     bucket_of = {rank: int(np.searchsorted(below, rank, side="right")) for rank in ranks}
     if shift == 0:
         return {rank: low + bucket for rank, bucket in bucket_of.items()}
-    wanted = np.zeros(_BUCKETS, dtype=np.bool_)
-    wanted[list(bucket_of.values())] = True
+    needed = np.zeros(_BUCKETS, dtype=np.bool_)
+    needed[list(bucket_of.values())] = True
     before = {rank: int(below[bucket] - histogram[bucket]) for rank, bucket in bucket_of.items()}
-    if int(histogram[wanted].sum()) > _GATHER_AT_MOST:
+    if int(histogram[needed].sum()) > _GATHER_AT_MOST:
         found: dict[int, int] = {}
         for bucket in sorted(set(bucket_of.values())):
             inside = {rank - before[rank]: rank for rank in ranks if bucket_of[rank] == bucket}
@@ -94,12 +94,12 @@ def at_ranks(
             picked = at_ranks(chunks, edges, int(histogram[bucket]), list(inside))
             found.update({inside[rank]: value for rank, value in picked.items()})
         return found
-    kept_below = np.cumsum(np.where(wanted, histogram, 0))
+    kept_below = np.cumsum(np.where(needed, histogram, 0))
     offsets = {rank: int(kept_below[bucket] - histogram[bucket]) for rank, bucket in bucket_of.items()}
     kept = (
         (values[mask], weights[mask])
         for values, weights in _within(chunks(), low, high)
-        for mask in (wanted[(values - low) >> shift],)
+        for mask in (needed[(values - low) >> shift],)
     )
     return _pick(kept, offsets, {rank: rank - before[rank] for rank in ranks})
 

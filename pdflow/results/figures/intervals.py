@@ -85,14 +85,16 @@ def of_difference(before: Sequence[float], after: Sequence[float]) -> Interval |
         return None
     means = [math.fsum(values) / len(values) for values in (before, after)]
     less = [len(values) - 1 for values in (before, after)]
-    parts = [
+    squared_errors = [
         math.fsum((value - mean) ** 2 for value in values) / freedom / len(values)
         for values, mean, freedom in zip((before, after), means, less, strict=True)
     ]
-    change, variance = means[1] - means[0], sum(parts)
+    change, variance = means[1] - means[0], sum(squared_errors)
     if not variance:
         return Interval(change, change)
-    freedom = variance**2 / sum(part**2 / each for part, each in zip(parts, less, strict=True))
+    freedom = variance**2 / sum(
+        squared_error**2 / each for squared_error, each in zip(squared_errors, less, strict=True)
+    )
     half = t_quantile(max(1, math.floor(freedom + 1e-9))) * math.sqrt(variance)
     return Interval(change - half, change + half)
 

@@ -211,8 +211,8 @@ def _readers(kind: type[msgspec.Struct]) -> dict[str, Enums]:
 def _members(hint: Any) -> Iterator[tuple[str, enum.Enum]]:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         yield from hint.__members__.items()
-    for part in typing.get_args(hint):
-        yield from _members(part)
+    for argument in typing.get_args(hint):
+        yield from _members(argument)
 
 
 def _value(data: Any, enums: Enums, classes: Mapping[str, type[msgspec.Struct]]) -> Any:

@@ -34,8 +34,8 @@ class UnreadableRunError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, path: Path, why: str) -> None:
-        wanted = f"name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
-        super().__init__(formatting.plain(f"{path}: {why}; {wanted}, or with {SEEDS_NAME}"))
+        expected = f"name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
+        super().__init__(formatting.plain(f"{path}: {why}; {expected}, or with {SEEDS_NAME}"))
 
 
 class _Bounds(msgspec.Struct):

@@ -53,7 +53,7 @@ class Span(NamedTuple):
     start: int
     end: int
     request: int
-    parts: tuple[tuple[str, int, int], ...]
+    segments: tuple[tuple[str, int, int], ...]
 
 
 class CounterLevel(NamedTuple):
@@ -157,12 +157,12 @@ class Stamps:
         }
         for request in who[np.argsort(start[who], kind="stable")].tolist():
             begun, over = int(start[request]), int(end[request])
-            parts, at = [], begun
+            segments, at = [], begun
             for label, column in marks[kind]:
                 until = min(max(at, int(column[request])), over)
-                parts.append((label, at, until))
+                segments.append((label, at, until))
                 at = until
-            yield Span(begun, over, request, tuple(parts))
+            yield Span(begun, over, request, tuple(segments))
 
     def levels(self, name: str, kind: str) -> Iterator[CounterLevel]:
         """A process's counters."""
@@ -236,7 +236,7 @@ def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) 
             "ts": _us(span.start),
             "dur": _us(span.end - span.start),
         }
-        for label, start, end in span.parts:
+        for label, start, end in span.segments:
             if end > start:
                 yield {"ph": "X", **at, "name": label, "cat": kind, "ts": _us(start), "dur": _us(end - start)}
         if span.request in arrows and kind in ("prefill", "decode"):

@@ -46,11 +46,11 @@ class OutputError(PdflowError):
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that appears at `path` only if the block ends well. Raises OutputError where the disk refuses."""
-    part = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + ".part")
     try:
         with guarding(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(part, "wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 (closed below, where its error is ours)
+            file = open(temporary, "wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 (closed below, where its error is ours)
         try:
             yield file
             with guarding(path):
@@ -60,10 +60,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):  # after a failed write close() tries, and fails, again
                 file.close()
         with guarding(path):
-            part.replace(path)
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -17,9 +17,9 @@ class Html(str):
     __slots__ = ()
 
 
-def joined(parts: Iterable[str]) -> Html:
+def joined(fragments: Iterable[str]) -> Html:
     """Texts and markup after one another."""
-    return Html("".join(part if isinstance(part, Html) else _escaped(part) for part in parts))
+    return Html("".join(fragment if isinstance(fragment, Html) else _escaped(fragment) for fragment in fragments))
 
 
 def tag(name: str, *inside: str, **attributes: str | float) -> Html:

@@ -42,7 +42,9 @@ def page(result: FinishedRun, scenario_text: str = "", recording: Recording | No
             tag("style", Html(STYLE)),
         )
     )
-    body = joined(part for section in _sections(result, scenario_text, recording) for part in (section, Html("\n")))
+    body = joined(
+        fragment for section in _sections(result, scenario_text, recording) for fragment in (section, Html("\n"))
+    )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 
@@ -63,8 +65,8 @@ def title(result: FinishedRun) -> Html:
     about, metrics = result.about, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{formatting.count(metrics.requests)} requests"
     ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {about.world}"
-    parts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
-    return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(parts), class_="dim")))
+    facts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
+    return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(facts), class_="dim")))
 
 
 def verdict(result: FinishedRun) -> Html:
@@ -109,7 +111,7 @@ def _figures(result: FinishedRun) -> Iterator[Html]:
         yield table(["class", *CLASS_COLUMNS], classes[:ROWS_SHOWN])
         yield from _more(classes)
     rows = [(name, value) for name, value in report.facts() if name not in _ELSEWHERE]
-    yield tag("dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))))
+    yield tag("dl", *(fragment for name, value in rows for fragment in (tag("dt", name), tag("dd", value))))
 
 
 def stages(result: FinishedRun) -> Iterator[Html]:

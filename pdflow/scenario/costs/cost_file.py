@@ -224,10 +224,10 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _path(parts: tuple[str | int, ...]) -> str:
+def _path(keys: tuple[str | int, ...]) -> str:
     shown = ""
-    for part in parts:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
+    for key in keys:
+        shown += f"[{key}]" if isinstance(key, int) else f".{key}" if shown else key
     return shown
 
 

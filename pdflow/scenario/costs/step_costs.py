@@ -20,7 +20,7 @@ from pdflow.cost.step import StepCost, constant, to_ps
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.cost_file import MOST_BYTES, CostFile, read_cost
 from pdflow.scenario.reading.convert import Complaint, did_you_mean
-from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.document import ScenarioTables
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scenario import (
     COST_KINDS,
@@ -93,30 +93,30 @@ def cost_tables(shelf: Shelf) -> Mapping[str, CostFile]:
     return found
 
 
-def check_costs(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
+def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], list[Problem]]:
     """What is wrong with the costs that pools ask for, with its place in the scenario or in the cost file.
 
     Pools without a `kv_tokens` of their own get that of their cost's file.
     """
     complaints: list[Complaint] = []
     problems: list[Problem] = []
-    if parts.model is None:
+    if tables.model is None:
         return complaints, problems
-    for index, pool in enumerate(parts.pools):
+    for index, pool in enumerate(tables.pools):
         if pool is None:
             continue
         try:
-            parts.model.check_parallel(pool.tp, pool.pp)
+            tables.model.check_parallel(pool.tp, pool.pp)
         except ValueError:
             continue  # Which `validate.py` says.
         try:
-            used = _file(parts.model, pool, Path(file).parent)
+            used = _file(tables.model, pool, Path(file).parent)
         except CostError as error:
             complaints += [] if error.problems else [Complaint(("pool", index, *error.at), str(error))]
             problems += error.problems
         else:
             if used is not None and used.engine.kv_tokens is not None and pool.kv_tokens is None:
-                parts.pools[index] = attrs.evolve(pool, kv_tokens=used.engine.kv_tokens)
+                tables.pools[index] = attrs.evolve(pool, kv_tokens=used.engine.kv_tokens)
     return complaints, problems
 
 
@@ -124,8 +124,8 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """The cost file that the pool's cost is from, if it is from one; held against the pool."""
     match pool.cost:
         case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
-            wanted = f"the model's products are in {model.activation_dtype}, and {pool.gpu.name} has no fp8_flops"
-            raise CostError(f'{wanted}; take another GPU, or say model.activation_dtype = "bf16"', "gpu")
+            mismatch = f"the model's products are in {model.activation_dtype}, and {pool.gpu.name} has no fp8_flops"
+            raise CostError(f'{mismatch}; take another GPU, or say model.activation_dtype = "bf16"', "gpu")
         case FittedCost(table=name):
             tables = cost_tables("fitted")
             if name not in tables:

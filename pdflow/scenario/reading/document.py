@@ -64,8 +64,8 @@ LINKS_FILE: Final = ".toml"
 
 
 @attrs.define
-class Parts:
-    """A document's parts; None where one is wrong or missing. Lists have the document's order and length.
+class ScenarioTables:
+    """A document's tables; None where one is wrong or missing. Lists have the document's order and length.
 
     `workload_keys` are what [workload] says, rightly or wrongly.
     """
@@ -85,8 +85,8 @@ class Parts:
     serve: Serve | None = None
 
 
-def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
-    """The parts of a document and everything wrong with them, each on its own."""
+def read_document(document: Mapping[str, Any]) -> tuple[ScenarioTables, list[Complaint]]:
+    """The tables of a document and everything wrong with them, each on its own."""
     found: list[Complaint] = []
     for key in document:
         if key not in TABLES:
@@ -96,45 +96,45 @@ def read_document(document: Mapping[str, Any]) -> tuple[Parts, list[Complaint]]:
         if key not in document:
             written = f"[[{key}]]" if key == "pool" else f"[{key}]"
             found.append(Complaint((), f"the table {written} is missing"))
-    parts = Parts()
-    parts.header = _part(document.get("scenario", {}), schema.Header, ("scenario",), found)
+    tables = ScenarioTables()
+    tables.header = _table(document.get("scenario", {}), schema.Header, ("scenario",), found)
     if "workload" in document:
         if isinstance(document["workload"], Mapping):
-            parts.workload_keys = frozenset(document["workload"])
-        parts.workload = _part(document["workload"], Workload, ("workload",), found)
+            tables.workload_keys = frozenset(document["workload"])
+        tables.workload = _table(document["workload"], Workload, ("workload",), found)
     if "model" in document:
-        parts.model = _model(document["model"], found)
+        tables.model = _model(document["model"], found)
     if "pool" in document:
-        parts.pools = _pools(document["pool"], found)
-    parts.transfer = _part(document.get("transfer", {}), Transfer, ("transfer",), found)
-    parts.network = _network(document.get("network", {}), found)
-    parts.router = _part(document.get("router", {}), RouterConfig, ("router",), found)
-    parts.slo = _part(document.get("slo", {}), schema.Slo, ("slo",), found)
-    parts.scales = _tables(document.get("scale", []), Scale, "scale", found)
-    parts.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)
-    parts.fault_table = _part(document.get("faults", {}), faults.Faults, ("faults",), found)
-    parts.serve = _part(document.get("serve", {}), Serve, ("serve",), found)
-    return parts, found
+        tables.pools = _pools(document["pool"], found)
+    tables.transfer = _table(document.get("transfer", {}), Transfer, ("transfer",), found)
+    tables.network = _network(document.get("network", {}), found)
+    tables.router = _table(document.get("router", {}), RouterConfig, ("router",), found)
+    tables.slo = _table(document.get("slo", {}), schema.Slo, ("slo",), found)
+    tables.scales = _tables(document.get("scale", []), Scale, "scale", found)
+    tables.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)
+    tables.fault_table = _table(document.get("faults", {}), faults.Faults, ("faults",), found)
+    tables.serve = _table(document.get("serve", {}), Serve, ("serve",), found)
+    return tables, found
 
 
-def _part(value: object, into: type[T], path: KeyPath, found: list[Complaint]) -> T | None:
-    part, complaints = structure(value, into)
+def _table(value: object, into: type[T], path: KeyPath, found: list[Complaint]) -> T | None:
+    structured, complaints = structure(value, into)
     found += [attrs.evolve(complaint, path=(*path, *complaint.path)) for complaint in complaints]
-    return part
+    return structured
 
 
 def _network(table: object, found: list[Complaint]) -> Network | None:
     if not isinstance(table, Mapping):
-        return _part(table, Network, ("network",), found)
+        return _table(table, Network, ("network",), found)
     name = table.get("preset", "rdma-400g")
     if is_links_file(name):
-        return _part(table, Network, ("network",), found)
+        return _table(table, Network, ("network",), found)
     values = _preset_values("links", name, ("network", "preset"), found)
     if values is None:
         name, values = "ideal", presets("links")["ideal"].values
-        _part({**values, **table, "preset": name}, Network, ("network",), found)
+        _table({**values, **table, "preset": name}, Network, ("network",), found)
         return None
-    return _part({**values, **table}, Network, ("network",), found)
+    return _table({**values, **table}, Network, ("network",), found)
 
 
 def is_links_file(name: object) -> TypeGuard[str]:
@@ -144,7 +144,7 @@ def is_links_file(name: object) -> TypeGuard[str]:
 
 def _model(table: object, found: list[Complaint]) -> ModelSpec | None:
     if not isinstance(table, Mapping):
-        return _part(table, ModelSpec, ("model",), found)
+        return _table(table, ModelSpec, ("model",), found)
     before = len(found)
     own = {key: value for key, value in table.items() if key not in ("preset", *DTYPES)}
     for key, (field, sizes) in DTYPES.items():
@@ -177,15 +177,15 @@ def _tables(value: object, into: Any, key: str, found: list[Complaint]) -> list[
         hint = f": write [[{key}]]" if isinstance(value, Mapping) else ""
         found.append(Complaint((key,), f"is {shown(value)}, expected an array of tables{hint}"))
         return []
-    return [_part(table, into, (key, index), found) for index, table in enumerate(value)]
+    return [_table(table, into, (key, index), found) for index, table in enumerate(value)]
 
 
 def _pool(table: object, path: KeyPath, found: list[Complaint]) -> schema.Pool | None:
     """A pool; its GPU is resolved first, and a sound one stands in for a wrong one while the rest is looked at."""
     if not isinstance(table, Mapping) or "gpu" not in table:
-        return _part(table, schema.Pool, path, found)
+        return _table(table, schema.Pool, path, found)
     gpu = _gpu(table["gpu"], (*path, "gpu"), found)
-    pool = _part({**table, "gpu": gpu or _some_gpu()}, schema.Pool, path, found)
+    pool = _table({**table, "gpu": gpu or _some_gpu()}, schema.Pool, path, found)
     return pool if gpu is not None else None
 
 
@@ -217,11 +217,11 @@ def _specified(
 ) -> T | None:
     """A preset's values under the table's own, as a spec; without a preset the table must say all."""
     if preset is None:
-        return _part(own, into, path, found)
+        return _table(own, into, path, found)
     values = _preset_values(kind, preset, preset_at or (*path, "preset"), found)
     if values is None:
         return None
-    return _part({"name": preset, **values, **own}, into, path, found)
+    return _table({"name": preset, **values, **own}, into, path, found)
 
 
 def _preset_values(kind: Kind, name: object, path: KeyPath, found: list[Complaint]) -> Mapping[str, Any] | None:
@@ -234,5 +234,5 @@ def _preset_values(kind: Kind, name: object, path: KeyPath, found: list[Complain
     return None
 
 
-def _if_harmless(part: T, complaints: list[Complaint]) -> T | None:
-    return part if all(complaint.unknown for complaint in complaints) else None
+def _if_harmless(value: T, complaints: list[Complaint]) -> T | None:
+    return value if all(complaint.unknown for complaint in complaints) else None

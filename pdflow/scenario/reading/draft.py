@@ -98,14 +98,14 @@ class Draft:
     def _shown(self, path: KeyPath) -> str:
         """The path as --set would say it: pools by their names."""
         shown = ""
-        for depth, part in enumerate(path):
+        for depth, element in enumerate(path):
             if depth == 1 and path[0] == "pool":
-                name = self._pool_name(part)
-                shown += f".{name}" if name else f"[{part}]"
-            elif isinstance(part, int):
-                shown += f"[{part}]"
+                name = self._pool_name(element)
+                shown += f".{name}" if name else f"[{element}]"
+            elif isinstance(element, int):
+                shown += f"[{element}]"
             else:
-                key = part if _BARE_KEY.fullmatch(part) else f'"{part}"'
+                key = element if _BARE_KEY.fullmatch(element) else f'"{element}"'
                 shown += f".{key}" if shown else key
         return shown
 

@@ -20,7 +20,7 @@ from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
 from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
 from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown
-from pdflow.scenario.reading.document import DTYPES, Parts, is_links_file, read_document
+from pdflow.scenario.reading.document import DTYPES, ScenarioTables, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.locate import KeyPath, key_lines
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -70,22 +70,22 @@ def resolve(draft: Draft) -> ResolvedScenario:
     document, of_links, links_places = _with_links(draft.file, document)
     if links_places:
         draft = attrs.evolve(draft, overridden={**links_places, **draft.overridden})
-    parts, complaints = read_document(document)
+    tables, complaints = read_document(document)
     complaints += of_links
     if of_model:
         # Whatever else is missing in [model] would have come from there.
         complaints = of_model + [complaint for complaint in complaints if complaint.path[:1] != ("model",)]
     if of_config:
         complaints += of_config
-        parts.transfer = None  # which method it is would have come from there
-    of_costs, of_cost_files = check_costs(file, parts)
+        tables.transfer = None  # which method it is would have come from there
+    of_costs, of_cost_files = check_costs(file, tables)
     complaints += of_costs
-    complaints += check(parts)
-    of_path, of_lines = _trace_problems(file, parts)
+    complaints += check(tables)
+    of_path, of_lines = _trace_problems(file, tables)
     problems = draft.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
-    return _scenario(file, parts, () if config is None else tuple(config.told()))
+    return _scenario(file, tables, () if config is None else tuple(config.told()))
 
 
 def _read(file: str) -> str:
@@ -243,15 +243,15 @@ def _config_places(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
     return {key: name if line is None else f"{name}:{line}" for key, line in lines.items()}
 
 
-def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Problem]]:
+def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint], list[Problem]]:
     """What is wrong with the trace or the model that the scenario names: with its place in the scenario, and line by
     line."""
-    workload, base_dir = parts.workload, Path(file).parent
+    workload, base_dir = tables.workload, Path(file).parent
     if workload is None:
         return [], []
     if workload.trace is None:
         classes = set() if workload.sessions is None else {FIRST_TURN, LATER_TURNS}
-        return _model_problems(workload, base_dir) + _class_problems(parts, classes), []
+        return _model_problems(workload, base_dir) + _class_problems(tables, classes), []
     trace = workload.trace
     path = base_dir / trace.path
     if not os.path.isfile(path) and not (trace.format == "servegen" and os.path.isdir(path)):
@@ -264,15 +264,15 @@ def _trace_problems(file: str, parts: Parts) -> tuple[list[Complaint], list[Prob
             what = "does not say when requests arrive, expected an arrival process beside it"
             return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}')], []
         classes = check_trace(trace, base_dir, timed)
-        return _class_problems(parts, classes), []
+        return _class_problems(tables, classes), []
     except TraceError as error:
         rest = [Problem(str(path), "", f"and {error.more} more lines like these")] if error.more else []
         return [], [*error.problems, *rest]
 
 
-def _class_problems(parts: Parts, known: set[str]) -> list[Complaint]:
+def _class_problems(tables: ScenarioTables, known: set[str]) -> list[Complaint]:
     """Bounds for classes that no request is of would hold for nobody, unnoticed."""
-    named = {} if parts.slo is None else parts.slo.classes
+    named = {} if tables.slo is None else tables.slo.classes
     expected = f"expected one of {', '.join(sorted(known))}" if known else "whose requests have no classes"
     return [
         Complaint(("slo", "class", name), f"is no class of the workload, {expected}{did_you_mean(name, known)}")
@@ -295,28 +295,28 @@ def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:
     return []
 
 
-def _scenario(file: str, parts: Parts, from_config: tuple[str, ...]) -> ResolvedScenario:
-    header = _sound(parts.header)
+def _scenario(file: str, tables: ScenarioTables, from_config: tuple[str, ...]) -> ResolvedScenario:
+    header = _sound(tables.header)
     return ResolvedScenario(
         name=header.name or Path(file).stem,
         seed=header.seed,
-        workload=_sound(parts.workload),
-        model=_sound(parts.model),
-        pools=tuple(_sound(pool) for pool in parts.pools),
-        transfer=_sound(parts.transfer),
-        network=_sound(parts.network),
-        router=_sound(parts.router),
-        slo=_sound(parts.slo),
+        workload=_sound(tables.workload),
+        model=_sound(tables.model),
+        pools=tuple(_sound(pool) for pool in tables.pools),
+        transfer=_sound(tables.transfer),
+        network=_sound(tables.network),
+        router=_sound(tables.router),
+        slo=_sound(tables.slo),
         path=file,
-        scales=tuple(scale for scale in parts.scales if scale is not None),
-        faults=tuple(fault for fault in parts.fault_list if fault is not None),
-        fault_table=_sound(parts.fault_table),
-        serve=_sound(parts.serve),
+        scales=tuple(scale for scale in tables.scales if scale is not None),
+        faults=tuple(fault for fault in tables.fault_list if fault is not None),
+        fault_table=_sound(tables.fault_table),
+        serve=_sound(tables.serve),
         from_config=from_config,
     )
 
 
-def _sound(part: T | None) -> T:
-    """A part of which nothing was complained."""
-    assert part is not None
-    return part
+def _sound(table: T | None) -> T:
+    """A table that has no complaint."""
+    assert table is not None
+    return table

@@ -73,8 +73,8 @@ class _Scanner:
     def _enter(self, key: KeyPath) -> KeyPath:
         """A header's key as a path: a name of an array of tables means its last element."""
         path: KeyPath = ()
-        for part in key:
-            path = (*path, part)
+        for segment in key:
+            path = (*path, segment)
             if path in self._array_lengths:
                 path = (*path, self._array_lengths[path] - 1)
         return path
@@ -89,16 +89,16 @@ class _Scanner:
         self._value((*table, *key))
 
     def _key(self) -> KeyPath:
-        parts: list[str] = []
+        segments: list[str] = []
         while True:
             self._skip(_SPACE)
-            parts.append(self._key_part())
+            segments.append(self._key_segment())
             self._skip(_SPACE)
             if not self.text.startswith(".", self.position):
-                return tuple(parts)
+                return tuple(segments)
             self.position += 1
 
-    def _key_part(self) -> str:
+    def _key_segment(self) -> str:
         if self.text[self.position] in "\"'":
             quoted = self._skip(_STRING)
             return str(tomllib.loads(f"key = {quoted}")["key"])

@@ -39,8 +39,8 @@ def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
     """Put the value into the document and return its path there. Raises MisfitError where the key leads nowhere."""
     path: KeyPath = ()
     inside: Any = document
-    for part in override.key[:-1]:
-        inside, path = _enter(inside, path, str(part))
+    for segment in override.key[:-1]:
+        inside, path = _enter(inside, path, str(segment))
     last = str(override.key[-1])
     if _names_a_pool(path, inside):
         raise MisfitError(f"pool.{last} is a pool; say which of its keys, as in pool.{last}.tp")
@@ -53,20 +53,22 @@ def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
     return (*path, last)
 
 
-def _enter(inside: Any, path: KeyPath, part: str) -> tuple[Any, KeyPath]:
+def _enter(inside: Any, path: KeyPath, segment: str) -> tuple[Any, KeyPath]:
     """One step down: into a table, into a pool by its name, or into a table that does not exist yet."""
     if _names_a_pool(path, inside):
         names = [pool.get("name") for pool in inside if isinstance(pool, dict)]
-        if part not in names:
+        if segment not in names:
             known = [name for name in names if isinstance(name, str)]
-            raise MisfitError(f"no pool named {part}, expected one of {', '.join(known)}{did_you_mean(part, known)}")
-        index = next(i for i, pool in enumerate(inside) if isinstance(pool, dict) and pool.get("name") == part)
+            raise MisfitError(
+                f"no pool named {segment}, expected one of {', '.join(known)}{did_you_mean(segment, known)}"
+            )
+        index = next(i for i, pool in enumerate(inside) if isinstance(pool, dict) and pool.get("name") == segment)
         return inside[index], (*path, index)
     if not isinstance(inside, dict):
-        raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {part}")
-    if part == "gpu" and isinstance(inside.get(part), str):
-        inside[part] = {"preset": inside[part]}
-    return inside.setdefault(part, {}), (*path, part)
+        raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {segment}")
+    if segment == "gpu" and isinstance(inside.get(segment), str):
+        inside[segment] = {"preset": inside[segment]}
+    return inside.setdefault(segment, {}), (*path, segment)
 
 
 def _names_a_pool(path: KeyPath, inside: Any) -> bool:
@@ -81,8 +83,8 @@ def parse_key(text: str) -> KeyPath:
         table = {}
     path: list[str] = []
     while isinstance(table, dict) and len(table) == 1:
-        [(part, table)] = table.items()
-        path.append(part)
+        [(segment, table)] = table.items()
+        path.append(segment)
     if table != 0 or not path:
         raise MisfitError(f"{shown(text)} is not a key, expected a dotted one, as in pool.decode.tp")
     return tuple(path)

@@ -40,14 +40,14 @@ class Bound:
         """The interval in words: "a number above 0 and at most 1"."""
         if self.min_length is not None:
             return "something that is not empty"
-        parts = []
+        bounds = []
         if self.above is not None:
-            parts.append(f"above {_plain(self.above)}")
+            bounds.append(f"above {_plain(self.above)}")
         if self.at_least is not None:
-            parts.append(f"of at least {_plain(self.at_least)}")
+            bounds.append(f"of at least {_plain(self.at_least)}")
         if self.at_most is not None:
-            parts.append(f"at most {_plain(self.at_most)}")
-        return " and ".join(["a number " + parts[0], *parts[1:]]) if parts else "a finite number"
+            bounds.append(f"at most {_plain(self.at_most)}")
+        return " and ".join(["a number " + bounds[0], *bounds[1:]]) if bounds else "a finite number"
 
 
 def _plain(number: float) -> str:

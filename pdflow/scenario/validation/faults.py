@@ -9,7 +9,7 @@ from pdflow.faults.plan import ROUTER
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.plan import engines_of, links_of
 from pdflow.scenario.reading.convert import Complaint, did_you_mean
-from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.document import ScenarioTables
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema.faults import (
     CrashFault,
@@ -30,26 +30,26 @@ from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import Pool
 
 
-def check_faults(parts: Parts, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
+def check_faults(tables: ScenarioTables, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
     """`pools` is None if they are not all sound: then no name can be judged."""
-    heal_s = parts.fault_table.heal_s if parts.fault_table is not None else None
-    for index, fault in enumerate(parts.fault_list):
+    heal_s = tables.fault_table.heal_s if tables.fault_table is not None else None
+    for index, fault in enumerate(tables.fault_list):
         if fault is None:
             continue
         path: KeyPath = ("fault", index)
         yield from _when(path, fault, heal_s)
         if isinstance(fault, CrashFault):
-            transfer = parts.transfer
+            transfer = tables.transfer
             lives = transfer is not None and METHODS[transfer.method].dialect(transfer.dialect).control_frames
             yield from _crash(path, fault, lives)
         if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
             yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):
-            yield from _links(path, fault, pools, _reports(parts))
-        if isinstance(fault, NicDownFault) and parts.network is not None:
-            yield from _nic_down(path, fault, parts.network)
+            yield from _links(path, fault, pools, _reports(tables))
+        if isinstance(fault, NicDownFault) and tables.network is not None:
+            yield from _nic_down(path, fault, tables.network)
         if isinstance(fault, SlowFault):
-            yield from _slow(path, fault, parts.network, pools)
+            yield from _slow(path, fault, tables.network, pools)
         elif isinstance(fault, (CrashFault, NicDownFault, PauseFault, SkewFault)) and pools is not None:
             yield from _engine((*path, "engine"), fault.engine, engines_of(pools))
 
@@ -92,9 +92,9 @@ def _crash(path: KeyPath, fault: CrashFault, strict: bool) -> Iterator[Complaint
         yield Complaint(path, "restart_after_s is missing: an engine that is down cannot crash again")
 
 
-def _reports(parts: Parts) -> bool:
+def _reports(tables: ScenarioTables) -> bool:
     """Whether engines report to the router, as far as that can be said."""
-    router, transfer = parts.router, parts.transfer
+    router, transfer = tables.router, tables.transfer
     return router is None or transfer is None or router.reports_every_s(transfer) is not None
 
 

@@ -38,8 +38,8 @@ class Resolution:
         return seconds_to_ns(self.seconds)
 
     def __str__(self) -> str:
-        parts = f"{self.blocks_s:g} s for blocks + {self.deadline_s:g} s deadline"
-        attempts = f"({parts})" if self.attempts == 1 else f"{self.attempts} attempts x ({parts})"
+        terms = f"{self.blocks_s:g} s for blocks + {self.deadline_s:g} s deadline"
+        attempts = f"({terms})" if self.attempts == 1 else f"{self.attempts} attempts x ({terms})"
         return f"{self.seconds:.4g} s: {attempts} + {self.transport_s:g} s transport + {self.write_s:.3g} s of writes"
 
 

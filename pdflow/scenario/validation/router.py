@@ -27,9 +27,9 @@ def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequenc
             yield Complaint(("router", key), f"says something of {policy} only, and no engine is chosen by that")
     attempts = router.max_attempts
     if attempts is not None and router.on_failure is not None and (attempts > 1) is (router.on_failure == "fail"):
-        wanted = "1" if router.on_failure == "fail" else "at least 2"
+        expected = "1" if router.on_failure == "fail" else "at least 2"
         yield Complaint(
-            ("router", "max_attempts"), f'is {attempts}, expected {wanted} with on_failure = "{router.on_failure}"'
+            ("router", "max_attempts"), f'is {attempts}, expected {expected} with on_failure = "{router.on_failure}"'
         )
     if pools is None:
         return

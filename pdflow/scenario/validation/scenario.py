@@ -16,7 +16,7 @@ from pdflow.layout.ranks import check_tp
 from pdflow.layout.shapes import LayoutError
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.reading.convert import Complaint, did_you_mean
-from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.document import ScenarioTables
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import Pool
@@ -34,39 +34,39 @@ NAME: Final = re.compile(r"[\w.+-]+")
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
 
 
-def check(parts: Parts) -> Iterator[Complaint]:
+def check(tables: ScenarioTables) -> Iterator[Complaint]:
     """Everything that is wrong between parts that are sound by themselves."""
-    pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(parts.pools) if pool is not None]
-    complete = bool(parts.pools) and None not in parts.pools
-    yield from check_workload(parts)
+    pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(tables.pools) if pool is not None]
+    complete = bool(tables.pools) and None not in tables.pools
+    yield from check_workload(tables)
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
-    if parts.transfer is not None:
-        yield from _timers(parts.transfer)
-        yield from _dialect(parts.transfer)
-        yield from _blocks(parts.transfer, pools)
-        yield from check_memory(parts.transfer, pools, [scale for scale in parts.scales if scale is not None])
-    if parts.model is not None:
+    if tables.transfer is not None:
+        yield from _timers(tables.transfer)
+        yield from _dialect(tables.transfer)
+        yield from _blocks(tables.transfer, pools)
+        yield from check_memory(tables.transfer, pools, [scale for scale in tables.scales if scale is not None])
+    if tables.model is not None:
         fitting = []
         for path, pool in pools:
-            complaints = list(_model_fits(parts.model, path, pool))
+            complaints = list(_model_fits(tables.model, path, pool))
             yield from complaints
             if not complaints:
                 fitting.append((path, pool))
-        if parts.transfer is not None:
-            yield from _pairs(parts.model, parts.transfer, fitting)
-            yield from check_store(parts.transfer, parts.model, fitting)
-        if parts.workload is not None:
-            yield from check_longest_request(parts.model, parts.workload, [pool for _, pool in fitting])
-    if parts.network is not None:
-        yield from _network(parts.network, pools, complete)
-    if parts.router is not None:
-        yield from check_router(parts.router, parts.transfer, [pool for _, pool in pools] if complete else None)
-    yield from check_scales(parts.scales, [pool for _, pool in pools] if complete else None)
-    if parts.serve is not None:
-        yield from check_serve(parts.serve, parts.transfer)
-    yield from check_faults(parts, [pool for _, pool in pools] if complete else None)
+        if tables.transfer is not None:
+            yield from _pairs(tables.model, tables.transfer, fitting)
+            yield from check_store(tables.transfer, tables.model, fitting)
+        if tables.workload is not None:
+            yield from check_longest_request(tables.model, tables.workload, [pool for _, pool in fitting])
+    if tables.network is not None:
+        yield from _network(tables.network, pools, complete)
+    if tables.router is not None:
+        yield from check_router(tables.router, tables.transfer, [pool for _, pool in pools] if complete else None)
+    yield from check_scales(tables.scales, [pool for _, pool in pools] if complete else None)
+    if tables.serve is not None:
+        yield from check_serve(tables.serve, tables.transfer)
+    yield from check_faults(tables, [pool for _, pool in pools] if complete else None)
 
 
 def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:

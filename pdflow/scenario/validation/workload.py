@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.scenario.reading.convert import Complaint
-from pdflow.scenario.reading.document import Parts
+from pdflow.scenario.reading.document import ScenarioTables
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema.distributions import Length
 from pdflow.scenario.schema.scenario import Pool
@@ -23,14 +23,14 @@ LONGEST_SPAN_S = 1e9
 """30 years, a ninth of what instants can count."""
 
 
-def check_workload(parts: Parts) -> Iterator[Complaint]:
+def check_workload(tables: ScenarioTables) -> Iterator[Complaint]:
     """Everything that is wrong within [workload], of keys that are sound by themselves."""
-    if parts.workload_keys is not None:
-        yield from _sources(parts.workload_keys)
-    if parts.workload is not None:
-        yield from _span(parts.workload)
-        yield from _trace(parts.workload)
-        yield from _first_turn(parts.workload)
+    if tables.workload_keys is not None:
+        yield from _sources(tables.workload_keys)
+    if tables.workload is not None:
+        yield from _span(tables.workload)
+        yield from _trace(tables.workload)
+        yield from _first_turn(tables.workload)
 
 
 def _sources(keys: frozenset[str]) -> Iterator[Complaint]:

@@ -68,7 +68,7 @@ def fit_lengths(fresh: list[Request], everyone: list[Request]) -> dict[str, Any]
 def grouped(values: Floats | Ints, by: Floats | Ints, count: int) -> list[list[float]]:
     """Quantiles of `values` in groups of equal size, in order of `by`; fewer groups if there are fewer values."""
     order = np.argsort(by, kind="stable")
-    return [quantiles(values[part]) for part in np.array_split(order, min(count, len(order)))]
+    return [quantiles(values[indices]) for indices in np.array_split(order, min(count, len(order)))]
 
 
 def returns(requests: list[Request]) -> list[int | None] | None:
@@ -134,7 +134,7 @@ def _by_prompt(
 ) -> float | list[float]:
     """How likely first requests are followed by another: one number, or one for each group of prompts where that
     depends strongly on their length, as it does where only long documents are asked about again."""
-    groups = [[first[k] for k in part] for part in np.array_split(np.argsort(prompts, kind="stable"), GROUPS)]
+    groups = [[first[k] for k in indices] for indices in np.array_split(np.argsort(prompts, kind="stable"), GROUPS)]
     seen = np.array([[sum(i in returned for i in group), len(group)] for group in groups if group], dtype=float)
     returning, sizes = seen[:, 0], seen[:, 1]
     share = returning.sum() / sizes.sum()

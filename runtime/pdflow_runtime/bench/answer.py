@@ -27,12 +27,12 @@ class BrokenAnswerError(PdflowError):
 class AnswerReader:
     """`feed` it the body as it comes; `end` says that nothing more will."""
 
-    __slots__ = ("_rest", "_told", "done", "finish", "parts", "prompt_tokens", "times", "token_ids")
+    __slots__ = ("_rest", "_told", "done", "finish", "pieces", "prompt_tokens", "times", "token_ids")
 
     def __init__(self) -> None:
         self.times: Final[list[int]] = []
         """When each token came."""
-        self.parts: Final[list[str]] = []
+        self.pieces: Final[list[str]] = []
         """The text, in pieces."""
         self.token_ids: Final[list[int]] = []
         """Empty where the server does not tell them."""
@@ -93,7 +93,7 @@ class AnswerReader:
             count = 0 if delta.role is not None and not text and choice.finish_reason is None else 1
         self.times.extend([now] * count)
         if text:
-            self.parts.append(text)
+            self.pieces.append(text)
         self.finish = choice.finish_reason or self.finish
 
 

@@ -68,7 +68,7 @@ class Ledger:
         records.outcome[number] = outcome
         records.reason[number] = reason
         if self.keep_texts:
-            self.texts[number] = "".join(answer.parts)
+            self.texts[number] = "".join(answer.pieces)
         if answer.prompt_tokens is not None and outcome == "completed":
             records.input_tokens[number] = answer.prompt_tokens
         if answer.times:

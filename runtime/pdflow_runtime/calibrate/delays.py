@@ -23,7 +23,7 @@ from pdflow_runtime.observe.rows import timed
 Samples: TypeAlias = list[int]
 KEPT: Final = 0.95
 """Share of samples of which the mean is taken."""
-PARTS: Final = 8
+NUM_GROUPS: Final = 8
 REGISTER: Final = Register.__name__
 
 
@@ -106,7 +106,7 @@ class _Seen:
                 doors[sent.engine].append(arrived - t)
             if sent.role != "prefill" and TOKEN in marks and sent.request in self._heard:
                 hops.append(self._heard[sent.request] - marks[TOKEN])
-        moved = [_transfer(self._marks[request_id], parts) for request_id, parts in self._moved.items()]
+        moved = [_transfer(self._marks[request_id], shards) for request_id, shards in self._moved.items()]
         return Delays(
             hop_ns=hops,
             door_ns=dict(doors),
@@ -116,11 +116,11 @@ class _Seen:
         )
 
 
-def _transfer(marks: dict[str, Instant], parts: Sequence[Moved]) -> MeasuredTransfer | None:
-    """Of a prompt. Several ranks move their parts side by side, each over its own links: the largest takes as long."""
+def _transfer(marks: dict[str, Instant], shards: Sequence[Moved]) -> MeasuredTransfer | None:
+    """Of a prompt. Several ranks move their shards side by side, each over its own links: the largest takes as long."""
     if not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
         return None
-    largest = max(parts, key=lambda part: part.nbytes)
+    largest = max(shards, key=lambda shard: shard.nbytes)
     ready = max(marks[mark] for mark in ("prefill", "handoff", "d_admit", REGISTER) if mark in marks)
     posting, wire = marks["xfer_post"] - ready, marks["xfer_wire"] - marks["xfer_post"]
     return MeasuredTransfer(largest.nbytes, largest.descriptors, max(0, posting), max(0, wire))
@@ -180,9 +180,9 @@ def line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     if len({x for x, _ in points}) == 1:
         return typical([y for _, y in points]), 0.0
     ordered = sorted(points, key=lambda point: point[0])
-    bounds = [len(ordered) * part // PARTS for part in range(PARTS + 1)]
-    parts = [ordered[low:high] for low, high in pairwise(bounds) if low < high]
-    means = [(fmean(x for x, _ in part), typical([y for _, y in part])) for part in parts]
+    bounds = [len(ordered) * group // NUM_GROUPS for group in range(NUM_GROUPS + 1)]
+    groups = [ordered[low:high] for low, high in pairwise(bounds) if low < high]
+    means = [(fmean(x for x, _ in group), typical([y for _, y in group])) for group in groups]
     found = [(x, y) for x, y in means if y > 0]
     if not found:
         return 0.0, 0.0

@@ -84,9 +84,9 @@ class Probe:
         self._sent = 0
         self._pages: dict[str, Page] = {}
 
-    async def send_all(self, wanted: Iterable[Round]) -> None:
+    async def send_all(self, rounds: Iterable[Round]) -> None:
         """Round by round."""
-        for number, each in enumerate(wanted, start=1):
+        for number, each in enumerate(rounds, start=1):
             await self._send(each)
             if number % FETCH_EVERY == 0:
                 await self.fetch()
@@ -111,10 +111,10 @@ class Probe:
             await self.fetch()
             await trio.sleep(FETCH_S)
 
-    async def _send(self, wanted: Round) -> None:
+    async def _send(self, probe_round: Round) -> None:
         """Until all are answered. ProbeError if one is not."""
         async with trio.open_nursery() as nursery:
-            for prompt, answer in wanted.requests:
+            for prompt, answer in probe_round.requests:
                 nursery.start_soon(self._ask, self._body(prompt, answer))
 
     def _body(self, prompt: int, answer: int) -> bytes:

@@ -49,7 +49,7 @@ def rate_at(scenario: ResolvedScenario, costs: Mapping[str, StepCost], share: fl
 def busy_s(pool: Pool, cost: StepCost, sample: Sequence[Request]) -> float:
     """What one request takes of one engine's time, in the mean."""
     does = {"prefill": (_prefill_ps,), "decode": (_decode_ps,)}.get(pool.role, (_prefill_ps, _decode_ps))
-    return fmean(sum(part(cost, request) for part in does) for request in sample) / PS_PER_S
+    return fmean(sum(duration_ps(cost, request) for duration_ps in does) for request in sample) / PS_PER_S
 
 
 def _prefill_ps(cost: StepCost, request: Request) -> float:

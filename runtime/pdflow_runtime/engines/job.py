@@ -78,8 +78,8 @@ class Token(Value, frozen=True, gc=False):
     """Why it is the last one, if it is."""
 
 
-class Want(Value, frozen=True, gc=False):
-    """The token to be chosen after a `Work`: the answer's `index`th, from 0."""
+class TokenRequest(Value, frozen=True, gc=False):
+    """A request to sample one token after a `Work`: the answer's `index`th, from 0."""
 
     sampling: Sampling
     index: int
@@ -94,7 +94,7 @@ class Work(Value, frozen=True, gc=False):
     tokens: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
-    want: Want | None
+    token_request: TokenRequest | None
     decodes: bool = False
     """Whether it is a decoding sequence's one token, for the cost of a step, and no part of a prompt."""
     loaded: bool = False

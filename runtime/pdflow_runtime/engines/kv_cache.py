@@ -45,9 +45,9 @@ class KvCache:
         """Put `kv` `[tokens, 2, kv_heads, head_dim]` there."""
         for rank in self._written[layer]:
             layers, heads = self._shards[rank]
-            part = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
+            shard = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
             cells = self._ranks[rank].layer(layer - layers.start, 0)
-            cells.index_copy_(0, places[rank], part.reshape(-1, kv.shape[-1]))
+            cells.index_copy_(0, places[rank], shard.reshape(-1, kv.shape[-1]))
 
     def tables(self, blocks: Tensor) -> list[Tensor]:
         """Where to `gather` `[sequences, blocks]`, in every layer."""
@@ -55,11 +55,11 @@ class KvCache:
 
     def gather(self, layer: int, tables: Seq[Tensor]) -> Tensor:
         """`[2, sequences, kv_heads, positions, head_dim]`: a copy."""
-        parts = [
+        shards = [
             self._ranks[rank].gather(layer - self._shards[rank].layers.start, tables[rank])
             for rank in self._read[layer]
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return shards[0] if len(shards) == 1 else torch.cat(shards, 2)
 
     def clear(self, blocks: Tensor, offsets: Tensor) -> None:
         """Make these tokens' KV zero in all layers."""

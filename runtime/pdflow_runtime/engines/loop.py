@@ -25,7 +25,7 @@ from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Allocation, Instant, Value
 from pdflow.serving.events import EngineRejected
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.engines.job import Job, Runner, Sampled, Token, Want, Work
+from pdflow_runtime.engines.job import Job, Runner, Sampled, Token, TokenRequest, Work
 from pdflow_runtime.engines.prefix import block_names
 
 
@@ -217,8 +217,8 @@ class LiveEngine:
         works = []
         for seq, new in self._scheduler.chunks:
             told = not seq.prefill_only or self._answers[seq].job.tells_first
-            wanted = told and seq.computed + new == seq.target
-            works.append((seq, self._work(seq, seq.computed, new, wanted, False)))
+            needs_token = told and seq.computed + new == seq.target
+            works.append((seq, self._work(seq, seq.computed, new, needs_token, False)))
         for seq, context in self._batch.contexts():
             works.append((seq, self._work(seq, context - 1, 1, True, True)))
         for seq, _ in works:
@@ -226,7 +226,7 @@ class LiveEngine:
                 seq.start_ns = now
         return works
 
-    def _work(self, seq: Sequence, start: int, new: int, wanted: bool, decodes: bool) -> Work:
+    def _work(self, seq: Sequence, start: int, new: int, needs_token: bool, decodes: bool) -> Work:
         answer = self._answers[seq]
         allocation = seq.allocation
         assert allocation is not None
@@ -235,9 +235,9 @@ class LiveEngine:
             answer.blocks = self.pool.table(allocation) if isinstance(self.pool, CachingPool) else allocation.blocks
         end = start + new
         self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
-        want = Want(answer.job.sampling, len(answer.tokens) - answer.first) if wanted else None
+        token_request = TokenRequest(answer.job.sampling, len(answer.tokens) - answer.first) if needs_token else None
         loaded = decodes and seq in self._scheduler.fresh
-        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, want, decodes, loaded)
+        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, token_request, decodes, loaded)
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
         if self.settle is not None:

@@ -56,7 +56,7 @@ class StepInput:
     places: Seq[Tensor]
     """Where their KV goes."""
     attending: Seq[Attending]
-    wanted: Tensor
+    logits_indices: Tensor
     """Rows whose logits are wanted."""
 
 
@@ -71,8 +71,8 @@ class Llama:
 
     @torch.inference_mode()
     def forward(self, step: StepInput, cache: KvCache, written: Callable[[int], None] | None = None) -> Tensor:
-        """Logits `[wanted, vocab]`, in float32 or better; the rows' KV is then in the cache. `written` hears of each
-        layer whose KV is."""
+        """Logits `[len(logits_indices), vocab]`, in float32 or better; the rows' KV is then in the cache. `written` is
+        called with each layer whose KV is."""
         weights, eps = self.weights, self.config.rms_norm_eps
         x = F.embedding(_padded(step.tokens), weights.embedding)
         positions = _padded(step.positions)
@@ -82,9 +82,9 @@ class Llama:
             if written is not None:
                 written(index)
             x = x + self._mlp(layer, _norm(x, layer.mlp_norm, eps))
-        wanted = step.wanted
-        x = _norm(x[_padded(wanted)], weights.norm, eps)
-        return F.linear(x, weights.head)[: len(wanted)].to(_at_least_float32(x.dtype))
+        logits_indices = step.logits_indices
+        x = _norm(x[_padded(logits_indices)], weights.norm, eps)
+        return F.linear(x, weights.head)[: len(logits_indices)].to(_at_least_float32(x.dtype))
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, step: StepInput, cache: KvCache
@@ -96,9 +96,9 @@ class Llama:
         kv = torch.cat((turned[:rows, heads:], qkv[:rows, heads + kv_heads :]), 1)
         cache.write(index, step.places, kv.view(rows, 2, kv_heads, -1))
         out = torch.zeros_like(turned[:, :heads])
-        for part in step.attending:
-            context = cache.gather(index, part.tables)
-            out[part.rows] = _attended(turned[part.rows, :heads], context, part)
+        for batch in step.attending:
+            context = cache.gather(index, batch.tables)
+            out[batch.rows] = _attended(turned[batch.rows, :heads], context, batch)
         return F.linear(out.flatten(1), layer.out)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
@@ -116,11 +116,11 @@ def beyond(reaches: Tensor, group: int, length: int) -> Tensor:
     return torch.arange(length).gt(reaches.repeat(1, group)[:, None, :, None])
 
 
-def _attended(q: Tensor, kv: Tensor, part: Attending) -> Tensor:
+def _attended(q: Tensor, kv: Tensor, batch: Attending) -> Tensor:
     """`q` `[rows, heads, head_dim]` over `kv` `[2, sequences, kv_heads, positions, head_dim]`."""
-    sequences, (rows, heads, width) = part.sequences, q.shape
+    sequences, (rows, heads, width) = batch.sequences, q.shape
     _, _, kv_heads, _, _ = kv.shape
-    length = part.beyond.shape[-1]
+    length = batch.beyond.shape[-1]
     tokens, tiles = rows // sequences, length // TILE
     # [sequences, kv_heads, group * tokens, head_dim]: queries of one KV head are the rows of one product.
     flat = q.view(sequences, tokens, kv_heads, -1, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
@@ -128,7 +128,7 @@ def _attended(q: Tensor, kv: Tensor, part: Attending) -> Tensor:
     padding = (0, 0, 0, -count % ROWS)
     scores = torch.matmul(F.pad(flat, padding), kv[0, :, :, :length].transpose(2, 3))[:, :, :count]
     weights = scores.to(_at_least_float32(q.dtype)) * width**-0.5
-    weights.masked_fill_(part.beyond, -math.inf)
+    weights.masked_fill_(batch.beyond, -math.inf)
     weights.sub_(weights.amax(-1, keepdim=True)).exp_()
     # Tile by tile, then the tiles in order: what is masked at the end adds exactly nothing, however much it is.
     total = weights.view(sequences, kv_heads, count, tiles, TILE).sum(-1).movedim(-1, 0).contiguous().sum(0)

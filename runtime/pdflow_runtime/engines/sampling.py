@@ -13,16 +13,16 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, Want
+from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, TokenRequest
 
 
-def sample(logits: Tensor, wants: Seq[Want]) -> list[Sampled]:
-    """One token for each row of `[wants, vocab]`."""
+def sample(logits: Tensor, token_requests: Seq[TokenRequest]) -> list[Sampled]:
+    """One token for each row of `[token_requests, vocab]`."""
     likeliest = logits.argmax(-1).tolist()
     sampled = []
-    for row, (want, greedy) in enumerate(zip(wants, likeliest, strict=True)):
-        sampling = want.sampling
-        token = greedy if sampling.temperature == 0 else _drawn(logits[row], sampling, want.index)
+    for row, (token_request, greedy) in enumerate(zip(token_requests, likeliest, strict=True)):
+        sampling = token_request.sampling
+        token = greedy if sampling.temperature == 0 else _drawn(logits[row], sampling, token_request.index)
         sampled.append(Sampled(token, _logprobs(logits[row], token, sampling.logprobs)))
     return sampled
 

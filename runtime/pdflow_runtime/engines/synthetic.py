@@ -72,12 +72,12 @@ class SyntheticRunner:
     def _compute(self, work: Work) -> Sampled | None:
         tags = self._tags(work)
         self._write(work, tags)
-        want = work.want
-        if want is None:
+        token_request = work.token_request
+        if token_request is None:
             return None
-        drawn = want.sampling.seed if want.sampling.temperature else 0
+        drawn = token_request.sampling.seed if token_request.sampling.temperature else 0
         token = SPECIAL + _mixed(tags[-1] ^ drawn) % self._choices
-        logprobs = Logprobs(0.0, ((token, 0.0),)) if want.sampling.logprobs is not None else None
+        logprobs = Logprobs(0.0, ((token, 0.0),)) if token_request.sampling.logprobs is not None else None
         return Sampled(token, logprobs)
 
     def _tags(self, work: Work) -> list[int]:

@@ -47,8 +47,14 @@ class TorchRunner:
         order = sorted(range(len(works)), key=lambda at: (len(works[at].tokens) > 1, works[at].start))
         ordered = [works[at] for at in order]
         logits = self._model.forward(self._input(ordered), self._cache, written)
-        wanting = [at for at in order if works[at].want is not None]
-        chosen = dict(zip(wanting, sample(logits, [want for work in ordered if (want := work.want)]), strict=True))
+        to_sample = [at for at in order if works[at].token_request is not None]
+        chosen = dict(
+            zip(
+                to_sample,
+                sample(logits, [token_request for work in ordered if (token_request := work.token_request)]),
+                strict=True,
+            )
+        )
         return [chosen.get(at) for at in range(len(works))]
 
     def _input(self, works: Seq[Work]) -> StepInput:
@@ -56,14 +62,14 @@ class TorchRunner:
         tokens: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
-        wanted = []
+        logits_indices = []
         for work in works:
             end = work.start + len(work.tokens)
             tokens += work.tokens
             positions += range(work.start, end)
             blocks += [work.blocks[at // size] for at in range(work.start, end)]
-            if work.want is not None:
-                wanted.append(len(tokens) - 1)
+            if work.token_request is not None:
+                logits_indices.append(len(tokens) - 1)
         self._clear_ends(works)
         at = torch.tensor(positions)
         return StepInput(
@@ -71,7 +77,7 @@ class TorchRunner:
             positions=at,
             places=cache.places(torch.tensor(blocks), at % size),
             attending=self._attending(works),
-            wanted=torch.tensor(wanted, dtype=torch.int64),
+            logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
         )
 
     def _attending(self, works: Seq[Work]) -> list[Attending]:
@@ -87,7 +93,7 @@ class TorchRunner:
                 continue
             for first in range(0, many, QUERIES):
                 last = min(first + QUERIES, many)
-                found.append(self._part(works[at], first, last, row))
+                found.append(self._query_chunk(works[at], first, last, row))
             at, row = at + 1, row + many
         return found
 
@@ -107,7 +113,7 @@ class TorchRunner:
         reaches = torch.tensor([[work.start] for work in works])
         return self._attend(slice(row, row + len(works)), reaches, [work.blocks for work in works])
 
-    def _part(self, work: Work, first: int, last: int, row: int) -> Attending:
+    def _query_chunk(self, work: Work, first: int, last: int, row: int) -> Attending:
         reaches = torch.arange(work.start + first, work.start + last)[None]
         return self._attend(slice(row + first, row + last), reaches, [work.blocks])
 

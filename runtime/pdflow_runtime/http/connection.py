@@ -93,8 +93,8 @@ class Connection:
             data = await receive(self._sock)
             if data:
                 parser.feed(data)
-                if parser.wants_continue and not parser.ready and not self._answering:
-                    parser.wants_continue = False
+                if parser.expects_continue and not parser.ready and not self._answering:
+                    parser.expects_continue = False
                     await send_all(self._sock, _CONTINUE)
         except OSError:
             data = b""

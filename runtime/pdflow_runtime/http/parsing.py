@@ -33,7 +33,7 @@ class RequestParser:
         self.ready: deque[HttpRequest | Refusal] = deque()
         self.within = False
         """A request has begun and is not whole."""
-        self.wants_continue = False
+        self.expects_continue = False
         """The client waits for `100 Continue` before it sends the body."""
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
@@ -122,7 +122,7 @@ class RequestParser:
             if name == b"expect":
                 if value.lower() != b"100-continue":
                     self._stop(Refusal(417, "the only expectation known here is 100-continue"))
-                self.wants_continue = True
+                self.expects_continue = True
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -131,7 +131,7 @@ class RequestParser:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self.within = self.wants_continue = False
+        self.within = self.expects_continue = False
         path, query = _split(self._target)
         parser = self._parser
         self.ready.append(

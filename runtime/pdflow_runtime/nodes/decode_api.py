@@ -134,13 +134,13 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         responder: Responder,
     ) -> None:
         asked, answer = whole.asked, whole.answer
-        parts = [piece async for piece in pieces]
-        token_ids = [token for piece in parts for token in piece.token_ids or ()]
-        logprobs = [entry for piece in parts for entry in piece.logprobs or ()]
-        last = parts[-1]
+        collected = [piece async for piece in pieces]
+        token_ids = [token for piece in collected for token in piece.token_ids or ()]
+        logprobs = [entry for piece in collected for entry in piece.logprobs or ()]
+        last = collected[-1]
         piece = AnswerPiece(
             0,
-            "".join(part.text for part in parts),
+            "".join(piece.text for piece in collected),
             last.ending,
             last.stop_reason,
             None if last.logprobs is None else logprobs,

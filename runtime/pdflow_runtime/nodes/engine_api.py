@@ -35,7 +35,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.observe.state import EngineState, state_of
-from pdflow_runtime.process.component_api import PartApi
+from pdflow_runtime.process.component_api import ComponentApi
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.security.signed import Gate
 
@@ -68,7 +68,7 @@ class LegAsked(NamedTuple):
 _Node = TypeVar("_Node", bound=LiveEngineNode)
 
 
-class EngineApi(PartApi, Generic[_Node]):
+class EngineApi(ComponentApi, Generic[_Node]):
     """Args: method is the scenario's; `here` is where this engine's ranks hear; `gate` says whom to believe; `stop`
     ends this engine when what it has is done."""
 

@@ -267,13 +267,13 @@ class Rank:
 
     def copy_out(self, blocks: Sequence[int], place: Allocation, tokens: int, piece: Piece) -> None:
         """A piece of a prompt of so many tokens, from the blocks to its place."""
-        there, parts = self._lying(place, tokens)
-        self._copy(self.memory, blocks, there, parts, piece)
+        there, extents = self._lying(place, tokens)
+        self._copy(self.memory, blocks, there, extents, piece)
 
     def copy_in(self, place: Allocation, blocks: Sequence[int], tokens: int, piece: Piece) -> None:
         """And from there into blocks."""
-        there, parts = self._lying(place, tokens)
-        self._copy(there, parts, self.memory, blocks, piece)
+        there, extents = self._lying(place, tokens)
+        self._copy(there, extents, self.memory, blocks, piece)
 
     def _lying(self, place: Allocation, tokens: int) -> tuple[RankMemory, Sequence[int]]:
         assert self.room is not None
@@ -357,9 +357,9 @@ class Rank:
         return RankMetadata(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
 
 
-def within(about: RankMetadata, parts: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
+def within(about: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
-    return (about.memory, parts) if about.room is None else lying(about.room, parts, tokens)
+    return (about.memory, blocks) if about.room is None else lying(about.room, blocks, tokens)
 
 
 def of_layer(pair: Pair, layer: int) -> Pair:

@@ -218,7 +218,7 @@ class EventLog:
                 prompts += 1
                 prefill += new
                 attended += new * work.start + new * (new + 1) // 2
-            later += work.want is not None and work.want.index > 0
+            later += work.token_request is not None and work.token_request.index > 0
         self.note(Stepped(begun, now_ns() - begun, prompts, prefill, attended, decodes, context, later, used))
 
     # What endpoints' turns say.

@@ -71,11 +71,11 @@ class Record:
         make_folder(self.out)
         with guarding(self.out):
             for name in (NOTES_NAME, EVENTS_NAME):
-                for part in self.out.glob(f"*.{name}"):
-                    part.unlink()
+                for file in self.out.glob(f"*.{name}"):
+                    file.unlink()
 
-    def of_parts(self) -> list[str]:
-        """What each part is told of it."""
+    def component_arguments(self) -> list[str]:
+        """The command-line options that each component gets for it."""
         return [] if self.out is None else ["--out", str(self.out), *(["--events"] if self.events else [])]
 
     @contextmanager
@@ -106,8 +106,8 @@ class Record:
         found = rows(read_notes(self.out), scenario)
         result = Result.of(about(scenario), found.records, found.steps, found.totals)
         self._write(result, found, scenario)
-        for part in self.out.glob(f"*.{NOTES_NAME}"):
-            part.unlink()
+        for file in self.out.glob(f"*.{NOTES_NAME}"):
+            file.unlink()
         return result
 
     def _write(self, result: Result, found: Rows, scenario: ResolvedScenario) -> None:
@@ -183,8 +183,8 @@ def read_notes(folder: Path) -> list[Page]:
     """What all parts have written. What a killed process had not finished writing is left out."""
     pages = []
     header, line = msgspec.json.Decoder(NotesHeader).decode, msgspec.json.Decoder(Noted).decode
-    for part in sorted(folder.glob(f"*.{NOTES_NAME}")):
-        lines = part.read_bytes().split(b"\n")[:-1]
+    for file in sorted(folder.glob(f"*.{NOTES_NAME}")):
+        lines = file.read_bytes().split(b"\n")[:-1]
         if lines:
             head = header(lines[0])
             pages.append(Page(head.node, head.offset_ns, [line(each) for each in lines[1:]]))
@@ -201,8 +201,8 @@ class Turn(NamedTuple):
 
 def join_events(folder: Path) -> Path:
     """All parts' files as one, in the order of time; they are removed then. OutputError."""
-    parts = sorted(folder.glob(f"*.{EVENTS_NAME}"))
-    headers = [header for part in parts if (header := _header(part)) is not None]
+    files = sorted(folder.glob(f"*.{EVENTS_NAME}"))
+    headers = [header for file in files if (header := _header(file)) is not None]
     path = folder / EVENTS_NAME
     if not headers:
         return path
@@ -214,10 +214,10 @@ def join_events(folder: Path) -> Path:
         # Of an engine with several lives no one number is right: it names none.
         whole = msgspec.structs.replace(headers[0], incarnations=known if one_each else {})
         out.write(msgspec.json.encode(whole) + b"\n")
-        for turn in merge(*(_turns(part, number) for number, part in enumerate(parts))):
+        for turn in merge(*(_turns(file, number) for number, file in enumerate(files))):
             out.writelines(turn.lines)
-    for part in parts:
-        part.unlink()
+    for file in files:
+        file.unlink()
     return path
 
 

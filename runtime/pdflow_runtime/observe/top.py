@@ -88,8 +88,8 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
 
 def main(url: str, every_s: float, once: bool) -> int:
     """The exit code."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    split_url = urlsplit(url if "//" in url else f"http://{url}")
+    host, port = split_url.hostname or "127.0.0.1", split_url.port or 80
 
     async def run() -> None:
         client = HttpClient()

@@ -63,7 +63,7 @@ class StartError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
 
-class Part:
+class ComponentProcess:
     """One process. `first_line` is the first line of its standard output."""
 
     def __init__(self, name: str, process: trio.Process, first_line: bytes) -> None:
@@ -78,7 +78,7 @@ class Cluster:
     def __init__(self, scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
         self.scenario: Final = scenario
         set_options = [arg for override in overrides for arg in ("--set", override)]
-        self.common: Final = [file, *set_options, *record.of_parts(), "--child"]
+        self.common: Final = [file, *set_options, *record.component_arguments(), "--child"]
         self.engines: Final = [*engines_of(scenario.pools), *stores_of(scenario)]
         self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
         self.reports: Final = heartbeat_ns(scenario) is not None
@@ -95,11 +95,11 @@ class Cluster:
         """Until it is told to stop. `up` is told the router's URL once requests can be served."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            parts = await self._start_all()
-            self.router = parts.pop(ROUTER)
+            components = await self._start_all()
+            self.router = components.pop(ROUTER)
             nursery.start_soon(self._hear_router)
-            for part in parts.values():
-                await self._live(part)
+            for component in components.values():
+                await self._live(component)
             patience = 2 * self.scenario.serve.drain_s + 5
             nursery.start_soon(drain_on_signal, self.stop, patience, nursery.cancel_scope)
             up(self.router.first_line.decode().strip())
@@ -130,23 +130,23 @@ class Cluster:
     def _role(self, engine: str) -> str | None:
         return self.roles.get(engine.rpartition("-")[0])
 
-    async def _start_all(self) -> dict[str, Part]:
-        parts: dict[str, Part] = {}
+    async def _start_all(self) -> dict[str, ComponentProcess]:
+        components: dict[str, ComponentProcess] = {}
 
         async def begin(name: str, module: str, *args: str) -> None:
-            parts[name] = await self._start(name, module, *args)
+            components[name] = await self._start(name, module, *args)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(begin, ROUTER, "pdflow_runtime.router.front")
             for name in self.engines:
                 nursery.start_soon(begin, name, "pdflow_runtime.process.worker", "--name", name)
-        return {name: parts[name] for name in (ROUTER, *self.engines)}
+        return {name: components[name] for name in (ROUTER, *self.engines)}
 
     def stop(self) -> None:
         self.stopping = True
         end(self.router.process)
 
-    async def _start(self, name: str, module: str, *args: str) -> Part:
+    async def _start(self, name: str, module: str, *args: str) -> ComponentProcess:
         """A process that says in a line that it is up. StartError if it does not."""
         command = [sys.executable, "-m", module, *self.common, *args]
         # Engines keep to this host, so UCX does.
@@ -168,43 +168,43 @@ class Cluster:
             process.kill()
             await process.wait()
             raise StartError(f"{name} did not come up")
-        return Part(name, process, first_line)
+        return ComponentProcess(name, process, first_line)
 
-    async def _live(self, part: Part, deaths: int = 0) -> None:
+    async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
         """An engine is up: the router is told, and its end is waited for."""
-        await self._tell(msgspec.json.decode(part.first_line, type=EnginePlace))
+        await self._tell(msgspec.json.decode(component.first_line, type=EnginePlace))
         if self.reports:
-            assert part.process.stdin is not None
+            assert component.process.stdin is not None
             with suppress(trio.BrokenResourceError):
-                await part.process.stdin.send_all(msgspec.json.encode(RouterPlace(self._router_at())) + b"\n")
-        self._nursery.start_soon(self._watch, part, deaths)
+                await component.process.stdin.send_all(msgspec.json.encode(RouterPlace(self._router_at())) + b"\n")
+        self._nursery.start_soon(self._watch, component, deaths)
 
-    async def _watch(self, part: Part, deaths: int) -> None:
+    async def _watch(self, component: ComponentProcess, deaths: int) -> None:
         begun = now_ns()
-        await part.process.wait()
+        await component.process.wait()
         if self.stopping:
             return
-        for_good = part.process.returncode == 0
-        await self._tell(EngineGone(part.name, for_good=for_good))
+        for_good = component.process.returncode == 0
+        await self._tell(EngineGone(component.name, for_good=for_good))
         if for_good:
-            log.info("%s has ended", part.name)
+            log.info("%s has ended", component.name)
             return
-        log.error("%s has ended with %d", part.name, part.process.returncode)
+        log.error("%s has ended with %d", component.name, component.process.returncode)
         deaths = 0 if now_ns() - begun > GOOD_LIFE_S * S else deaths
         await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
-        await self._begin(part.name, deaths + 1)
+        await self._begin(component.name, deaths + 1)
 
     async def _begin(self, name: str, deaths: int = 0) -> None:
         """A life of an engine, when it can be had."""
         while True:
             try:
-                part = await self._start(name, "pdflow_runtime.process.worker", "--name", name)
+                component = await self._start(name, "pdflow_runtime.process.worker", "--name", name)
             except StartError as error:
                 log.error("%s", error)
                 await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
                 deaths += 1
                 continue
-            await self._live(part, deaths)
+            await self._live(component, deaths)
             return
 
     async def _hear_router(self) -> None:

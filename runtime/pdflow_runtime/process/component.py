@@ -40,8 +40,8 @@ def record_of(asked: Namespace) -> Record:
     return Record(out=asked.out, events=asked.events)
 
 
-def run_part(asked: Namespace, who: str, serve: Callable[[ResolvedScenario], Awaitable[None]]) -> int:
-    """Until it has ended; the exit code."""
+def run_component(asked: Namespace, who: str, serve: Callable[[ResolvedScenario], Awaitable[None]]) -> int:
+    """Run a component until it ends; returns the exit code."""
     log_to_stderr(who)
 
     async def run() -> None:

@@ -23,8 +23,8 @@ from pdflow_runtime.observe.state import EngineState
 from pdflow_runtime.security.signed import Gate
 
 
-class PartApi(ABC):
-    """Args: `gate` says whom to believe; `stop` ends this part when what it has is done."""
+class ComponentApi(ABC):
+    """Args: `gate` says whom to believe; `stop` ends this component when what it has is done."""
 
     def __init__(self, node: RankedNode, gate: Gate, stop: Callable[[], None]) -> None:
         self.gate: Final = gate

@@ -30,7 +30,11 @@ def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **k
     except PdflowError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_BAD_INPUT
-    arguments = [file, *(arg for override in overrides for arg in ("--set", override)), *Record(**kept).of_parts()]
+    arguments = [
+        file,
+        *(arg for override in overrides for arg in ("--set", override)),
+        *Record(**kept).component_arguments(),
+    ]
     if role == ROUTER:
         return front.main(arguments)
     # torch and UCX look at these when they are imported.

@@ -35,7 +35,7 @@ from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EnginePlace, is_loopback, reached_at, read_router
-from pdflow_runtime.process.component import arguments, record_of, run_part
+from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, hear_stdin
 from pdflow_runtime.process.reports import Reporter, router_at
 from pdflow_runtime.security.secret import secret_beyond_loopback
@@ -195,7 +195,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.process.worker", __doc__)
     parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
     asked = parser.parse_args(args)
-    return run_part(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))
+    return run_component(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))
 
 
 if __name__ == "__main__":

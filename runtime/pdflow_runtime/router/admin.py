@@ -40,7 +40,7 @@ class EngineToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_wanted: Final = msgspec.json.Decoder(EngineToAdd)
+_engine_to_add: Final = msgspec.json.Decoder(EngineToAdd)
 _news: Final = msgspec.json.Decoder(News)
 
 
@@ -87,7 +87,7 @@ class Admin:
         """A report, or the wish for one more engine."""
         try:
             wish = "pool" in _body.decode(body)
-            message = _wanted.decode(body) if wish else _news.decode(body)
+            message = _engine_to_add.decode(body) if wish else _news.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
         if isinstance(message, EngineToAdd):
@@ -168,8 +168,8 @@ class Admin:
     async def _ask_all(self, path: str, besides: Mapping[str, EnginePlace | None]) -> dict[str, Any]:
         """Every engine that there ought to be, by its name, what it answers there; and of others those that are."""
         members = self.members
-        wanted = [name for name in members.seats if name in members.places or name not in self.vacant]
-        found: dict[str, Any] = dict.fromkeys((*wanted, *besides))
+        expected = [name for name in members.seats if name in members.places or name not in self.vacant]
+        found: dict[str, Any] = dict.fromkeys((*expected, *besides))
 
         async def ask(name: str, place: EnginePlace) -> None:
             try:

@@ -33,7 +33,7 @@ from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import is_loopback, reached_at, read_news, url_of
-from pdflow_runtime.process.component import arguments, record_of, run_part
+from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, hear_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
@@ -222,7 +222,7 @@ async def serve(
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.router.front", __doc__)
     asked = parser.parse_args(args)
-    return run_part(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
+    return run_component(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
 
 
 if __name__ == "__main__":

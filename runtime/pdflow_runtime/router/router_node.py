@@ -298,7 +298,7 @@ class LiveRouterNode(LiveNode):
             try:
                 with scope:
                     await trio.lowlevel.checkpoint_if_cancelled()
-                    if not call.answer.wants(request_id):
+                    if not call.answer.is_candidate(request_id):
                         await trio.sleep_forever()
                     await leg
             finally:

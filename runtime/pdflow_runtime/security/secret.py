@@ -30,17 +30,17 @@ class Secret:
         self._text: Final = text
         self._key: Final = blake2b(text, digest_size=MAC_BYTES, person=b"pdflow secret").digest()
 
-    def mac(self, what_for: bytes, *parts: bytes | memoryview) -> bytes:
+    def mac(self, what_for: bytes, *fields: bytes | memoryview) -> bytes:
         """[MAC_BYTES], of these parts in this order, for this purpose."""
         hashed = blake2b(key=self._key, digest_size=MAC_BYTES)
-        for part in (what_for, *parts):
-            hashed.update(len(part).to_bytes(8, "big"))
-            hashed.update(part)
+        for field in (what_for, *fields):
+            hashed.update(len(field).to_bytes(8, "big"))
+            hashed.update(field)
         return hashed.digest()
 
-    def is_mac(self, claimed: bytes | memoryview, what_for: bytes, *parts: bytes | memoryview) -> bool:
+    def is_mac(self, claimed: bytes | memoryview, what_for: bytes, *fields: bytes | memoryview) -> bool:
         """In a time that says nothing of how nearly it was right."""
-        return hmac.compare_digest(claimed, self.mac(what_for, *parts))
+        return hmac.compare_digest(claimed, self.mac(what_for, *fields))
 
     def is_text(self, claimed: bytes) -> bool:
         return hmac.compare_digest(claimed, self._text)

@@ -17,7 +17,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_api import ended
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
 from pdflow_runtime.observe.state import EngineState
-from pdflow_runtime.process.component_api import PartApi
+from pdflow_runtime.process.component_api import ComponentApi
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, Told, WithdrawBody
 from pdflow_runtime.store.node import LiveStoreNode, StoreCall
@@ -26,7 +26,7 @@ from pdflow_runtime.store.state import StoreCollector, state_of
 T = TypeVar("T")
 
 
-class StoreApi(PartApi):
+class StoreApi(ComponentApi):
     """Args: `here` is where this node's ranks hear; `gate` says whom to believe; `stop` ends this node when what it
     has is done."""
 

@@ -44,7 +44,7 @@ class ValueServer(Protocol):
     def life(self) -> str:
         """Another one when it has been started again."""
 
-    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+    def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
         """The values of these names, each no longer than a byte over what is said; b"" if there is none."""
 
     def put(self, values: Sequence[tuple[str, memoryview]]) -> None: ...
@@ -84,12 +84,12 @@ class ValkeyServer:
 
         return self._call(ask)
 
-    def get(self, wanted: Sequence[tuple[str, int]]) -> list[bytes]:
+    def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
         """By GETRANGE: nobody can make us read more than is expected, whatever he has put there."""
 
         def ask() -> list[Any]:
             lines = self._client.pipeline(transaction=False)
-            for name, nbytes in wanted:
+            for name, nbytes in requested:
                 lines.getrange(name, 0, nbytes)
             answers: list[Any] = lines.execute(raise_on_error=False)
             return answers

@@ -276,13 +276,13 @@ class StreamAgent(Host):
         for link in links:
             link.open = False
             self._closing.discard(link)
-            self._part(link)
+            self._detach(link)
             self._fail(link)
             self._waits.ended(link)
         for guest in [guest for guest in self._guests if guest.name == peer]:
             self._dismiss(guest)
 
-    def _part(self, link: AgentLink) -> None:
+    def _detach(self, link: AgentLink) -> None:
         """Leave a forgotten peer's stream."""
         link.stream.close()
 

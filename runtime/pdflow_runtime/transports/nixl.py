@@ -202,7 +202,7 @@ class NixlTransport(RegisteredAgent):
         self._local: Final = NixlAgent(f"{me}-{self.life:x}")
         self._reading: Counter[Guest] = Counter()
         """Of each guest, how many READs of our memory it has under way."""
-        self._parted: set[AgentLink] = set()
+        self._detached: set[AgentLink] = set()
         """To peers that are forgotten, and may still be fetching."""
         self._bell = trio.Event()
 
@@ -244,7 +244,7 @@ class NixlTransport(RegisteredAgent):
     def _fetched(self, link: AgentLink, op: int) -> None:
         super()._fetched(link, op)
         link.stream.post(OutgoingMessage(frame(ReadOver(op))))
-        if link in self._parted:
+        if link in self._detached:
             link.stream.close()
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> None:
@@ -259,9 +259,9 @@ class NixlTransport(RegisteredAgent):
         super().write(op, peer, pieces, generation, notification)
         self._bell.set()
 
-    def _part(self, link: AgentLink) -> None:
+    def _detach(self, link: AgentLink) -> None:
         """As long as one side still fetches, the other goes on polling: by the stream it sees how long."""
-        self._parted.add(link)
+        self._detached.add(link)
         if not any(motion.owner is link for motion in self._motions):
             link.stream.end_sending()
 
@@ -279,6 +279,6 @@ class NixlTransport(RegisteredAgent):
     def _is_fetched_from(self) -> bool:
         for guest in [guest for guest in self._reading if guest not in self._guests]:
             del self._reading[guest]
-        self._parted = {link for link in self._parted if not link.stream.closed}
+        self._detached = {link for link in self._detached if not link.stream.closed}
         posted = any(link.writes for link in self._links.values())
-        return posted or bool(self._closing or self._parted) or any(reads > 0 for reads in self._reading.values())
+        return posted or bool(self._closing or self._detached) or any(reads > 0 for reads in self._reading.values())

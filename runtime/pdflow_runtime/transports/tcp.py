@@ -55,10 +55,10 @@ class TcpTransport(AskingAgent):
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
 
-        def wanted() -> bool:
+        def keep_reading() -> bool:
             return self._welcome(guest, message.generation)
 
-        return await guest.stream.fill(self._landing(pieces), wanted) and wanted()
+        return await guest.stream.fill(self._landing(pieces), keep_reading) and keep_reading()
 
     def _data(self, guest: Guest, op: int, pieces: PackedPieces) -> OutgoingMessage:
         return OutgoingMessage(frame(Data(op, pieces.nbytes)), self._payload(pieces))

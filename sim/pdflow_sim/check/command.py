@@ -19,12 +19,12 @@ from rich.console import Console
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
 from pdflow_sim.check.counterexamples import counterexample as stories
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleError
-from pdflow_sim.check.parts.part import CheckOptions, PartResult
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
 
-Part: TypeAlias = Callable[[CheckOptions, Console], PartResult]
-PARTS = ("scopes", "methods", "mutants", "races", "walk")
-"""In the order of `all`; each is a file of parts/."""
+Suite: TypeAlias = Callable[[CheckOptions, Console], SuiteResult]
+SUITES = ("scopes", "methods", "mutants", "races", "walk")
+"""In the order of `all`; each is a module of suites/."""
 RUNS_OF_ALL = CLUSTERS * BLOCK
 """Random walks of each dialect in `all` without a budget: every cluster of an era, so that what is walked does not
 depend on the machine's speed. `walk` alone has a time instead."""
@@ -38,21 +38,21 @@ def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) ->
 def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
     """Run one part, or all; the exit code. Raises ScenarioError for what does not exist."""
     is_scenario = what.endswith(".toml")
-    if not is_scenario and what not in ("all", *PARTS):
-        expected = f"all, {', '.join(PARTS)}"
+    if not is_scenario and what not in ("all", *SUITES):
+        expected = f"all, {', '.join(SUITES)}"
         raise ScenarioError([Problem(what, "", f"is nothing to check, expected {expected} or a scenario's NAME.toml")])
     if what == "all" and options.budget_s is None and options.runs is None:
         options = evolve(options, runs=RUNS_OF_ALL)
     console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
-    answers: dict[str, PartResult] = {}
+    answers: dict[str, SuiteResult] = {}
     began = time.monotonic()
     interrupted = False
     try:
         if is_scenario:
             answers["scenario"] = _of_scenario(what, options, trace, console)
-        for name in () if is_scenario else PARTS if what == "all" else (what,):
-            part: Part = getattr(import_module(f"pdflow_sim.check.parts.{name}"), name)
-            answers[name] = part(evolve(options, budget_s=_left(options, began)), console)
+        for name in () if is_scenario else SUITES if what == "all" else (what,):
+            suite: Suite = getattr(import_module(f"pdflow_sim.check.suites.{name}"), name)
+            answers[name] = suite(evolve(options, budget_s=_left(options, began)), console)
     except KeyboardInterrupt:
         console.print("interrupted: what is said above holds, the rest was not looked at")
         interrupted = True
@@ -68,8 +68,8 @@ def _left(options: CheckOptions, began: float) -> float | None:
     return None if options.budget_s is None else max(0.0, began + options.budget_s - time.monotonic())
 
 
-def _of_scenario(file: str, options: CheckOptions, trace: str | None, console: Console) -> PartResult:
-    from pdflow_sim.check.parts import scenario
+def _of_scenario(file: str, options: CheckOptions, trace: str | None, console: Console) -> SuiteResult:
+    from pdflow_sim.check.suites import scenario
 
     if trace is not None:
         return scenario.trace(file, Path(trace), console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdflow.protocol.values import Instant
 from pdflow_sim.clock import Clock
 
-PARTS = 1_000_000
+NOMINAL_SPEED = 1_000_000
 
 
 class SkewedClock:
@@ -17,18 +17,18 @@ class SkewedClock:
         self._clock = clock
         self._since: Instant = 0
         self._local: Instant = 0
-        self._speed = PARTS
+        self._speed = NOMINAL_SPEED
 
     @property
     def now(self) -> Instant:
-        return self._local + (self._clock.now - self._since) * self._speed // PARTS
+        return self._local + (self._clock.now - self._since) * self._speed // NOMINAL_SPEED
 
     def set(self, speed: float, ahead_ns: int) -> None:
         """From now on this fast, and first a jump ahead."""
         self._local = self.now + ahead_ns
         self._since = self._clock.now
-        self._speed = max(1, round(speed * PARTS))
+        self._speed = max(1, round(speed * NOMINAL_SPEED))
 
     def real(self, duration_ns: int) -> int:
         """How long the world takes until this clock has moved on by that much."""
-        return -(-duration_ns * PARTS // self._speed)
+        return -(-duration_ns * NOMINAL_SPEED // self._speed)

@@ -118,7 +118,7 @@ class Scaling:
             yield self.env.background_timeout(seconds_to_ns(scale.every_s))
             if self.clients.done or not self.clock.has_work:
                 return
-            self.set(scale, scaler.wants(self.legs(scale.pool), self.clock.now))
+            self.set(scale, scaler.desired_replicas(self.legs(scale.pool), self.clock.now))
 
     def legs(self, pool: str) -> int:
         """Open at its engines, by the router's count."""
@@ -127,17 +127,17 @@ class Scaling:
         choice = router.decode_choice if members[0].slot.leg == "decode" else router.prefill_choice
         return sum(choice.loads[member.slot.position] for member in members)
 
-    def set(self, scale: Scale, wanted: int) -> None:
+    def set(self, scale: Scale, desired: int) -> None:
         """The lowest numbers serve, but who is leaving comes back before anybody is started, and who is starting goes
         before anybody who serves."""
         members = self.pools[scale.pool]
         there = [member for member in members if member.state in (State.STARTING, State.SERVING)]
         there.sort(key=lambda member: (member.state, -member.slot.position))
-        for member in there[: max(0, len(there) - wanted)]:
+        for member in there[: max(0, len(there) - desired)]:
             self.stop(member)
         away = [member for member in members if member.state in (State.LEAVING, State.DOWN)]
         away.sort(key=lambda member: (-member.state, member.slot.position))
-        for member in away[: max(0, wanted - len(there))]:
+        for member in away[: max(0, desired - len(there))]:
             self.start(member, seconds_to_ns(scale.start_lag_s))
 
     # Starting and stopping.

@@ -261,8 +261,11 @@ class Shipping:
         """Send what may be posted now."""
         while (found := lanes.next()) is not None:
             operation, piece = found
-            part = piece.stop - piece.start
-            nbytes = operation.flight.nbytes * part // (operation.layers * operation.tokens) + self.hidden_bytes * part
+            piece_tokens = piece.stop - piece.start
+            nbytes = (
+                operation.flight.nbytes * piece_tokens // (operation.layers * operation.tokens)
+                + self.hidden_bytes * piece_tokens
+            )
             PieceInFlight(self, operation, piece, nbytes // self.pipeline_policy.tensors).go_on()
 
     def judge(self, operation: ShippedOperation) -> None:

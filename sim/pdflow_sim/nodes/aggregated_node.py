@@ -21,7 +21,7 @@ from pdflow.serving.effects import Drop, EndDecode
 from pdflow.serving.events import AloneRequested, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
 from pdflow_sim.nodes.engine_node import SimEngineNode
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.prefill_node import WEIGHTS
 
 
@@ -38,8 +38,8 @@ class AggregatedLeg:
 class AggregatedNode(SimEngineNode):
     """One engine that serves requests alone."""
 
-    def __init__(self, parts: EngineParts, info: EngineInfo) -> None:
-        super().__init__(parts, Side.P, DecodeCore(WEIGHTS, Landing()))
+    def __init__(self, components: EngineComponents, info: EngineInfo) -> None:
+        super().__init__(components, Side.P, DecodeCore(WEIGHTS, Landing()))
         self.info = info
         self.by_request: dict[RequestId, AggregatedLeg] = {}
         self.perform.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})

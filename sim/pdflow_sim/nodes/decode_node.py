@@ -29,16 +29,16 @@ from pdflow.serving.events import (
 )
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.node import SimPort
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.observe.run_metrics import request_of
 
 
 class SimDecodeNode(SimEngineNode):
     """One decode engine."""
 
-    def __init__(self, parts: EngineParts, core: DecodeCore) -> None:
-        super().__init__(parts, Side.D, core)
-        self.prefill_tokens = parts.ports.prefill_tokens
+    def __init__(self, components: EngineComponents, core: DecodeCore) -> None:
+        super().__init__(components, Side.D, core)
+        self.prefill_tokens = components.ports.prefill_tokens
         self.scheduler: SimPort
         self.legs: dict[RequestId, Sequence] = {}
         self.do.update(

@@ -18,24 +18,24 @@ from pdflow.serving.effects import HoldEngine, ResumeEngine
 from pdflow_sim.clock import AFTER_ENGINES, ENGINE, POLL
 from pdflow_sim.nodes.node import FAR, TIME_REACHED, SimPort
 from pdflow_sim.nodes.peer_node import PeerNode
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 
 
 class SimEngineNode(PeerNode):
     """A node with a batch scheduler. Args: `side`: which side its ranks are on."""
 
-    def __init__(self, parts: EngineParts, side: Side, core: Core | None = None) -> None:
-        super().__init__(parts.ports, side, core)
-        self.name = parts.name
-        self.engine = parts.engine
-        self.block_bytes = parts.block_bytes
-        self.shipping = parts.ports.shipping
-        self.prompts = parts.ports.prompts
-        self.poll_ns = parts.ports.poll_ns
+    def __init__(self, components: EngineComponents, side: Side, core: Core | None = None) -> None:
+        super().__init__(components.ports, side, core)
+        self.name = components.name
+        self.engine = components.engine
+        self.block_bytes = components.block_bytes
+        self.shipping = components.ports.shipping
+        self.prompts = components.ports.prompts
+        self.poll_ns = components.ports.poll_ns
         self.ranks: list[SimPort] = []
         """Its endpoints but the scheduler's."""
-        self.priority = ENGINE + parts.index
-        self.poll_priority = POLL + parts.index
+        self.priority = ENGINE + components.index
+        self.poll_priority = POLL + components.index
         self.unasked: list[tuple[SimPort, Any]] = []
         """What has come at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR

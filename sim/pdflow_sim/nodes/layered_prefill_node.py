@@ -28,7 +28,7 @@ from pdflow.serving.effects import (
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
 from pdflow_sim.network.shipping import describe_piece
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.prefill_node import SimPrefillNode
 
 
@@ -37,14 +37,14 @@ class SimLayeredPrefillNode(SimPrefillNode):
 
     def __init__(
         self,
-        parts: EngineParts,
+        components: EngineComponents,
         core: PrefillCore,
         method: Method,
         layers: int,
         early: bool,
         staging: Staging | None,
     ) -> None:
-        super().__init__(parts, core)
+        super().__init__(components, core)
         assert self.shipping is not None
         self.carrier = self.shipping
         self.method = method

@@ -14,19 +14,19 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AcceptPiece, TakePiece
 from pdflow.serving.events import PieceArrived
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding, name_of
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.staged_decode_node import SimStagedDecodeNode
 
 
 class PiecewiseDecodeNode(SimStagedDecodeNode):
     def __init__(
         self,
-        parts: EngineParts,
+        components: EngineComponents,
         core: DecodeCore,
         method: Method,
         landing: PieceLanding,
     ) -> None:
-        super().__init__(parts, core, method, landing.staging)
+        super().__init__(components, core, method, landing.staging)
         self.landing = landing
         self.then: dict[str, list[Callable[[], None]]] = {}
         """What goes on with pieces that wait for room."""
@@ -73,9 +73,9 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
             return [(self.method.loading, landing.layers_of(place))]
         staging = landing.staging
         assert isinstance(staging, BufferStaging)
-        parts = landing.parts[place.generation]
-        spilled = sum(staging.spilled(part) for part in parts.values())
-        return [(self.method.loading, len(parts) - spilled), (Hop.H2D, spilled)]
+        allocations = landing.allocations[place.generation]
+        spilled = sum(staging.spilled(allocation) for allocation in allocations.values())
+        return [(self.method.loading, len(allocations) - spilled), (Hop.H2D, spilled)]
 
     def assert_empty(self) -> None:
         super().assert_empty()

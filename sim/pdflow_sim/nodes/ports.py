@@ -39,7 +39,7 @@ class NodePorts:
 
 
 @attrs.frozen(kw_only=True)
-class EngineParts:
+class EngineComponents:
     """One incarnation of an engine."""
 
     ports: NodePorts

@@ -26,7 +26,7 @@ from pdflow.serving.events import PrefillRequested, PromptComputed, RequestAbort
 from pdflow.serving.prefill import PrefillCore
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.node import SimPort
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.writer import Writer
 from pdflow_sim.observe.run_metrics import request_of
 
@@ -49,14 +49,14 @@ class SimPrefillLeg:
 class SimPrefillNode(SimEngineNode):
     """One prefill engine."""
 
-    def __init__(self, parts: EngineParts, core: PrefillCore) -> None:
-        super().__init__(parts, Side.P, core)
+    def __init__(self, components: EngineComponents, core: PrefillCore) -> None:
+        super().__init__(components, Side.P, core)
         self.scheduler: SimPort
         self.info: EngineInfo
         self.legs: dict[Xid, SimPrefillLeg] = {}
         self.by_request: dict[RequestId, SimPrefillLeg] = {}
         """Not answered yet."""
-        writer_ns = parts.ports.writer_ns
+        writer_ns = components.ports.writer_ns
         self.writer = Writer(self, writer_ns) if writer_ns else None
         self.do.update(
             {

@@ -14,7 +14,7 @@ from pdflow.serving.decode import DecodeCore
 from pdflow.serving.effects import AskForRoom, CopyIn, Drop, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from pdflow_sim.nodes.decode_node import SimDecodeNode
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 
 
 class SimStagedDecodeNode(SimDecodeNode):
@@ -22,12 +22,12 @@ class SimStagedDecodeNode(SimDecodeNode):
 
     def __init__(
         self,
-        parts: EngineParts,
+        components: EngineComponents,
         core: DecodeCore,
         method: Method,
         staging: Staging,
     ) -> None:
-        super().__init__(parts, core)
+        super().__init__(components, core)
         assert self.shipping is not None
         self.carrier = self.shipping
         self.method = method

@@ -38,7 +38,7 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow.wiring.stores import load_name, load_xid, node_of
 from pdflow_sim.nodes.node import SimPort
-from pdflow_sim.nodes.ports import EngineParts
+from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.prefill_node import WEIGHTS, SimPrefillLeg, SimPrefillNode
 from pdflow_sim.nodes.store_node import SimStoreNode
 from pdflow_sim.nodes.stores import Stores
@@ -48,9 +48,9 @@ from pdflow_sim.observe.run_metrics import request_of
 class SimStorePrefillNode(SimPrefillNode):
     """Args: `storing` is its core's."""
 
-    def __init__(self, parts: EngineParts, stores: Stores, pipeline_policy: PipelinePolicy) -> None:
-        self.storing = Storing(stores.most_tokens, parts.engine.limits.block_size, pipeline_policy.prefill_waits)
-        super().__init__(parts, PrefillCore(WEIGHTS, self.storing))
+    def __init__(self, components: EngineComponents, stores: Stores, pipeline_policy: PipelinePolicy) -> None:
+        self.storing = Storing(stores.most_tokens, components.engine.limits.block_size, pipeline_policy.prefill_waits)
+        super().__init__(components, PrefillCore(WEIGHTS, self.storing))
         self.stores = stores
         self.pipeline_policy = pipeline_policy
         self.salt = 0

@@ -152,9 +152,9 @@ def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> s
         return f"it waits for {seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
     if not cell.pairs:
         return f"it is {cell.phase.name} at {node.name}"
-    wanted = "data" if world.fabric.pulls else "DONE"
+    awaited = "data" if world.fabric.pulls else "DONE"
     waits = [
-        f"{rank_address(node.name, d)} waits for {rank_address(prefill, p)}'s {wanted}"
+        f"{rank_address(node.name, d)} waits for {rank_address(prefill, p)}'s {awaited}"
         for bit, (p, d) in enumerate(cell.pairs)
         if not cell.landed >> bit & 1
     ]

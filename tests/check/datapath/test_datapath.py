@@ -53,8 +53,8 @@ def test_every_method_is_looked_at() -> None:
 @pytest.mark.parametrize(("name", "dialect"), CASES)
 def test_nothing_is_found_in_strict_and_what_is_known_as_published(name: str, dialect: str) -> None:
     found = row(METHODS[name], dialect)
-    wanted = PUBLISHED.get(name, frozenset()) if dialect == AS_PUBLISHED else frozenset()
-    assert found.stories.keys() == wanted
+    expected = PUBLISHED.get(name, frozenset()) if dialect == AS_PUBLISHED else frozenset()
+    assert found.stories.keys() == expected
     assert found.ok, found.missed
     assert found.states == STATES[name, dialect]
 

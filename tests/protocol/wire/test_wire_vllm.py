@@ -125,11 +125,11 @@ def test_an_id_that_a_heartbeat_cannot_say_does_not_stop_the_others() -> None:
 @pytest.mark.parametrize("length", [1, 40, MAX_ID_BYTES])
 def test_a_very_long_heartbeat_is_split_into_readable_ones(length: int) -> None:
     ids = tuple(f"{n:0{length}d}"[-length:] for n in range(MAX_HEARTBEAT_IDS + 10))
-    parts = encode_heartbeats(Heartbeat(ids))
-    assert all(len(part) <= MAX_NOTIFICATION_BYTES for part in parts)
+    messages = encode_heartbeats(Heartbeat(ids))
+    assert all(len(message) <= MAX_NOTIFICATION_BYTES for message in messages)
     got: tuple[str, ...] = ()
-    for part in parts:
-        heartbeat = decode_notification(part)
+    for message in messages:
+        heartbeat = decode_notification(message)
         assert isinstance(heartbeat, Heartbeat)
         got += heartbeat.request_ids
     assert got == ids

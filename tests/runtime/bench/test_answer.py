@@ -33,7 +33,7 @@ def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
     places = [0, *boundaries, len(whole)]
     answer = heard(*(whole[a:b] for a, b in pairwise(places)))
     answer.end()
-    assert ("".join(answer.parts), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
+    assert ("".join(answer.pieces), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
     assert answer.times == sorted(answer.times)
 
 

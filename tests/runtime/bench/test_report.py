@@ -71,7 +71,9 @@ async def test_goodput_and_percentiles_are_those_that_were_asked_for(autojump_cl
     assert good.content(asked)["request_goodput"] == pytest.approx(10 / 0.28)
     told = [key for key in content if key.endswith("_ms")]
     names = ("ttft", "e2el", "client_queue_time")
-    assert told == [f"{part}_{name}_ms" for name in names for part in ("mean", "median", "std", "p50", "p99.9")]
+    assert told == [
+        f"{statistic}_{name}_ms" for name in names for statistic in ("mean", "median", "std", "p50", "p99.9")
+    ]
     assert content["p99.9_e2el_ms"] == pytest.approx(140.0)
     assert content["mean_client_queue_time_ms"] == pytest.approx(70.0)
     assert sorted(content["queue_times"]) == pytest.approx([0.0] * 5 + [0.14] * 5)

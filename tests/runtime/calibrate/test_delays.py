@@ -82,7 +82,7 @@ def test_each_delay_is_between_its_two_instants() -> None:
     assert door_s(found, ["decode-0"], links.http_latency_s) == pytest.approx(50e-6)
 
 
-def test_of_several_ranks_the_largest_part_counts() -> None:
+def test_of_several_ranks_the_largest_shard_counts() -> None:
     pages = one(1, 10**9, 100_000)
     pages[1].notes.append(Moved(10**9, "a1", 5, 10, 40_000, 4))
     assert [(each.nbytes, each.descriptors) for each in delays(pages).transfers] == [(100_000, 8)]

@@ -98,8 +98,8 @@ async def test_what_p_computed_d_goes_on_with(tiny: Path, nursery: trio.Nursery)
         nursery.start_soon(bench.engine.run)
     asked = prompts(1, 16, 31, 32, 33, 200)
     for tokens in asked:
-        want = await alone.answer(alone.ask(tokens, 20))
-        assert await hand_over(p, d, tokens, 20) == want
+        expected = await alone.answer(alone.ask(tokens, 20))
+        assert await hand_over(p, d, tokens, 20) == expected
     assert d.engine.prompt_tokens_computed == len(asked), "D computes the last token of each prompt, and no other"
     assert not [outcome for outcome in p.told if isinstance(outcome, Token)]
     assert (p.engine.pool.free, d.engine.pool.free) == (200, 200)
@@ -109,13 +109,13 @@ async def test_what_p_computed_d_goes_on_with(tiny: Path, nursery: trio.Nursery)
 async def test_an_answer_ends_where_it_is_told_to(tiny: Path, nursery: trio.Nursery) -> None:
     model = load(tiny)
     (tokens,) = prompts(20)
-    want = dense_answer(model, tokens, 12)
-    bench = Bench(model, eos=[want[6]])
+    expected = dense_answer(model, tokens, 12)
+    bench = Bench(model, eos=[expected[6]])
     nursery.start_soon(bench.engine.run)
     by_eos = bench.ask(tokens, 12)
     ignoring = bench.ask(tokens, 12, Sampling(ignore_eos=True))
-    by_token = bench.ask(tokens, 12, Sampling(stop_token_ids=frozenset({want[3]})))
-    at_once = bench.ask(tokens, 12, Sampling(stop_token_ids=frozenset({want[0]})))
+    by_token = bench.ask(tokens, 12, Sampling(stop_token_ids=frozenset({expected[3]})))
+    at_once = bench.ask(tokens, 12, Sampling(stop_token_ids=frozenset({expected[0]})))
     by_caller = bench.ask(tokens, 12)
 
     def stop(outcome: object) -> None:
@@ -130,7 +130,7 @@ async def test_an_answer_ends_where_it_is_told_to(tiny: Path, nursery: trio.Nurs
         (at_once, 1, "stop"),
         (by_caller, 5, None),
     ):
-        assert await bench.answer(seq) == want[:length]
+        assert await bench.answer(seq) == expected[:length]
         assert bench.answers[seq][-1].ending == ending
     with pytest.raises(ValueError, match="none of it is being told"):
         bench.engine.finish(by_caller)

@@ -19,7 +19,7 @@ from pdflow.layout.ranks import writers  # noqa: E402
 from pdflow_runtime.engines.job import (  # noqa: E402
     Sampled,
     Sampling,
-    Want,
+    TokenRequest,
     Work,
 )
 from pdflow_runtime.engines.model import Llama  # noqa: E402
@@ -32,8 +32,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [random.Random(f"{seed}:{length}").randrange(2, 512) for _ in range(length)]
 
 
-def work(tokens: Sequence[int], start: int, end: int, blocks: Sequence[int], wanted: bool = True) -> Work:
-    return Work(tuple(tokens[start:end]), start, tuple(blocks), Want(LOGPROBS, 0) if wanted else None)
+def work(tokens: Sequence[int], start: int, end: int, blocks: Sequence[int], needs_token: bool = True) -> Work:
+    return Work(tuple(tokens[start:end]), start, tuple(blocks), TokenRequest(LOGPROBS, 0) if needs_token else None)
 
 
 def runner(model: Llama, dtype: str, blocks: int = 120, **layout: object) -> TorchRunner:
@@ -51,23 +51,23 @@ def test_it_computes_what_a_dense_forward_pass_computes(tiny: Path, dtype: str, 
     model = support.load(tiny, dtype)
     tokens = prompt(150)
     exact = support.load(tiny, "float64")
-    want = support.dense_logits(exact.config, exact.weights, tokens)[-1].log_softmax(-1).tolist()
+    expected = support.dense_logits(exact.config, exact.weights, tokens)[-1].log_softmax(-1).tolist()
     got = logprobs(runner(model, dtype).compute([work(tokens, 0, 150, range(5, 15))])[0])
-    assert got == pytest.approx(want, abs=near)
+    assert got == pytest.approx(expected, abs=near)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neither_company_nor_chunks_change_a_bit(tiny: Path, dtype: str) -> None:
     model = support.load(tiny, dtype)
     tokens = prompt(500)
-    want = logprobs(runner(model, dtype).compute([work(tokens, 0, 500, range(32))])[0])
+    expected = logprobs(runner(model, dtype).compute([work(tokens, 0, 500, range(32))])[0])
     others = [prompt(length, seed=1) for length in (1, 7, 130)]
     for boundaries in ((0, 499, 500), (0, 16, 100, 101, 103, 400, 500), (0, 256, 500), (*range(0, 501, 50),)):
         busy = runner(model, dtype)
         for turn, (start, end) in enumerate(pairwise(boundaries)):
             before, after = (work(others[k], 0, len(others[k]), range(40 + 10 * k, 50 + 10 * k)) for k in (turn % 3, 1))
             _, last, _ = busy.compute([before, work(tokens, start, end, range(32)), after])
-        assert logprobs(last) == want, f"cut at {boundaries}"
+        assert logprobs(last) == expected, f"cut at {boundaries}"
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (2, 3)])
@@ -97,14 +97,14 @@ def test_copied_by_descriptors_it_goes_on_elsewhere(
     d = support.memories(model.config, "float32", 40, d_block, d_tp)
     p_blocks, d_blocks = list(range(3, 3 + -(-75 // p_block))), list(range(20, 20 + -(-76 // d_block)))
     alone = TorchRunner(model, p.cache("float32"))
-    want = logprobs(alone.compute([work(tokens, 0, 75, p_blocks)])[0])
+    expected = logprobs(alone.compute([work(tokens, 0, 75, p_blocks)])[0])
     for pair in writers(p.shape, p_tp, p_pp, d_tp):
         source, target = p.ranks[pair.p_rank], d.ranks[pair.d_rank]
         for piece in descriptors(pair, source, target, runs(p_blocks, p_block, d_blocks, d_block, 0, 75)):
             at, to, length = piece
             d.regions[pair.d_rank][to : to + length] = p.regions[pair.p_rank][at : at + length]
     there = TorchRunner(model, d.cache("float32"))
-    assert logprobs(there.compute([work(tokens, 74, 75, d_blocks)])[0]) == want
+    assert logprobs(there.compute([work(tokens, 74, 75, d_blocks)])[0]) == expected
     tokens.append(7)
     both = [
         runner.compute([work(tokens, 75, 76, blocks)])[0] for runner, blocks in ((alone, p_blocks), (there, d_blocks))

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="logits are torch's: pip install 'pdflow[live]'")
 
-from pdflow_runtime.engines.job import Logprobs, Sampling, Want  # noqa: E402
+from pdflow_runtime.engines.job import Logprobs, Sampling, TokenRequest  # noqa: E402
 from pdflow_runtime.engines.sampling import sample, uniform  # noqa: E402
 
 PROBABILITIES = (0.05, 0.4, 0.15, 0.3, 0.1)
@@ -18,8 +18,10 @@ LOGITS = torch.tensor(PROBABILITIES).log()[None]
 
 def drawn(count: int = 4000, **how: float) -> dict[int, float]:
     """How often each token comes, over the places of one answer."""
-    wants = [Want(Sampling(**({"temperature": 1.0, "seed": 3} | how)), index) for index in range(count)]  # type: ignore[arg-type]
-    tokens = Counter(sampled.token for sampled in sample(LOGITS.expand(count, -1), wants))
+    token_requests = [
+        TokenRequest(Sampling(**({"temperature": 1.0, "seed": 3} | how)), index) for index in range(count)
+    ]  # type: ignore[arg-type]
+    tokens = Counter(sampled.token for sampled in sample(LOGITS.expand(count, -1), token_requests))
     return {token: tokens[token] / count for token in sorted(tokens)}
 
 
@@ -48,13 +50,16 @@ def test_of_the_likeliest_only_some_may_come() -> None:
 
 def test_a_seed_and_a_place_say_what_is_drawn_whoever_is_beside() -> None:
     sampling = Sampling(temperature=0.8, seed=11)
-    alone = [sample(LOGITS, [Want(sampling, index)])[0].token for index in range(40)]
-    other = Want(Sampling(temperature=2.0, seed=5), 0)
+    alone = [sample(LOGITS, [TokenRequest(sampling, index)])[0].token for index in range(40)]
+    other = TokenRequest(Sampling(temperature=2.0, seed=5), 0)
     company = [
-        sample(torch.cat((LOGITS.flip(1), LOGITS)), [other, Want(sampling, index)])[1].token for index in range(40)
+        sample(torch.cat((LOGITS.flip(1), LOGITS)), [other, TokenRequest(sampling, index)])[1].token
+        for index in range(40)
     ]
     assert company == alone
-    assert [sample(LOGITS, [Want(Sampling(temperature=0.8, seed=12), index)])[0].token for index in range(40)] != alone
+    assert [
+        sample(LOGITS, [TokenRequest(Sampling(temperature=0.8, seed=12), index)])[0].token for index in range(40)
+    ] != alone
 
 
 def test_draws_are_spread_evenly() -> None:
@@ -66,11 +71,11 @@ def test_draws_are_spread_evenly() -> None:
 
 
 def test_logprobs_are_the_models_own() -> None:
-    want = Want(Sampling(temperature=0.1, top_k=1, logprobs=2), 0)
-    (sampled,) = sample(LOGITS, [want])
+    token_request = TokenRequest(Sampling(temperature=0.1, top_k=1, logprobs=2), 0)
+    (sampled,) = sample(LOGITS, [token_request])
     assert isinstance(sampled.logprobs, Logprobs)
     assert sampled.logprobs.chosen == pytest.approx(math.log(0.4))
     assert [token for token, _ in sampled.logprobs.top] == [1, 3]
-    (none,) = sample(LOGITS, [Want(Sampling(logprobs=0), 0)])
+    (none,) = sample(LOGITS, [TokenRequest(Sampling(logprobs=0), 0)])
     assert none.logprobs is not None
     assert none.logprobs.top == ()

@@ -14,7 +14,7 @@ from pdflow.layout.descriptors import RankMemory, rank_memory
 from pdflow.layout.shapes import KvShape
 from pdflow.memory.paged import PagedPool
 from pdflow_runtime.engines.config import ModelError
-from pdflow_runtime.engines.job import GREEDY, Job, Sampled, Sampling, Want, Work
+from pdflow_runtime.engines.job import GREEDY, Job, Sampled, Sampling, TokenRequest, Work
 from pdflow_runtime.engines.loop import LiveEngine, Told
 from pdflow_runtime.engines.synthetic import SyntheticRunner
 
@@ -33,7 +33,7 @@ class Bench:
     async def token(
         self, tokens: list[int], start: int, blocks: range, sampling: Sampling = GREEDY, **how: bool
     ) -> int:
-        work = Work(tuple(tokens[start:]), start, tuple(blocks), Want(sampling, 0), **how)
+        work = Work(tuple(tokens[start:]), start, tuple(blocks), TokenRequest(sampling, 0), **how)
         (sampled,) = await self.runner.step([work])
         assert isinstance(sampled, Sampled)
         return sampled.token
@@ -48,11 +48,11 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
     # Prompts of many chunks, more sequences than seats, blocks for fewer than want them.
     lengths = [(30, 20), (5, 40), (17, 12), (3, 30), (40, 25), (1, 5)]
     simulated = Engine(limits, COST, PagedPool(22), exact=True)
-    want = {}
+    expected = {}
     for index, (prompt, output) in enumerate(lengths):
         simulated.submit(Sequence(index, prompt, output), 0)
     while (wake := simulated.wake_at()) is not None:
-        want |= {outcome.seq.index: outcome.at_ns for outcome in simulated.advance(wake)}  # type: ignore[union-attr]
+        expected |= {outcome.seq.index: outcome.at_ns for outcome in simulated.advance(wake)}  # type: ignore[union-attr]
     ended: dict[int, int] = {}
 
     def tell(outcome: Told) -> None:
@@ -68,20 +68,20 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
     with trio.move_on_after(60):
         await live.run()
     assert live.preemptions == simulated.preemptions > 0
-    assert set(ended) == set(want)
-    for index, at in want.items():
+    assert set(ended) == set(expected)
+    for index, at in expected.items():
         assert ended[index] == pytest.approx(at, abs=1000)
 
 
 @pytest.mark.trio
 async def test_tokens_depend_on_tokens_not_on_chunks_ranks_or_blocks() -> None:
     whole, chunked, split = Bench(), Bench(), Bench(tp=2)
-    want = await whole.token(PROMPT, 0, range(8))
+    expected = await whole.token(PROMPT, 0, range(8))
     await chunked.token(PROMPT[:13], 0, range(20, 28))
     await chunked.token(PROMPT[:29], 13, range(20, 28))
-    assert await chunked.token(PROMPT, 29, range(20, 28), decodes=True) == want
-    assert await split.token(PROMPT, 0, range(3, 11)) == want
-    assert await Bench().token([PROMPT[0] + 1, *PROMPT[1:]], 0, range(8)) != want
+    assert await chunked.token(PROMPT, 29, range(20, 28), decodes=True) == expected
+    assert await split.token(PROMPT, 0, range(3, 11)) == expected
+    assert await Bench().token([PROMPT[0] + 1, *PROMPT[1:]], 0, range(8)) != expected
     drawn = {await whole.token(PROMPT, 29, range(8), Sampling(temperature=1, seed=seed)) for seed in range(5)}
     assert len(drawn) > 1
     assert whole.runner.wrong == chunked.runner.wrong == split.runner.wrong == 0
@@ -100,7 +100,7 @@ def copied(p: Bench, d: Bench, blocks: list[int]) -> None:
 @pytest.mark.trio
 async def test_wrong_kv_gives_other_tokens() -> None:
     p = Bench()
-    want = await p.token(PROMPT, 0, range(8))
+    expected = await p.token(PROMPT, 0, range(8))
     other = [*PROMPT[:9], 3, *PROMPT[10:]]
     await p.token(other, 0, range(8, 16))
 
@@ -110,10 +110,10 @@ async def test_wrong_kv_gives_other_tokens() -> None:
         if spoil is not None:
             d.regions[0][spoil] ^= 1
         token = await d.token(PROMPT, 29, range(8), decodes=True, loaded=True)
-        assert d.runner.wrong == (token != want)
+        assert d.runner.wrong == (token != expected)
         return token
 
-    assert await there([*range(8)]) == want
+    assert await there([*range(8)]) == expected
     cells = p.memory.cell_bytes
     wrong = {
         "two blocks for each other": await there([0, 2, 1, *range(3, 8)]),
@@ -123,10 +123,10 @@ async def test_wrong_kv_gives_other_tokens() -> None:
         "one bit, in the first layer": await there([*range(8)], spoil=cells * 5),
         "one bit, in the last": await there([*range(8)], spoil=p.memory.plane_address(2, 1, 3) + 9 * cells + 8),
     }
-    assert all(token != want for token in wrong.values()), wrong
+    assert all(token != expected for token in wrong.values()), wrong
     d = Bench()
     copied(p, d, [*range(8, 16)])
-    assert await d.token(PROMPT, 29, range(8), decodes=True, loaded=True) != want, "whole, and another prompt's"
+    assert await d.token(PROMPT, 29, range(8), decodes=True, loaded=True) != expected, "whole, and another prompt's"
 
 
 def test_a_cell_has_room_for_its_words() -> None:

@@ -106,8 +106,8 @@ def test_it_is_the_hash_of_pieces_in_the_order_of_names(tmp_path: Path, monkeypa
         raw = tensor.numpy().tobytes()
         pieces = b"".join(sha256(raw[at : at + 100]).digest() for at in range(0, len(raw), 100))
         listed.append([name, "F32", list(tensor.shape), sha256(pieces).hexdigest()])
-    want = sha256(json.dumps(listed, separators=(",", ":")).encode()).digest()
-    assert digest(folder(tmp_path / "model", every)) == want
+    expected = sha256(json.dumps(listed, separators=(",", ":")).encode()).digest()
+    assert digest(folder(tmp_path / "model", every)) == expected
 
 
 def test_of_a_tensor_in_two_files_the_later_counts(tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_what_was_written_just_now_is_not_kept(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stamp": 1}'])
 def test_a_broken_cache_is_a_line_in_the_log(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = folder(tmp_path / "model", tensors())
-    want = digest(model)
+    expected = digest(model)
     (kept,) = (tmp_path / "cache").glob("*.json")
     kept.write_bytes(content)
-    assert digest(model) == want
+    assert digest(model) == expected
     assert "cannot be used" in caplog.text
     assert hash_weights(model, tmp_path / "cache").hashed_bytes == 0, "it was made anew"
     assert not [*(tmp_path / "cache").glob(".*")], "nothing temporary is left"
@@ -167,10 +167,10 @@ def test_a_broken_cache_is_a_line_in_the_log(content: bytes, tmp_path: Path, cap
 
 def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = folder(tmp_path / "model", tensors())
-    want = digest(model)
+    expected = digest(model)
     (tmp_path / "file").write_text("no folder")
     found = hash_weights(model, tmp_path / "file" / "weights")
-    assert found.digest == want
+    assert found.digest == expected
     assert "hashed without a lock" in caplog.text
     assert "cannot be kept" in caplog.text
 
@@ -248,11 +248,11 @@ def test_what_is_computed_with_is_named_and_nothing_else(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = read_config(tiny)
     caplog.set_level(logging.INFO)
-    want = weights_of(tiny, config, "float32")
-    assert 0 < want < 1 << 63
-    assert f"weights {want:016x}" in caplog.text
+    expected = weights_of(tiny, config, "float32")
+    assert 0 < expected < 1 << 63
+    assert f"weights {expected:016x}" in caplog.text
     same = attrs.evolve(config, eos_token_ids=frozenset((1, 7)), dtype="bfloat16", max_position_embeddings=99)
-    assert weights_of(tiny, same, "float32") == want
+    assert weights_of(tiny, same, "float32") == expected
     scaling: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     others = {
         weights_of(tiny, attrs.evolve(config, **change), "float32")
@@ -264,4 +264,4 @@ def test_what_is_computed_with_is_named_and_nothing_else(
             {"num_attention_heads": 8},
         )
     }
-    assert len(others | {want, weights_of(tiny, config, "bfloat16")}) == 7
+    assert len(others | {expected, weights_of(tiny, config, "bfloat16")}) == 7

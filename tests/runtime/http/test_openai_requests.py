@@ -281,10 +281,10 @@ NAMES = [
     "top_logprobs",
     "role",
 ]
-parts = st.fixed_dictionaries({}, optional={"type": values | st.just("text"), "text": values})
+content_parts = st.fixed_dictionaries({}, optional={"type": values | st.just("text"), "text": values})
 messages = st.lists(
     st.fixed_dictionaries(
-        {}, optional={"role": st.sampled_from(["user", "tool"]) | values, "content": values | st.lists(parts)}
+        {}, optional={"role": st.sampled_from(["user", "tool"]) | values, "content": values | st.lists(content_parts)}
     ),
     max_size=3,
 )

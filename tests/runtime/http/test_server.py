@@ -50,12 +50,12 @@ async def test_a_request_reaches_its_handler_whole() -> None:
 @pytest.mark.trio
 async def test_pipelined_requests_are_answered_in_order() -> None:
     count = 100  # more than may wait, so that reading pauses and goes on
-    wanted = [b"POST /p  %d" % n for n in range(count)]
+    expected = [b"POST /p  %d" % n for n in range(count)]
     data = b"".join(post(b"%d" % n) for n in range(count - 1)) + post(b"%d" % (count - 1), headers=CLOSING)
     async with serving(echo) as server:
         answer = await response_to(server.port, data)
-    bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
-    assert bodies == wanted
+    bodies = [response.partition(b"\r\n\r\n")[2] for response in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+    assert bodies == expected
 
 
 @pytest.mark.trio

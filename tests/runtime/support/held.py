@@ -52,12 +52,12 @@ class Operation:
     air: deque[list[tuple[int, bytes]]] = attrs.field(factory=deque)
     """Parts that are read and have not landed."""
 
-    def read(self, part: int, parts: int) -> None:
-        """The next part of the source, of so many."""
+    def read(self, index: int, count: int) -> None:
+        """The source's share `index` of `count`."""
         self.air.append(
             [
                 (piece.target_address, bytes(self.source[piece.source_address : piece.source_address + piece.length]))
-                for piece in self.pieces[part::parts]
+                for piece in self.pieces[index::count]
             ]
         )
 

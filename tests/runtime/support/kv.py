@@ -25,8 +25,8 @@ def put_kv(node: LiveEngineNode, blocks: Sequence[int], whole: Any) -> None:
     """The same the other way; `whole` fills these blocks."""
     size = node.place.shape.block_size
     for heads, view in _views(node):
-        part = whole[:, :, heads.start : heads.stop]
-        reshaped = part.reshape(*part.shape[:3], len(blocks), size, part.shape[-1])
+        shard = whole[:, :, heads.start : heads.stop]
+        reshaped = shard.reshape(*shard.shape[:3], len(blocks), size, shard.shape[-1])
         view[:, :, list(blocks)] = reshaped.transpose(0, 1, 3, 2, 4, 5)
 
 

@@ -174,26 +174,26 @@ class ToldMethod(Told):
         if not self.plan.layered:
             super().finish(i)
             return
-        phase, parts = self.phase(i), self.pieces.engines.chunks
+        phase, chunks = self.phase(i), self.pieces.engines.chunks
         if phase in (QUEUED, BEGUN):
-            self.end_steps(i, phase, parts)
+            self.end_steps(i, phase, chunks)
             self.hand_at_p(i).finish_prompt(self.prompt(i))
             if self.cluster.scope.late:
                 return
         self.prefill_node(i).settle()
         self.hand_at_p(i).report_prompt(self.prompt(i))
 
-    def end_steps(self, i: int, phase: int, parts: tuple[int, ...]) -> None:
+    def end_steps(self, i: int, phase: int, chunks: tuple[int, ...]) -> None:
         if not self.plan.pipeline_policy.early:
             self.compute(i)
             return
         if phase == QUEUED:
             self.begin_prompt(i)
-        for known in parts[1:]:
+        for known in chunks[1:]:
             self.chunk(i, known)
             self.layer(i, known, 0)
         for layer in range(1, self.plan.layers):
-            self.layer(i, parts[-1], layer)
+            self.layer(i, chunks[-1], layer)
 
     def abort_prefill(self, i: int) -> None:
         """What the protocol may send from its blocks stays in them."""

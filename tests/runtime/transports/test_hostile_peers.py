@@ -81,8 +81,8 @@ async def closed(stream: trio.SocketStream) -> bytes:
     received = b""
     with trio.fail_after(20):
         try:
-            while part := await stream.receive_some():
-                received += part
+            while chunk := await stream.receive_some():
+                received += chunk
         except trio.BrokenResourceError:
             pass
     return received
@@ -273,7 +273,7 @@ async def test_a_description_of_nobody_is_one_sentence(kind: str, about: bytes) 
 
 
 @pytest.mark.trio
-async def test_bodies_in_which_the_peer_takes_no_part_are_not_kept_without_end(
+async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(nccl, "MAX_BODIES", 4)

@@ -44,9 +44,9 @@ class Middlebox:
 
     async def _copy(self, source: trio.SocketStream, sink: trio.SocketStream, limit: int = 1 << 60) -> None:
         try:
-            while limit > 0 and (part := await source.receive_some(min(65_536, limit))):
-                await sink.send_all(part)
-                limit -= len(part)
+            while limit > 0 and (chunk := await source.receive_some(min(65_536, limit))):
+                await sink.send_all(chunk)
+                limit -= len(chunk)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 

@@ -41,14 +41,14 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     fields: Fields
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: Role
-    content: str | list[_Part] | None = None
+    content: str | list[_ContentPart] | None = None
     name: str | None = None
     tool_calls: list[Any] | None = None
 
@@ -104,10 +104,10 @@ def _text(message: _Message, at: str) -> str:
         return ""
     if isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
+    for index, content_part in enumerate(content):
+        if content_part.type != "text" or content_part.text is None:
             raise invalid(f"{at}.content[{index}]", "is no text, and only texts are supported by this server")
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(content_part.text or "" for content_part in content)
 
 
 def _logprobs(parsed: _Chat) -> int | None:

@@ -154,16 +154,16 @@ class SocketStream:
             raise StreamBrokenError(found.reason)
         return found
 
-    async def fill(self, views: Iterable[memoryview], wanted: Callable[[], bool] = lambda: True) -> bool:
+    async def fill(self, views: Iterable[memoryview], keep_reading: Callable[[], bool] = lambda: True) -> bool:
         """Receive straight into these, in their order, as long as they are wanted; whether all were, to the end.
 
-        `wanted` is asked before every call that receives. What comes when it is not any more goes nowhere.
+        `keep_reading` is asked before every call that receives. What comes when it is not any more goes nowhere.
         """
         waiting = deque(view for view in views if len(view))
         while waiting:
             if self._start == self._end:
-                received = await self._receive(list(islice(waiting, VIEWS_PER_CALL)), wanted=wanted)
-            elif wanted():
+                received = await self._receive(list(islice(waiting, VIEWS_PER_CALL)), keep_reading=keep_reading)
+            elif keep_reading():
                 taken = self._take(min(len(waiting[0]), self._end - self._start))
                 waiting[0][: len(taken)] = taken
                 received = len(taken)
@@ -211,7 +211,7 @@ class SocketStream:
             self._end += await self._receive([self._buffer[self._end :]], border)
 
     async def _receive(
-        self, views: list[memoryview], at_border: bool = False, wanted: Callable[[], bool] = lambda: True
+        self, views: list[memoryview], at_border: bool = False, keep_reading: Callable[[], bool] = lambda: True
     ) -> int:
         """At least one byte into these views, or 0 if none is wanted.
 
@@ -220,7 +220,7 @@ class SocketStream:
         if self._since_checkpoint >= BYTES_BETWEEN_CHECKPOINTS:
             self._since_checkpoint = 0
             await trio.lowlevel.checkpoint()
-        while wanted():
+        while keep_reading():
             try:
                 received = self.sock.recvmsg_into(views)[0] if len(views) > 1 else self._receive_one(views[0])
             except BlockingIOError:

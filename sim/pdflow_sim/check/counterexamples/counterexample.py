@@ -36,7 +36,7 @@ class CounterexampleError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, file: str, where: str, what: str) -> None:
-        line = ": ".join(part for part in (file, where, what) if part)
+        line = ": ".join(field for field in (file, where, what) if field)
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
@@ -197,8 +197,8 @@ def _scope(document: Mapping[str, Any], file: str) -> Scope:
                 raise CounterexampleError(file, where, str(one_of(value, DIALECTS)))
             value = DIALECTS[value]
         elif type(value) is not type(fields[name]):
-            wanted = {bool: "true or false", int: "a whole number", str: "text"}[type(fields[name])]
-            raise CounterexampleError(file, where, f"is {shown(value)}, expected {wanted}")
+            expected = {bool: "true or false", int: "a whole number", str: "text"}[type(fields[name])]
+            raise CounterexampleError(file, where, f"is {shown(value)}, expected {expected}")
         elif type(value) is int and value > LARGEST:
             raise CounterexampleError(file, where, f"is {value}, more than {LARGEST}")
         given[name] = value

@@ -76,11 +76,11 @@ def collect(counterexample: CounterexampleFile) -> Diagram:
 
 def _title(counterexample: CounterexampleFile) -> str:
     scope = counterexample.scope
-    parts = [f"{scope.dialect.name} {'pull' if scope.pulls else 'push'}, TP {scope.p_tp} to {scope.d_tp}"]
-    parts += [scope.method] if scope.method else []
-    parts += [f"mutant {counterexample.mutant}"] if counterexample.mutant else []
-    parts += [counterexample.information.note] if counterexample.information.note else []
-    return "; ".join(parts)
+    labels = [f"{scope.dialect.name} {'pull' if scope.pulls else 'push'}, TP {scope.p_tp} to {scope.d_tp}"]
+    labels += [scope.method] if scope.method else []
+    labels += [f"mutant {counterexample.mutant}"] if counterexample.mutant else []
+    labels += [counterexample.information.note] if counterexample.information.note else []
+    return "; ".join(labels)
 
 
 class DiagramRecorder:

@@ -27,9 +27,9 @@ def text(diagram: Diagram, width: int = 80) -> str:
     for line in diagram.lines:
         first = f"{line.number:>2} " if line.number is not None else "   "
         wrapped = textwrap.wrap(line.text, text_width, initial_indent=first, subsequent_indent=" " * 5)
-        for i, part in enumerate(wrapped):
+        for i, wrapped_line in enumerate(wrapped):
             drawn = _drawn(line, middles) if i == 0 else _bare(middles)
-            rows.append(f"{drawn:<{left}}{part}".rstrip())
+            rows.append(f"{drawn:<{left}}{wrapped_line}".rstrip())
     rows.append(_names(middles))
     rows += _verdict(diagram, width)
     return "\n".join(rows) + "\n"
@@ -92,4 +92,4 @@ def _verdict(diagram: Diagram, width: int) -> list[str]:
     if last is None or last.style is not Style.BROKEN:
         return []
     wrapped = textwrap.wrap(last.text, width - 6)
-    return ["!" * width, *(f"!! {part:<{width - 6}} !!" for part in wrapped), "!" * width]
+    return ["!" * width, *(f"!! {wrapped_line:<{width - 6}} !!" for wrapped_line in wrapped), "!" * width]

@@ -83,8 +83,8 @@ def _operation(space: StateSpace, op: int) -> str:
 def subject(message: Any) -> str:
     """What a frame, or an event between endpoints, is about, and what it says of that."""
     if isinstance(message, Sync):
-        wants = f" wanting {_list(message.interest)}" if message.interest else ""
-        return f"#{message.seq} {_list(map(_about, message.open))}{wants}{_floor(message)}"
+        interest = f" wanting {_list(message.interest)}" if message.interest else ""
+        return f"#{message.seq} {_list(map(_about, message.open))}{interest}{_floor(message)}"
     if isinstance(message, SyncReply):
         return f"#{message.seq} {_list(f'{_about(item.reg)} {_says(item)}' for item in message.items)}"
     if isinstance(message, Heartbeat):

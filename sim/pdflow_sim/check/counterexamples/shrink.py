@@ -109,18 +109,18 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
 
 def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> list[str]:
     """ddmin: no single name can be left out any more."""
-    left, parts = list(names), 2
+    left, granularity = list(names), 2
     while len(left) >= 2:
-        size = -(-len(left) // parts)
+        size = -(-len(left) // granularity)
         for start in range(0, len(left), size):
             rest = left[:start] + left[start + size :]
             if breaks(rest):
-                left, parts = rest, max(2, parts - 1)
+                left, granularity = rest, max(2, granularity - 1)
                 break
         else:
             if size == 1:
                 break
-            parts = min(len(left), 2 * parts)
+            granularity = min(len(left), 2 * granularity)
     return left
 
 

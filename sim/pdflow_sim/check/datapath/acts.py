@@ -44,15 +44,15 @@ class Acts(DataPathWorld):
             if self.at_p[request.p] is None:
                 self.ready(r, i)
             elif request.life is RequestPhase.OPEN or not self.setting.room_with_write:
-                self.want(r, i)
+                self.enqueue(r, i)
 
-    def want(self, r: int, i: int) -> None:
+    def enqueue(self, r: int, i: int) -> None:
         """P asks for room to send it from."""
         request = self.request(r)
         room, name = self.source(request.p), self.name(r, i)
         assert room is not None
         if name not in request.source and name not in room.staging.waiting:
-            room.staging.want(name, self.tokens(i))
+            room.staging.enqueue(name, self.tokens(i))
 
     def copy(self, r: int, _: int) -> None:
         request = self.request(r)
@@ -80,7 +80,7 @@ class Acts(DataPathWorld):
         if at_d is None:
             self.seat = r
         elif self.setting.guards.reserves_whole:
-            at_d.staging.want(f"r{r}", TOKENS)
+            at_d.staging.enqueue(f"r{r}", TOKENS)
             return
         self.register(r)
 
@@ -92,7 +92,7 @@ class Acts(DataPathWorld):
             if stage is PieceStage.READY:
                 request.shipment.offer(self.pieces[i])
             elif stage is PieceStage.COMPUTED and self.setting.room_with_write:
-                self.want(r, i)
+                self.enqueue(r, i)
 
     def post(self, r: int, _: int) -> None:
         request = self.request(r)
@@ -109,7 +109,7 @@ class Acts(DataPathWorld):
             self.line.append((r, i))
         elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
             self.action = f"P{request.p} asks D for room for {self.describe_pieces(r, [i])}"
-            at_d.staging.want(self.name(r, i), self.tokens(i))
+            at_d.staging.enqueue(self.name(r, i), self.tokens(i))
         else:
             self.action = (
                 f"{'D reads' if self.setting.method.pulls else f'P{request.p} writes'} {self.describe_pieces(r, [i])}"
@@ -120,7 +120,7 @@ class Acts(DataPathWorld):
         request, room, name = self.request(r), self.target(), self.name(r, i)
         self.action = f"D's listener takes {self.describe_pieces(r, [i])}"
         if room is not None and name not in request.target:
-            room.staging.want(name, self.tokens(i))
+            room.staging.enqueue(name, self.tokens(i))
             self.settle()
             if name not in request.target:
                 room.staging.forget(name)

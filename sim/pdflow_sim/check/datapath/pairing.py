@@ -22,7 +22,7 @@ class Pairing:
 
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
-        self.wanted = [False, False]
+        self.initiated = [False, False]
         self.joined: list[tuple[str, int] | None] = [None, None]
         """By engine: who has made the id of the group it has joined, and its rank there."""
         self.air: tuple[tuple[int, str], ...] = ()
@@ -31,25 +31,25 @@ class Pairing:
         self.faults = 0
 
     def fingerprint(self) -> Hashable:
-        return tuple(self.wanted), tuple(self.joined), tuple(sorted(self.air))
+        return tuple(self.initiated), tuple(self.joined), tuple(sorted(self.air))
 
     def moves(self) -> Iterator[Move]:
         for e in range(2):
-            if not self.wanted[e] and self.joined[e] is None:
-                yield ("want", e, 0)
+            if not self.initiated[e] and self.joined[e] is None:
+                yield ("initiate", e, 0)
         for i, (to, _) in enumerate(self.air):
             if self.joined[to] is None or self.together():
                 yield ("receive", to, i)
 
     def after(self, move: Move) -> Pairing:
         other = Pairing(self.guards)
-        other.wanted, other.joined, other.air = self.wanted.copy(), self.joined.copy(), self.air
+        other.initiated, other.joined, other.air = self.initiated.copy(), self.joined.copy(), self.air
         verb, e, i = move
         getattr(other, verb)(e, i)
         return other
 
-    def want(self, e: int, _: int) -> None:
-        self.wanted[e] = True
+    def initiate(self, e: int, _: int) -> None:
+        self.initiated[e] = True
         rank = rank_in_group(ENGINES[e], ENGINES[1 - e], True, self.guards)
         if rank == 0:
             self.make(e)

@@ -87,7 +87,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
     return (due - done) | ended
 
 
-def wanted(names: list[str], dialect: str | None) -> list[tuple[Method, str]]:
+def selected_rows(names: list[str], dialect: str | None) -> list[tuple[Method, str]]:
     """Which rows, in this order. What is published is `vllm-stock` in the protocol's words; where pieces go,
     `vllm-compat` is strict, and not looked at again."""
     dialects = {None: (STRICT, AS_PUBLISHED), "strict": (STRICT,), "vllm-stock": (AS_PUBLISHED,)}.get(dialect, ())

@@ -16,7 +16,7 @@ TOKENS = 4
 EDGE = 3
 """Where the first chunk ends: within a block."""
 BLOCK_TOKENS = 2
-PART = TOKENS * TOKEN_BYTES
+LAYER_BYTES = TOKENS * TOKEN_BYTES
 """Of one layer."""
 
 
@@ -52,7 +52,7 @@ class Setting:
     def memory(self, memory: MemoryKind) -> Staging:
         """An empty one, with room for one prompt."""
         size = KvSize(self.layers, TOKEN_BYTES)
-        whole = self.layers * PART
+        whole = self.layers * LAYER_BYTES
         # Of two layers one lies on the GPU, and one in the host's pool.
-        buffer, pool = (PART, PART) if memory is MemoryKind.BUFFER else (whole, 0)
+        buffer, pool = (LAYER_BYTES, LAYER_BYTES) if memory is MemoryKind.BUFFER else (whole, 0)
         return staging_of(memory, size, whole, buffer, pool, self.guards.reserves_whole)

@@ -57,7 +57,7 @@ class StoreWorld:
 
     def items(self, r: int, salt: int) -> tuple[Item, ...]:
         start = origin("model", 0, 1, salt if self.salts else 0)
-        return tuple(Item(key, 1) for key in block_keys(start, (part[-BLOCK_TOKENS:] for part in contents(r))))
+        return tuple(Item(key, 1) for key in block_keys(start, (prefix[-BLOCK_TOKENS:] for prefix in contents(r))))
 
     def fingerprint(self) -> Hashable:
         memory = self.memory
@@ -94,7 +94,7 @@ class StoreWorld:
     def put(self, r: int) -> None:
         self.action = f"P has computed r{r}, and asks the store for room"
         self.lives[r] = StoreRequestPhase.WAITING
-        self.memory.want(f"r{r}", self.items(r, P_SALT))
+        self.memory.enqueue(f"r{r}", self.items(r, P_SALT))
 
     def settle(self) -> None:
         for placed in self.memory.admit_waiting(0):

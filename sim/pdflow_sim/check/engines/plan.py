@@ -16,7 +16,7 @@ from pdflow.protocol.values import Allocation, Value
 from pdflow.serving.events import Handle
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
-PART = 4096
+LAYER_BYTES = 4096
 """Bytes of one layer of a prompt, as small as a ring has them."""
 
 
@@ -51,10 +51,12 @@ class EnginePlan:
 
     def memory(self, memory: MemoryKind, prompts: int) -> Staging:
         """An empty one with room for so many."""
-        size = KvSize(self.layers, PART // TOKENS)
-        whole = size.layers * PART
+        size = KvSize(self.layers, LAYER_BYTES // TOKENS)
+        whole = size.layers * LAYER_BYTES
         split = memory is MemoryKind.BUFFER  # Each prompt has a layer on the GPU and one in the host's pool.
-        return staging_of(memory, size, prompts * whole, prompts * (PART if split else whole), prompts * PART)
+        return staging_of(
+            memory, size, prompts * whole, prompts * (LAYER_BYTES if split else whole), prompts * LAYER_BYTES
+        )
 
 
 def kept(staging: Staging | None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class StagedDecodeRole(DecodeRole):
         if isinstance(event, (FreeBlocks, Quarantine)):
             names = {place: handle for handle, place in self.plan.places.items()}
             handle = names[event.allocation]
-            held = [(number, parts) for number, (name, parts) in self.staging.held.items() if name == handle]
+            held = [(number, extents) for number, (name, extents) in self.staging.held.items() if name == handle]
             assert held, f"the room of {handle} is given back twice"
             event = msgspec.structs.replace(event, allocation=Allocation(*held[0]))
         return super().handle(event, now)

@@ -81,5 +81,5 @@ def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
         return True
     # A pull is wanted while its decode leg is being dispatched, too.
     dispatching = any(state[space.first_link + cluster.first_http : space.bag])
-    wanted = dispatching or any(stage not in space.over for stage in shadow.stages)
-    return not wanted and not space.ops_of(state)
+    needed = dispatching or any(stage not in space.over for stage in shadow.stages)
+    return not needed and not space.ops_of(state)

@@ -52,7 +52,7 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
     tasks = Tasks(space, turns, operations)
     timers = Alarms(space, turns)
     deaths = Deaths(space, turns, engines, operations)
-    parts = (engines, frames, tasks, operations, timers, deaths)
+    components = (engines, frames, tasks, operations, timers, deaths)
     return Components(
         space=space,
         turns=turns,
@@ -62,7 +62,7 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
         operations=operations,
         timers=timers,
         deaths=deaths,
-        acts={verb: act for part in parts for verb, act in part.acts().items()},
+        acts={verb: act for component in components for verb, act in component.acts().items()},
         sources=(
             MoveSource(Reads.GHOSTS, engines.moves),
             MoveSource(Reads.LATE, frames.late_moves),

@@ -123,10 +123,10 @@ class MethodEngines:
         return phase
 
     def begin(self, draft: Draft, move: Move) -> None:
-        self._first_part(draft, move[1])
+        self._first_piece(draft, move[1])
 
-    def _first_part(self, draft: Draft, i: int) -> None:
-        """A first part of a prompt is computed: a layer of it, or a chunk."""
+    def _first_piece(self, draft: Draft, i: int) -> None:
+        """A first piece of a prompt is computed: a layer of it, or a chunk."""
         self._chunk(draft, i, self.chunks[0])
         self.plain.at_p(draft, i, LayerOutcome(self.cluster.xids[i], self.chunks[0], 0))
 
@@ -146,7 +146,7 @@ class MethodEngines:
             return
         if self.plan.pipeline_policy.early:
             if phase == QUEUED:
-                self._first_part(draft, i)
+                self._first_piece(draft, i)
             for known in self.chunks[1:]:
                 self._chunk(draft, i, known)
                 self.plain.at_p(draft, i, LayerOutcome(xid, known, 0))

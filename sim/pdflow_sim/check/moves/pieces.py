@@ -151,9 +151,9 @@ class PieceOperations:
     def _begin(self, draft: Draft, node: Address, effect: PostWrite | PostRead) -> None:
         """One that was barred, or can lead nowhere, is not begun."""
         life = self.judge.life(self.space.ghost_of(draft), node)
-        wanted = self.judge.operations.of((node, life, effect))
+        target_op = self.judge.operations.of((node, life, effect))
         for i, (op, flags) in enumerate(self.space.ops_of(draft)):
-            if op == wanted and flags & IN_FLIGHT and not flags >> PIECE:
+            if op == target_op and flags & IN_FLIGHT and not flags >> PIECE:
                 start, stop = (
                     effect.registration.token_start,
                     effect.registration.token_start + effect.registration.num_tokens,

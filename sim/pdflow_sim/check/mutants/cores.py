@@ -45,7 +45,7 @@ def _left_to_nobody(self: DecodeCore, event: EngineDropped) -> None:
 def _always_given_back(self: DecodeCore, event: EngineDropped) -> None:
     self.requests.dropping.pop(event.handle)
     if event.left is not None:
-        self.requests.want(FreeBlocks(event.left))
+        self.requests.emit(FreeBlocks(event.left))
 
 
 def _forgets_to_end(self: DecodeCore, _: Port, effect: Resolve) -> None:
@@ -54,7 +54,7 @@ def _forgets_to_end(self: DecodeCore, _: Port, effect: Resolve) -> None:
 
 def _decodes_at_once(self: Landing, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
     _admit(self, request, place, hit_tokens)
-    self.requests.want(Commit(request.handle))
+    self.requests.emit(Commit(request.handle))
 
 
 _admit = Landing.admit

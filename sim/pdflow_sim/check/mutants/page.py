@@ -42,16 +42,16 @@ the layout: their rooms test them.
 
 def page() -> str:
     """Takes some seconds. Raises CannotMutate where pdflow is compiled."""
-    parts = [HEAD]
+    sections = [HEAD]
     for title, mutants in GROUPS.items():
         rows = [row(mutant) for mutant in mutants if mutant.breaks]
-        parts.append(f"## {title}\n\n{TABLE}{''.join(rows)}")
+        sections.append(f"## {title}\n\n{TABLE}{''.join(rows)}")
     survivors = "".join(
         f"| {m.name} | {m.drops} | {source(m)} | {described(m.scope)} | {m.survives} |\n"
         for m in MUTANTS.values()
         if not m.breaks
     )
-    return "\n".join([*parts, SURVIVORS + survivors])
+    return "\n".join([*sections, SURVIVORS + survivors])
 
 
 TABLE = (

@@ -10,7 +10,7 @@ from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.rules import cancel_again, cancel_due, missing
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Handshake
-from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillWanted
+from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillMissing
 from pdflow.protocol.ids import rank_address
 from pdflow.protocol.messages import Code, Fail, Message, Register, Sync, SyncItem, SyncReply
 from pdflow.protocol.producer.cell import OPEN, ProducerCell, ProducerContext, RegistrationRefused, Stepped
@@ -102,7 +102,7 @@ _refuse_unregistered = ProducerFrames._refuse_unregistered
 # Asked for.
 
 
-def _never_asked(self: ProducerScheduler, event: PrefillWanted, now: Instant) -> Effects:
+def _never_asked(self: ProducerScheduler, event: PrefillMissing, now: Instant) -> Effects:
     return NOTHING
 
 
@@ -246,7 +246,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="prefill-never-asked-for",
         drops="P asks its scheduler for a prompt that does not come. D would wait until its deadline.",
         source="7.4 NO_REQUEST",
-        patches=(Swap(ProducerScheduler._wanted, _never_asked),),
+        patches=(Swap(ProducerScheduler._missing, _never_asked),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
     ),

@@ -22,7 +22,7 @@ from pdflow_sim.check.scopes.scope import Scope
 
 def _copies_what_is_gone(self: StagedSending, going: StagedSend, piece: Piece) -> None:
     if going.place is not None:
-        self.requests.want(CopyOut(going.request.handle, going.place, piece))
+        self.requests.emit(CopyOut(going.request.handle, going.place, piece))
     else:
         going.copying -= self.ranks_per_layer
         self._settle(going)
@@ -35,7 +35,7 @@ def _offers_what_is_gone(self: StagedSending, event: CopiedOut) -> None:
     if going.place is not None and not self.method.pulls:
         pieces = whole(self.layers, going.request.prompt_tokens) if event.piece is None else [event.piece]
         for piece in pieces:
-            self.requests.want(OfferPiece(event.handle, piece, event.rank))
+            self.requests.emit(OfferPiece(event.handle, piece, event.rank))
     going.copying -= 1
     self._settle(going)
 
@@ -57,7 +57,7 @@ def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
     """As if nothing were sent from it."""
     _finished(self, going)
     if going.place is not None:
-        self.requests.want(LeaveRoom(going.request.handle))
+        self.requests.emit(LeaveRoom(going.request.handle))
         self.staging.release(going.place)
         going.place = None
 
@@ -69,7 +69,7 @@ def _nobody_is_next(self: StagedSending, request: PrefillRequest) -> None:
     going = self.outgoing[request.handle]
     going.over = True
     self._release(going)
-    self.requests.want(WithdrawPieces(request.handle))
+    self.requests.emit(WithdrawPieces(request.handle))
     self._settle(going)
     self._forget(going)
     self.requests.wait_no_more(request.handle)
@@ -104,7 +104,7 @@ def _loaded_and_kept(self: StagedLanding, event: CopiedIn) -> None:
     left = self.abandoned.pop(handle, None)
     request = requests.by_handle.get(handle)
     if left is not None:
-        requests.want(FreeBlocks(left))
+        requests.emit(FreeBlocks(left))
     elif request is not None:
         requests.loaded(request)
     requests.wait_no_more(handle)
@@ -119,7 +119,7 @@ def _leaves_nothing(self: StagedLanding, request: DecodeRequest) -> None:
 
 
 def _asks_nobody(self: StagedLanding, place: Allocation) -> None:
-    self.requests.want(GiveBackRoom(place))
+    self.requests.emit(GiveBackRoom(place))
     self.staging.release(place)
 
 

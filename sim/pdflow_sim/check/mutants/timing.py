@@ -26,7 +26,7 @@ def _without_lease(now: Instant, ctx: ConsumerContext) -> Instant:
     return reclaim_at(now, ctx) - ctx.timers.lease_ns
 
 
-def _wanted_after_its_end(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
+def _renewed_after_its_end(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
     """Whatever is not gone is wanted."""
     kept = self.store.cells
     cells = dict(kept)
@@ -100,7 +100,7 @@ TIMING: tuple[Mutant, ...] = (
         name="heartbeats-after-the-end",
         drops="A resolved request is not renewed. P would keep what it writes into blocks that D has reclaimed.",
         source="C6; L4; R21",
-        patches=(Swap(_sync, _wanted_after_its_end),),
+        patches=(Swap(_sync, _renewed_after_its_end),),
         scope=CLOCKS,
         breaks="S1",
     ),

@@ -37,12 +37,12 @@ TABLE = """\
 def page() -> str:
     """Takes half a minute."""
     found = {row.race.number: row for row in rows()}
-    parts = [HEAD]
+    sections = [HEAD]
     for title, races in GROUPS.items():
         lines = "".join(line(found[race.number]) for race in races)
         notes = "".join(f"- {note}\n" for race in races for note in shown_by(found[race.number]))
-        parts.append(f"## {title}\n\n{TABLE}{lines}\n{notes}")
-    return "\n".join(parts)
+        sections.append(f"## {title}\n\n{TABLE}{lines}\n{notes}")
+    return "\n".join(sections)
 
 
 def line(row: RaceRow) -> str:

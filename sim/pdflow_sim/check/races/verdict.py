@@ -92,8 +92,8 @@ def rows(
     until = clock() + budget_s
     for race in [known(number) for number in only] if only else RACES.values():
         began = clock()
-        wanted = [name for name in race.shown if not dialects or name in dialects]
-        found = {name: look(race, name, lambda: clock() > until) for name in wanted}
+        selected = [name for name in race.shown if not dialects or name in dialects]
+        found = {name: look(race, name, lambda: clock() > until) for name in selected}
         yield RaceRow(race, found, clock() - began)
 
 

@@ -47,7 +47,7 @@ from pdflow_sim.check.state.space import Draft, State
 class TokenPassed(Value, frozen=True, gc=False):
     """The client has a token, and the router's endpoint is told of it when its turn comes: live, the bytes pass beside
     the queue of events. So what else ends the attempt may be handled in between. What the endpoint dispatches until
-    then is sent here, and live is not (`Answer.wants`): here more may happen, not less."""
+    then is sent here, and live is not (`Answer.is_candidate`): here more may happen, not less."""
 
     request: int
     request_id: RequestId

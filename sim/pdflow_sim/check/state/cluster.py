@@ -137,8 +137,8 @@ class ScopeCluster:
         self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
         self.d_blocks = TOKENS // scope.d_block
         """How many of its own D needs for a prompt."""
-        wanted = self.d_blocks - scope.hit_tokens // scope.d_block
-        self.targets = [Allocation(TARGET + i, self._blocks(i)[:wanted]) for i in range(len(self.requests))]
+        needed_blocks = self.d_blocks - scope.hit_tokens // scope.d_block
+        self.targets = [Allocation(TARGET + i, self._blocks(i)[:needed_blocks]) for i in range(len(self.requests))]
         self.plan = None if self.method is None else self._plan(self.method)
         self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
         """After its KV has landed, D's engine has something to do still before a request is over."""

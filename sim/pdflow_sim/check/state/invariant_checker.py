@@ -110,20 +110,20 @@ class InvariantChecker:
         sync, scope, cluster = effect.event.message, self.cluster.scope, self.cluster
         assert isinstance(sync, Sync)
         ends = engine_of(effect.event.to[0]), engine_of(node)
-        held, wanted = set(), set()
+        held, interest = set(), set()
         for i, stage in enumerate(draft.stages):
             if cluster.ends_of(i) != ends:
                 continue
             if stage in (RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN) or (
                 scope.pulls and stage == RequestStage.ADMITTED
             ):
-                wanted.add(cluster.xids[cluster.product_of[i]])
+                interest.add(cluster.xids[cluster.product_of[i]])
             if stage in (RequestStage.ADMITTED, RequestStage.RESOLVED) and not scope.pulls:
                 held.add(cluster.requests[i])
         named = {reg.request_id for reg in sync.open}
-        if (named, set(sync.interest)) != (held, wanted):
+        if (named, set(sync.interest)) != (held, interest):
             claimed = f"names {sorted(named)} and wants {sorted(sync.interest)}"
-            raise Broken("L5", f"{node}'s SYNC {claimed}, not {sorted(held)} and {sorted(wanted)}")
+            raise Broken("L5", f"{node}'s SYNC {claimed}, not {sorted(held)} and {sorted(interest)}")
 
     def dead(self, draft: PartialState, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
@@ -142,10 +142,10 @@ class InvariantChecker:
     def flushed(self, draft: PartialState, node: Address, effect: Flush, event: Any) -> None:
         draft.tasks.append(("flush", self.cluster.at[node], self.cluster.at[effect.peer]))
 
-    def word_wanted(self, draft: PartialState, node: Address, effect: ReadWord, event: Any) -> None:
+    def lease_read_requested(self, draft: PartialState, node: Address, effect: ReadWord, event: Any) -> None:
         draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
 
-    def stop_wanted(self, draft: PartialState, node: Address, effect: StopWrite, event: Any) -> None:
+    def stop_requested(self, draft: PartialState, node: Address, effect: StopWrite, event: Any) -> None:
         life = self.life(draft, node)
         for op, _ in draft.ops:
             owner, posted_in, posted = self.operations.values[op]
@@ -393,11 +393,11 @@ _ON: dict[type, Callable[[InvariantChecker, PartialState, Address, Any, Any], No
     Loads: InvariantChecker.loads,
     PostRead: InvariantChecker.read,
     PostWrite: InvariantChecker.wrote,
-    ReadWord: InvariantChecker.word_wanted,
+    ReadWord: InvariantChecker.lease_read_requested,
     ReleaseBlocks: InvariantChecker.released,
     Resolve: InvariantChecker.resolved,
     Send: InvariantChecker.sent,
-    StopWrite: InvariantChecker.stop_wanted,
+    StopWrite: InvariantChecker.stop_requested,
     TakeRoom: InvariantChecker.room_taken,
     Tell: InvariantChecker.asked,
     WaitsForRoom: InvariantChecker.waits,

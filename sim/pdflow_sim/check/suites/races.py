@@ -9,26 +9,26 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.verdict import RaceRow
 from pdflow_sim.check.races.verdict import rows as looked_at
 from pdflow_sim.check.report import Counter
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
-def races(options: CheckOptions, console: Console) -> PartResult:
+def races(options: CheckOptions, console: Console) -> SuiteResult:
     """Each searched again; 0 if every row is as its table expects."""
-    wanted = [number for number, race in RACES.items() if options.wants(f"{number} {race.name}")]
-    if not wanted:
+    selected = [number for number, race in RACES.items() if options.selects(f"{number} {race.name}")]
+    if not selected:
         raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its name")])
     dialects = [options.dialect] if options.dialect else []
     budget_s = float("inf") if options.budget_s is None else options.budget_s
     ended: list[RaceRow] = []
     try:
         with Counter("races", quiet=options.json) as counter:
-            for row in looked_at(budget_s, wanted, dialects, time.monotonic):
+            for row in looked_at(budget_s, selected, dialects, time.monotonic):
                 ended.append(row)
-                counter.show(f"{len(ended)} of {len(wanted)}: {row.race.number} {row.race.name}")
+                counter.show(f"{len(ended)} of {len(selected)}: {row.race.number} {row.race.name}")
     finally:
         console.print(_table(ended))
     console.print("`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md has the scopes")

@@ -11,30 +11,30 @@ from rich.text import Text
 from pdflow.errors import Problem, ScenarioError
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import Kill, as_expected, hunt
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.report import Counter
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
-def mutants(options: CheckOptions, console: Console) -> PartResult:
+def mutants(options: CheckOptions, console: Console) -> SuiteResult:
     """Every mutant, one after the other: a patch is the whole process's."""
-    wanted = [mutant for mutant in MUTANTS.values() if options.wants(mutant.name)]
+    selected = [mutant for mutant in MUTANTS.values() if options.selects(mutant.name)]
     if options.dialect:
-        wanted = [mutant for mutant in wanted if mutant.scope.dialect.name == options.dialect]
-    if not wanted:
+        selected = [mutant for mutant in selected if mutant.scope.dialect.name == options.dialect]
+    if not selected:
         raise ScenarioError([Problem("--only", "", f"no mutant has {options.only!r} in its name")])
     until_s = options.until_s
     kills: list[tuple[Kill, bool]] = []
     try:
         with Counter("mutants", quiet=options.json) as counter:
-            for mutant in wanted:
+            for mutant in selected:
                 if time.monotonic() > until_s:
                     break
-                counter.show(f"{len(kills)} of {len(wanted)}: {mutant.name}")
+                counter.show(f"{len(kills)} of {len(selected)}: {mutant.name}")
                 kill = hunt(mutant, time.process_time, max(0.0, min(60.0, until_s - time.monotonic())))
                 kills.append((kill, as_expected(mutant, kill)))
     finally:
         console.print(_table(kills))
-    skipped = len(wanted) - len(kills)
+    skipped = len(selected) - len(kills)
     if skipped:
         console.print(f"the time ran out before {skipped} more")
     rows = [

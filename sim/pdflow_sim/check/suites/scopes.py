@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer, keep
 from pdflow_sim.check.report import Board, reductions, scopes_table
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.search.workers import Searched, search_all
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, keep
 
 
 def chosen(options: CheckOptions) -> list[Named]:
@@ -19,24 +19,24 @@ def chosen(options: CheckOptions) -> list[Named]:
         for named in SCOPES
         if (options.large or not named.nightly or options.only)
         and (options.dialect is None or named.scope.dialect.name == options.dialect)
-        and options.wants(named.name)
+        and options.selects(named.name)
     ]
     if not found:
         raise ScenarioError([Problem("--only", "", f"no scope of this dialect has {options.only!r} in its name")])
     return found
 
 
-def scopes(options: CheckOptions, console: Console) -> PartResult:
+def scopes(options: CheckOptions, console: Console) -> SuiteResult:
     """Every state of every scope."""
-    wanted = chosen(options)
+    selected = chosen(options)
     ended: list[Searched] = []
     try:
-        with Board(len(wanted), quiet=options.json) as board:
-            for one in search_all(wanted, options.jobs, options.until_s, board.searching, board.refresh):
+        with Board(len(selected), quiet=options.json) as board:
+            for one in search_all(selected, options.jobs, options.until_s, board.searching, board.refresh):
                 ended.append(one)
                 board.ended(one)
     finally:
-        order = {named.name: at for at, named in enumerate(wanted)}
+        order = {named.name: at for at, named in enumerate(selected)}
         ended.sort(key=lambda one: order[one.name])
         console.print(scopes_table(ended))
         for line in reductions(ended):

@@ -10,14 +10,14 @@ from rich.console import Console
 from pdflow.errors import InvariantError
 from pdflow.scenario.reading.load import load
 from pdflow_sim.check.counterexamples.trace import follow
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
 from pdflow_sim.check.report import Counter
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 DEFAULT_S = 30.0
 SEEDS = 100
 
 
-def scenario(file: str, options: CheckOptions, console: Console) -> PartResult:
+def scenario(file: str, options: CheckOptions, console: Console) -> SuiteResult:
     """S1 to S9 on every event of every run; every request ends, nothing is left. At least one seed."""
     from pdflow_sim.run import RunOptions, prepare, run
 
@@ -45,7 +45,7 @@ def scenario(file: str, options: CheckOptions, console: Console) -> PartResult:
     return answer(rows, not_so=broken > 0, stopped=False)
 
 
-def trace(file: str, record: Path, console: Console) -> PartResult:
+def trace(file: str, record: Path, console: Console) -> SuiteResult:
     """Raises TraceDiffersError."""
     found = follow(load(file), record)
     console.print(

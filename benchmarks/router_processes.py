@@ -1,7 +1,7 @@
 """What router_speed.py measures with: a stub engine and our router, each a process that prints its port.
 
-    python benchmarks/router_parts.py engine
-    python benchmarks/router_parts.py router ENGINE_PORT [--pd]
+    python benchmarks/router_processes.py engine
+    python benchmarks/router_processes.py router ENGINE_PORT [--pd]
 
 The engine streams `max_tokens` events of about 200 bytes, one write each, `pace_ms` apart; what is not streamed is
 answered at once with kv_transfer_params. GET /cpu of a router says how many nanoseconds of CPU its process has used.

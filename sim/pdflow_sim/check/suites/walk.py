@@ -11,21 +11,21 @@ from pdflow_sim.check.counterexamples.counterexample import Information
 from pdflow_sim.check.counterexamples.replay import record
 from pdflow_sim.check.counterexamples.shrink import shrink
 from pdflow_sim.check.moves.compose import relation
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer, keep
 from pdflow_sim.check.report import Counter
 from pdflow_sim.check.search.campaign import Failure, Walked, WalkTask, walks
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, keep
 
 DEFAULT_S = 30.0
 RUNS = 10_000_000
 
 
-def walk(options: CheckOptions, console: Console) -> PartResult:
+def walk(options: CheckOptions, console: Console) -> SuiteResult:
     """As many seeds as are asked for, or as the time allows, of each dialect in turn."""
-    wanted = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
-    each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(wanted)
+    dialects = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
+    each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(dialects)
     rows = []
     stopped = False
-    for dialect in wanted:
+    for dialect in dialects:
         walked = _walked(dialect, options, each_s)
         stories = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
         seeds = f"seeds {options.seed} to {options.seed + walked.runs - 1}"

@@ -36,21 +36,21 @@ class CheckOptions:
         """When the budget ends, on the clock of time.monotonic."""
         return float("inf") if self.budget_s is None else time.monotonic() + self.budget_s
 
-    def wants(self, name: str) -> bool:
+    def selects(self, name: str) -> bool:
         return self.only is None or self.only.lower() in name.lower()
 
 
 @attrs.frozen
-class PartResult:
-    """What one part of a check came to, and its rows for --json."""
+class SuiteResult:
+    """What one suite of a check came to, and its rows for --json."""
 
     code: int
     rows: list[dict[str, Any]]
 
 
-def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> PartResult:
+def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> SuiteResult:
     """What was found counts more than what was not looked at."""
-    return PartResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
+    return SuiteResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
 
 
 class CannotKeepError(PdflowError):

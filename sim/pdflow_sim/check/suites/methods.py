@@ -9,14 +9,14 @@ from rich.table import Table
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
-from pdflow_sim.check.datapath.rows import DataPathRow, row, wanted
-from pdflow_sim.check.parts.part import CheckOptions, PartResult, answer
+from pdflow_sim.check.datapath.rows import DataPathRow, row, selected_rows
 from pdflow_sim.check.report import Counter
+from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
-def methods(options: CheckOptions, console: Console) -> PartResult:
+def methods(options: CheckOptions, console: Console) -> SuiteResult:
     """Each explored; 0 if every row is as its table expects. With --only, what is found is told as well."""
-    names = [name for name in METHODS if options.wants(name)]
+    names = [name for name in METHODS if options.selects(name)]
     if not names:
         raise ScenarioError([Problem("--only", "", f"no method has {options.only!r} in its name")])
     ended: list[DataPathRow] = []
@@ -25,7 +25,7 @@ def methods(options: CheckOptions, console: Console) -> PartResult:
     until_s = options.until_s
     try:
         with Counter("methods", quiet=options.json) as counter:
-            for method, dialect in wanted(names, options.dialect):
+            for method, dialect in selected_rows(names, options.dialect):
                 began = time.monotonic()
                 stopped = began > until_s
                 if stopped:
