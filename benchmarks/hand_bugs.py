@@ -103,9 +103,9 @@ SECOND = (
     (
         "what a D has stopped wanting stays noted",
         "producer/frames.py",
-        "        if wanted:\n            store.interests[sender] = wanted\n        else:\n"
+        "        if interest:\n            store.interests[sender] = interest\n        else:\n"
         "            store.interests.pop(sender, None)\n",
-        "        if wanted:\n            store.interests[sender] = wanted\n",
+        "        if interest:\n            store.interests[sender] = interest\n",
     ),
     (
         "a rank does not note which READ it was told of last",
