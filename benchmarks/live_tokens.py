@@ -117,7 +117,7 @@ class Watch:
     def of(self, node: LiveEngineNode, seq: Sequence) -> list[list[bytes]]:
         assert seq.allocation is not None
         whole = kv(node, node.table(seq.allocation).blocks, seq.prompt_tokens)
-        size = self.home.d.place.shape.block_size
+        size = self.home.d.config.shape.block_size
         return [digests(whole[:, :, :, at : at + size]) for at in range(0, seq.prompt_tokens, size)]
 
     def compare(self) -> None:
@@ -166,7 +166,7 @@ async def measure(case: Case, count: int) -> bool:
         assert all(answer.code is Code.NONE for answer in handed), handed
         differ = differing(alone, handed)
         itself = differing(alone, await answers(count, named(home.ask_alone))) if case.dtype == "bf16" else 0
-        shape = home.d.place.shape
+        shape = home.d.config.shape
         assert not watch.computed, "there are prompts that D has not loaded"
         expected = sum(len(prompt(number)) for number in range(count)) * shape.bytes_per_token
         expected *= 1 if home.store is None else 2  # to the store, and from there

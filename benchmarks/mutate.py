@@ -26,7 +26,7 @@ import attrs
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = "pdflow/protocol"
-PLACES = ("producer/*.py", "consumer/*.py", "peers.py")
+FILE_PATTERNS = ("producer/*.py", "consumer/*.py", "peers.py")
 UNTOUCHED = ("fork", "fingerprint", "armed")
 """What only the checker calls: it would be the checker that is changed."""
 SMALL_STATES = 17_000
@@ -144,7 +144,7 @@ def sites(file: Path) -> Iterator[Bug]:
 
 def shuffled(seed: int) -> list[Bug]:
     """Every change that is considered, each as likely to come first as any other."""
-    files = sorted({file for pattern in PLACES for file in (ROOT / CORE).glob(pattern)})
+    files = sorted({file for pattern in FILE_PATTERNS for file in (ROOT / CORE).glob(pattern)})
     considered = [bug for file in files for bug in sites(file)]
     random.Random(seed).shuffle(considered)
     return considered
@@ -155,12 +155,12 @@ def drawn(seed: int, count: int) -> list[Bug]:
     considered = shuffled(seed)
     found: list[Bug] = []
     refused = 0
-    with tempfile.TemporaryDirectory() as place:
-        copied(Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        copied(Path(folder))
         for bug in considered:
             if len(found) == count:
                 break
-            if well_typed(bug, Path(place)):
+            if well_typed(bug, Path(folder)):
                 found.append(bug)
             else:
                 refused += 1
@@ -168,24 +168,24 @@ def drawn(seed: int, count: int) -> list[Bug]:
     return found
 
 
-def copied(place: Path) -> None:
+def copied(folder: Path) -> None:
     """The packages, with what mypy wants to know of them."""
     for package in ("pdflow", "sim"):
         shutil.copytree(
-            ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c"), symlinks=True
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c"), symlinks=True
         )
-    shutil.copy(ROOT / "pyproject.toml", place)
+    shutil.copy(ROOT / "pyproject.toml", folder)
 
 
-def well_typed(bug: Bug, place: Path) -> bool:
+def well_typed(bug: Bug, folder: Path) -> bool:
     """Whether mypy accepts it, in a copy of the packages that is left as it was."""
-    changed = place / CORE / bug.file
+    changed = folder / CORE / bug.file
     source, old_s = changed.read_bytes(), changed.stat().st_mtime
     changed.write_bytes(bug.apply(source))
     # mypy takes a file of the same size and second for the same file.
     os.utime(changed, (old_s + 10, old_s + 10))
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "-p", "pdflow.protocol"], cwd=place, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mypy", "-p", "pdflow.protocol"], cwd=folder, capture_output=True, text=True, check=False
     )
     changed.write_bytes(source)
     os.utime(changed, (old_s + 20, old_s + 20))
@@ -216,15 +216,15 @@ def diff(bug: Bug) -> str:
 def hunted(bug: Bug, budget_s: float) -> dict[str, object]:
     """What catches it, in a process and a copy of the packages of its own."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        copied(Path(place))
-        changed = Path(place, CORE, bug.file)
+    with tempfile.TemporaryDirectory() as folder:
+        copied(Path(folder))
+        changed = Path(folder, CORE, bug.file)
         changed.write_bytes(bug.apply(changed.read_bytes()))
         command = [sys.executable, str(Path(__file__).resolve()), "--judge", str(budget_s)]
-        environment = os.environ | {"PYTHONPATH": f"{place}:{place}/sim", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": f"{folder}:{folder}/sim", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
-                command, cwd=place, env=environment, capture_output=True, text=True, timeout=budget_s + 30, check=False
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=budget_s + 30, check=False
             )
         except subprocess.TimeoutExpired:
             return {"caught": "never ends", "by": "", "seconds": round(time.monotonic() - began, 1)}

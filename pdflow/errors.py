@@ -27,14 +27,14 @@ EXIT_INTERRUPTED: Final = 130
 
 @attrs.frozen(order=True)
 class Problem:
-    """One thing wrong with the input: `place` is "file:line" or "--set key=value", `path` a dotted key or ""."""
+    """One thing wrong with the input: `location` is "file:line" or "--set key=value", `path` a dotted key or ""."""
 
-    place: str
+    location: str
     path: str
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(field for field in (self.place, self.path, self.message) if field)
+        return ": ".join(field for field in (self.location, self.path, self.message) if field)
 
 
 class PdflowError(Exception):

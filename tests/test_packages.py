@@ -294,9 +294,9 @@ def test_architecture_shows_the_packages() -> None:
 
 
 def test_tests_mirror_packages() -> None:
-    places = set(MAY_IMPORT) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
+    packages = set(MAY_IMPORT) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
-    assert folders <= places, f"tests of no package: {sorted(folders - places)}"
+    assert folders <= packages, f"tests of no package: {sorted(folders - packages)}"
     bare = {*MAY_IMPORT, "sim"} - folders
     assert not bare, f"packages without tests: {sorted(bare)}"
 

@@ -106,10 +106,10 @@ def report() -> Section:
 
 def _plot(found: list[Cell]) -> Any:
     figure, axes = axes_of("CPU connector, Qwen3-0.6B on one H100 host, 5 requests one by one")
-    for place, cell in enumerate(found):
-        axes.bar(place - 0.2, cell.published, 0.38, color=MEASURED, label="published" if not place else None)
-        axes.bar(place + 0.2, cell.simulated, 0.38, color=FITTED if cell.fitted else HELD_OUT)
-        axes.annotate(percent(cell.error, True), (place + 0.2, cell.simulated), ha="center", va="bottom", fontsize=7)
+    for index, cell in enumerate(found):
+        axes.bar(index - 0.2, cell.published, 0.38, color=MEASURED, label="published" if not index else None)
+        axes.bar(index + 0.2, cell.simulated, 0.38, color=FITTED if cell.fitted else HELD_OUT)
+        axes.annotate(percent(cell.error, True), (index + 0.2, cell.simulated), ha="center", va="bottom", fontsize=7)
     axes.bar(0, 0, color=FITTED, label="simulated, fitted on")
     axes.bar(0, 0, color=HELD_OUT, label="simulated")
     axes.set_xticks(range(len(found)), [cell.name.replace(", ", "\n") for cell in found], fontsize=8)

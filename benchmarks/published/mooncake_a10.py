@@ -250,8 +250,8 @@ def _order(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator[
 
 
 def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    for place, one in enumerate(rows):
-        for other in rows[place + 1 :]:
+    for index, one in enumerate(rows):
+        for other in rows[index + 1 :]:
             same = [one.tp == other.tp, one.rate_rps == other.rate_rps, one.input_len == other.input_len]
             if one.table == other.table and one.network == other.network and sum(same) == 2:
                 yield one, other

@@ -70,13 +70,13 @@ def report_order() -> Section:
     return section
 
 
-def _order(figures: dict[str, list[float]], place: int) -> str:
-    ours = [figures[method][place] for method in METHODS]
+def _order(figures: dict[str, list[float]], index: int) -> str:
+    ours = [figures[method][index] for method in METHODS]
     return "as published" if ours == sorted(ours) else "**another**"
 
 
 def _why(figures: dict[str, list[float]]) -> Iterator[str]:
-    right = sum(_order(figures, place) == "as published" for place in range(len(RATES_RPS)))
+    right = sum(_order(figures, index) == "as published" for index in range(len(RATES_RPS)))
     yield (
         f"- The published order holds at {right} of {len(RATES_RPS)} rates: those that P can hardly serve or cannot. "
         "Rates from 1 a second were tried first, and raised until it showed."
@@ -161,10 +161,10 @@ def report_topologies(requests: int = 1000) -> Section:
         ),
     )
     figure, axes = axes_of("P2P NCCL, Llama-3.1-8B on A800, 3/s: E2E p99", (7.0, 3.0))
-    for place, (p, d) in enumerate(topologies):
+    for index, (p, d) in enumerate(topologies):
         for offset, out, colour in ((-0.2, 1000, HELD_OUT), (0.2, 200, "#d08770")):
-            label = f"1,000 in, {out:,} out" if not place else None
-            axes.bar(place + offset, figures[p, d, out], 0.38, color=colour, label=label)
+            label = f"1,000 in, {out:,} out" if not index else None
+            axes.bar(index + offset, figures[p, d, out], 0.38, color=colour, label=label)
     for stated in P99_S.values():
         axes.axhline(stated, color=MEASURED, linestyle="--", linewidth=1)
         axes.annotate(f"stated: about {stated:g} s", (-0.45, stated), ha="left", va="bottom", fontsize=7)

@@ -148,13 +148,13 @@ def report_push_and_pull(folder: Path) -> Section:
     ]
     figure, axes = axes_of("TTFT of pull over push (PR #35264)", (7.0, 3.0))
     bars = [*published.items(), *simulated.items()]
-    for place, (_, (mean, middle)) in enumerate(bars):
-        colour = MEASURED if place < len(published) else HELD_OUT
-        axes.bar(place - 0.2, mean, 0.38, color=colour)
-        axes.bar(place + 0.2, middle, 0.38, color=colour, alpha=0.5)
+    for index, (_, (mean, middle)) in enumerate(bars):
+        colour = MEASURED if index < len(published) else HELD_OUT
+        axes.bar(index - 0.2, mean, 0.38, color=colour)
+        axes.bar(index + 0.2, middle, 0.38, color=colour, alpha=0.5)
     axes.axhspan(1.2, 3.0, color="#a3be8c", alpha=0.25, zorder=0)
     axes.axhline(1, color="0.5", linewidth=1)
-    sources = ["published" if place < len(published) else "simulated" for place in range(len(bars))]
+    sources = ["published" if index < len(published) else "simulated" for index in range(len(bars))]
     labels = [f"{source}\n{name.replace(', ', chr(10))}" for source, (name, _) in zip(sources, bars, strict=True)]
     axes.set_xticks(range(len(bars)), labels, fontsize=7)
     axes.set(ylabel="times (dark mean, light median)")

@@ -69,7 +69,7 @@ class Row:
         )
         return f"{self.kind} {self.input_tokens}/{self.output_tokens}, {self.clients} clients, {sides}"
 
-    def text(self, waves: int, host_s: float, door_s: float) -> str:
+    def text(self, waves: int, host_s: float, api_server_s: float) -> str:
         pools = "".join(
             f"""
 [[pool]]
@@ -80,7 +80,7 @@ gpu = {self.gpu.replace("HOST", f"{host_s}")}
 tp = {side.gpus}
 max_num_seqs = {256 * side.dp}
 max_num_batched_tokens = {8192 * side.dp}
-api_server_s = {door_s}
+api_server_s = {api_server_s}
 {self.cost.replace("HOST", f"{host_s}")}
 """
             for role, side in (("prefill", self.prefill), ("decode", self.decode))
@@ -149,11 +149,11 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def scenario_of_row(
-    row: Row, waves: int, host_s: float, door_s: float
+    row: Row, waves: int, host_s: float, api_server_s: float
 ) -> tuple[ResolvedScenario, Mapping[str, StepCost]]:
     """With data-parallel attention a rank keeps and reads the latent KV of its own sequences; with tensor parallelism,
     of all: an engine of 8 ranks then holds 8 times as many tokens and reads an eighth of the context in each step."""
-    scenario = scenario_of(row.text(waves, host_s, door_s))
+    scenario = scenario_of(row.text(waves, host_s, api_server_s))
     costs = {}
     pools = []
     for side, pool in zip((row.prefill, row.decode), scenario.pools, strict=True):
@@ -174,9 +174,9 @@ class Answer:
 def simulated(row: Row) -> Answer:
     ttfts: list[float] = []
     tpots: list[float] = []
-    for host_s, door_s in (BEST, WORST):
+    for host_s, api_server_s in (BEST, WORST):
         for waves in WAVES:
-            found = latencies(ran(*scenario_of_row(row, waves, host_s, door_s)))
+            found = latencies(ran(*scenario_of_row(row, waves, host_s, api_server_s)))
             ttfts.append(fmean(ttft for ttft, _ in found))
             ttfts.append(fmean(ttft for ttft, _ in found[row.clients :]))
         tpots.append(fmean(tpot for _, tpot in found))

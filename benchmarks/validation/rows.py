@@ -187,7 +187,7 @@ class Held:
     def errors(self, past: bool) -> list[list[float]]:
         """Of rows held out, below saturation or past it: the presets' of TTFT and TPOT, and the calibrated ones."""
         rows = [row for row in self.rows if not row[3] and row[1].past is past]
-        return [_errors(rows, (place, name)) for place in (1, 2) for name in ("ttft_ms", "tpot_ms")]
+        return [_errors(rows, (index, name)) for index in (1, 2) for name in ("ttft_ms", "tpot_ms")]
 
 
 def held(group: str, rows: Sequence[Row]) -> Held:
@@ -243,7 +243,7 @@ def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
         columns = zip(*(each.errors(past=False) for each in members), strict=True)
         cells = [list(chain.from_iterable(column)) for column in columns]
         rows = f"{len(cells[0])} rows below saturation"
-        for place, (label, metric, most) in enumerate(
+        for index, (label, metric, most) in enumerate(
             (
                 ("presets alone", "TTFT", 0.25),
                 ("presets alone", "TPOT", 0.25),
@@ -251,7 +251,7 @@ def _claims(engines: Iterable[Held]) -> Iterator[Claim]:
                 ("calibrated", "TPOT", 0.05),
             )
         ):
-            yield Claim(f"{family}, TP {sizes}, {label}, {rows}", metric, error(cells[place]), most)
+            yield Claim(f"{family}, TP {sizes}, {label}, {rows}", metric, error(cells[index]), most)
 
 
 def _right_side(each: Held) -> str:
@@ -301,8 +301,8 @@ def _fitted(rows: Sequence[Row]) -> Factors:
 
 
 def _errors(answers: Iterable[tuple[Any, ...]], which: tuple[int, str]) -> list[float]:
-    place, name = which
-    return [getattr(answer[place], name) / getattr(answer[0], name) - 1 for answer in answers]
+    index, name = which
+    return [getattr(answer[index], name) / getattr(answer[0], name) - 1 for answer in answers]
 
 
 def _waits(row: Row, ttft_ms: float) -> bool:

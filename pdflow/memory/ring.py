@@ -115,7 +115,7 @@ class Ring:
         self._heed_marks()
         return True
 
-    def place(self, owner: Hashable, size_bytes: int) -> int:
+    def allocate(self, owner: Hashable, size_bytes: int) -> int:
         """The position of a request's next part, out of what it has reserved: there is always room.
 
         Raises PoolError for more than is left of its reservation, and for parts that are too large.
@@ -123,7 +123,7 @@ class Ring:
         size = self._sized(size_bytes)
         left = self._reserved.get(owner, 0)
         if size > left:
-            raise PoolError(f"place: a part of {size} bytes, and {owner!r} has {left} reserved")
+            raise PoolError(f"allocate: a part of {size} bytes, and {owner!r} has {left} reserved")
         self._reserved[owner] = left - size
         self.reserved_bytes -= size
         return self._put(size)

@@ -179,7 +179,7 @@ class RingStaging(Staging):
         layer_bytes, layers = self.layer_bytes(num_tokens), self.size.layers
         if not self.ring.reserve(self, layer_bytes * layers):
             return None
-        extents = tuple([self.ring.place(self, layer_bytes) for _ in range(layers)])
+        extents = tuple([self.ring.allocate(self, layer_bytes) for _ in range(layers)])
         self.ring.unreserve(self)
         return extents
 

@@ -116,9 +116,9 @@ class FlowNetwork:
                 return None
             raise KeyError(f"flow {flow} is not on this network: it ended, was cancelled, or never started")
         self._bank(path, tick)
-        place = next(at for at, (_, other, _) in enumerate(path.ends) if other == flow)
-        end, _, nbytes = path.ends[place]
-        path.ends[place] = path.ends[-1]
+        index = next(at for at, (_, other, _) in enumerate(path.ends) if other == flow)
+        end, _, nbytes = path.ends[index]
+        path.ends[index] = path.ends[-1]
         path.ends.pop()
         heapify(path.ends)
         carried = nbytes - _bytes_up(end - path.served)

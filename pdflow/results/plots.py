@@ -87,17 +87,17 @@ def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> R
     rows = _labels(results, labels) if several else list(stages[0])
     begins = [0.0] * len(rows)
     whole = max(sum(each.values()) for each in stages)
-    for place, name in enumerate(stages[0]):
+    for index, name in enumerate(stages[0]):
         if several:
             spent = [each[name] for each in stages]
             if any(value > whole / 1000 for value in spent):
-                axes.barh(rows, spent, left=begins, label=name, color=f"C{place}", height=0.6)
+                axes.barh(rows, spent, left=begins, label=name, color=f"C{index}", height=0.6)
             begins = [begin + value for begin, value in zip(begins, spent, strict=True)]
         else:
-            begin, value = sum(list(stages[0].values())[:place]), stages[0][name]
+            begin, value = sum(list(stages[0].values())[:index]), stages[0][name]
             axes.barh(name, value, left=begin, color="C0", height=0.6)
             label = f" {formatting.number(value)} ms, {formatting.percent(value / whole if whole else 0)}"
-            axes.text(begin + value, place, label, va="center", fontsize="small")
+            axes.text(begin + value, index, label, va="center", fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="mean TTFT in ms", xlim=(0, whole * (1.02 if several else 1.3) or 1))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -127,7 +127,7 @@ def timeline_figure(result: FinishedRun) -> RunFigure:
 
 
 def _courses(axes: Axes, curves: Sequence[Curve], seconds: float) -> None:
-    middles = [(place + 0.5) * seconds / SLICES for place in range(SLICES)]
+    middles = [(index + 0.5) * seconds / SLICES for index in range(SLICES)]
     for curve in curves:
         axes.plot(middles, curve.means, linewidth=1.2, label=curve.name)
     if curves:

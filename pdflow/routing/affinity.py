@@ -22,30 +22,30 @@ NOWHERE: Final = (-1, 0)
 
 
 class SessionAffinity(Choice):
-    __slots__ = ("most_load", "most_sessions", "places")
+    __slots__ = ("assigned", "most_load", "most_sessions")
 
     def __init__(self, engines: int, most_load: float = 1.25, most_sessions: int = MOST_SESSIONS) -> None:
         super().__init__("session-affinity", engines)
         self.most_load = most_load
         self.most_sessions = most_sessions
-        self.places: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.assigned: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """By session: where it went, and how long its prompt was; the least recently heard of first."""
 
     def fork(self) -> Choice:
         other = SessionAffinity(0, self.most_load, self.most_sessions)
-        other.places = self.places.copy()
+        other.assigned = self.assigned.copy()
         return self.copied_to(other)
 
     def fingerprint(self) -> Hashable:
-        return tuple(self.loads), tuple(self.up), tuple(self.places.items())
+        return tuple(self.loads), tuple(self.up), tuple(self.assigned.items())
 
     def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
         among = self.candidates(avoid)
         if not among:
             return None
-        place, _ = self.places.get(asked.session, NOWHERE)
-        if place in among and not self._is_full(place, among):
-            return place
+        chosen_before, _ = self.assigned.get(asked.session, NOWHERE)
+        if chosen_before in among and not self._is_full(chosen_before, among):
+            return chosen_before
         return min(among, key=self.loads.__getitem__)
 
     def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
@@ -53,21 +53,21 @@ class SessionAffinity(Choice):
         if chosen is None:
             return None
         if asked.session != NO_SESSION:
-            self.places[asked.session] = (chosen, asked.prompt_tokens)
-            self.places.move_to_end(asked.session)
-            if len(self.places) > self.most_sessions:
-                self.places.popitem(last=False)
+            self.assigned[asked.session] = (chosen, asked.prompt_tokens)
+            self.assigned.move_to_end(asked.session)
+            if len(self.assigned) > self.most_sessions:
+                self.assigned.popitem(last=False)
         return self.opened(asked, chosen)
 
     def found(self, asked: RequestArrived, engine: int) -> int:
         """The session's last prompt, if it went there: a turn goes on from it."""
-        place, tokens = self.places.get(asked.session, NOWHERE)
-        return min(tokens, max(0, asked.prompt_tokens - 1)) if place == engine else 0
+        chosen_before, tokens = self.assigned.get(asked.session, NOWHERE)
+        return min(tokens, max(0, asked.prompt_tokens - 1)) if chosen_before == engine else 0
 
     def forget(self, engine: int) -> None:
         """Nothing draws a session back to an engine that came up empty."""
-        for session in [session for session, place in self.places.items() if place[0] == engine]:
-            del self.places[session]
+        for session in [session for session, chosen_before in self.assigned.items() if chosen_before[0] == engine]:
+            del self.assigned[session]
 
     def _is_full(self, engine: int, among: list[int]) -> bool:
         open_legs = 1 + sum(self.loads[other] for other in among)

@@ -203,14 +203,14 @@ class GovernedRouter(Router):
 
     def _fallen_silent(self, roll: Roll, now: Instant) -> RouterEffects:
         gone = roll.pass_to(now)
-        for role, place in gone:
+        for role, index in gone:
             choice = self.prefill_choice if role == "prefill" else self.decode_choice
-            choice.up[place] = False
+            choice.up[index] = False
         return tuple([EngineSilent(self._info(seat).engine) for seat in gone])
 
     def _info(self, seat: Seat) -> EngineInfo:
-        role, place = seat
-        return self.prefill[place] if role == "prefill" else self.decode[place]
+        role, index = seat
+        return self.prefill[index] if role == "prefill" else self.decode[index]
 
 
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {

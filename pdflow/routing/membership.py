@@ -51,8 +51,8 @@ class Membership:
     def gone(self, prefill: Sequence[EngineInfo], decode: Sequence[EngineInfo], legs: list[int]) -> Iterator[EngineId]:
         """Those that have left since it was last asked; `legs` are those open at each decode engine."""
         for engine in list(self.leaving):
-            used = any(info.engine == engine and self.users[place] for place, info in enumerate(prefill))
-            if not used and not any(info.engine == engine and legs[place] for place, info in enumerate(decode)):
+            used = any(info.engine == engine and self.users[index] for index, info in enumerate(prefill))
+            if not used and not any(info.engine == engine and legs[index] for index, info in enumerate(decode)):
                 del self.leaving[engine]
                 self.left[engine] = None
                 yield engine

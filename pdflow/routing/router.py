@@ -267,10 +267,10 @@ class Router:
 
     def _engine_changed(self, event: EngineChanged) -> RouterEffects:
         for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):
-            for place, info in enumerate(engines):
+            for index, info in enumerate(engines):
                 if info.engine == event.engine:
-                    choice.up[place] = event.up
-                    engines[place] = event.became or info
+                    choice.up[index] = event.up
+                    engines[index] = event.became or info
         return ()
 
     def _engine_lost(self, event: EngineLost) -> RouterEffects:
@@ -282,9 +282,9 @@ class Router:
         """
         self._engine_changed(EngineChanged(event.engine, False))
         for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):
-            for place, info in enumerate(engines):
+            for index, info in enumerate(engines):
                 if info.engine == event.engine:
-                    choice.forget(place)
+                    choice.forget(index)
         effects: RouterEffects = ()
         for attempt in list(self.attempts.values()):
             prefill_lost = attempt.p_open and self.prefill[attempt.p].engine == event.engine

@@ -26,7 +26,7 @@ from pdflow.scenario.reading.locate_json import json_key_lines
 
 TCP_PRESET: Final = "tcp-25g"
 
-_PLACE: Final = "the file"
+_LOCATION: Final = "the file"
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _CONFIG_KEYS: Final = ("kv_connector", "kv_role", EXTRA)
 _FILE_KEYS: Final = ("prefill_url", "decode_url", "master_server_address", "local_hostname")
@@ -88,14 +88,14 @@ def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConf
     """The file of this text, as a scenario's own document says that its engines are. Raises TransferConfigError."""
     lines: Mapping[KeyPath, int] = {}
     try:
-        found = loaded(text, _PLACE)
+        found = loaded(text, _LOCATION)
         lines = json_key_lines(text)
         if any(key in found for key in _CONFIG_KEYS):
             config = read_kv_transfer_config(found)
             return TransferConfig(tuple(_of_config(config)), lines, config.unread)
         if not any(key in found for key in _FILE_KEYS):
             expected = f"kv_connector, as in --kv-transfer-config, or mooncake.json's {', '.join(_FILE_KEYS[:3])}"
-            raise ParamsError(_PLACE, "is of no known kind", expected)
+            raise ParamsError(_LOCATION, "is of no known kind", expected)
         return TransferConfig(tuple(_of_file(read_mooncake_json(found), _store_ranks(document))), lines)
     except ParamsError as error:
         raise TransferConfigError(f"line {_line_of(error, text, lines)}: {error}") from None
@@ -147,11 +147,11 @@ def _of_file(file: File, ranks: int) -> Iterator[ConfigValue]:
 
 def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[ConfigValue]:
     """`inside` leads to the protocol's key, if that is not the file's own `protocol`."""
-    *place, key = inside or ("protocol",)
+    *location, key = inside or ("protocol",)
     if protocol == "tcp":
-        yield ConfigValue(("network", "preset"), TCP_PRESET, (*place, key))
+        yield ConfigValue(("network", "preset"), TCP_PRESET, (*location, key))
     elif devices:
-        yield ConfigValue(("network", "nics_per_rank"), len(devices), (*place, "device_name"))
+        yield ConfigValue(("network", "nics_per_rank"), len(devices), (*location, "device_name"))
 
 
 def _store_ranks(document: Mapping[str, Any]) -> int:
@@ -166,7 +166,7 @@ def _store_ranks(document: Mapping[str, Any]) -> int:
 
 def _line_of(error: ParamsError, text: str, lines: Mapping[KeyPath, int]) -> int:
     """The line of what is wrong, of the object around what is missing, or of where JSON ends to be JSON."""
-    if error.field == _PLACE and not lines:
+    if error.field == _LOCATION and not lines:
         at = _BYTE.search(error.wrong)
         before = text.encode()[: int(at[1])] if at else text.rstrip().encode()
         return before.count(b"\n") + 1

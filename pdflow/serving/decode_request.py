@@ -26,7 +26,7 @@ class DecodeStage(IntEnum):
 class DecodeRequest:
     """One request at D."""
 
-    __slots__ = ("alone", "digest", "first_follows", "handle", "place", "prompt_tokens", "stage")
+    __slots__ = ("alone", "digest", "first_follows", "handle", "prompt_tokens", "stage", "staged")
 
     def __init__(self, handle: Handle, prompt_tokens: int, digest: int, alone: bool, first_follows: bool) -> None:
         self.handle = handle
@@ -37,14 +37,14 @@ class DecodeRequest:
         self.first_follows = first_follows
         """P's token is the answer's first, and is not known here yet."""
         self.stage = DecodeStage.PENDING
-        self.place: Allocation | None = None
+        self.staged: Allocation | None = None
         """Where it has room beside the blocks."""
 
     def fork(self) -> DecodeRequest:
         other = DecodeRequest(self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows)
-        other.stage, other.place = self.stage, self.place
+        other.stage, other.staged = self.stage, self.staged
         return other
 
     def fingerprint(self) -> Hashable:
         leg = self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows
-        return *leg, self.stage, self.place
+        return *leg, self.stage, self.staged

@@ -100,7 +100,7 @@ class CopyOut(Value, frozen=True, gc=False):
     """Copy this piece, or the whole prompt, to its place in the staging memory; each rank answers with CopiedOut."""
 
     handle: Handle
-    place: Allocation
+    staged: Allocation
     piece: Piece | None
 
 
@@ -186,20 +186,20 @@ class TakeRoom(Value, frozen=True, gc=False):
     """This request has room beside the blocks, there."""
 
     handle: Handle
-    place: Allocation
+    staged: Allocation
 
 
 class GiveBackRoom(Value, frozen=True, gc=False):
     """Nothing lies there any more."""
 
-    place: Allocation
+    staged: Allocation
 
 
 class CopyIn(Value, frozen=True, gc=False):
     """Copy what lies there into the request's blocks, from this token of the prompt on; answer with CopiedIn."""
 
     handle: Handle
-    place: Allocation
+    staged: Allocation
     allocation: Allocation
     start: int
 

@@ -44,14 +44,14 @@ class Landing:
         """The engine has given it blocks."""
         self.admit(request, event.allocation, event.hit_tokens)
 
-    def admit(self, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
+    def admit(self, request: DecodeRequest, staged: Allocation, hit_tokens: int) -> None:
         """Its KV may come there, but for these first tokens of the prompt."""
         requests, handle = self.requests, request.handle
         request.stage = DecodeStage.ADMITTED
         missing = request.prompt_tokens - hit_tokens
         requests.emit(Admit(handle))
         if missing:
-            requests.tell_granted(DecodeAdmitted(handle, place, hit_tokens, missing, request.digest, requests.weights))
+            requests.tell_granted(DecodeAdmitted(handle, staged, hit_tokens, missing, request.digest, requests.weights))
         else:
             requests.tell_granted(DecodeHit(handle))
 
@@ -137,17 +137,17 @@ class StagedLanding(Landing):
         admission = self.staging.admit_next()
         if admission is None:
             return
-        handle, place = admission
+        handle, staged = admission
         request = requests.by_handle[handle]
-        request.place = place
-        requests.emit(TakeRoom(handle, place))
-        self.admit(request, place, 0)
+        request.staged = staged
+        requests.emit(TakeRoom(handle, staged))
+        self.admit(request, staged, 0)
         requests.core.tell(requests.core.role, event)
 
-    def release(self, place: Allocation) -> None:
+    def release(self, staged: Allocation) -> None:
         """Nothing lies there any more."""
-        self.requests.emit(GiveBackRoom(place))
-        self.staging.release(place)
+        self.requests.emit(GiveBackRoom(staged))
+        self.staging.release(staged)
         self.ask()
 
     def quarantine(self, _: Port, effect: Quarantine) -> None:
@@ -159,7 +159,7 @@ class StagedLanding(Landing):
     def resolved(self, request: DecodeRequest) -> None:
         """It is not in the engine's queue yet. The room that it has is the protocol's to give back."""
         self.staging.forget(request.handle)
-        request.place = None
+        request.staged = None
         self.ask()
 
     # Everything has landed: now the engine.
@@ -175,11 +175,11 @@ class StagedLanding(Landing):
         self._leave(request)
 
     def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
-        place = request.place
-        assert place is not None
-        request.place = None
-        self.copying[request.handle] = place
-        self.requests.emit(CopyIn(request.handle, place, event.allocation, event.hit_tokens))
+        staged = request.staged
+        assert staged is not None
+        request.staged = None
+        self.copying[request.handle] = staged
+        self.requests.emit(CopyIn(request.handle, staged, event.allocation, event.hit_tokens))
 
     def copied(self, event: CopiedIn) -> None:
         requests, handle = self.requests, event.handle
@@ -206,9 +206,9 @@ class StagedLanding(Landing):
         self._leave(request)
 
     def _leave(self, request: DecodeRequest) -> None:
-        place, request.place = request.place, None
-        if place is not None:
-            self.release(place)
+        staged, request.staged = request.staged, None
+        if staged is not None:
+            self.release(staged)
 
     def fingerprint(self) -> Hashable:
         copying, abandoned = tuple(self.copying.items()), tuple(self.abandoned.items())

@@ -48,9 +48,9 @@ class PieceLanding(StagedLanding):
         if request is None:
             return
         self.staging.generation += 1
-        place = request.place = Allocation(self.staging.generation, ())
-        self.allocations[place.generation] = {}
-        self.admit(request, place, 0)
+        staged = request.staged = Allocation(self.staging.generation, ())
+        self.allocations[staged.generation] = {}
+        self.admit(request, staged, 0)
 
     def has(self, generation: int, piece: Piece) -> bool:
         """Whether this piece has room, or needs none any more."""
@@ -61,18 +61,18 @@ class PieceLanding(StagedLanding):
         """It has room from now on."""
         self.allocations[generation][piece.layer, piece.start] = allocation
 
-    def layers_of(self, place: Allocation) -> int:
+    def layers_of(self, staged: Allocation) -> int:
         """How many of a prompt's layers have anything there."""
-        return len({layer for layer, _ in self.allocations[place.generation]})
+        return len({layer for layer, _ in self.allocations[staged.generation]})
 
-    def release(self, place: Allocation) -> None:
-        allocations = self.allocations.pop(place.generation)
-        self.requests.emit(GiveBackRoom(place))
+    def release(self, staged: Allocation) -> None:
+        allocations = self.allocations.pop(staged.generation)
+        self.requests.emit(GiveBackRoom(staged))
         for allocation in allocations.values():
             self.staging.release(allocation)
 
     def resolved(self, request: DecodeRequest) -> None:
-        request.place = None
+        request.staged = None
 
     def fingerprint(self) -> Hashable:
         return super().fingerprint(), tuple(
@@ -143,9 +143,9 @@ class QueueingLanding(PieceLanding):
             requests.emit(TakePiece(waiting.rank, waiting.piece))
             requests.emit(AcceptPiece(name))
 
-    def release(self, place: Allocation) -> None:
-        super().release(place)
-        for name in [name for name, waits in self.waiting.items() if waits.generation == place.generation]:
+    def release(self, staged: Allocation) -> None:
+        super().release(staged)
+        for name in [name for name, waits in self.waiting.items() if waits.generation == staged.generation]:
             del self.waiting[name]
             self.staging.forget(name)
             self.requests.emit(AcceptPiece(name))

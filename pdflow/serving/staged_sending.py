@@ -39,10 +39,10 @@ class StagedSend:
         "finished",
         "in_blocks",
         "over",
-        "place",
         "request",
         "room_requested",
         "source",
+        "staged",
     )
 
     def __init__(self, request: PrefillRequest, source: Allocation) -> None:
@@ -50,7 +50,7 @@ class StagedSend:
         self.source = source
         self.room_requested = False
         """Room was asked for."""
-        self.place: Allocation | None = None
+        self.staged: Allocation | None = None
         """Where it has room."""
         self.chunks: list[tuple[int, int]] = []
         """Computed, or being computed, while it has none: in which step, up to which token."""
@@ -68,20 +68,20 @@ class StagedSend:
     def fork(self, request: PrefillRequest) -> StagedSend:
         """The same, of a fork of its request."""
         other = StagedSend(request, self.source)
-        other.room_requested, other.place, other.chunks = self.room_requested, self.place, self.chunks.copy()
+        other.room_requested, other.staged, other.chunks = self.room_requested, self.staged, self.chunks.copy()
         other.copied, other.copying, other.in_blocks = self.copied, self.copying, self.in_blocks
         other.finished, other.over = self.finished, self.over
         return other
 
     def state(self) -> tuple[Hashable, ...]:
         """All but its request, for a fingerprint."""
-        room = (self.source, self.room_requested, self.place, tuple(self.chunks))
+        room = (self.source, self.room_requested, self.staged, tuple(self.chunks))
         return (*room, self.copied, self.copying, self.in_blocks, self.finished, self.over)
 
     @property
     def stays(self) -> bool:
         """Whether it waits for room."""
-        return self.place is None and not self.over
+        return self.staged is None and not self.over
 
 
 class StagedSending(Sending):
@@ -147,7 +147,7 @@ class StagedSending(Sending):
         going = self.outgoing.get(event.handle) or self._start_send(request, event.source)
         if going.over:
             return
-        if going.place is None:
+        if going.staged is None:
             going.chunks.append((event.step, event.known))
         else:
             self._plan(going, event.step, event.known)
@@ -176,7 +176,7 @@ class StagedSending(Sending):
         going = self.outgoing.get(handle)
         if going is None:
             return
-        if going.place is not None and not going.over and not self.pulls:
+        if going.staged is not None and not going.over and not self.pulls:
             pieces = whole(self.layers, going.request.prompt_tokens) if copied is None else [copied]
             for piece in pieces:
                 self.requests.emit(OfferPiece(handle, piece, rank))
@@ -229,13 +229,13 @@ class StagedSending(Sending):
         for handle in self.staging.victims():
             requests.tell(SourceWithdrawn(handle))
         while (admission := self.staging.admit_next()) is not None:
-            handle, place = admission
+            handle, staged = admission
             going = self.outgoing[handle]
-            going.place = place
-            requests.emit(TakeRoom(handle, place))
+            going.staged = staged
+            requests.emit(TakeRoom(handle, staged))
             if not self.early:
                 going.copying = self.ranks
-                requests.emit(CopyOut(handle, place, None))
+                requests.emit(CopyOut(handle, staged, None))
                 continue
             if not going.request.held:
                 self._announce(going)
@@ -262,12 +262,12 @@ class StagedSending(Sending):
 
     def _release(self, going: StagedSend) -> None:
         """It has no room any more, and wants none."""
-        place, going.place = going.place, None
-        if place is None:
+        staged, going.staged = going.staged, None
+        if staged is None:
             self.staging.forget(going.request.handle)
             return
         self.requests.emit(LeaveRoom(going.request.handle))
-        self.staging.release(place)
+        self.staging.release(staged)
 
     # Copies.
 
@@ -284,8 +284,8 @@ class StagedSending(Sending):
     def _copy(self, going: StagedSend, piece: Piece) -> None:
         """This piece is computed. Who has lost its room meanwhile needs no copy, and whose prompt the engine has given
         up has no blocks to copy from."""
-        if going.place is not None and not going.over:
-            self.requests.emit(CopyOut(going.request.handle, going.place, piece))
+        if going.staged is not None and not going.over:
+            self.requests.emit(CopyOut(going.request.handle, going.staged, piece))
         else:
             going.copying -= self.ranks_per_layer
             self._settle(going)
@@ -316,7 +316,7 @@ class StagedSending(Sending):
 
     def _lies(self, going: StagedSend) -> Allocation:
         """Where D reads it is where it lies; where P writes, it goes by its blocks."""
-        return going.place if self.pulls and going.place is not None else going.source
+        return going.staged if self.pulls and going.staged is not None else going.source
 
     def _forget(self, going: StagedSend) -> None:
         request = going.request

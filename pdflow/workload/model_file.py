@@ -126,11 +126,11 @@ def _model(name: str, file: _File) -> WorkloadModel:
     )
 
 
-_PLACE: Final = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
+_LOCATION: Final = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 
 
 def _where_first(message: str) -> str:
-    match = _PLACE.fullmatch(message)
+    match = _LOCATION.fullmatch(message)
     return message if match is None else f"{match[2]}: {match[1][:1].lower()}{match[1][1:]}"
 
 

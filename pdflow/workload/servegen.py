@@ -76,9 +76,9 @@ class ServegenClient:
         return sum(window.rate_rps * (end - window.start_s) for window, end in spans)
 
 
-def read_windows(lines: Iterable[str], place: str) -> tuple[Window, ...]:
+def read_windows(lines: Iterable[str], location: str) -> tuple[Window, ...]:
     """The windows of a trace file. Raises TraceError with every line that is none."""
-    complaints = Complaints(place)
+    complaints = Complaints(location)
     windows: list[Window] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -122,9 +122,9 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 
 
-def read_lengths(text: str, place: str) -> tuple[ServegenWindow, ...]:
+def read_lengths(text: str, location: str) -> tuple[ServegenWindow, ...]:
     """The lengths of a dataset file. Raises TraceError if it is none."""
-    complaints = Complaints(place)
+    complaints = Complaints(location)
     try:
         windows = msgspec.json.decode(text, type=dict[str, _Texts])
         lengths = [
@@ -167,11 +167,11 @@ def _client(client: ServegenClient, rng: Rng, number: int) -> Iterator[tuple[Ins
     starts = [round(one.start_s * S) for one in client.lengths]
     draws: dict[int, tuple[Callable[[], int], Callable[[], int]]] = {}
     for at in _instants(client, rng.stream(f"arrivals-{number}")):
-        place = max(0, bisect_right(starts, at) - 1)
-        if place not in draws:
-            one = client.lengths[place]
-            draws = {place: (empirical(*one.input_tokens, of_input), empirical(*one.output_tokens, of_output))}
-        prompt, answer = draws[place]
+        index = max(0, bisect_right(starts, at) - 1)
+        if index not in draws:
+            one = client.lengths[index]
+            draws = {index: (empirical(*one.input_tokens, of_input), empirical(*one.output_tokens, of_output))}
+        prompt, answer = draws[index]
         yield at, number, prompt(), answer()
 
 

@@ -65,19 +65,19 @@ def _talk(says: Sessions, at: Instant, drawn: list[_Turn], names: tuple[int, ...
     """The turns of a session, up to the first one that would be too long. `names` are of the blocks of all of it."""
     talk: list[Request] = []
     context = says.system_prompt_tokens
-    for place, turn in enumerate(drawn):
+    for position, turn in enumerate(drawn):
         prompt = context + turn.new
         context = prompt + turn.answer
         if talk and says.max_context_tokens is not None and context > says.max_context_tokens:
             break
         talk.append(
             Request(
-                index=place,
+                index=position,
                 arrival_ns=at,
                 input_tokens=prompt,
                 output_tokens=turn.answer,
                 prefix=names[: context // SESSION_BLOCK_TOKENS],
-                class_=LATER_TURNS if place else FIRST_TURN,
+                class_=LATER_TURNS if position else FIRST_TURN,
                 answer_named=True,
                 leaves_ns=turn.leaves_ns,
             )

@@ -25,7 +25,7 @@ from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
 from pdflow_runtime.nodes.models import ServedModel, shape_of
 from pdflow_runtime.nodes.prefill_node import LivePrefillNode
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.nodes.ranks import LayoutBook, StagingFactory
 from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
 from pdflow_runtime.nodes.staging_memory import make_staging
@@ -100,7 +100,7 @@ class LiveBuilder(EngineWiring):
         """One life of a prefill engine, which nobody has heard of yet."""
         pool = self.pool_of(engine)
         staging, room = self._staging_of(self.method.p_memory, pool)
-        node = self.empty_prefill_node(self._place(engine, model, room), staging)
+        node = self.empty_prefill_node(self._node_config(engine, model, room), staging)
         self._add_engine(node, pool, model)
         node.engine.reports_chunks = self.pipeline_policy.early
         return node
@@ -110,17 +110,17 @@ class LiveBuilder(EngineWiring):
         comes to."""
         pool = self.pool_of(engine)
         staging, room = self._staging_of(self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool)
-        node = self.empty_decode_node(self._place(engine, model, room), staging)
+        node = self.empty_decode_node(self._node_config(engine, model, room), staging)
         self._add_engine(node, pool, model)
         return node
 
     def _staging_of(self, memory: MemoryKind, pool: Pool) -> tuple[Staging | None, StagingFactory | None]:
         return (None, None) if memory is MemoryKind.BLOCKS else make_staging(self, memory, pool)
 
-    def _place(self, engine: str, model: ServedModel, room: StagingFactory | None) -> Place:
+    def _node_config(self, engine: str, model: ServedModel, room: StagingFactory | None) -> NodeConfig:
         pool = self.pool_of(engine)
         shape = self.shapes[pool.name]
-        return Place(
+        return NodeConfig(
             info=self.info_of(engine),
             incarnation=secrets.randbits(63),
             shape=shape,
@@ -131,25 +131,25 @@ class LiveBuilder(EngineWiring):
             staging_factory=room,
         )
 
-    def empty_prefill_node(self, place: Place, staging: Staging | None) -> LivePrefillNode:
+    def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:
         """Without its engine."""
-        ends, transport = self.producer(place.info, place.incarnation), self.transport
+        ends, transport = self.producer(config.info, config.incarnation), self.transport
         if self.method.stores:
-            return store_prefill_node(self, transport, place, ends)
+            return store_prefill_node(self, transport, config, ends)
         scheduler, ranks = ends
         if staging is None and not self.pipeline_policy.early:
-            return LivePrefillNode(place, scheduler, ranks, transport)
-        return LiveLayeredPrefillNode(place, scheduler, ranks, transport, self.sending(place, staging), staging)
+            return LivePrefillNode(config, scheduler, ranks, transport)
+        return LiveLayeredPrefillNode(config, scheduler, ranks, transport, self.sending(config, staging), staging)
 
-    def empty_decode_node(self, place: Place, staging: Staging | None) -> LiveDecodeNode:
+    def empty_decode_node(self, config: NodeConfig, staging: Staging | None) -> LiveDecodeNode:
         """Without its engine."""
-        scheduler, ranks = self.consumer(place.info, place.incarnation, place.num_blocks)
+        scheduler, ranks = self.consumer(config.info, config.incarnation, config.num_blocks)
         if staging is None:
-            return LiveDecodeNode(place, scheduler, ranks, self.transport)
-        return LiveStagedDecodeNode(place, scheduler, ranks, self.transport, staging)
+            return LiveDecodeNode(config, scheduler, ranks, self.transport)
+        return LiveStagedDecodeNode(config, scheduler, ranks, self.transport, staging)
 
     def _add_engine(self, node: LiveEngineNode, pool: Pool, model: ServedModel) -> None:
-        blocks = node.place.num_blocks
+        blocks = node.config.num_blocks
         limits = attrs.evolve(self.limits_of(pool), async_scheduling=False)
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
@@ -158,9 +158,9 @@ class LiveBuilder(EngineWiring):
         node.engine.stepped = node.event_log.stepped
         node.engine.settle = node.settle
 
-    def sending(self, place: Place, staging: Staging | None) -> Sending:
+    def sending(self, config: NodeConfig, staging: Staging | None) -> Sending:
         """How prompts are sent layer by layer, from an engine's blocks or from memory beside them."""
-        layers, shards = place.shape.num_layers, place.info.shards
+        layers, shards = config.shape.num_layers, config.info.shards
         if staging is None:
             return ProgressiveSending(layers)
         return StagedSending(self.method, self.pipeline_policy, staging, layers, shards.tp, shards.ranks)

@@ -248,10 +248,12 @@ class SimulationBuilder(EngineBuilder):
     def router(self) -> SimRouterNode:
         """The router's node, for the engines that have been built."""
         router = router_of(self.cluster())
-        doors = {leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")}
+        ingress_delays_ns = {
+            leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
+        }
         if isinstance(router, HedgingRouter):
-            return HedgedRouterNode(self.ports, self.nodes, router, doors)
-        return SimRouterNode(self.ports, self.nodes, router, doors)
+            return HedgedRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
+        return SimRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
 
     def cluster(self) -> RoutedEngines:
         """What the router knows of the engines that have been built."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutate import CORE, PLACES, ROOT, Bug, by_hand, copied, hunted, shuffled, sites, well_typed
+from benchmarks.mutate import CORE, FILE_PATTERNS, ROOT, Bug, by_hand, copied, hunted, shuffled, sites, well_typed
 
 
 def test_every_change_is_python() -> None:
-    for file in sorted({file for pattern in PLACES for file in (ROOT / CORE).glob(pattern)}):
+    for file in sorted({file for pattern in FILE_PATTERNS for file in (ROOT / CORE).glob(pattern)}):
         found = list(sites(file))
         for bug in found[:: max(1, len(found) // 20)]:
             changed = bug.apply(file.read_bytes())

@@ -145,7 +145,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-PLACES = [
+LOCATIONS = [
     "pdflow_story",
     "information",
     "information.seed",
@@ -159,10 +159,10 @@ PLACES = [
 ]
 
 
-@given(place=st.sampled_from(PLACES), value=JSON | st.integers(-5, 70))
-def test_nothing_in_a_file_does_worse_than_being_refused(place: str, value: Any) -> None:
+@given(location=st.sampled_from(LOCATIONS), value=JSON | st.integers(-5, 70))
+def test_nothing_in_a_file_does_worse_than_being_refused(location: str, value: Any) -> None:
     with suppress(CounterexampleError):
-        counterexample = decode(changed(place, value))
+        counterexample = decode(changed(location, value))
         assert decode(encode(counterexample)) == counterexample
 
 

@@ -326,14 +326,14 @@ def test_cost_is_asked_with_lengths_in_exact_mode_only() -> None:
     """The exact door shares no closed form: a cost that has none of them still runs there."""
 
     @attrs.frozen
-    class OnlyTheDoor:
+    class StepCostOnly:
         chunks: bool = True
         hw: int = 0
 
         def step_ps(self, prefill: list[tuple[int, int]], decode_contexts: list[int]) -> int:
             return 1000 * (sum(n for n, _ in prefill) + sum(decode_contexts))
 
-    e = Engine(Limits(), OnlyTheDoor(), PagedPool(100), exact=True)  # type: ignore[arg-type]
+    e = Engine(Limits(), StepCostOnly(), PagedPool(100), exact=True)  # type: ignore[arg-type]
     e.submit(Sequence(0, 10, 3), 0)
     assert [o.at_ns for o in run_until(e, 10**9)] == [10 + 11 + 12]
 

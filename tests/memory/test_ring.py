@@ -100,15 +100,15 @@ class RingAgainstModel(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.promised.values()))
     @rule(data=st.data())
-    def place(self, data: st.DataObject) -> None:
+    def allocate(self, data: st.DataObject) -> None:
         owner = data.draw(st.sampled_from([owner for owner, left in self.promised.items() if left]))
-        self.place_for(owner, data.draw(st.integers(1, 5)))
+        self.allocate_for(owner, data.draw(st.integers(1, 5)))
 
-    def place_for(self, owner: int, size: int) -> None:
+    def allocate_for(self, owner: int, size: int) -> None:
         size = min(size, self.greatest, self.promised[owner])
         self.promised[owner] -= size
         position = self.put(size)
-        assert self.ring.place(owner, size * STEP) == position
+        assert self.ring.allocate(owner, size * STEP) == position
 
     @precondition(lambda self: not self.pressed)
     @rule(size=st.integers(1, 5))
@@ -146,7 +146,7 @@ class RingAgainstModel(RuleBasedStateMachine):
         for mine, size in entries:
             owner = next((owner for owner, left in self.promised.items() if left), None)
             if mine and owner is not None:
-                self.place_for(owner, size)
+                self.allocate_for(owner, size)
             elif not self.pressed:
                 self.take(size)
             self.agrees()
@@ -172,7 +172,7 @@ class RingAgainstModel(RuleBasedStateMachine):
             with pytest.raises(PoolError):
                 ring.reserve(owner, STEP)
             with pytest.raises(PoolError):
-                ring.place(owner, left * STEP + 1)
+                ring.allocate(owner, left * STEP + 1)
         for act in (ring.unreserve, ring.release):
             with pytest.raises(PoolError):
                 act(-1)
@@ -198,7 +198,7 @@ class RingAgainstModel(RuleBasedStateMachine):
             owner = data.draw(st.sampled_from(sorted(owner for owner, steps in left.items() if steps)))
             size = data.draw(st.integers(1, min(left[owner], self.greatest)))
             left[owner] -= size
-            positions.append(ring.place(owner, size * STEP))
+            positions.append(ring.allocate(owner, size * STEP))
         assert self.ring.fingerprint() == before, "a fork is its own"
         for position in data.draw(st.permutations(positions)):
             ring.release(position)
@@ -264,7 +264,7 @@ def test_with_reservations_whoever_begins_can_end() -> None:
     ring = plain(4)
     assert ring.reserve("a", 16)
     assert not ring.reserve("b", 16)
-    layers = [ring.place("a", 8), ring.place("a", 8)]
+    layers = [ring.allocate("a", 8), ring.allocate("a", 8)]
     assert ring.unreserve("a") == 0
     assert [ring.release(layer) for layer in layers] == [8, 8]
     assert ring.reserve("b", 16)
@@ -276,7 +276,7 @@ def test_no_reserved_request_waits_behind_one_without() -> None:
     while ring.take(4) is not None:
         pass
     assert ring.free_bytes == 0
-    assert [ring.place("a", 8) for _ in range(2)] == [16, 24]
+    assert [ring.allocate("a", 8) for _ in range(2)] == [16, 24]
 
 
 def test_the_end_is_skipped_and_the_tail_comes_back_with_the_lap() -> None:
@@ -303,7 +303,7 @@ def test_what_may_be_skipped_is_kept_free_for_those_that_were_promised_more_than
     # Three steps before the end and four after it: all seven, if no part of four could meet the end.
     assert not ring.reserve("a", 28)
     assert ring.reserve("a", 16)
-    assert ring.place("a", 16) == 40
+    assert ring.allocate("a", 16) == 40
     assert counters(ring) == (28, 0, 12, 0, 0)
 
 
@@ -339,7 +339,7 @@ def test_a_promise_counts_at_the_marks_and_those_that_have_one_go_on() -> None:
     assert ring.pressed
     assert not ring.reserve("b", STEP)
     for _ in range(3):
-        ring.place("a", STEP)
+        ring.allocate("a", STEP)
     assert ring.unreserve("a") == 3 * STEP
     assert ring.pressed
     ring.release(0)
@@ -366,8 +366,8 @@ def test_one_as_large_as_the_ring_need_only_wait_until_it_is_empty() -> None:
         (lambda ring: ring.reserve("a", 4), "has a reservation already"),
         (lambda ring: ring.reserve("b", 0), "0 bytes for 'b'"),
         (lambda ring: ring.reserve("b", 17), "of a ring of 16"),
-        (lambda ring: ring.place("a", 5), "'a' has 4 reserved"),
-        (lambda ring: ring.place("b", 4), "'b' has 0 reserved"),
+        (lambda ring: ring.allocate("a", 5), "'a' has 4 reserved"),
+        (lambda ring: ring.allocate("b", 4), "'b' has 0 reserved"),
         (lambda ring: ring.unreserve("b"), "no reservation"),
         (lambda ring: ring.release(0), "no part at 0"),
     ],
@@ -386,10 +386,10 @@ def test_no_operation_costs_more_among_many_allocations() -> None:
         ring = plain(2 * count)
         for owner in range(count // 2):
             ring.reserve(owner, STEP)
-        positions = [ring.place(owner, STEP) for owner in range(count // 2)]
+        positions = [ring.allocate(owner, STEP) for owner in range(count // 2)]
         acts: list[Callable[[], object]] = [
             lambda: ring.reserve("a", STEP),
-            lambda: ring.place("a", STEP),
+            lambda: ring.allocate("a", STEP),
             lambda: ring.take(STEP),
             lambda: ring.unreserve("a"),
             lambda: ring.release(positions[-1]),

@@ -40,7 +40,7 @@ class Ledger(RuleBasedStateMachine):
         name = f"r{self.count}"
         blocks = -(-tokens // BLOCK_TOKENS)
         alike = min(shared, blocks - 1)
-        items = (*(Item(f"all {place}", 1) for place in range(alike)), Item(f"own {name}", blocks - alike))
+        items = (*(Item(f"all {index}", 1) for index in range(alike)), Item(f"own {name}", blocks - alike))
         params = KvParams(EngineInfo("p", Shards(1, 1, BLOCK_TOKENS)), f"x{self.count}", name, tokens)
         queued = self.ledger.start(Put(name, params, items, 0, 0))
         assert (queued.request_id, queued.num_blocks) == (name, blocks)

@@ -56,7 +56,7 @@ class NaiveStore:
             held.append(stored)
         return held
 
-    def place(self, items: tuple[Item, ...], now: int) -> tuple[int, list[NaiveObject]] | None:
+    def allocate(self, items: tuple[Item, ...], now: int) -> tuple[int, list[NaiveObject]] | None:
         held = self.hold(items)
         found = len(held)
         need = sum(item.blocks for item in items[found:])
@@ -111,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected: list[tuple[str, int, list[NaiveObject]]] = []
         while self.naive.queue:
             name, items = self.naive.queue[0]
-            placed = self.naive.place(items, self.now)
+            placed = self.naive.allocate(items, self.now)
             if placed is None:
                 break
             self.naive.queue.pop(0)
@@ -129,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
     def enqueue(self, start: int, length: int, size: int, tail: int) -> None:
         """Prompts that begin alike: a chain of keys, and an end that nobody else has."""
         self.names += 1
-        chain = [Item(f"{size}{KEYS[start : start + place + 1]}", size) for place in range(length)]
+        chain = [Item(f"{size}{KEYS[start : start + index + 1]}", size) for index in range(length)]
         items = (*chain, Item(f"end {self.names}", tail))
         name = f"n{self.names}"
         if sum(item.blocks for item in items) > BLOCKS:
@@ -170,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(start=st.integers(0, 3), length=st.integers(1, 5), size=st.integers(1, 6))
     def lease(self, start: int, length: int, size: int) -> None:
-        items = tuple(Item(f"{size}{KEYS[start : start + place + 1]}", size) for place in range(length))
+        items = tuple(Item(f"{size}{KEYS[start : start + index + 1]}", size) for index in range(length))
         objects = self.naive.hold(items)
         found = self.real.lease(items)
         assert (found is None) == (not objects)
@@ -181,10 +181,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(start=st.integers(0, 3), length=st.integers(1, 5), size=st.integers(1, 20))
     def bring(self, start: int, length: int, size: int) -> None:
         """At once, or not at all while others wait."""
-        items = tuple(Item(f"{size}{KEYS[start : start + place + 1]}", size) for place in range(length))
+        items = tuple(Item(f"{size}{KEYS[start : start + index + 1]}", size) for index in range(length))
         placed = None
         if not self.naive.queue and size * length <= BLOCKS:
-            placed = self.naive.place(items, self.now)
+            placed = self.naive.allocate(items, self.now)
         given = self.real.bring(items, self.now)
         assert (given is None) == (placed is None)
         if given is not None and placed is not None:

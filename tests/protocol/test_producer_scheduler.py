@@ -18,9 +18,9 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation
 
-PLACE = Allocation(10, (100, 101))
-BEGUN = PrefillBegun("x", PLACE, 32, 70, 1)
-FINISHED = PrefillFinished("x", PLACE, 32, 70, 1)
+BLOCKS = Allocation(10, (100, 101))
+BEGUN = PrefillBegun("x", BLOCKS, 32, 70, 1)
+FINISHED = PrefillFinished("x", BLOCKS, 32, 70, 1)
 
 
 def scheduler() -> ProducerScheduler:
@@ -48,7 +48,7 @@ def test_a_prompt_begun_and_given_up_is_freed_when_every_rank_has_released_it() 
     assert told == tuple(Tell(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
     assert p.handle(ShardReleased("x", 0, Code.PREFILL_ABORTED), 0) == ()
     assert p.handle(ShardReleased("x", 1, Code.PREFILL_ABORTED), 0) == (
-        ReleaseBlocks("x", PLACE, Code.PREFILL_ABORTED),
+        ReleaseBlocks("x", BLOCKS, Code.PREFILL_ABORTED),
     )
     assert not p.products
 
@@ -57,6 +57,6 @@ def test_a_prompt_released_before_it_was_computed_is_remembered_until_it_is() ->
     p = scheduler()
     p.handle(BEGUN, 0)
     p.handle(ShardReleased("x", 0, Code.EXPIRED), 0)
-    assert p.handle(ShardReleased("x", 1, Code.EXPIRED), 0) == (ReleaseBlocks("x", PLACE, Code.EXPIRED),)
+    assert p.handle(ShardReleased("x", 1, Code.EXPIRED), 0) == (ReleaseBlocks("x", BLOCKS, Code.EXPIRED),)
     assert not any(type(effect) is Tell for effect in p.handle(FINISHED, 0))
     assert not p.products

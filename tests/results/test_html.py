@@ -81,7 +81,7 @@ def test_it_says_what_the_printed_report_says(result: Result) -> None:
     assert not [figure for figure in figures if figure not in text]
 
 
-def test_a_place_where_nobody_ever_was_has_no_picture(result: Result) -> None:
+def test_a_stage_that_no_request_was_in_has_no_picture(result: Result) -> None:
     text = Reader(page(result)).text
     assert re.search(r"Never any: [^.]*\bdecoding\b", text)
     assert "decoding:" not in text
@@ -156,8 +156,8 @@ def steady(requests: int) -> Result:
         at = request * 10**6
         records.add(at, 100, 11)
         records.prefill_engine[request], records.decode_engine[request] = "p", "d"
-        for place, stage in enumerate((ROUTE, P_QUEUE, PREFILL, HANDOFF, D_ADMIT, XFER_POST, XFER_WIRE, NOTIFY)):
-            records.ends[stage][request] = at + 10**place
+        for index, stage in enumerate((ROUTE, P_QUEUE, PREFILL, HANDOFF, D_ADMIT, XFER_POST, XFER_WIRE, NOTIFY)):
+            records.ends[stage][request] = at + 10**index
         records.first_token_ns[request] = at + 2 * 10**7
         records.last_token_ns[request] = at + 7 * 10**7
         records.outcome[request] = "completed"
@@ -274,10 +274,10 @@ def test_the_slo_is_a_line_where_it_holds_for_all(result: Result) -> None:
 def test_all_that_is_drawn_stands_in_the_frame(low: float, more: float, slo: float, inside: list[float]) -> None:
     values = sorted([low, low + more, slo, *(low + more * share for share in inside)])
     axis = Axis.around(values[0], values[-1])
-    places = [Chart(axis, Axis(0, 1), 100, "ms").place((value, 0.5))[0] for value in values]
-    assert places == sorted(places)
-    assert places[0] >= 0
-    assert places[-1] <= WIDTH
+    positions = [Chart(axis, Axis(0, 1), 100, "ms").project((value, 0.5))[0] for value in values]
+    assert positions == sorted(positions)
+    assert positions[0] >= 0
+    assert positions[-1] <= WIDTH
     ticks = axis.ticks()
     assert len(ticks) <= 16
     assert all(-1e-9 <= axis.at(tick) <= 1 + 1e-9 for tick in ticks)

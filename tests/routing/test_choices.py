@@ -80,12 +80,12 @@ def test_uneven_work_piles_up_with_round_robin_and_not_with_two_choices() -> Non
 
 
 def test_the_two_are_the_same_in_every_run_of_a_seed() -> None:
-    def places(seed: int) -> list[int | None]:
+    def picks(seed: int) -> list[int | None]:
         choice = TwoChoices(16, seed)
         return [choice.choose(asked(request), None) for request in range(100)]
 
-    assert places(1) == places(1) != places(2)
-    assert set(places(1)) == set(range(16))
+    assert picks(1) == picks(1) != picks(2)
+    assert set(picks(1)) == set(range(16))
 
 
 # Prefixes.
@@ -150,7 +150,7 @@ def test_an_engine_that_came_up_empty_has_nothing() -> None:
     assert it.holders == {}
     session.choose(asked(0, session=5), None)
     session.forget(0)
-    assert session.places == {}
+    assert session.assigned == {}
 
 
 def test_the_router_forgets_what_a_lost_engine_had() -> None:
@@ -270,7 +270,7 @@ class Driver:
     aside=st.lists(DEED, max_size=5),
     after=st.lists(DEED, max_size=15),
 )
-def test_a_fork_goes_its_own_way_from_the_same_place(policy: str, before: Any, aside: Any, after: Any) -> None:
+def test_a_fork_of_the_same_state_goes_its_own_way(policy: str, before: Any, aside: Any, after: Any) -> None:
     """And nothing is counted that is not open."""
     it = Driver(choices(3)[policy])
     for deed in before:

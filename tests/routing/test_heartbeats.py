@@ -29,8 +29,8 @@ Make = Callable[..., Any]
 SILENCE = 5
 
 
-def reports(role: Any, place: int, life: str = "") -> EngineReported:
-    return EngineReported(role, place, EngineInfo(f"{role[0]}-{place}{life}", Shards(1, 1, 16)))
+def reports(role: Any, index: int, life: str = "") -> EngineReported:
+    return EngineReported(role, index, EngineInfo(f"{role[0]}-{index}{life}", Shards(1, 1, 16)))
 
 
 def members_by_hand(heard: list[tuple[int, Seat]], now: int) -> set[Seat]:

@@ -247,7 +247,7 @@ def test_any_order_of_events(governed: Make, answer: Make, options: Any, hedges:
     aside=st.lists(EVENTS, max_size=5),
     after=st.lists(EVENTS, max_size=15),
 )
-def test_a_fork_goes_its_own_way_from_the_same_place(
+def test_a_fork_of_the_same_state_goes_its_own_way(
     governed: Make, answer: Make, options: Any, hedges: Any, before: list[Any], aside: list[Any], after: list[Any]
 ) -> None:
     it = Played(governed(p=2, d=3, **options, **hedges), answer)

@@ -303,7 +303,7 @@ EVENTS = st.one_of(
     aside=st.lists(EVENTS, max_size=5),
     after=st.lists(EVENTS, max_size=15),
 )
-def test_a_fork_goes_its_own_way_from_the_same_place(
+def test_a_fork_of_the_same_state_goes_its_own_way(
     policy: Any, dispatch: Any, before: list[Any], aside: list[Any], after: list[Any]
 ) -> None:
     """And a fingerprint says where that is: equal ones lead to equal effects and equal fingerprints."""
@@ -317,11 +317,11 @@ def test_a_fork_goes_its_own_way_from_the_same_place(
     for event in before:
         handled(it, event)
     fork, other = it.fork(), it.fork()
-    place = it.fingerprint()
-    assert fork.fingerprint() == place
+    state = it.fingerprint()
+    assert fork.fingerprint() == state
     for event in aside:
         handled(other, event)
-    assert it.fingerprint() == fork.fingerprint() == place
+    assert it.fingerprint() == fork.fingerprint() == state
     for event in after:
         assert handled(it, event) == handled(fork, event)
         assert it.fingerprint() == fork.fingerprint()

@@ -13,7 +13,7 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call import Leg
 from pdflow_runtime.security.signed import Signer
 from tests.runtime.http.world import LOCAL, serving
@@ -36,7 +36,7 @@ async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> 
     client = HttpClient()
     async with serving(answer) as server:
         here = Coordinates(LOCAL, server.port)
-        leg = Leg(call, client, EnginePlace("prefill-0", here, here), "r.1", 10.0, Signer(None))
+        leg = Leg(call, client, EngineAddress("prefill-0", here, here), "r.1", 10.0, Signer(None))
         assert await leg.prefill(b"{}", "nixl-push") == (None, None, code)
     client.close()
     assert (call.refusal is not None) == told

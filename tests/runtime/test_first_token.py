@@ -97,7 +97,7 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
 async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: str, model: TorchModel) -> None:
     async with house(with_first(f"transfer.method={method}"), model) as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
-        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        params = KvParams(home.p.config.info, "x-r", "r", 0)
         for tells in (False, True):
             prefill = home.p.begin("r", "x-r", prompt(100), sampling)
             leg = home.d.begin("r", params, prompt(100), sampling, first_follows=True)
@@ -119,7 +119,7 @@ async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: s
 
 
 @pytest.mark.trio
-async def test_a_token_that_the_model_has_not_is_refused_at_the_door(model: TorchModel) -> None:
+async def test_a_token_outside_the_vocabulary_is_refused_on_arrival(model: TorchModel) -> None:
     """It would have ended the engine's steps."""
     async with fronted(with_first(), model) as town:
         for path, more in (

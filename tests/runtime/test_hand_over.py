@@ -79,7 +79,7 @@ async def mixed_up(home: House) -> Answer:
     """P computes one prompt, D decodes from another under the same name."""
     sampling = Sampling(max_tokens=12, ignore_eos=True)
     home.p.begin("r", "x-r", prompt(100, 1))
-    return await answer_of(home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), sampling))
+    return await answer_of(home.d.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(100), sampling))
 
 
 @pytest.mark.trio
@@ -128,7 +128,7 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
     """The client's hang-up waits in the queue as the engine admits: found by a cluster whose clients hung up."""
     home = House(cluster(), model, transport_named("shm"))
     node = home.d
-    leg = node.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), Sampling())
+    leg = node.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(100), Sampling())
     node.turn(now_ns())
     assert leg.job.seq.phase is Phase.WAITING
     node.abort(leg)
@@ -142,7 +142,7 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
 
 
 @pytest.mark.trio
-async def test_an_id_that_no_frame_can_bring_is_refused_at_the_door(model: TorchModel) -> None:
+async def test_an_id_too_long_for_a_frame_is_refused_on_arrival(model: TorchModel) -> None:
     """It would have ended the engine's process when it was to be said to a peer."""
     async with house(cluster(), model) as home:
         about = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
@@ -201,7 +201,7 @@ async def test_who_hangs_up_as_the_last_bytes_come_is_not_decoded_for(model: Tor
 async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: TorchModel) -> None:
     """Its name is taken, which whoever asks again is told; the engine lives on."""
     async with house(cluster(), model) as home:
-        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        params = KvParams(home.p.config.info, "x-r", "r", 0)
         leg = home.d.begin("r", params, prompt(100), Sampling())
         with trio.fail_after(10):
             while home.d.decoding.stage_of("r") is not DecodeStage.ADMITTED or not home.d.links.links:

@@ -222,7 +222,7 @@ async def test_a_broken_stream_is_told_and_a_fence_is_not() -> None:
 
 
 @pytest.mark.trio
-async def test_a_new_stream_of_a_peer_takes_the_place_of_the_old_one() -> None:
+async def test_a_new_stream_of_a_peer_replaces_the_old_one() -> None:
     """A peer that has restarted, or whose old stream nobody has seen break yet."""
     async with sides("d", "p") as (d, p):
         await met(d, p)

@@ -12,7 +12,7 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving
 from pdflow_runtime.process.reports import PATH, Reporter, router_at
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.security.secret import Secret
@@ -24,9 +24,9 @@ from tests.runtime.test_router_node import ENGINES, Town, settled, town
 SILENCE_NS = 5 * S
 
 
-def place(name: str, incarnation: int = 1, born_ns: int = 100, port: int = 1) -> EnginePlace:
+def engine_address(name: str, incarnation: int = 1, born_ns: int = 100, port: int = 1) -> EngineAddress:
     at = Coordinates(LOCAL, port)
-    return EnginePlace(name, at, at, incarnation, born_ns)
+    return EngineAddress(name, at, at, incarnation, born_ns)
 
 
 def reporting() -> Town:
@@ -34,7 +34,7 @@ def reporting() -> Town:
     return Town(10.0, SILENCE_NS)
 
 
-def hear(built: Town, *reports: EnginePlace | EngineLeaving | EngineGone) -> list[str]:
+def hear(built: Town, *reports: EngineAddress | EngineLeaving | EngineGone) -> list[str]:
     answers = [built.node.members.hear(news) for news in reports]
     built.turn()
     return answers
@@ -48,15 +48,15 @@ def up(built: Town) -> list[str]:
 async def test_who_reports_is_a_member_until_it_is_silent(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
     assert not built.front.healthy()
-    hear(built, place("prefill-0"), place("decode-1"))
+    hear(built, engine_address("prefill-0"), engine_address("decode-1"))
     assert up(built) == ["prefill-0", "decode-1"]
     assert built.front.healthy()
     await trio.sleep(3)
-    hear(built, place("prefill-0"))
+    hear(built, engine_address("prefill-0"))
     await trio.sleep(3)
     assert up(built) == ["prefill-0"]
     assert not built.front.healthy()
-    hear(built, place("decode-1"))
+    hear(built, engine_address("decode-1"))
     assert up(built) == ["prefill-0", "decode-1"]
 
 
@@ -65,17 +65,17 @@ async def test_engines_that_do_both_need_nobody_who_decodes() -> None:
     built = reporting()
     built.node.decode.clear()
     assert not built.front.healthy()
-    hear(built, place("prefill-0"))
+    hear(built, engine_address("prefill-0"))
     assert built.front.healthy()
 
 
 @pytest.mark.trio
 async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(place, ENGINES))
+    hear(built, *map(engine_address, ENGINES))
     hear(built, EngineGone("decode-0"), EngineGone("decode-1", 7))
     assert up(built) == ["prefill-0", "prefill-1", "decode-1"], "no word of another life counts"
-    hear(built, place("decode-0", 2, 200))
+    hear(built, engine_address("decode-0", 2, 200))
     assert up(built) == list(ENGINES)
     assert not built.node.members.drained
 
@@ -83,13 +83,13 @@ async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.Mock
 @pytest.mark.trio
 async def test_who_leaves_gets_nothing_new_and_its_next_life_does(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(place, ENGINES))
+    hear(built, *map(engine_address, ENGINES))
     hear(built, EngineLeaving("prefill-0", 1), EngineLeaving("prefill-1", 7))
     assert up(built) == list(ENGINES[1:])
-    hear(built, place("prefill-0"))
+    hear(built, engine_address("prefill-0"))
     assert up(built) == list(ENGINES[1:]), "it goes on reporting while it ends what it has"
     hear(built, EngineGone("prefill-0", 1))
-    hear(built, place("prefill-0", 2, 200))
+    hear(built, engine_address("prefill-0", 2, 200))
     assert up(built) == list(ENGINES)
 
 
@@ -98,24 +98,29 @@ async def test_of_two_that_say_that_they_are_one_engine_it_is_the_younger(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     built = reporting()
-    hear(built, place("decode-0", 1, 100, port=1))
-    assert hear(built, place("decode-0", 2, 200, port=2)) == [""]
-    assert built.node.members.places["decode-0"].http.port == 2
-    assert hear(built, place("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
-    assert built.node.members.places["decode-0"].http.port == 2
+    hear(built, engine_address("decode-0", 1, 100, port=1))
+    assert hear(built, engine_address("decode-0", 2, 200, port=2)) == [""]
+    assert built.node.members.addresses["decode-0"].http.port == 2
+    assert hear(built, engine_address("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
+    assert built.node.members.addresses["decode-0"].http.port == 2
     await trio.sleep(6)
-    assert hear(built, place("decode-0", 1, 100, port=1)) == [""], "which is silent now"
-    assert built.node.members.places["decode-0"].http.port == 1
-    assert "there is no engine nobody-0" in hear(built, place("nobody-0"))[0]
+    assert hear(built, engine_address("decode-0", 1, 100, port=1)) == [""], "which is silent now"
+    assert built.node.members.addresses["decode-0"].http.port == 1
+    assert "there is no engine nobody-0" in hear(built, engine_address("nobody-0"))[0]
 
 
 @pytest.mark.trio
 async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(place, ENGINES))
+    hear(built, *map(engine_address, ENGINES))
     built.front.admin.change("decode-0", False)
     built.turn()
-    for news in (place("decode-0"), EngineLeaving("decode-0", 1), EngineGone("decode-0", 1), place("decode-0", 2, 200)):
+    for news in (
+        engine_address("decode-0"),
+        EngineLeaving("decode-0", 1),
+        EngineGone("decode-0", 1),
+        engine_address("decode-0", 2, 200),
+    ):
         hear(built, news)
         assert "decode-0" not in up(built)
     assert built.node.members.drained == {"decode-0"}
@@ -130,8 +135,8 @@ async def test_a_router_that_begins_anew_learns_from_engines_who_is_drained(
 ) -> None:
     """They got requests again, though an operator had drained them, and nobody had said otherwise."""
     built = reporting()
-    drained = msgspec.structs.replace(place("decode-0"), drained=True)
-    hear(built, place("prefill-0"), place("decode-1"), drained)
+    drained = msgspec.structs.replace(engine_address("decode-0"), drained=True)
+    hear(built, engine_address("prefill-0"), engine_address("decode-1"), drained)
     assert up(built) == ["prefill-0", "decode-1"]
     assert built.node.members.drained == {"decode-0"}
     built.front.admin.change("decode-0", True)
@@ -144,23 +149,23 @@ async def test_a_router_that_begins_anew_learns_from_engines_who_is_drained(
 @pytest.mark.trio
 async def test_nodes_of_a_store_are_members_like_engines(autojump_clock: trio.testing.MockClock) -> None:
     built = Town(10.0, SILENCE_NS, ["store-0", "store-1"])
-    hear(built, *map(place, ENGINES), place("store-0"))
+    hear(built, *map(engine_address, ENGINES), engine_address("store-0"))
 
     def there() -> list[int | None]:
         return [at and at.incarnation for at in built.node.members.stores.values()]
 
     assert there() == [1, None]
     assert not built.front.healthy()
-    hear(built, place("store-1", 2, 200), EngineLeaving("store-1", 2))
+    hear(built, engine_address("store-1", 2, 200), EngineLeaving("store-1", 2))
     assert there() == [1, 2]
     assert built.front.healthy()
-    assert hear(built, place("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
+    assert hear(built, engine_address("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
     await trio.sleep(3)
-    hear(built, *map(place, ENGINES), place("store-0", 3, 300))
+    hear(built, *map(engine_address, ENGINES), engine_address("store-0", 3, 300))
     await trio.sleep(3)
     assert there() == [3, None]
     assert not built.front.healthy()
-    hear(built, place("store-1", 1, 100), EngineGone("store-0", 1))
+    hear(built, engine_address("store-1", 1, 100), EngineGone("store-0", 1))
     assert there() == [3, 1], "the silent one's word is believed again, and no word of a life that is over"
     hear(built, EngineGone("store-0", 3))
     assert there() == [None, 1]
@@ -185,7 +190,7 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
         await responder.reply(503 if forgetful else 200, (JSON,), b'{"drained":true}')
 
     async with serving(router) as server, trio.open_nursery() as nursery:
-        reporter = Reporter(place("decode-0", 9), Signer(secret), 0.05)
+        reporter = Reporter(engine_address("decode-0", 9), Signer(secret), 0.05)
         nursery.start_soon(reporter.run)
         await settled()
         assert not heard, "it has not been told to whom"
@@ -215,7 +220,7 @@ async def test_nothing_is_reported_behind_the_end() -> None:
         await responder.reply(200, (JSON,), b"{}")
 
     async with serving(router) as server:
-        reporter = Reporter(place("decode-0"), UNSIGNED, 0.01)
+        reporter = Reporter(engine_address("decode-0"), UNSIGNED, 0.01)
         reporter.tell(Coordinates(LOCAL, server.port))
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:
@@ -229,7 +234,7 @@ async def test_nothing_is_reported_behind_the_end() -> None:
 @pytest.mark.trio
 async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     async with trio.open_nursery() as nursery:
-        reporter = Reporter(place("decode-0"), UNSIGNED, 0.01)
+        reporter = Reporter(engine_address("decode-0"), UNSIGNED, 0.01)
         reporter.tell(Coordinates(LOCAL, 1))
         nursery.start_soon(reporter.run)
         await trio.sleep(0.2)
@@ -267,7 +272,7 @@ async def admin(built: Town, method: str, path: str, body: bytes = b"") -> tuple
 
 @pytest.mark.trio
 async def test_reports_are_taken_where_engines_report() -> None:
-    report = msgspec.json.encode(place("decode-0"))
+    report = msgspec.json.encode(engine_address("decode-0"))
     async with town() as built:
         assert (await admin(built, "POST", PATH, report))[0] == 409
     async with town(silence_ns=SILENCE_NS) as built:
@@ -276,11 +281,11 @@ async def test_reports_are_taken_where_engines_report() -> None:
         assert await admin(built, "POST", PATH, report) == (200, b'{"drained":true}'), "it says so in its next report"
         assert (await admin(built, "POST", f"{PATH}/decode-0/resume"))[0] == 200
         assert await admin(built, "POST", PATH, report) == (200, b'{"drained":false}')
-        assert (await admin(built, "POST", PATH, msgspec.json.encode(place("nobody-0"))))[0] == 409
+        assert (await admin(built, "POST", PATH, msgspec.json.encode(engine_address("nobody-0"))))[0] == 409
         for wrong in (b"", b"[]", b'{"type":"up"}', b'{"type":"down","engine":"decode-0"}', b"\xff", b"[" * 100_000):
             assert (await admin(built, "POST", PATH, wrong))[0] == 400
         for host, port in (("", 1), ("a host", 1), ("h\r\nx: y", 1), ("h", 0), ("h", 65_536), ("h", -1)):
-            nowhere = EnginePlace("decode-0", Coordinates(host, port), Coordinates(LOCAL, 1), 1, 1)
+            nowhere = EngineAddress("decode-0", Coordinates(host, port), Coordinates(LOCAL, 1), 1, 1)
             assert (await admin(built, "POST", PATH, msgspec.json.encode(nowhere)))[0] == 400
 
 

@@ -221,12 +221,12 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     for starts in ("component", "cluster"):
         monkeypatch.setattr(f"pdflow_runtime.process.{starts}.log_to_stderr", lambda who: None)
     with closing(listen("127.0.0.1", 0)) as taken:
-        places = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
-        ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(argument.format(**places) for argument in arguments)])
+        paths = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
+        ran = CliRunner().invoke(cli, ["serve", str(REFERENCE), *(argument.format(**paths) for argument in arguments)])
     lines = [line for line in ran.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
     assert ran.exit_code == 2, ran.stderr
     assert len(lines) == 1, ran.stderr
-    assert told.format(**places) in lines[0]
+    assert told.format(**paths) in lines[0]
 
 
 @pytest.mark.trio

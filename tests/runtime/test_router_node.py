@@ -28,7 +28,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import ByteTokens
-from pdflow_runtime.process.addresses import EngineGone, EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress, EngineGone
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.front import Front
@@ -79,7 +79,7 @@ class Town:
         """Engines that were hung up on, in order."""
         self.stopped: list[str] = []
         """Engines that were told to end."""
-        self.places: dict[str, EnginePlace] = {}
+        self.addresses: dict[str, EngineAddress] = {}
         self.servers: dict[str, Server] = {}
         self.port = 0
         """Where clients ask."""
@@ -126,8 +126,8 @@ async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
 
         async with serving(answer) as server:
             here = Coordinates(LOCAL, server.port)
-            built.servers[name], built.places[name] = server, EnginePlace(name, here, here)
-            built.node.members.hear(built.places[name])
+            built.servers[name], built.addresses[name] = server, EngineAddress(name, here, here)
+            built.node.members.hear(built.addresses[name])
             await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
@@ -250,7 +250,7 @@ async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
     async with town() as built:
         built.front.admin.change("prefill-1", False)
         built.node.members.hear(EngineGone("prefill-1"))
-        built.node.members.hear(built.places["prefill-1"])
+        built.node.members.hear(built.addresses["prefill-1"])
         built.turn()
         assert built.up == [[True, False], [True, True]]
         built.front.admin.change("prefill-1", True)
@@ -261,7 +261,7 @@ async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
 @pytest.mark.trio
 async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
     async with town() as built:
-        at = built.places["decode-0"].http
+        at = built.addresses["decode-0"].http
         async with built.client.request("GET", at.host, at.port, "/health") as response:
             await response.read()
         assert len(built.servers["decode-0"].connections) == 1

@@ -24,7 +24,7 @@ from pdflow_runtime.http.messages import JSON, Header, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
-from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.front import Front
 from pdflow_runtime.router.router_node import LiveRouterNode
@@ -95,7 +95,7 @@ async def asked(says: ResolvedScenario) -> AsyncIterator[Asked]:
         async with serving(silent) as engine, serving(front) as server:
             at = Coordinates(LOCAL, engine.port)
             for info in (*prefill, *decode):
-                node.members.hear(EnginePlace(info.engine, at, at))
+                node.members.hear(EngineAddress(info.engine, at, at))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.run)
                 yield Asked(node, server.port)

@@ -59,7 +59,7 @@ async def empty(home: House) -> None:
     assert not home.p.legs
     for node in (home.p, home.d):
         for rank in node.ranks.values():
-            assert not rank.places
+            assert not rank.staged
             assert not len(rank.transfers)
 
 
@@ -142,17 +142,17 @@ async def test_operators_see_the_staging_memory(method: str, model: TorchModel) 
 
 def test_what_a_ring_holds_behind_its_oldest_allocation_is_not_free() -> None:
     staging = RingStaging.of_bytes(KvSize(2, 64), 4096, step_bytes=64)
-    places = []
+    staged = []
     for number in range(2):
         staging.enqueue(f"x{number}", 8)
         admission = staging.admit_next()
         assert admission is not None
-        places.append(admission[1])
+        staged.append(admission[1])
     staging.enqueue("large", 20)
     assert room_state(staging) == RoomState(4096, 2048, 2, 1)
-    staging.release(places[1])
+    staging.release(staged[1])
     assert room_state(staging) == RoomState(4096, 2048, 1, 1)
-    staging.release(places[0])
+    staging.release(staged[0])
     assert room_state(staging) == RoomState(4096, 4096, 0, 1)
 
 
@@ -161,7 +161,7 @@ async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_nam
     async with house(cluster(*with_room("cpu-staged", 768)), model) as home:
         node = home.d
         assert isinstance(node, LiveStagedDecodeNode)
-        params = KvParams(home.p.place.info, "x-r", "r", 0)
+        params = KvParams(home.p.config.info, "x-r", "r", 0)
         home.p.begin("r", "x-r", prompt(100))
         before = node.begin("r", params, prompt(100), GREEDY)
         assert (await answer_of(before)).code is Code.NONE
@@ -225,7 +225,7 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
 
         rank.transport.write = watched  # type: ignore[method-assign, assignment]
         runner.step = one_chunk_behind  # type: ignore[method-assign]
-        leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(700), GREEDY)
+        leg = home.d.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(700), GREEDY)
         home.p.begin("r", "x-r", prompt(700))
         with trio.fail_after(PATIENCE_S):
             answer = await answer_of(leg)
@@ -248,7 +248,7 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
 
         runner.step = slow  # type: ignore[method-assign]
         prompts = home.p.begin("r", "x-r", prompt(100))
-        leg = home.d.begin("r", KvParams(home.p.place.info, "x-r", "r", 0), prompt(100), GREEDY)
+        leg = home.d.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(100), GREEDY)
         assert (await answer_of(leg)).code is Code.NONE
         home.p.abort(prompts)
         answered.set()

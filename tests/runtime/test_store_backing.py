@@ -264,7 +264,7 @@ async def test_what_was_not_put_there_is_a_miss(lie: Callable[[bytes], bytes], s
 
 
 @pytest.mark.trio
-async def test_values_in_each_others_places_are_bad(server: DictServer) -> None:
+async def test_swapped_values_are_bad(server: DictServer) -> None:
     async with backed_memory(server) as node:
         node.put(chain(2))
         await node.saved()

@@ -150,9 +150,9 @@ def test_what_is_wrong_is_one_line_and_exit_2(
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(mode)
     with closing(listen("127.0.0.1", 0)) as silent:
-        places = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
-        places |= {name: tmp_path / name for name in ("open", "empty")}
-        assert told.format(**places) in line_of([argument.format(**places) for argument in edits], monkeypatch)
+        paths = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
+        paths |= {name: tmp_path / name for name in ("open", "empty")}
+        assert told.format(**paths) in line_of([argument.format(**paths) for argument in edits], monkeypatch)
 
 
 def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

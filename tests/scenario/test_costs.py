@@ -463,17 +463,17 @@ ODD = st.one_of(
 )
 
 
-def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def locations(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Every place in a document."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, inner in inside for place in places(inner, (*path, key)))]
+    return [path, *(location for key, inner in inside for location in locations(inner, (*path, key)))]
 
 
 @given(st.data())
 def test_whatever_stands_anywhere_is_read_or_told(data: st.DataObject) -> None:
     """Nothing raises; and what is read is written and read again, and gives a cost that takes its time."""
     whole = document()
-    *parents, last = data.draw(st.sampled_from(places(whole)[1:]))
+    *parents, last = data.draw(st.sampled_from(locations(whole)[1:]))
     inner: Any = whole
     for key in parents:
         inner = inner[key]

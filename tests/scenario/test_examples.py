@@ -81,7 +81,7 @@ def test_without_the_trace_the_error_says_where_it_was_looked_for() -> None:
     with pytest.raises(ScenarioError) as caught:
         load(file)
     [problem] = caught.value.problems
-    assert problem.place == f"{file}:7"
+    assert problem.location == f"{file}:7"
     assert problem.path == "workload.trace.path"
     assert "does not exist" in problem.message
 

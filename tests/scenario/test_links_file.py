@@ -50,7 +50,7 @@ def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("links", "place", "says"),
+    ("links", "location", "says"),
     [
         (None, "s.toml:", '"racks/links.toml" cannot be read: No such file'),
         ("[values", "s.toml:", '"racks/links.toml" '),
@@ -60,11 +60,11 @@ def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
         (OURS.replace("latency_s = 7e-6", "latncy_s = 7e-6"), "racks/links.toml:5: ", "did you mean latency_s"),
     ],
 )
-def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, links: str | None, place: str, says: str) -> None:
+def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, links: str | None, location: str, says: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         loaded(tmp_path, links)
     lines = str(caught.value).splitlines()
-    assert any(line.startswith(f"{tmp_path}/{place}") and says in line for line in lines), lines
+    assert any(line.startswith(f"{tmp_path}/{location}") and says in line for line in lines), lines
 
 
 def test_what_is_not_in_it_is_missed(tmp_path: Path) -> None:

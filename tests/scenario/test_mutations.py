@@ -38,7 +38,7 @@ def loads_or_explains(text: str | bytes, overrides: tuple[str, ...] = ()) -> boo
         file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
         problems = _problems(file, overrides)
     for problem in problems:
-        assert problem.place.startswith((str(file), "--set", "--seed"))
+        assert problem.location.startswith((str(file), "--set", "--seed"))
         assert problem.message
     return not problems
 
@@ -54,11 +54,11 @@ def _problems(file: Path, overrides: tuple[str, ...]) -> tuple[Problem, ...]:
 @given(st.sampled_from(TEXTS), st.data())
 def test_a_value_replaced(text: str, data: st.DataObject) -> None:
     lines = text.split("\n")
-    places = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
+    numbers = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.sampled_from(places))
-        key = lines[place].partition("=")[0]
-        lines[place] = f"{key}= {data.draw(st.sampled_from(VALUES))}"
+        number = data.draw(st.sampled_from(numbers))
+        key = lines[number].partition("=")[0]
+        lines[number] = f"{key}= {data.draw(st.sampled_from(VALUES))}"
     text = "\n".join(lines)
     if loads_or_explains(text):
         assert list(JSON_SCHEMA.iter_errors(tomllib.loads(text))) == []

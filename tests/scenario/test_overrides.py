@@ -102,7 +102,7 @@ def test_errors_of_the_file_and_of_every_override_come_together(tmp_path: Path) 
     file.write_text(REFERENCE.read_text().replace("tp = 1", "tp = 0", 1))
     with pytest.raises(ScenarioError) as caught:
         load(file, overrides=["x", "pool.decode.tp=0", "slo.ttft_ms=0"], seed=-1)
-    assert [problem.place for problem in caught.value.problems] == [
+    assert [problem.location for problem in caught.value.problems] == [
         f"{file}:21",
         "--seed -1",
         "--set pool.decode.tp=0",

@@ -208,7 +208,7 @@ def test_a_scale_is_written_as_an_array() -> None:
     ]
 
 
-def test_a_place_in_a_file_is_its_line(tmp_path: Path) -> None:
+def test_a_location_in_a_file_is_its_line(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(REFERENCE.read_text() + '\n[[scale]]\npool = "decode"\nat_s = 1\nreplicas = 2.5\n')
     with pytest.raises(ScenarioError) as caught:

@@ -30,7 +30,7 @@ from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Job, Sampling, Token
 from pdflow_runtime.engines.loop import LayerComputed
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.store.calls import StoredKv
 from pdflow_runtime.store.node import LiveStoreNode
 from pdflow_runtime.transports.base import DoneMeans, Fences, Tell, Transport
@@ -158,7 +158,7 @@ class Rank:
         self.layers = stage_layers(LAYERS, shards.pp)[number // shards.tp]
         self.memory = SimpleNamespace(num_layers=len(self.layers))
         self.transfers = RecordedTransfers(self.address, record)
-        self.places: dict[Xid, Allocation] = {}
+        self.staged: dict[Xid, Allocation] = {}
         self.meter = None
         self.transport = NoTransport()
         self.lost: Callable[[Address], None] = lambda peer: None
@@ -181,10 +181,10 @@ class Rank:
     def bump(self, lease_word: LeaseWord) -> None:
         self.record(Call("bump word", self.address, (lease_word.index,)))
 
-    def copy_in(self, place: Allocation, blocks: Any, tokens: int, piece: Piece) -> None:
+    def copy_in(self, staged: Allocation, blocks: Any, tokens: int, piece: Piece) -> None:
         self._copied(piece)
 
-    def copy_out(self, blocks: Any, place: Allocation, tokens: int, piece: Piece) -> None:
+    def copy_out(self, blocks: Any, staged: Allocation, tokens: int, piece: Piece) -> None:
         self._copied(piece)
 
     def _copied(self, piece: Piece) -> None:
@@ -333,7 +333,7 @@ class Live:
         staging = None
         if memory is not MemoryKind.BLOCKS:
             staging = recorded(staging_in(memory, builder.method, setting.ranks), record)
-        place = Place(
+        config = NodeConfig(
             info=setting.info,
             incarnation=INCARNATION,
             shape=SHAPE,
@@ -350,20 +350,20 @@ class Live:
 
         with patch.multiple(pdflow_runtime.nodes.ranked_node, Rank=rank, RankLinks=links):
             if setting.role == "store":
-                return self._store(place)
+                return self._store(config)
             make = builder.empty_prefill_node if setting.role == "prefill" else builder.empty_decode_node
-            node: Any = make(place, staging)
+            node: Any = make(config, staging)
         if builder.method.stores and setting.role == "prefill":
             node.keys, node.client, node.nursery = StoreKeys(), StoreClient(record), Nursery()
             node.stores = (Coordinates("store", 1),)
         return node
 
-    def _store(self, place: Place) -> Any:
+    def _store(self, config: NodeConfig) -> Any:
         wiring = store_wiring(self.builder)
-        place = attrs.evolve(place, info=EngineInfo(put_name(STORE), self.setting.shards), leases=64)
+        config = attrs.evolve(config, info=EngineInfo(put_name(STORE), self.setting.shards), leases=64)
         ends = wiring.put_to(STORE, INCARNATION), wiring.got_from(STORE, INCARNATION)
         memory = recorded_memory(store_memory(), self.record)
-        return LiveStoreNode(STORE, place, *ends, memory, NoTransport())
+        return LiveStoreNode(STORE, config, *ends, memory, NoTransport())
 
     @property
     def now(self) -> Instant:

@@ -111,7 +111,7 @@ class World(RuleBasedStateMachine):
         self.prompts: dict[Xid, Prompt] = {}
         self.gone: dict[Xid, Prompt] = {}
         self.copies: list[tuple[Prompt, CopyOut]] = []
-        self.places: dict[Xid, Allocation] = {}
+        self.staged: dict[Xid, Allocation] = {}
         self.held = False
         self.count = self.steps = 0
         self.running: tuple[Xid, int, int] | None = None
@@ -249,7 +249,7 @@ class World(RuleBasedStateMachine):
 
     def copied(self, prompt: Prompt, effect: CopyOut) -> None:
         assert prompt.in_blocks or prompt.ended, "its blocks were somebody else's"
-        if effect.handle in self.places:
+        if effect.handle in self.staged:
             piece = effect.piece
             layers = range(LAYERS) if piece is None else (piece.layer,)
             first, last = (0, prompt.tokens) if piece is None else (piece.start, piece.stop)
@@ -290,10 +290,10 @@ class World(RuleBasedStateMachine):
         del self.prompts[effect.handle]
 
     def take_room(self, effect: TakeRoom) -> None:
-        self.places[effect.handle] = effect.place
+        self.staged[effect.handle] = effect.staged
 
     def leave_room(self, effect: LeaveRoom) -> None:
-        del self.places[effect.handle]
+        del self.staged[effect.handle]
 
     def hold(self, effect: HoldEngine) -> None:
         assert not self.held
@@ -337,7 +337,7 @@ class World(RuleBasedStateMachine):
                 self.go_on(xid, prompt)
         assert not self.prompts
         assert not self.held
-        assert not self.places
+        assert not self.staged
         self.core.assert_empty("P")
 
     def go_on(self, xid: Xid, prompt: Prompt) -> None:
@@ -383,12 +383,12 @@ def test_a_put_that_is_given_up_while_it_waits_for_room_is_over_once(name: str, 
     for xid in (first, given_up, then):
         world.compute(xid, world.prompts[xid].tokens)
         world.post(xid)
-    assert list(world.places) == [first], "it fills the memory"
+    assert list(world.staged) == [first], "it fills the memory"
     assert list(world.staging.waiting) == [given_up, then]
     world.release(given_up)
     assert set(world.prompts) == {first, then}
     world.release(first)
-    assert list(world.places) == [then]
+    assert list(world.staged) == [then]
     world.teardown()
 
 
@@ -403,7 +403,7 @@ def test_a_prefill_that_is_taken_back_while_its_put_waits_for_room_leaves_the_qu
     assert list(world.staging.waiting) == [taken_back]
     world.role(RequestAborted(taken_back))
     world.release(first)
-    assert not world.places, "it has no room, and gets none"
+    assert not world.staged, "it has no room, and gets none"
     world.teardown()
 
 
@@ -445,4 +445,4 @@ def test_a_reader_is_told_where_it_lies_beside_the_blocks(name: str) -> None:
     xid = world.arrive(8)
     world.compute(xid, 8)
     (finished,) = (event for event in told if isinstance(event, PrefillFinished))
-    assert finished.allocation == world.places[xid]
+    assert finished.allocation == world.staged[xid]

@@ -65,7 +65,7 @@ def test_a_pause(play: Play, pause: str, expected: tuple[float, float], exact: b
     assert tokens_ms(world) == expected
 
 
-def test_what_comes_during_a_pause_waits_at_the_door(play: Play) -> None:
+def test_what_arrives_during_a_pause_waits_at_ingress(play: Play) -> None:
     world = play(
         ONE | {"network.http_latency_s": 0.001} | fault('kind = "pause", engine = "p-0", at_s = 0, for_s = 0.1')
     )

@@ -216,7 +216,7 @@ def prompts(draw: st.DrawFn) -> list[Row]:
         at += draw(st.sampled_from([0, 0, 1, 5, 40]))
         tokens = draw(st.one_of(st.integers(1, 2600), st.sampled_from([512, 513, 1024, 1536, 1537])))
         branch, fork = draw(st.integers(0, 2)), draw(st.integers(0, 4))
-        names = (place if place < fork else 1000 * branch + 100 * fork + place for place in range(-(-tokens // NAMED)))
+        names = (block if block < fork else 1000 * branch + 100 * fork + block for block in range(-(-tokens // NAMED)))
         full = list(names)
         if tokens % NAMED:
             full[-1] = 1_000_000 + index

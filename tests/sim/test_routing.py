@@ -70,14 +70,14 @@ def test_a_router_that_asks_nothing_is_told_nothing(play: Play) -> None:
 
 
 def test_sessions_stay_where_they_are_with_affinity(play: Play) -> None:
-    places: dict[str, float] = {}
+    used_engines: dict[str, float] = {}
     for policy in ("round-robin", "session-affinity"):
         world = play(TALK | {"router.policy": policy})
         of_session: dict[int, set[str]] = defaultdict(set)
         for (session, _), engine in zip(world.records.sessions, world.records.decode_engine, strict=True):
             of_session[session].add(engine)
-        places[policy] = sum(map(len, of_session.values())) / len(of_session)
-    assert 1.3 * places["session-affinity"] < places["round-robin"]
+        used_engines[policy] = sum(map(len, of_session.values())) / len(of_session)
+    assert 1.3 * used_engines["session-affinity"] < used_engines["round-robin"]
 
 
 def test_prompts_that_return_find_more_with_a_router_that_knows_where_they_were() -> None:

@@ -87,10 +87,10 @@ def stop_of(i: int) -> int:
 def effect_of(i: int, method: Method) -> PostWrite | PostRead:
     reg = Reg("d-0", 7, i + 1, f"r{i}.0")
     registration = Register(reg, xid_of(i), 0, Shards(1, 1, 16), Allocation(i + 1, (0,)), 0, stop_of(i), 0, 1, 0)
-    op, place, peer = Op(reg, 0, 0), Allocation(1, tuple(range(OPS))), i % 2
+    op, allocation, peer = Op(reg, 0, 0), Allocation(1, tuple(range(OPS))), i % 2
     if method.pulls:
-        return PostRead(op, f"p-{peer}.r0", place.blocks, registration, 64, None)
-    return PostWrite(op, f"d-{peer}.r0", place, registration, 64, Done(reg, 0, i + 1, 64, 1))
+        return PostRead(op, f"p-{peer}.r0", allocation.blocks, registration, 64, None)
+    return PostWrite(op, f"d-{peer}.r0", allocation, registration, 64, Done(reg, 0, i + 1, 64, 1))
 
 
 def xid_of(i: int) -> str:

@@ -201,7 +201,7 @@ def test_bytes_that_are_no_text_are_complaints(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"t,in,out,tier\n0,1,1,a\n\xff\xfe,1,1,a\n\x00,1,1,a\n")
     with pytest.raises(TraceError) as caught:
         list(read_trace(Trace(path="t.csv", format="csv", columns=OWN), tmp_path))
-    assert [problem.place for problem in caught.value.problems] == [f"{tmp_path}/t.csv:3", f"{tmp_path}/t.csv:4"]
+    assert [problem.location for problem in caught.value.problems] == [f"{tmp_path}/t.csv:3", f"{tmp_path}/t.csv:4"]
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:

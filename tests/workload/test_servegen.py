@@ -85,8 +85,15 @@ def test_every_wrong_file_and_line_is_told(tmp_path: Path) -> None:
     (tmp_path / "chunk-3-trace.csv").write_text("0,1,1,Gamma,1,1\n")
     with pytest.raises(TraceError) as caught:
         check_trace(Trace(path=".", format="servegen"), tmp_path)
-    places = [problem.place.removeprefix(f"{tmp_path}/").removeprefix("chunk-") for problem in caught.value.problems]
-    assert places == [*(f"0-trace.csv:{n}" for n in range(2, 7)), "1-trace.csv:1", "2-dataset.json:1", "3-dataset.json"]
+    locations = [
+        problem.location.removeprefix(f"{tmp_path}/").removeprefix("chunk-") for problem in caught.value.problems
+    ]
+    assert locations == [
+        *(f"0-trace.csv:{n}" for n in range(2, 7)),
+        "1-trace.csv:1",
+        "2-dataset.json:1",
+        "3-dataset.json",
+    ]
 
 
 @given(st.text(max_size=60))

@@ -25,7 +25,7 @@ from pdflow.methods.params.settings import TEXT, choice, loaded, size, whole
 
 Extra: TypeAlias = P2pNcclExtra | CpuExtra | NixlExtra | MooncakeV0Extra | MooncakeV1Extra | MooncakeStoreExtra
 
-PLACE: Final = "kv_transfer_config"
+LOCATION: Final = "kv_transfer_config"
 EXTRA: Final = "kv_connector_extra_config"
 
 CONNECTORS: Final[Mapping[str, tuple[type[Extra], ...]]] = {
@@ -106,7 +106,7 @@ class KvTransferConfig:
 
 def read_kv_transfer_config(source: object) -> KvTransferConfig:
     """The configuration that a JSON text, or the object it holds, says. ParamsError for the first thing wrong."""
-    found = loaded(source, PLACE)
+    found = loaded(source, LOCATION)
     name = found.get("kv_connector")
     if not isinstance(name, str) or name not in CONNECTORS:
         wrong = "is missing" if name is None else f"is {shown(name)}"
@@ -115,13 +115,13 @@ def read_kv_transfer_config(source: object) -> KvTransferConfig:
     extra = _extra(CONNECTORS[name], found.get("kv_rank"), inner)
     unread = (*_strangers(found, KvTransferConfig), *(f"{EXTRA}.{key}" for key in _strangers(inner, type(extra))))
     outer = {key: value for key, value in found.items() if key in _known(KvTransferConfig)}
-    return structure(KvTransferConfig, outer | {EXTRA: extra, "unread": unread}, place=PLACE)
+    return structure(KvTransferConfig, outer | {EXTRA: extra, "unread": unread}, location=LOCATION)
 
 
 def _extra(kinds: tuple[type[Extra], ...], rank: object, inner: Mapping[Any, Any]) -> Extra:
     kind = kinds[0] if rank is not None else kinds[-1]
     try:
-        return structure(kind, inner, place=EXTRA)
+        return structure(kind, inner, location=EXTRA)
     except ParamsError as error:
         raise error.under(EXTRA) from None
 

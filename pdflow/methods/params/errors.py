@@ -25,9 +25,9 @@ class ParamsError(PdflowError):
         self.expected = expected
         super().__init__(f"{field} {wrong}, expected {expected}")
 
-    def under(self, place: str) -> ParamsError:
-        """The same, as seen from outside the object `place`."""
-        return ParamsError(f"{place}.{self.field}", self.wrong, self.expected)
+    def under(self, location: str) -> ParamsError:
+        """The same, as seen from outside the object `location`."""
+        return ParamsError(f"{location}.{self.field}", self.wrong, self.expected)
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from pdflow.methods.params.fields import Kind, nested, param
-from pdflow.methods.params.kinds import ID, LEASE_WORDS, PLACES, RANKS, U64, integer
+from pdflow.methods.params.kinds import ADDRESSES, ID, LEASE_WORDS, RANKS, U64, integer
 from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
 
 
@@ -27,7 +27,7 @@ class Extras:
     weights: int = param(U64, "the version of P's weights", default=0)
     lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())
     stores: tuple[tuple[str, int], ...] | None = param(
-        PLACES, "kv-store, to P: where each node of the store takes requests; port 0 if it is not up", default=None
+        ADDRESSES, "kv-store, to P: where each node of the store takes requests; port 0 if it is not up", default=None
     )
 
 

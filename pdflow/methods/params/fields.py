@@ -80,16 +80,16 @@ def spec_of(field: attrs.Attribute[Any]) -> Spec:
     return spec
 
 
-def structure(into: type[T], value: object, *, place: str = "kv_transfer_params", closed: bool = False) -> T:
+def structure(into: type[T], value: object, *, location: str = "kv_transfer_params", closed: bool = False) -> T:
     """`value`, which JSON gave, as an `into`. ParamsError for the first thing wrong."""
-    found = mapping(value, place)
+    found = mapping(value, location)
     fields = attrs.fields(into)  # type: ignore[arg-type]
     if closed:
         known = [field.name for field in fields]
         for key in found:
             if key not in known:
                 name = quoted(key) if isinstance(key, str) else shown(key)
-                raise ParamsError(place, f"has the unknown key {name}", f"no keys but {', '.join(known)}")
+                raise ParamsError(location, f"has the unknown key {name}", f"no keys but {', '.join(known)}")
     values = {}
     for field in fields:
         spec = spec_of(field)
@@ -112,25 +112,25 @@ def plain(params: Any) -> dict[str, Any]:
     return written
 
 
-def mapping(value: object, place: str) -> Mapping[Any, Any]:
+def mapping(value: object, location: str) -> Mapping[Any, Any]:
     """`value`, which is an object of JSON with not too many keys."""
     if not isinstance(value, Mapping):
-        raise ParamsError(place, f"is {shown(value)}", "a JSON object")
+        raise ParamsError(location, f"is {shown(value)}", "a JSON object")
     if len(value) > MAX_KEYS:
-        raise ParamsError(place, f"has {len(value):,} keys", f"at most {MAX_KEYS}")
+        raise ParamsError(location, f"has {len(value):,} keys", f"at most {MAX_KEYS}")
     return value
 
 
-def nested(into: type[Any], place: str, expected: str) -> Kind:
+def nested(into: type[Any], location: str, expected: str) -> Kind:
     """A closed object inside another, read as `into`."""
 
     def freeze(value: object) -> object:
         if value is None or isinstance(value, into):
             return value
         try:
-            return structure(into, value, place=place, closed=True)
+            return structure(into, value, location=location, closed=True)
         except ParamsError as error:
-            raise (error if error.field == place else error.under(place)) from None
+            raise (error if error.field == location else error.under(location)) from None
 
     def problem(value: object) -> Problem:
         return "" if isinstance(value, into) else f"is {shown(value)}"

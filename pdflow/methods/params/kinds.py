@@ -153,7 +153,7 @@ def _lease_words(value: Any) -> Problem:
     return ""
 
 
-def _places(value: Any) -> Problem:
+def _addresses(value: Any) -> Problem:
     if not isinstance(value, tuple):
         return f"is {shown(value)}"
     if len(value) > MAX_NODES:
@@ -189,9 +189,9 @@ LEASE_WORDS = Kind(
     freeze=_frozen_lists,
     thaw=_thawed_lists,
 )
-PLACES = Kind(
+ADDRESSES = Kind(
     expected=f"a list of pairs [host, port], {MAX_NODES:,} at most",
-    problem=_places,
+    problem=_addresses,
     freeze=_frozen_lists,
     thaw=_thawed_lists,
 )

@@ -19,7 +19,7 @@ from pdflow.methods.params.fields import Kind, param, structure
 from pdflow.methods.params.metadata import SERVER, metadata_url_of
 from pdflow.methods.params.settings import ADDRESS, MAYBE_EMPTY, TEXT, TRUTH, choice, loaded, size
 
-PLACE: Final = "mooncake.json"
+LOCATION: Final = "mooncake.json"
 PORTS_APART: Final = 50
 """Least distance of the two base ports on one host: each rank takes several above its base."""
 DECODE_SHIFT: Final = 100
@@ -144,8 +144,8 @@ File: TypeAlias = PipeFile | StoreV0File | StoreFile
 
 def read_mooncake_json(source: object) -> File:
     """The file that a JSON text, or the object it holds, says. ParamsError for the first thing wrong."""
-    found = loaded(source, PLACE)
-    return structure(_kind(found), found, place=PLACE)
+    found = loaded(source, LOCATION)
+    return structure(_kind(found), found, location=LOCATION)
 
 
 def _kind(found: Mapping[Any, Any]) -> type[File]:
@@ -155,7 +155,7 @@ def _kind(found: Mapping[Any, Any]) -> type[File]:
         return StoreV0File
     if "master_server_address" in found:
         return StoreFile
-    raise ParamsError(PLACE, "is of no known kind", "prefill_url and decode_url, or master_server_address")
+    raise ParamsError(LOCATION, "is of no known kind", "prefill_url and decode_url, or master_server_address")
 
 
 def _ports(base: int, rank: int) -> Ports:

@@ -28,19 +28,19 @@ _NUMBER: Final = re.compile(r"\s*(\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?)\
 _UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
-def loaded(source: object, place: str) -> Mapping[Any, Any]:
+def loaded(source: object, location: str) -> Mapping[Any, Any]:
     """The JSON object that a text holds, or the mapping that somebody has already read from one."""
     if not isinstance(source, (str, bytes)):
-        return mapping(source, place)
+        return mapping(source, location)
     if len(source) > MAX_FILE_CHARS:
-        raise ParamsError(place, f"has {len(source):,} characters", f"at most {MAX_FILE_CHARS:,}")
+        raise ParamsError(location, f"has {len(source):,} characters", f"at most {MAX_FILE_CHARS:,}")
     try:
         found = msgspec.json.decode(source)
     except (ValueError, RecursionError) as error:
         # ValueError is every error of msgspec and UTF-8; RecursionError is nesting without end.
         reason = "".join(c if c.isprintable() else "?" for c in str(error)[:100])
-        raise ParamsError(place, f"is no JSON ({reason})", "a JSON object") from None
-    return mapping(found, place)
+        raise ParamsError(location, f"is no JSON ({reason})", "a JSON object") from None
+    return mapping(found, location)
 
 
 def _number(value: Any, units: bool = False) -> Any:

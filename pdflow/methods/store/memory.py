@@ -116,7 +116,7 @@ class StoreMemory:
         admitted: list[Placed] = []
         while self.waiting:
             name, items = next(iter(self.waiting.items()))
-            placed = self._place(name, items, now)
+            placed = self._allocate_objects(name, items, now)
             if placed is None:
                 break
             del self.waiting[name]
@@ -127,9 +127,9 @@ class StoreMemory:
         """Room for objects that somebody has whole, or None: who brings them neither waits nor overtakes who does."""
         if self.waiting or not self.fits_ever(blocks_of(items)):
             return None
-        return self._place("", items, now)
+        return self._allocate_objects("", items, now)
 
-    def _place(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
+    def _allocate_objects(self, name: str, items: tuple[Item, ...], now: Instant) -> Placed | None:
         objects = self._hold(self.find(items), items)
         found = len(objects)
         new = items[found:] if found else items

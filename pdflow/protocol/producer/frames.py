@@ -101,7 +101,7 @@ class ProducerFrames:
             targets = ()
         if message.d_rank not in targets:
             return self._refuse_unregistered(sender, message, Code.LAYOUT)
-        return self._place(sender, message, now)
+        return self._open_registration(sender, message, now)
 
     def _renumbered(self, message: Register) -> Register:
         """vLLM keeps the registrations that wait apart from those it serves, one for each id of D's; so one that comes
@@ -116,7 +116,7 @@ class ProducerFrames:
             reg = msgspec.structs.replace(reg, seq=reg.seq + 1)
         return message if reg is message.reg else msgspec.structs.replace(message, reg=reg)
 
-    def _place(self, sender: Address, message: Register, now: Instant) -> Effects:
+    def _open_registration(self, sender: Address, message: Register, now: Instant) -> Effects:
         """A registration that no cell has yet: give it its product, a share of one, or a cell that waits."""
         store = self.store
         context = store.context

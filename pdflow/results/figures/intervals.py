@@ -131,11 +131,11 @@ def percentiles(values: Floats, taken: Counts) -> Floats:
         if not len(upto) or not upto[-1]:
             continue
         last = int(upto[-1]) - 1
-        places = np.array([percent * last / 100 for percent in PERCENTS])
-        below = np.floor(places)
+        positions = np.array([percent * last / 100 for percent in PERCENTS])
+        below = np.floor(positions)
         at = ordered[np.searchsorted(upto, below, side="right")]
         above = ordered[np.searchsorted(upto, np.minimum(below + 1, last), side="right")]
-        found[row] = at + (above - at) * (places - below)
+        found[row] = at + (above - at) * (positions - below)
     return found
 
 

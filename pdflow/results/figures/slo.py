@@ -152,8 +152,8 @@ class Classes:
         """Those of a column that may end before the last request; the rest are of the class without a name."""
         padded = [*column, *[""] * (requests - len(column))]
         names = sorted(set(padded))
-        places = {name: place for place, name in enumerate(names)}
-        return Classes(names, np.array([places[name] for name in padded], dtype=np.int64))
+        index_of = {name: index for index, name in enumerate(names)}
+        return Classes(names, np.array([index_of[name] for name in padded], dtype=np.int64))
 
     def bounds(self, slo: SloTargets | None, class_slos: Mapping[str, SloTargets]) -> list[SloTargets | None]:
         """What each class must meet."""
@@ -169,8 +169,8 @@ class Classes:
     ) -> dict[str, ClassMetrics]:
         """Each class by itself. `done` and `over` say which requests were completed, and which ended."""
         found = {}
-        for place, name in enumerate(self.names):
-            mine = self.codes == place
+        for index, name in enumerate(self.names):
+            mine = self.codes == index
             theirs = served.of(mine[done])
             found[name] = ClassMetrics(
                 requests=int(np.count_nonzero(mine)),
@@ -178,7 +178,7 @@ class Classes:
                 ttft=spread.of_ints(theirs.first - theirs.arrival),
                 tpot=spread.of_floats(theirs.tpot_ns),
                 e2e=spread.of_ints(theirs.last - theirs.arrival),
-                bounds=bounds[place],
-                slo=judge(bounds[place], theirs, int(np.count_nonzero(mine & over)), duration_ns),
+                bounds=bounds[index],
+                slo=judge(bounds[index], theirs, int(np.count_nonzero(mine & over)), duration_ns),
             )
         return found

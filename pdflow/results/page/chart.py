@@ -54,7 +54,7 @@ class Axis:
         """Round numbers on it: 1, 2 and 5 of each power of ten while these are few, else the powers."""
         if not self.log:
             step = _round_step(max(self.high / 5, self.least))
-            return [step * place for place in range(math.floor(self.high / step + 1e-9) + 1)]
+            return [step * index for index in range(math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         digits = (1, 2, 5) if math.log10(self.high / self.low) < 2.5 else (1,)
         ticks = [digit * 10.0**decade for decade in decades for digit in digits]
@@ -77,18 +77,18 @@ class Chart:
     x_unit: str
     percent: bool = False
 
-    def place(self, point: Point) -> Point:
+    def project(self, point: Point) -> Point:
         """Where a point stands, in the picture's units."""
         return self._across(point[0]), self._down(point[1])
 
     def line(self, points: Sequence[Point]) -> Html:
         """Through the points."""
-        return tag("polyline", class_="line", points=_pairs(map(self.place, points)))
+        return tag("polyline", class_="line", points=_pairs(map(self.project, points)))
 
     def area(self, points: Sequence[Point]) -> Html:
         """Between the points and the axis below them."""
         corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
-        return tag("polygon", class_="wash", points=_pairs(map(self.place, corners)))
+        return tag("polygon", class_="wash", points=_pairs(map(self.project, corners)))
 
     def bound(self, value: float, label: str = "") -> Html:
         """A line at a value of `x`, and its name, if it has one, on the side with more room."""

@@ -124,7 +124,7 @@ def _curve(name: str, changes: Changes, duration_ns: int, whole: int = 1) -> Cur
     instants, values = changes
     if duration_ns < SLICES or not len(instants):
         return Curve(name, [0.0] * SLICES, [0.0] * SLICES)
-    edges = np.array([duration_ns * place // SLICES for place in range(SLICES + 1)], dtype=np.int64)
+    edges = np.array([duration_ns * index // SLICES for index in range(SLICES + 1)], dtype=np.int64)
     area = np.concatenate(([0.0], np.cumsum(values[:-1] * np.diff(instants).astype(np.float64))))
     at = np.searchsorted(instants, edges, side="right") - 1
     # A link's bytes per second times a run's ns are more than an int64 holds.

@@ -34,7 +34,7 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
     axis = Axis.around(min(shown), max(shown))
     chart = Chart(axis, Axis(0, 1), _HIGH, f"{name} in ms{'; log scale' if axis.log else ''}", percent=True)
     last = len(percentiles) - 1
-    drawn = [chart.line([(value, place / last) for place, value in enumerate(percentiles)])]
+    drawn = [chart.line([(value, index / last) for index, value in enumerate(percentiles)])]
     if bound:
         drawn.append(chart.bound(bound, f"SLO {bound:g} ms"))
     caption = tag("figcaption", tag("b", name), ": share of completed requests as fast")
@@ -82,5 +82,5 @@ def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> 
 
 def _steps(values: Sequence[float], seconds: float) -> list[tuple[float, float]]:
     """A value for each slice, drawn at its middle and held to both ends of the run."""
-    middle = [((place + 0.5) * seconds / len(values), value) for place, value in enumerate(values)]
+    middle = [((index + 0.5) * seconds / len(values), value) for index, value in enumerate(values)]
     return [(0.0, values[0]), *middle, (seconds, values[-1])]

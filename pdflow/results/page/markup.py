@@ -32,7 +32,7 @@ def tag(name: str, *inside: str, **attributes: str | float) -> Html:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Html:
     """A table that scrolls where it does not fit. The first `text_columns` columns are text, the others figures."""
-    kinds = ["word" if place < text_columns else "figure" for place in range(len(heads))]
+    kinds = ["word" if index < text_columns else "figure" for index in range(len(heads))]
     head = joined(tag("th", text, class_=kind, scope="col") for text, kind in zip(heads, kinds, strict=True))
     body = joined(
         tag("tr", *(tag("td", text, class_=kind) for text, kind in zip(row, kinds, strict=True))) for row in rows

@@ -199,20 +199,20 @@ def written(file: CostFile) -> str:
     return _json(_without_none(attrs.asdict(file)), "") + "\n"
 
 
-def read_cost(place: str, text: str | bytes) -> tuple[CostFile | None, list[Problem]]:
-    """A file's text as a cost, and everything wrong with it; `place` is what the file is called."""
+def read_cost(location: str, text: str | bytes) -> tuple[CostFile | None, list[Problem]]:
+    """A file's text as a cost, and everything wrong with it; `location` is what the file is called."""
     if len(text) > MOST_BYTES:
-        return None, [Problem(place, "", f"is larger than {MOST_BYTES:,} bytes: is it a cost file?")]
+        return None, [Problem(location, "", f"is larger than {MOST_BYTES:,} bytes: is it a cost file?")]
     try:
         document = json.loads(text, object_pairs_hook=_no_key_twice)
     except json.JSONDecodeError as error:
-        return None, [Problem(f"{place}:{error.lineno}", "", f"is not JSON: {error.msg}, column {error.colno}")]
+        return None, [Problem(f"{location}:{error.lineno}", "", f"is not JSON: {error.msg}, column {error.colno}")]
     except RecursionError:
-        return None, [Problem(place, "", "is nested too deeply to be read")]
+        return None, [Problem(location, "", "is nested too deeply to be read")]
     except ValueError as error:
-        return None, [Problem(place, "", f"is not JSON: {error}")]
+        return None, [Problem(location, "", f"is not JSON: {error}")]
     file, complaints = structure(document, CostFile)
-    problems = [Problem(place, _path(complaint.path), complaint.message) for complaint in complaints]
+    problems = [Problem(location, _path(complaint.path), complaint.message) for complaint in complaints]
     return (None if problems else file), problems
 
 

@@ -52,24 +52,24 @@ class Draft:
             refused=self.refused.copy(),
         )
         for key, value in edits.items():
-            place = f"edit {key}={shown(value)}"
+            location = f"edit {key}={shown(value)}"
             try:
-                draft._apply(Override(place, parse_key(key), value))
+                draft._apply(Override(location, parse_key(key), value))
             except MisfitError as error:
-                draft.refused.append(Problem(place, "", str(error)))
+                draft.refused.append(Problem(location, "", str(error)))
         return draft
 
     def _apply(self, override: Override) -> None:
-        self.overridden[apply_override(self.document, override)] = override.place
+        self.overridden[apply_override(self.document, override)] = override.location
 
     def problems(self, complaints: Iterable[Complaint]) -> list[Problem]:
         """Complaints with their places, in the order of the file, the command line's last."""
         placed = [(self._line(c.path), i, c) for i, c in enumerate(complaints)]
         placed.sort(key=lambda item: (item[0] is None, item[0] or 0, item[1]))
-        located = [Problem(self._place(c.path), self._shown(c.path), c.message) for _, _, c in placed]
+        located = [Problem(self._location(c.path), self._shown(c.path), c.message) for _, _, c in placed]
         return list(dict.fromkeys(located)) + self.refused
 
-    def _place(self, path: KeyPath) -> str:
+    def _location(self, path: KeyPath) -> str:
         line = self._line(path)
         return f"{self.file}:{line}" if line is not None else self._override_of(path) or self.file
 
@@ -90,9 +90,9 @@ class Draft:
         for table in around:
             if self.lines is not None and table in self.lines:
                 return None
-            for key, place in self.overridden.items():
+            for key, location in self.overridden.items():
                 if key[: len(table)] == table:
-                    return place
+                    return location
         return None
 
     def _shown(self, path: KeyPath) -> str:

@@ -66,10 +66,10 @@ def resolve(draft: Draft) -> ResolvedScenario:
     config, of_config = _transfer_config(file, document)
     if config is not None:
         document = config.under(document)
-        draft = attrs.evolve(draft, overridden={**draft.overridden, **_config_places(draft, config)})
-    document, of_links, links_places = _with_links(draft.file, document)
-    if links_places:
-        draft = attrs.evolve(draft, overridden={**links_places, **draft.overridden})
+        draft = attrs.evolve(draft, overridden={**draft.overridden, **_config_locations(draft, config)})
+    document, of_links, links_locations = _with_links(draft.file, document)
+    if links_locations:
+        draft = attrs.evolve(draft, overridden={**links_locations, **draft.overridden})
     tables, complaints = read_document(document)
     complaints += of_links
     if of_model:
@@ -198,10 +198,10 @@ def _with_links(
         own = {key: value for key, value in table.items() if key != "preset"}
         return {**document, "network": own}, [Complaint(("network", "preset"), f'"{name}" {wrong}')], {}
     lines = key_lines(text)
-    places: dict[KeyPath, str] = {
+    locations: dict[KeyPath, str] = {
         ("network", key): f"{where}:{lines['values', key]}" for key in values if key not in table
     }
-    return {**document, "network": {**values, **table}}, [], places
+    return {**document, "network": {**values, **table}}, [], locations
 
 
 class _UnreadableError(Exception):
@@ -236,7 +236,7 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
     return None, [Complaint(("transfer", "config"), f'"{name}" {wrong}')]
 
 
-def _config_places(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
+def _config_locations(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
     """Where what came from such a file stands."""
     name = os.path.normpath(Path(draft.file).parent / draft.document["transfer"]["config"])
     lines = {value.key: config.line(value) for value in config.values}

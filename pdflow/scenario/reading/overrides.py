@@ -17,10 +17,10 @@ from pdflow.scenario.reading.locate import KeyPath
 
 @attrs.frozen
 class Override:
-    """One replacement: `place` is how the author wrote it ("--set pool.decode.tp=2"), for messages. A value None, which
-    TOML cannot say but Python can, takes the key away."""
+    """One replacement. `location` is how the author wrote it ("--set pool.decode.tp=2"), for messages. A value None,
+    which TOML cannot say but Python can, takes the key away."""
 
-    place: str
+    location: str
     key: KeyPath
     value: Any
 
@@ -31,8 +31,8 @@ def parse_override(text: str) -> Override:
     if not sign:
         raise MisfitError("expected key=value, as in --set pool.decode.tp=2")
     # A URL with somebody in it may hold a password, which no message repeats.
-    place = f"--set {key}=..." if "://" in value and "@" in value else f"--set {text}"
-    return Override(place, parse_key(key), _value(value))
+    location = f"--set {key}=..." if "://" in value and "@" in value else f"--set {text}"
+    return Override(location, parse_key(key), _value(value))
 
 
 def apply_override(document: dict[str, Any], override: Override) -> KeyPath:

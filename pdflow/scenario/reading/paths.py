@@ -19,12 +19,12 @@ SERVED = ("model", "secret_file", "store_password_file", "tls_cert", "tls_key", 
 def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """A copy of a sound document with every path changed."""
     changed = copy.deepcopy(dict(document))
-    for table, key in _places(changed):
+    for table, key in _path_entries(changed):
         table[key] = change(table[key])
     return changed
 
 
-def _places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def _path_entries(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """The tables that hold a path, each with its key."""
     trace = document.get("workload", {}).get("trace", {})
     tables = [(trace, "path"), (trace, "dataset"), (document.get("model", {}), "hf_config")]

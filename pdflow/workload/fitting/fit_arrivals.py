@@ -82,8 +82,8 @@ def clock_step_ns(gaps: Ints) -> int:
 def dispersion(at_ns: Ints, scale_ns: int, span_ns: int) -> float:
     """Variance over mean of counts in windows; only windows that hold something take memory."""
     windows = span_ns // scale_ns
-    place = at_ns // scale_ns
-    counts = np.unique(place[place < windows], return_counts=True)[1].astype(float)
+    window = at_ns // scale_ns
+    counts = np.unique(window[window < windows], return_counts=True)[1].astype(float)
     mean = counts.sum() / windows
     variance = (((counts - mean) ** 2).sum() + (windows - len(counts)) * mean**2) / windows
     return float(variance / mean)

@@ -24,15 +24,15 @@ class TraceError(ScenarioError):
 class Complaints:
     """What is wrong with a trace, so far."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, location: str) -> None:
+        self.location = location
         self.problems: list[Problem] = []
         self.more = 0
 
     def add(self, line: int, message: str) -> None:
         """Note a problem of one line, counted from 1."""
         if len(self.problems) < REPORTED:
-            self.problems.append(Problem(f"{self.place}:{line}", "", message))
+            self.problems.append(Problem(f"{self.location}:{line}", "", message))
         else:
             self.more += 1
 

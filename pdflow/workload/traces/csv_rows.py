@@ -66,12 +66,12 @@ def cells_of(line: str) -> list[str] | None:
     return cells
 
 
-def csv_rows(lines: Iterable[str], place: str, trace: Trace, timed: bool) -> Iterator[Row]:
+def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> Iterator[Row]:
     """The rows of a CSV trace; without times, if the instants come from elsewhere."""
-    complaints, latest = Complaints(place), None
+    complaints, latest = Complaints(location), None
     numbered = enumerate(lines, start=1)
     header = header_cells(next(numbered, (1, ""))[1])
-    columns = _Places.of(columns_of(trace), header, timed, complaints)
+    columns = _ColumnIndexes.of(columns_of(trace), header, timed, complaints)
     drop_failures, some = trace.format == "burstgpt", False
     for number, line in numbered:
         if not line.strip():
@@ -100,7 +100,7 @@ def csv_rows(lines: Iterable[str], place: str, trace: Trace, timed: bool) -> Ite
 
 
 @attrs.frozen
-class _Places:
+class _ColumnIndexes:
     """Where in a line the columns are; below 0 those that are not asked for."""
 
     arrival: int
@@ -110,7 +110,7 @@ class _Places:
     class_: int
 
     @staticmethod
-    def of(columns: Columns, header: Sequence[str], timed: bool, complaints: Complaints) -> _Places:
+    def of(columns: Columns, header: Sequence[str], timed: bool, complaints: Complaints) -> _ColumnIndexes:
         """Raises TraceError if the header lacks one, or if nobody has said which it is."""
         clock, arrival = next(iter(columns.arrival.items()), ("", None)) if timed else ("", None)
         unnamed = [key for key in ("input_tokens", "output_tokens") if getattr(columns, key) is None]
@@ -125,7 +125,7 @@ class _Places:
             expected = f"expected {','.join(names)}"
             raise complaints.refuse(1, f"the header lacks {', '.join(missing)}, {expected}{hint}")
         at, prompt, answer, class_ = (-1 if name is None else header.index(name) for name in asked)
-        return _Places(at, clock, prompt, answer, class_)
+        return _ColumnIndexes(at, clock, prompt, answer, class_)
 
     def row(self, cells: Sequence[str], header: Sequence[str], complaints: Complaints, number: int) -> Row | None:
         """One line's row; None, and a complaint, if it is none."""
@@ -140,9 +140,9 @@ class _Places:
             at = instant
         prompt, answer = _COUNT(cells[self.input_tokens].strip()), _COUNT(cells[self.output_tokens].strip())
         if prompt is None or answer is None:
-            place = self.output_tokens if prompt else self.input_tokens
-            wrong = _shown(cells[place].strip())
-            complaints.add(number, f"{header[place]} is {wrong}, expected a whole number of tokens")
+            column = self.output_tokens if prompt else self.input_tokens
+            wrong = _shown(cells[column].strip())
+            complaints.add(number, f"{header[column]} is {wrong}, expected a whole number of tokens")
             return None
         if self.class_ >= 0:
             class_ = cells[self.class_].strip()

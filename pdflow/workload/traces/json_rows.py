@@ -44,9 +44,9 @@ _MOONCAKE_EXPECTED = (
 )
 
 
-def mooncake_rows(lines: Iterable[str], place: str) -> Iterator[Row]:
+def mooncake_rows(lines: Iterable[str], location: str) -> Iterator[Row]:
     """Mooncake's JSON lines, perhaps with a `class` besides."""
-    complaints, latest = Complaints(place), None
+    complaints, latest = Complaints(location), None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -106,9 +106,9 @@ def untimed_rows(texts: Iterable[Text]) -> Iterator[Row]:
     return ((0, prompt, answer, (), "") for prompt, answer, _ in texts)
 
 
-def sharegpt_texts(pieces: Iterable[str], place: str, characters_per_token: float) -> Iterator[Text]:
+def sharegpt_texts(pieces: Iterable[str], location: str, characters_per_token: float) -> Iterator[Text]:
     """A JSON array of conversations, or one after the other. `pieces` may end anywhere, in the middle of a word too."""
-    complaints, some = Complaints(place), False
+    complaints, some = Complaints(location), False
     for line, entry in _values(pieces, complaints):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
         lengths = _explicit_lengths(entry)
@@ -130,9 +130,9 @@ def sharegpt_texts(pieces: Iterable[str], place: str, characters_per_token: floa
     complaints.raise_any()
 
 
-def custom_texts(lines: Iterable[str], place: str, characters_per_token: float) -> Iterator[Text]:
+def custom_texts(lines: Iterable[str], location: str, characters_per_token: float) -> Iterator[Text]:
     """Lines of vLLM's custom dataset."""
-    complaints, some = Complaints(place), False
+    complaints, some = Complaints(location), False
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

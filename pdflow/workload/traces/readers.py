@@ -125,11 +125,11 @@ def _pieces(file: TextIO) -> Iterator[str]:
     return iter(lambda: file.readline(LONGEST_LINE), "")
 
 
-def _whole(pieces: Iterator[str], place: str) -> Iterator[str]:
+def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
     """Lines, none of them cut short. Raises TraceError for one without an end."""
     for number, line in enumerate(pieces, start=1):
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            raise Complaints(place).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
+            raise Complaints(location).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
         yield line
 
 

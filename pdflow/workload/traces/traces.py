@@ -24,19 +24,19 @@ OF_TEXTS: Final[frozenset[TraceFormat]] = frozenset(("sharegpt", "vllm-custom"))
 """Formats without times, whose lengths may be estimates."""
 
 
-def parse(lines: Iterable[str], place: str, trace: Trace, timed: bool = True) -> Iterator[Request]:
-    """The requests of a trace whose lines are given. `place` is its name in errors.
+def parse(lines: Iterable[str], location: str, trace: Trace, timed: bool = True) -> Iterator[Request]:
+    """The requests of a trace whose lines are given. `location` is its name in errors.
 
     Without `timed`, all arrive at 0, and lines need not say when. Raises TraceError after the last good line if any was
     bad, or if there was none.
     """
-    return _requests(_rows(lines, place, trace, timed))
+    return _requests(_rows(lines, location, trace, timed))
 
 
-def texts(lines: Iterable[str], place: str, trace: Trace) -> Iterator[Text]:
+def texts(lines: Iterable[str], location: str, trace: Trace) -> Iterator[Text]:
     """The prompts of a trace of texts, with lengths, in the order of its requests. Raises TraceError as `parse`."""
     read = sharegpt_texts if trace.format == "sharegpt" else custom_texts
-    return read(lines, place, trace.characters_per_token)
+    return read(lines, location, trace.characters_per_token)
 
 
 def has_times(trace: Trace, first_line: str) -> bool:
@@ -48,13 +48,13 @@ def has_times(trace: Trace, first_line: str) -> bool:
     return trace.format not in OF_TEXTS
 
 
-def _rows(lines: Iterable[str], place: str, trace: Trace, timed: bool) -> Iterator[Row]:
+def _rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> Iterator[Row]:
     match trace.format:
         case "mooncake":
-            return mooncake_rows(lines, place)
+            return mooncake_rows(lines, location)
         case "sharegpt" | "vllm-custom":
-            return untimed_rows(texts(lines, place, trace))
-    return csv_rows(lines, place, trace, timed)
+            return untimed_rows(texts(lines, location, trace))
+    return csv_rows(lines, location, trace, timed)
 
 
 def _requests(rows: Iterator[Row]) -> Iterator[Request]:

@@ -22,7 +22,7 @@ from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.contents import Contents
 from pdflow_runtime.bench.form import RequestForm
 from pdflow_runtime.bench.ledger import Ledger
-from pdflow_runtime.bench.load import Load, Places, Requests
+from pdflow_runtime.bench.load import ConcurrencyLimit, Load, Requests
 from pdflow_runtime.bench.plan import BenchPlan, plan_of
 from pdflow_runtime.bench.progress import BenchProgress
 from pdflow_runtime.bench.report import BenchRun
@@ -95,13 +95,13 @@ async def measured(
 
 def load_of(plan: BenchPlan, sender: Sender, form: RequestForm, max_concurrency: int | None) -> Load:
     """What is sent."""
-    contents, places = Contents(plan.seed, plan.block_tokens), Places(sender, max_concurrency)
+    contents, limit = Contents(plan.seed, plan.block_tokens), ConcurrencyLimit(sender, max_concurrency)
     workload = plan.workload
     if workload.sessions is None:
-        return Requests(places, plan.requests(), plan.texts(), contents, form)
+        return Requests(limit, plan.requests(), plan.texts(), contents, form)
     assert workload.requests is not None, "sessions are endless"
     system_prompt_tokens = workload.sessions.system_prompt_tokens
-    return Talk(places, sessions(workload, plan.seed), workload.requests, system_prompt_tokens, contents, form)
+    return Talk(limit, sessions(workload, plan.seed), workload.requests, system_prompt_tokens, contents, form)
 
 
 async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int) -> None:

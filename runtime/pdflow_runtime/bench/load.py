@@ -37,7 +37,7 @@ class Load(Protocol):
         """All of it, once the clock runs."""
 
 
-class Places:
+class ConcurrencyLimit:
     """--max-concurrency: who is sent must have a place; None are as many as there are requests."""
 
     def __init__(self, sender: Sender, most: int | None) -> None:
@@ -62,14 +62,14 @@ class Requests:
 
     def __init__(
         self,
-        places: Places,
+        limit: ConcurrencyLimit,
         drawn: Iterator[Request],
         texts: Iterator[str | None],
         contents: Contents,
         form: RequestForm,
     ) -> None:
-        self.places: Final = places
-        self.ledger: Final = places.ledger
+        self.limit: Final = limit
+        self.ledger: Final = limit.ledger
         self._drawn: Final = zip(count(), drawn, texts, strict=False)
         self._contents: Final = contents
         self._form: Final = form
@@ -107,5 +107,5 @@ class Requests:
                 nursery.start_soon(self._send, self.ledger.due(due, request), body, request.leaves_ns)
 
     async def _send(self, number: int, body: bytes, leaves_ns: int) -> None:
-        await self.places.send(number, body, leaves_ns)
+        await self.limit.send(number, body, leaves_ns)
         self._ends.release()

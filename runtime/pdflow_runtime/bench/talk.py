@@ -19,7 +19,7 @@ from pdflow.workload.request import WHEN_ONE_ENDS
 from pdflow.workload.sessions import Session
 from pdflow_runtime.bench.contents import Contents, Conversation
 from pdflow_runtime.bench.form import RequestForm
-from pdflow_runtime.bench.load import Places
+from pdflow_runtime.bench.load import ConcurrencyLimit
 
 
 class Talk:
@@ -27,15 +27,15 @@ class Talk:
 
     def __init__(
         self,
-        places: Places,
+        limit: ConcurrencyLimit,
         drawn: Iterator[Session],
         requests: int,
         system_prompt_tokens: int,
         contents: Contents,
         form: RequestForm,
     ) -> None:
-        self.places: Final = places
-        self.ledger: Final = places.ledger
+        self.limit: Final = limit
+        self.ledger: Final = limit.ledger
         self._drawn: Final = drawn
         self._left = requests
         self._system_prompt_tokens: Final = system_prompt_tokens
@@ -76,30 +76,32 @@ class Talk:
         clock = self.ledger.clock
         conversation = Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
         while True:
-            request = turn.session.turns[turn.place]
-            body = self._form.body(conversation.ask(turn.place, request), request.output_tokens)
-            answer = await self.places.send(turn.number, body, request.leaves_ns)
-            at = clock.now() + turn.session.think_ns[turn.place]
-            if self.ledger.records.outcome[turn.number] != "completed" or turn.place + 1 == len(turn.session.turns):
+            request = turn.session.turns[turn.turn_index]
+            body = self._form.body(conversation.ask(turn.turn_index, request), request.output_tokens)
+            answer = await self.limit.send(turn.number, body, request.leaves_ns)
+            at = clock.now() + turn.session.think_ns[turn.turn_index]
+            if self.ledger.records.outcome[turn.number] != "completed" or turn.turn_index + 1 == len(
+                turn.session.turns
+            ):
                 return at
-            conversation.hear(turn.place, answer.token_ids, request.output_tokens)
+            conversation.hear(turn.turn_index, answer.token_ids, request.output_tokens)
             await clock.sleep_until(at)
-            following = self._turn(turn.session, turn.place + 1, at)
+            following = self._turn(turn.session, turn.turn_index + 1, at)
             if following is None:
                 return at
             turn = following
 
-    def _turn(self, session: Session, place: int, at: Instant) -> _TalkTurn | None:
+    def _turn(self, session: Session, turn_index: int, at: Instant) -> _TalkTurn | None:
         """It is due; None if it is one too many."""
         if not self._left:
             return None
         self._left -= 1
-        number = self.ledger.due(at, session.turns[place], (session.index, place + 1))
-        return _TalkTurn(session, place, number)
+        number = self.ledger.due(at, session.turns[turn_index], (session.index, turn_index + 1))
+        return _TalkTurn(session, turn_index, number)
 
 
 class _TalkTurn(NamedTuple):
     session: Session
-    place: int
+    turn_index: int
     number: int
     """Of its request, in the ledger."""

@@ -19,7 +19,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.bench.asked import BenchOptions
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
-from pdflow_runtime.calibrate.delays import delays, door_s, link_values
+from pdflow_runtime.calibrate.delays import api_server_s, delays, link_values
 from pdflow_runtime.calibrate.files import Measured, values_of, write
 from pdflow_runtime.calibrate.probe import Probe, ProbeError, rounds
 from pdflow_runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps, steps_seen
@@ -97,10 +97,12 @@ def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int
     """Steps are of all that was noted, hops and messages of what has been since then."""
     lately = [page.since(since_ns) for page in pages]
     links = link_values(delays(pages), delays(lately), is_synthetic(scenario))
-    doors = {pool.name: door_s(delays(lately), engines_of([pool]), links.http_latency_s) for pool in scenario.pools}
+    api_servers = {
+        pool.name: api_server_s(delays(lately), engines_of([pool]), links.http_latency_s) for pool in scenario.pools
+    }
     return Measured(
         steps=steps_of(scenario, pages),
-        doors_s=doors,
+        api_server_s=api_servers,
         links=links,
         requests=sum(isinstance(note, RequestReceived) for page in pages for note in page.notes),
         transfers=sum(isinstance(note, Moved) for page in pages for note in page.notes),
@@ -113,9 +115,9 @@ def show(scenario: ResolvedScenario, measured: Measured, written: Sequence[Path]
     table = Table("pool", "steps", "kinds", "median miss", "p95", "API server, ms", box=None)
     for pool in scenario.pools:
         fit = measured.steps[pool.name]
-        door = f"{measured.doors_s[pool.name] * 1e3:.2f}"
+        api_server = f"{measured.api_server_s[pool.name] * 1e3:.2f}"
         off = fit.kept_out
-        table.add_row(pool.name, f"{fit.steps:,}", f"{fit.kinds}", f"{off.median:.1%}", f"{off.p95:.1%}", door)
+        table.add_row(pool.name, f"{fit.steps:,}", f"{fit.kinds}", f"{off.median:.1%}", f"{off.p95:.1%}", api_server)
     console.print(table)
     for key, value in values_of(measured.links).items():
         console.print(f"  {key} = {value}")

@@ -43,7 +43,7 @@ class Delays:
 
     hop_ns: Samples
     """From D's first token to where the router passes its piece on."""
-    door_ns: dict[EngineId, Samples]
+    api_server_ns: dict[EngineId, Samples]
     """From where the router sends a leg until the engine has it."""
     control_ns: Samples
     met_ns: Samples
@@ -97,19 +97,19 @@ class _Seen:
             self._marks[frame.request_id][REGISTER] = t
 
     def delays(self) -> Delays:
-        doors: defaultdict[EngineId, Samples] = defaultdict(list)
+        api_servers: defaultdict[EngineId, Samples] = defaultdict(list)
         hops = []
         for t, sent in self._sent:
             marks = self._marks[sent.request_id]
             arrived = marks.get("handoff" if sent.role == "decode" else "route")
             if arrived is not None:
-                doors[sent.engine].append(arrived - t)
+                api_servers[sent.engine].append(arrived - t)
             if sent.role != "prefill" and TOKEN in marks and sent.request in self._heard:
                 hops.append(self._heard[sent.request] - marks[TOKEN])
         moved = [_transfer(self._marks[request_id], shards) for request_id, shards in self._moved.items()]
         return Delays(
             hop_ns=hops,
-            door_ns=dict(doors),
+            api_server_ns=dict(api_servers),
             control_ns=self._control,
             met_ns=self._met,
             transfers=[transfer for transfer in moved if transfer is not None],
@@ -162,9 +162,9 @@ def link_values(whole: Delays, found: Delays, synthetic: bool) -> LinkValues:
     )
 
 
-def door_s(found: Delays, engines: Sequence[EngineId], hop_s: float) -> float:
+def api_server_s(found: Delays, engines: Sequence[EngineId], hop_s: float) -> float:
     """What a pool's API server takes, beside the hop of HTTP to it."""
-    samples = [ns for engine in engines for ns in found.door_ns.get(engine, ())]
+    samples = [ns for engine in engines for ns in found.api_server_ns.get(engine, ())]
     return max(0.0, typical(samples) / S - hop_s)
 
 

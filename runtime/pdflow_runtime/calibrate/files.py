@@ -38,7 +38,7 @@ class Measured:
     """Of a cluster: by pool the step times, and what an API server takes; the links between all."""
 
     steps: Mapping[str, StepFit]
-    doors_s: Mapping[str, float]
+    api_server_s: Mapping[str, float]
     links: LinkValues
     requests: int
     transfers: int
@@ -54,7 +54,7 @@ def write(folder: Path, edited: Scenario, measured: Measured, command: str) -> l
         path = folder / f"cost-{pool.name}.json"
         files[path] = written(cost_of(scenario, pool, measured.steps[pool.name], command))
         edits[f"pool.{pool.name}.cost"] = {"model": "measured", "path": os.path.relpath(path, edited.folder)}
-        edits[f"pool.{pool.name}.api_server_s"] = _round(measured.doors_s[pool.name])
+        edits[f"pool.{pool.name}.api_server_s"] = _round(measured.api_server_s[pool.name])
         # A live engine composes a step when the one before it has ended.
         edits[f"pool.{pool.name}.async_scheduling"] = False
     files[folder / LINKS_NAME] = links_text(scenario, measured, command)

@@ -37,17 +37,17 @@ class KvCache:
         self._written = kept
         self._read = [[*{self._shards[rank].heads.start: rank for rank in ranks}.values()] for ranks in kept]
 
-    def places(self, blocks: Tensor, offsets: Tensor) -> list[Tensor]:
+    def slot_mapping(self, blocks: Tensor, offsets: Tensor) -> list[Tensor]:
         """Where to `write` these tokens' KV, in every layer."""
         return [rank.cells(blocks, offsets) for rank in self._ranks]
 
-    def write(self, layer: int, places: Seq[Tensor], kv: Tensor) -> None:
+    def write(self, layer: int, slot_mapping: Seq[Tensor], kv: Tensor) -> None:
         """Put `kv` `[tokens, 2, kv_heads, head_dim]` there."""
         for rank in self._written[layer]:
             layers, heads = self._shards[rank]
             shard = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
             cells = self._ranks[rank].layer(layer - layers.start, 0)
-            cells.index_copy_(0, places[rank], shard.reshape(-1, kv.shape[-1]))
+            cells.index_copy_(0, slot_mapping[rank], shard.reshape(-1, kv.shape[-1]))
 
     def tables(self, blocks: Tensor) -> list[Tensor]:
         """Where to `gather` `[sequences, blocks]`, in every layer."""

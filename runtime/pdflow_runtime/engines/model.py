@@ -53,7 +53,7 @@ class StepInput:
 
     tokens: Tensor
     positions: Tensor
-    places: Seq[Tensor]
+    slot_mapping: Seq[Tensor]
     """Where their KV goes."""
     attending: Seq[Attending]
     logits_indices: Tensor
@@ -94,7 +94,7 @@ class Llama:
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, -1)
         turned = _rotated(qkv[:, : heads + kv_heads], cos, sin)
         kv = torch.cat((turned[:rows, heads:], qkv[:rows, heads + kv_heads :]), 1)
-        cache.write(index, step.places, kv.view(rows, 2, kv_heads, -1))
+        cache.write(index, step.slot_mapping, kv.view(rows, 2, kv_heads, -1))
         out = torch.zeros_like(turned[:, :heads])
         for batch in step.attending:
             context = cache.gather(index, batch.tables)

@@ -75,7 +75,7 @@ class TorchRunner:
         return StepInput(
             tokens=torch.tensor(tokens),
             positions=at,
-            places=cache.places(torch.tensor(blocks), at % size),
+            slot_mapping=cache.slot_mapping(torch.tensor(blocks), at % size),
             attending=self._attending(works),
             logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
         )

@@ -39,7 +39,7 @@ from pdflow_runtime.engines.loop import Told
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.models import weights_words
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.observe.event_log import TOKEN
 from pdflow_runtime.transports.base import MakeTransport
 
@@ -81,14 +81,14 @@ class LiveDecodeNode(LiveEngineNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         scheduler: ConsumerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
         landing: Landing | None = None,
     ) -> None:
-        self.decoding: Final = DecodeCore(place.weights, landing or Landing())
-        super().__init__(place, scheduler, ranks, transport, self.decoding)
+        self.decoding: Final = DecodeCore(config.weights, landing or Landing())
+        super().__init__(config, scheduler, ranks, transport, self.decoding)
         self._cells = scheduler.cells
         self._other_weights: set[EngineId] = set()
         """Of which the log has said that their KV is of other weights."""
@@ -128,8 +128,8 @@ class LiveDecodeNode(LiveEngineNode):
         P has told; one that follows is told by `tell_first`."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
         leg.source, leg.source_weights = params.prefill.engine, params.weights
-        blocks = -(-len(tokens) // self.place.info.shards.block_size)
-        digest = digest_of(tokens, self.place.weights)
+        blocks = -(-len(tokens) // self.config.info.shards.block_size)
+        digest = digest_of(tokens, self.config.weights)
         asked = DecodeRequested(request_id, params, blocks, len(tokens), digest, first_follows)
         self.put(self.role, asked)
         return leg
@@ -247,7 +247,7 @@ class LiveDecodeNode(LiveEngineNode):
                 self.name,
                 source,
                 theirs,
-                weights_words(self.place.weights),
+                weights_words(self.config.weights),
             )
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:

@@ -17,7 +17,7 @@ from pdflow.methods.staging import Staging
 from pdflow.protocol.values import Allocation, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
 from pdflow_runtime.engines.loop import LiveEngine, Told
-from pdflow_runtime.nodes.ranked_node import Place, RankedNode
+from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
 from pdflow_runtime.nodes.ranks import Rank
 from pdflow_runtime.observe.metrics import EngineCollector, Meter
 from pdflow_runtime.transports.base import MakeTransport
@@ -39,17 +39,17 @@ class LiveEngineNode(RankedNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         scheduler: Endpoint,
         rank_endpoints: Sequence[Endpoint],
         transport: MakeTransport,
         core: Core | None = None,
     ) -> None:
-        super().__init__(place.info.engine, place, transport, core)
+        super().__init__(config.info.engine, config, transport, core)
         self.engine: LiveEngine
         self.staging: Staging | None = None
         """Memory beside the blocks of each rank, where a method keeps any."""
-        self.scheduler: Final = self.add_end(place.info, scheduler, rank_endpoints)
+        self.scheduler: Final = self.add_end(config.info, scheduler, rank_endpoints)
 
     def measured_by(self, meter: Meter) -> None:
         super().measured_by(meter)

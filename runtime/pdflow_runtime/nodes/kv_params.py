@@ -43,8 +43,8 @@ def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) ->
     """For a prefill leg whose KV somebody will come for. `stores`: where the nodes of a store take requests."""
     if method == MOONCAKE_V1.name:
         return to_json(MooncakeV1Prefill(transfer_id=xid, pdflow=Extras(xid=xid)))
-    places = tuple((at.host, at.port) for at in stores)
-    return to_json(NixlPrefill(pdflow=Extras(xid=xid, stores=places or None)))
+    store_addresses = tuple((at.host, at.port) for at in stores)
+    return to_json(NixlPrefill(pdflow=Extras(xid=xid, stores=store_addresses or None)))
 
 
 @attrs.frozen

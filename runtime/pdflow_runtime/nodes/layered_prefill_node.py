@@ -26,7 +26,7 @@ from pdflow.serving.effects import (
 from pdflow.serving.events import ChunkStarted, CopiedOut, LayerReady
 from pdflow.serving.sending import Sending
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.nodes.ranks import Rank
 from pdflow_runtime.transports.base import MakeTransport
 
@@ -36,16 +36,16 @@ class LiveLayeredPrefillNode(LivePrefillNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         scheduler: ProducerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
         sending: Sending,
         staging: Staging | None = None,
     ) -> None:
-        super().__init__(place, scheduler, ranks, transport, sending)
+        super().__init__(config, scheduler, ranks, transport, sending)
         self.staging = staging
-        self.layers = place.shape.num_layers
+        self.layers = config.shape.num_layers
         self.step = 0
         """The number of the step that runs, or comes next."""
         self.perform.update(
@@ -95,7 +95,7 @@ class LiveLayeredPrefillNode(LivePrefillNode):
         for number, rank in enumerate(self.ranks.values()):
             own = [own_piece(rank, each) for each in pieces if each.layer in rank.layers]
             for each in own:
-                rank.copy_out(blocks, effect.place, tokens, each)
+                rank.copy_out(blocks, effect.staged, tokens, each)
             if own:
                 self.put(self.role, CopiedOut(effect.handle, piece, number))
 
@@ -103,11 +103,11 @@ class LiveLayeredPrefillNode(LivePrefillNode):
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
         for rank in self.ranks.values():
-            rank.places[effect.handle] = effect.place
+            rank.staged[effect.handle] = effect.staged
 
     def leave_room(self, port: Port, effect: LeaveRoom) -> None:
         for rank in self.ranks.values():
-            del rank.places[effect.handle]
+            del rank.staged[effect.handle]
 
     # The engine waits.
 

@@ -186,8 +186,8 @@ class RankLinks:
         link = self.links.get((port.address, effect.peer))
         if link is not None:
             self._nursery.start_soon(self._meet, link)
-        elif (place := self.book.get(engine_of(effect.peer))) is not None:
-            self._nursery.start_soon(self._open, port, effect.peer, *place)
+        elif (address := self.book.get(engine_of(effect.peer))) is not None:
+            self._nursery.start_soon(self._open, port, effect.peer, *address)
         else:
             log.warning("%s: nobody has said where %s hears", port.address, effect.peer)
             self.node.put(port, HandshakeEnded(effect.peer, False, 0))
@@ -240,18 +240,18 @@ class RankLinks:
             raise ValueError(f"{hello.address} answers there")
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        place = trio.CancelScope()
-        self._strangers.add(place)
+        scope = trio.CancelScope()
+        self._strangers.add(scope)
         link = RankLink(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
-            with place, trio.fail_after(PATIENCE_S):
+            with scope, trio.fail_after(PATIENCE_S):
                 await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: a stream is refused: %s", self.node.name, told(error))
             return
         finally:
-            self._strangers.leave(place)
-        if place.cancelled_caught:
+            self._strangers.leave(scope)
+        if scope.cancelled_caught:
             return
         self._adopt(link)
         await self._serve(link)

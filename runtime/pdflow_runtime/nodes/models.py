@@ -121,7 +121,7 @@ class TorchModel:
         from pdflow_runtime.engines.torch_runner import TorchRunner
 
         ranks = node.computed_in()
-        cache = KvCache(node.place.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
+        cache = KvCache(node.config.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
         return TorchRunner(Llama(self.config, self._loaded), cache)
 
 
@@ -141,7 +141,7 @@ class SyntheticModel:
 
         ranks = node.computed_in()
         memories = [rank.memory for rank in ranks]
-        return SyntheticRunner(self._cost, node.place.shape, memories, node.memories(), self.prompts.vocab_size)
+        return SyntheticRunner(self._cost, node.config.shape, memories, node.memories(), self.prompts.vocab_size)
 
 
 class ByteTokens:

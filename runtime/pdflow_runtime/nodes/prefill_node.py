@@ -29,7 +29,7 @@ from pdflow_runtime.engines.loop import LayerComputed, Told
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.observe.event_log import RELEASED, TOKEN
 from pdflow_runtime.transports.base import MakeTransport
 
@@ -71,14 +71,14 @@ class LivePrefillNode(LiveEngineNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         scheduler: ProducerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
         sending: Sending | None = None,
     ) -> None:
-        self.prefilling: Final = PrefillCore(place.weights, sending or Sending())
-        super().__init__(place, scheduler, ranks, transport, self.prefilling)
+        self.prefilling: Final = PrefillCore(config.weights, sending or Sending())
+        super().__init__(config, scheduler, ranks, transport, self.prefilling)
         self._products: Final = scheduler.products
         self.legs: dict[Xid, LivePrefillLeg] = {}
         """Of which anything is left here."""
@@ -136,7 +136,7 @@ class LivePrefillNode(LiveEngineNode):
 
     def request(self, leg: LivePrefillLeg) -> PrefillRequested:
         tokens = leg.job.tokens
-        digest = digest_of(tokens, self.place.weights)
+        digest = digest_of(tokens, self.config.weights)
         return PrefillRequested(leg.xid, leg.request_id, len(tokens), digest, leg.keeps)
 
     def withdraw(self, xid: Xid) -> None:
@@ -165,7 +165,7 @@ class LivePrefillNode(LiveEngineNode):
                         self.ending.append(leg)
                     self.chunk_begun(leg, outcome)
             case LayerComputed(layer=layer, at_ns=at):
-                if layer == self.place.shape.num_layers - 1:
+                if layer == self.config.shape.num_layers - 1:
                     self._all_layers(at)
                 self.layer_computed(layer)
             case Prefilled(seq=seq, at_ns=at):

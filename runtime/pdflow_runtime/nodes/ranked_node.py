@@ -30,7 +30,7 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class NodeConfig:
     """What one life of a node with ranks is made from."""
 
     info: EngineInfo
@@ -52,9 +52,9 @@ class Place:
 class RankedNode(LiveNode):
     """Subclasses add the ends of their names, and say what else runs, in `begin_all`."""
 
-    def __init__(self, name: str, place: Place, transport: MakeTransport, core: Core | None = None) -> None:
+    def __init__(self, name: str, config: NodeConfig, transport: MakeTransport, core: Core | None = None) -> None:
         super().__init__(name, core)
-        self.place: Final = place
+        self.config: Final = config
         self.transport: Final = transport
         self.meter: Meter | None = None
         self.port = 0
@@ -70,7 +70,7 @@ class RankedNode(LiveNode):
         self, info: EngineInfo, scheduler: Endpoint, endpoints: Sequence[Endpoint], over: Sequence[Rank] | None = None
     ) -> Port:
         """Endpoints under one name. `over`: the ranks whose memory theirs is."""
-        port = self.add(info.engine, scheduler, self.place.incarnation)
+        port = self.add(info.engine, scheduler, self.config.incarnation)
         owners: Sequence[Rank | None] = [None] * len(endpoints) if over is None else over
         self.ends[info.engine] = [
             self._add_rank(info, number, endpoint, owner)
@@ -79,22 +79,22 @@ class RankedNode(LiveNode):
         return port
 
     def _add_rank(self, info: EngineInfo, number: int, endpoint: Endpoint, owner: Rank | None) -> Rank:
-        place = self.place
+        config = self.config
         address = rank_address(info.engine, number)
-        port = self.add(address, endpoint, place.incarnation)
+        port = self.add(address, endpoint, config.incarnation)
         rank = self.ranks[address] = Rank(
             info,
             number,
-            place.shape,
-            place.num_blocks,
-            place.layouts,
+            config.shape,
+            config.num_blocks,
+            config.layouts,
             self.transport,
             partial(self.put, port),
-            place.incarnation,
-            place.staging_factory,
-            place.leases,
+            config.incarnation,
+            config.staging_factory,
+            config.leases,
             owner,
-            place.dtype,
+            config.dtype,
         )
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means

@@ -143,7 +143,7 @@ class Rank:
         nbytes = end if self.room is None else end_of(self.room)
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
         self.peers: dict[Address, RankMetadata] = {}
-        self.places: dict[Xid, Allocation] = {}
+        self.staged: dict[Xid, Allocation] = {}
         """Of prompts that are sent from beside the blocks: where they lie."""
         self.meter: TransferMeter | None = None
         self.lost: Callable[[Address], None] = lambda peer: None
@@ -265,19 +265,19 @@ class Rank:
 
     # Between its blocks and what is beside them.
 
-    def copy_out(self, blocks: Sequence[int], place: Allocation, tokens: int, piece: Piece) -> None:
+    def copy_out(self, blocks: Sequence[int], staged: Allocation, tokens: int, piece: Piece) -> None:
         """A piece of a prompt of so many tokens, from the blocks to its place."""
-        there, extents = self._lying(place, tokens)
+        there, extents = self._lying(staged, tokens)
         self._copy(self.memory, blocks, there, extents, piece)
 
-    def copy_in(self, place: Allocation, blocks: Sequence[int], tokens: int, piece: Piece) -> None:
+    def copy_in(self, staged: Allocation, blocks: Sequence[int], tokens: int, piece: Piece) -> None:
         """And from there into blocks."""
-        there, extents = self._lying(place, tokens)
+        there, extents = self._lying(staged, tokens)
         self._copy(there, extents, self.memory, blocks, piece)
 
-    def _lying(self, place: Allocation, tokens: int) -> tuple[RankMemory, Sequence[int]]:
+    def _lying(self, staged: Allocation, tokens: int) -> tuple[RankMemory, Sequence[int]]:
         assert self.room is not None
-        return lying(self.room, place.blocks, tokens)
+        return lying(self.room, staged.blocks, tokens)
 
     def _copy(
         self,
@@ -345,7 +345,7 @@ class Rank:
 
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
-            source, at = within(p_about, self.places[registration.xid].blocks if placed else blocks, stop)
+            source, at = within(p_about, self.staged[registration.xid].blocks if placed else blocks, stop)
             of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
             return descriptors(one, source, target, of_tokens, coalesce=True)
 

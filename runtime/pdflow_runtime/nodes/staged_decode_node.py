@@ -17,7 +17,7 @@ from pdflow.serving.effects import AskForRoom, CopyIn, GiveBackRoom, TakeRoom
 from pdflow.serving.events import CopiedIn, RoomDue
 from pdflow.serving.landing import StagedLanding
 from pdflow_runtime.nodes.decode_node import LiveDecodeNode
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.transports.base import MakeTransport
 
 
@@ -26,13 +26,13 @@ class LiveStagedDecodeNode(LiveDecodeNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         scheduler: ConsumerScheduler,
         ranks: Sequence[Endpoint],
         transport: MakeTransport,
         staging: Staging,
     ) -> None:
-        super().__init__(place, scheduler, ranks, transport, StagedLanding(staging))
+        super().__init__(config, scheduler, ranks, transport, StagedLanding(staging))
         self.staging: Staging = staging
         self.perform.update(
             {
@@ -63,5 +63,5 @@ class LiveStagedDecodeNode(LiveDecodeNode):
         blocks, tokens = self.table(effect.allocation).blocks, len(self.legs[effect.handle].prompt)
         for rank in self.ranks.values():
             for layer in range(rank.memory.num_layers):
-                rank.copy_in(effect.place, blocks, tokens, Piece(layer, effect.start, tokens))
+                rank.copy_in(effect.staged, blocks, tokens, Piece(layer, effect.start, tokens))
         self.put(self.role, CopiedIn(effect.handle))

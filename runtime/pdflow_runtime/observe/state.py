@@ -52,7 +52,7 @@ def state_of(node: LiveEngineNode) -> EngineState:
     return EngineState(
         node.name,
         node.pool_role,
-        f"{node.place.incarnation:016x}",
+        f"{node.config.incarnation:016x}",
         pool.num_blocks,
         pool.free,
         pool.quarantined,

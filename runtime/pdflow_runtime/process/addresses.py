@@ -39,12 +39,12 @@ def url_of(at: Coordinates) -> str:
     return f"http://{host}:{at.port}"
 
 
-def is_place(at: Coordinates) -> bool:
+def is_address(at: Coordinates) -> bool:
     """Whether somebody could be reached there, for all that can be told by looking."""
     return _HOST.fullmatch(at.host) is not None and 0 < at.port <= MAX_PORT
 
 
-class EnginePlace(msgspec.Struct, frozen=True, tag="up"):
+class EngineAddress(msgspec.Struct, frozen=True, tag="up"):
     """An engine takes requests at `http`, and its ranks hear at `kv`."""
 
     engine: str
@@ -79,13 +79,13 @@ class ReportAnswer(msgspec.Struct, frozen=True):
     drained: bool = False
 
 
-class RouterPlace(msgspec.Struct, frozen=True, tag="router"):
+class RouterAddress(msgspec.Struct, frozen=True, tag="router"):
     """What engines hear: where they are to report."""
 
     at: Coordinates
 
 
-News = EnginePlace | EngineLeaving | EngineGone
+News = EngineAddress | EngineLeaving | EngineGone
 read_news = msgspec.json.Decoder(News).decode
 read_heard = msgspec.json.Decoder(ReportAnswer).decode
-read_router = msgspec.json.Decoder(RouterPlace).decode
+read_router = msgspec.json.Decoder(RouterAddress).decode

@@ -34,7 +34,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, weights_bytes
 from pdflow_runtime.observe.record import Record
-from pdflow_runtime.process.addresses import EngineGone, EnginePlace, News, RouterPlace, is_loopback, reached_at
+from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import drain_on_signal, run_until_told
 from pdflow_runtime.router.front import listening
@@ -172,11 +172,11 @@ class Cluster:
 
     async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
         """An engine is up: the router is told, and its end is waited for."""
-        await self._tell(msgspec.json.decode(component.first_line, type=EnginePlace))
+        await self._tell(msgspec.json.decode(component.first_line, type=EngineAddress))
         if self.reports:
             assert component.process.stdin is not None
             with suppress(trio.BrokenResourceError):
-                await component.process.stdin.send_all(msgspec.json.encode(RouterPlace(self._router_at())) + b"\n")
+                await component.process.stdin.send_all(msgspec.json.encode(RouterAddress(self._router_at())) + b"\n")
         self._nursery.start_soon(self._watch, component, deaths)
 
     async def _watch(self, component: ComponentProcess, deaths: int) -> None:

@@ -22,7 +22,7 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace, News, reached_at, read_heard
+from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving, News, reached_at, read_heard
 from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ ROUTER: Final = "router"
 
 
 class Reporter:
-    """Args: `place` is what this engine says of itself, every so often. It says nothing before it is told to whom."""
+    """Args: `address` is what this engine says of itself, every so often. It says nothing before it is told to whom."""
 
-    def __init__(self, place: EnginePlace, signer: Signer, every_s: float) -> None:
-        self.place = place
+    def __init__(self, address: EngineAddress, signer: Signer, every_s: float) -> None:
+        self.address = address
         self.router: Coordinates | None = None
         self._told: Final = trio.Event()
         self._signer: Final = signer
@@ -58,7 +58,7 @@ class Reporter:
             await self._told.wait()
             due_ns = now_ns()
             while True:
-                await self._report(self.place)
+                await self._report(self.address)
                 if self._leaving:
                     await self.leave()  # a router that has begun anew has not heard of it
                 due_ns = max(due_ns + int(self._every_s * S), now_ns())
@@ -67,12 +67,12 @@ class Reporter:
     async def leave(self) -> None:
         """It is to end: nothing new, please."""
         self._leaving = True
-        await self._report(EngineLeaving(self.place.engine, self.place.incarnation))
+        await self._report(EngineLeaving(self.address.engine, self.address.incarnation))
 
     async def end(self) -> None:
         """It is gone as of now, and nothing that is said later has it there again."""
         self._running.cancel()
-        await self._report(EngineGone(self.place.engine, self.place.incarnation))
+        await self._report(EngineGone(self.address.engine, self.address.incarnation))
         self._client.close()
 
     async def _report(self, news: News) -> None:
@@ -90,7 +90,7 @@ class Reporter:
                     error = OpenAIError.heard(response.status, answer) if response.status != 200 else None
                     came_to = "" if response.status == 200 else str(error or response.status)
                     if not came_to:
-                        self.place = msgspec.structs.replace(self.place, drained=read_heard(answer).drained)
+                        self.address = msgspec.structs.replace(self.address, drained=read_heard(answer).drained)
         except (UpstreamError, msgspec.DecodeError) as error:
             came_to = str(error)
         if came_to != self._last_result:

@@ -34,7 +34,7 @@ from pdflow_runtime.nodes.models import open_model
 from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.record import Record
-from pdflow_runtime.process.addresses import EnginePlace, is_loopback, reached_at, read_router
+from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached_at, read_router
 from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, hear_stdin
 from pdflow_runtime.process.reports import Reporter, router_at
@@ -48,7 +48,7 @@ from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.library import gpus
 
 log = logging.getLogger(__name__)
-Door: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
+MakeApi: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
 """What answers requests: where ranks hear, whom to believe, and what ends the part."""
 STILL_S = 0.05
 """Between two looks at whether anybody still holds KV here."""
@@ -64,23 +64,23 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
         log.warning("%s", caution)
     listeners = listening(scenario), listening(scenario)
     builder = LiveBuilder(scenario, transport_at(scenario))
-    node, door = opened(builder, name)
+    node, make_api = opened(builder, name)
     node.secured_by(secret, tls)
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
-    place = EnginePlace(name, http, ranks, node.place.incarnation, wall_ns())
+    address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())
     every_ns = heartbeat_ns(scenario)
-    reporter = Reporter(place, Signer(secret), math.inf if every_ns is None else every_ns / S)
+    reporter = Reporter(address, Signer(secret), math.inf if every_ns is None else every_ns / S)
     if router is not None:
         reporter.tell(router)
     try:
-        with record.of(node, scenario, node.place.incarnation):
-            await serve(node, door, scenario, listeners, gate, reporter, child)
+        with record.of(node, scenario, node.config.incarnation):
+            await serve(node, make_api, scenario, listeners, gate, reporter, child)
     finally:
         await node.aclose()
 
 
-def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, Door]:
+def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, MakeApi]:
     """One life of that engine or node, and what answers its requests. ScenarioError."""
     scenario = builder.scenario
     stores = stores_of(scenario)
@@ -102,7 +102,7 @@ def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, Door]:
 
 async def serve(
     node: RankedNode,
-    door: Door,
+    make_api: MakeApi,
     scenario: ResolvedScenario,
     listeners: tuple[socket.socket, socket.socket],
     gate: Gate,
@@ -110,7 +110,7 @@ async def serve(
     child: bool,
 ) -> None:
     """Until drained or cancelled. `listeners`: for requests, and for ranks."""
-    place = reporter.place
+    address = reporter.address
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
 
@@ -124,13 +124,15 @@ async def serve(
         if child:
             nursery.start_soon(hear_stdin, scope, lambda line: reporter.tell(read_router(line).at))
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
-        api = door(place.kv, gate, drain)
+        api = make_api(address.kv, gate, drain)
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listeners[0], api)
             nursery.start_soon(drain_on_signal, drain, scenario.serve.drain_s, scope)
-            sys.stdout.write(msgspec.json.encode(place).decode() + "\n")
+            sys.stdout.write(msgspec.json.encode(address).decode() + "\n")
             sys.stdout.flush()
-            log.info("takes requests at %s:%d; its ranks hear at %d", place.http.host, place.http.port, place.kv.port)
+            log.info(
+                "takes requests at %s:%d; its ranks hear at %d", address.http.host, address.http.port, address.kv.port
+            )
             nursery.start_soon(reporter.run)
         await still(node)
         await reporter.end()

@@ -22,7 +22,7 @@ import trio
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.process.addresses import EnginePlace, News, ReportAnswer, is_place
+from pdflow_runtime.process.addresses import EngineAddress, News, ReportAnswer, is_address
 from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Admin:
             return 202, msgspec.json.encode({"engine": self.add(message.pool)})
         if not self.members.reports:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
-        if isinstance(message, EnginePlace) and not (is_place(message.http) and is_place(message.kv)):
+        if isinstance(message, EngineAddress) and not (is_address(message.http) and is_address(message.kv)):
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
         if problem := self.members.hear(message):
             raise OpenAIError(409, problem)
@@ -104,7 +104,7 @@ class Admin:
         """The name of the engine that is being started."""
         if self.start is None:
             raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
-        vacant = [name for name in self.vacant if name not in self.members.places]
+        vacant = [name for name in self.vacant if name not in self.members.addresses]
         name = next((name for name in vacant if name.rpartition("-")[0] == pool), None)
         if name is None:
             raise OpenAIError(409, f"no engine of a pool {pool} can be added: serve.spare_engines says how many can")
@@ -120,7 +120,7 @@ class Admin:
     def remove(self, name: str) -> None:
         """It ends when nothing there is wanted any more; at once if it has left already."""
         self._known(name)
-        if name not in self.members.places:
+        if name not in self.members.addresses:
             raise OpenAIError(409, f"{name} is not there")
         if name in self.removed:
             return
@@ -141,11 +141,11 @@ class Admin:
 
     async def _stop(self, name: str) -> None:
         """It ends by itself once its last lease has; its seat is vacant from now on."""
-        place = self.members.places.get(name)
-        if place is not None:
+        address = self.members.addresses.get(name)
+        if address is not None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    await self._ask(place, "POST", STOP)
+                    await self._ask(address, "POST", STOP)
             except UpstreamError as error:
                 log.warning("%s is not told to end: %s", name, error)
         self.removed.discard(name)
@@ -162,31 +162,31 @@ class Admin:
         """Engines that do not answer have None."""
         members = self.members
         engines = await self._ask_all("/state", members.stores)
-        silent = sorted(name for name in members.places if not members.is_member(name))
+        silent = sorted(name for name in members.addresses if not members.is_member(name))
         return {"open": len(self.node.calls), "drained": sorted(members.drained), "silent": silent, "engines": engines}
 
-    async def _ask_all(self, path: str, besides: Mapping[str, EnginePlace | None]) -> dict[str, Any]:
+    async def _ask_all(self, path: str, besides: Mapping[str, EngineAddress | None]) -> dict[str, Any]:
         """Every engine that there ought to be, by its name, what it answers there; and of others those that are."""
         members = self.members
-        expected = [name for name in members.seats if name in members.places or name not in self.vacant]
+        expected = [name for name in members.seats if name in members.addresses or name not in self.vacant]
         found: dict[str, Any] = dict.fromkeys((*expected, *besides))
 
-        async def ask(name: str, place: EnginePlace) -> None:
+        async def ask(name: str, address: EngineAddress) -> None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    found[name] = msgspec.Raw(await self._ask(place, "GET", path))
+                    found[name] = msgspec.Raw(await self._ask(address, "GET", path))
             except UpstreamError:
                 pass
 
         async with trio.open_nursery() as nursery:
-            for name, place in (*members.places.items(), *besides.items()):
-                if place is not None:
-                    nursery.start_soon(ask, name, place)
+            for name, address in (*members.addresses.items(), *besides.items()):
+                if address is not None:
+                    nursery.start_soon(ask, name, address)
         return found
 
-    async def _ask(self, place: EnginePlace, method: str, path: str) -> bytes:
+    async def _ask(self, address: EngineAddress, method: str, path: str) -> bytes:
         """UpstreamError, also for an answer that is an error."""
-        http, headers = place.http, self.node.signer.sign(place.engine, method, path, b"")
+        http, headers = address.http, self.node.signer.sign(address.engine, method, path, b"")
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
             answer = await response.read()
         if response.status != 200:

@@ -29,7 +29,7 @@ from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import read_decode
-from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Call:
         """P's first token, if the answer starts with it."""
         self.answer: Answer
         """Which attempt streams, and which legs await P's first token."""
-        self.decoding: Final[dict[RequestId, EnginePlace]] = {}
+        self.decoding: Final[dict[RequestId, EngineAddress]] = {}
         """Where the decode legs are that may await it."""
         self.report: Callable[[RequestId], None]
         """Called with the attempt that streams, once."""
@@ -137,14 +137,14 @@ class Leg:
         self,
         call: Call,
         client: HttpClient,
-        place: EnginePlace,
+        address: EngineAddress,
         request_id: RequestId,
         patience_s: float,
         signer: Signer,
     ) -> None:
         self.call: Final = call
         self.client: Final = client
-        self.place: Final = place
+        self.address: Final = address
         self.request_id: Final = request_id
         self.patience_s: Final = patience_s
         self.signer: Final = signer
@@ -181,7 +181,7 @@ class Leg:
             async with self._asked("/first_token", msgspec.json.encode(first)) as response:
                 await response.read()
         except UpstreamError as error:
-            log.debug("%s was not told of a first token: %s", self.place.engine, error)
+            log.debug("%s was not told of a first token: %s", self.address.engine, error)
 
     async def decode(self, body: bytes) -> Code | None:
         """Pass the engine's answer on to the client. NONE if all of it was, else why not; None if it is dropped."""
@@ -213,8 +213,8 @@ class Leg:
         return code
 
     def _asked(self, path: str, body: bytes) -> Exchange:
-        at = self.place.http
-        signed = self.signer.sign(self.place.engine, "POST", path, body, self.headers)
+        at = self.address.http
+        signed = self.signer.sign(self.address.engine, "POST", path, body, self.headers)
         return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
 
     def _refused(self, status: int, answer: bytes) -> Code:
@@ -223,7 +223,7 @@ class Leg:
         if error is None:
             return Code.IO
         if status == 401:
-            log.error("%s does not believe this router: %s", self.place.engine, error)
+            log.error("%s does not believe this router: %s", self.address.engine, error)
             return Code.UNREACHABLE
         if status == 409:
             # Its connection broke while it was asked, and was asked anew: that attempt is there, and is let go of.

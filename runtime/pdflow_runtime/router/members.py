@@ -15,7 +15,7 @@ from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, Engi
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll, Seat
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.process.addresses import EngineGone, EngineLeaving, EnginePlace, News
+from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving, News
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Members:
         router: GovernedRouter,
         stores: Sequence[str],
         put: Callable[[RouterEvent], None],
-        close_connections: Callable[[EnginePlace], None],
+        close_connections: Callable[[EngineAddress], None],
     ) -> None:
         self.router: Final = router
         self.reports: Final = router.roll is not None
@@ -38,7 +38,7 @@ class Members:
             **{info.engine: ("prefill", number) for number, info in enumerate(router.prefill)},
             **{info.engine: ("decode", number) for number, info in enumerate(router.decode)},
         }
-        self.places: Final[dict[str, EnginePlace]] = {}
+        self.addresses: Final[dict[str, EngineAddress]] = {}
         """Engines that are there, by name."""
         self.leaving: Final[set[str]] = set()
         """Engines of which one life ends, or has ended: the next one gets requests again."""
@@ -50,15 +50,15 @@ class Members:
         """Engines that this router has heard of, or an order about: what an earlier one was told counts no more."""
         self._put: Final = put
         self._close_connections: Final = close_connections
-        self._stores: Final[dict[str, EnginePlace | None]] = dict.fromkeys(stores)
+        self._stores: Final[dict[str, EngineAddress | None]] = dict.fromkeys(stores)
         self._store_roll: Final = None if router.roll is None else Roll(router.roll.silence_ns)
         """By their numbers, as if they were prefill engines."""
 
     @property
-    def stores(self) -> dict[str, EnginePlace | None]:
+    def stores(self) -> dict[str, EngineAddress | None]:
         """Every node of the store by its name, in order, and where it is if it is there."""
         there = enumerate(self._stores.items())
-        return {name: place if self._has_store(number) else None for number, (name, place) in there}
+        return {name: address if self._has_store(number) else None for number, (name, address) in there}
 
     def is_up(self, name: str) -> bool:
         """Whether this engine gets requests."""
@@ -92,7 +92,7 @@ class Members:
     def resume(self, name: str) -> None:
         self.leaving.discard(name)
         self._put(EngineJoins(name))
-        self._put(EngineChanged(name, name in self.places))
+        self._put(EngineChanged(name, name in self.addresses))
 
     def hear(self, news: News) -> str:
         """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
@@ -101,9 +101,9 @@ class Members:
             return self._hear_store(news)
         if name not in self.seats:
             return f"there is no engine {name}; there are {', '.join(self.seats)}"
-        known = self.places.get(name)
+        known = self.addresses.get(name)
         match news:
-            case EnginePlace():
+            case EngineAddress():
                 return self._up(news, known)
             case EngineLeaving(_, incarnation) if known is not None and known.incarnation == incarnation:
                 if name not in self.drained:
@@ -111,25 +111,25 @@ class Members:
                     self.drain(name)
             case EngineGone():
                 if is_end_of(news, known):
-                    self._lose(self.places[name])
+                    self._lose(self.addresses[name])
                 if news.for_good:
                     self.ended(name)
         return ""
 
-    def _up(self, place: EnginePlace, known: EnginePlace | None) -> str:
+    def _up(self, address: EngineAddress, known: EngineAddress | None) -> str:
         """The report of an engine. The first one of a life is the end of the life before."""
-        name = place.engine
-        if known is not None and known.incarnation != place.incarnation:
-            if place.born_ns < known.born_ns and self.is_member(name):
+        name = address.engine
+        if known is not None and known.incarnation != address.incarnation:
+            if address.born_ns < known.born_ns and self.is_member(name):
                 return younger(known)
             self._lose(known)
             known = None
         if known is None:
-            self.places[name] = place
-            log.info("%s is up at %s:%d", name, place.http.host, place.http.port)
+            self.addresses[name] = address
+            log.info("%s is up at %s:%d", name, address.http.host, address.http.port)
             if name in self.leaving:
                 self.resume(name)
-            if place.drained and name not in self._known_here:
+            if address.drained and name not in self._known_here:
                 log.info("%s is drained: the router before this one was told so", name)
                 self.set_enabled(name, False)
             self._known_here.add(name)
@@ -143,11 +143,11 @@ class Members:
             self._put(EngineChanged(name, True))
         return ""
 
-    def _lose(self, place: EnginePlace) -> None:
+    def _lose(self, address: EngineAddress) -> None:
         """Its legs fail now. Where engines report, its silence is not waited for either."""
-        name = place.engine
-        del self.places[name]
-        self._close_connections(place)
+        name = address.engine
+        del self.addresses[name]
+        self._close_connections(address)
         if self.reports and name not in self.drained:
             self.leaving.add(name)
             self.drain(name)
@@ -161,7 +161,7 @@ class Members:
         name, known = news.engine, self._stores[news.engine]
         number = list(self._stores).index(name)
         match news:
-            case EnginePlace():
+            case EngineAddress():
                 if known is None or known.incarnation != news.incarnation:
                     if known is not None and news.born_ns < known.born_ns and self._has_store(number):
                         return younger(known)
@@ -184,11 +184,11 @@ def _has(roll: Roll | None, seat: Seat) -> bool:
     return roll is None or roll.members.get(seat, 0) > now_ns()
 
 
-def is_end_of(news: EngineGone, known: EnginePlace | None) -> bool:
+def is_end_of(news: EngineGone, known: EngineAddress | None) -> bool:
     """Of the life that is known."""
     return known is not None and news.incarnation in (None, known.incarnation)
 
 
-def younger(known: EnginePlace) -> str:
+def younger(known: EngineAddress) -> str:
     """Why another life is not believed."""
     return f"a younger {known.engine} is at {known.http.host}:{known.http.port}"

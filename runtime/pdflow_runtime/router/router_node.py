@@ -85,7 +85,10 @@ class LiveRouterNode(LiveNode):
         self.signer: Final = signer
         self.tells_first: Final = tells_first
         self.members: Final = Members(
-            router, stores, partial(self.put, self.port), lambda place: client.forget(place.http.host, place.http.port)
+            router,
+            stores,
+            partial(self.put, self.port),
+            lambda address: client.forget(address.http.host, address.http.port),
         )
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
@@ -138,11 +141,11 @@ class LiveRouterNode(LiveNode):
     # Effects.
 
     def dispatch_prefill(self, port: Port, effect: DispatchPrefill) -> None:
-        call, place = self.calls.get(effect.request), self.members.places.get(self.prefill[effect.engine].engine)
-        if call is None or place is None:
+        call, address = self.calls.get(effect.request), self.members.addresses.get(self.prefill[effect.engine].engine)
+        if call is None or address is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
         if effect.keeps:
             sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
         else:
@@ -150,7 +153,7 @@ class LiveRouterNode(LiveNode):
         self._begin(call, "prefill", effect.request_id, sent)
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, tells_first: bool) -> None:
-        stores = tuple(NOT_UP if place is None else place.http for place in self.members.stores.values())
+        stores = tuple(NOT_UP if address is None else address.http for address in self.members.stores.values())
         about = prefill_json(effect.xid, self.method, stores)
         if tells_first:
             between = Between(tells_first=True, decodes=self.router.dispatch == "concurrent")
@@ -206,27 +209,27 @@ class LiveRouterNode(LiveNode):
         self.put(self.port, PrefillAnswered(effect.request_id, params, code))
 
     def dispatch_decode(self, port: Port, effect: DispatchDecode) -> None:
-        call, place = self.calls.get(effect.request), self.members.places.get(self.decode[effect.engine].engine)
+        call, address = self.calls.get(effect.request), self.members.addresses.get(self.decode[effect.engine].engine)
         engine = effect.params.prefill.engine
         stores = self.members.stores
-        source = stores.get(node_of(engine)) if stores else self.members.places.get(engine)
-        if call is None or place is None or source is None:
+        source = stores.get(node_of(engine)) if stores else self.members.addresses.get(engine)
+        if call is None or address is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
         between = None
         if self.tells_first:
-            call.decoding[effect.request_id] = place
+            call.decoding[effect.request_id] = address
             between = Between(first=call.told, first_follows=call.answer.decode_dispatched(effect.request_id))
         body = call.decode_body(self._params(effect.params, source.kv), between)
         self._begin(call, "decode", effect.request_id, self._decode(leg, body))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
-        call, place = self.calls.get(effect.request), self.members.places.get(self.decode[effect.engine].engine)
-        if call is None or place is None:
+        call, address = self.calls.get(effect.request), self.members.addresses.get(self.decode[effect.engine].engine)
+        if call is None or address is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, place, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
         self._begin(call, "decode", effect.request_id, self._decode(leg, self._alone_body(call, effect.request_id)))
 
     async def _decode(self, leg: Leg, body: bytes) -> None:

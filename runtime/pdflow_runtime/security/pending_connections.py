@@ -18,16 +18,16 @@ class PendingConnections(Generic[T]):
     def __init__(self, most: int, evict: Callable[[T], None]) -> None:
         self.most: Final = most
         self._evict: Final = evict
-        self._places: Final[dict[T, None]] = {}
+        self._slots: Final[dict[T, None]] = {}
         """In the order of their coming."""
 
     def add(self, stranger: T) -> None:
-        if len(self._places) >= self.most:
-            oldest = next(iter(self._places))
-            del self._places[oldest]
+        if len(self._slots) >= self.most:
+            oldest = next(iter(self._slots))
+            del self._slots[oldest]
             self._evict(oldest)
-        self._places[stranger] = None
+        self._slots[stranger] = None
 
     def leave(self, stranger: T) -> None:
         """It has said who it is, or is over; nothing happens if it has no place any more."""
-        self._places.pop(stranger, None)
+        self._slots.pop(stranger, None)

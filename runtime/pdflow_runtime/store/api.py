@@ -67,7 +67,7 @@ class StoreApi(ComponentApi):
         except ParamsError as error:
             raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
         items = tuple(Item(key, blocks) for key, blocks in parsed.objects)
-        need = -(-params.num_tokens // self.node.place.info.shards.block_size)
+        need = -(-params.num_tokens // self.node.config.info.shards.block_size)
         if not params.num_tokens or blocks_of(items) != need:
             raise OpenAIError(400, f"{blocks_of(items)} blocks of objects, and {need} for {params.num_tokens} tokens")
         await self.node.links.learn(params.prefill.engine, at.host, at.port)

@@ -16,7 +16,7 @@ from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow.wiring.engines import EngineWiring, Producer
 from pdflow.wiring.stores import StoreWiring, node_name, put_name, store_pool
 from pdflow_runtime.nodes.models import DTYPES
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.nodes.ranks import LayoutBook
 from pdflow_runtime.security.secret import secret_of
 from pdflow_runtime.store.backing import Backing
@@ -61,7 +61,7 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> Li
     pool = store_pool(scenario)
     assert pool is not None
     incarnation, shape = secrets.randbits(63), engines.shapes[pool.name]
-    place = Place(
+    config = NodeConfig(
         info=EngineInfo(put_name(name), wiring.shards),
         incarnation=incarnation,
         shape=shape,
@@ -73,7 +73,7 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> Li
     )
     memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
     put, get = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
-    node = LiveStoreNode(name, place, put, get, memory, transport)
+    node = LiveStoreNode(name, config, put, get, memory, transport)
     node.backing = backing_of(scenario, node, wiring.unit_tokens(1))
     return node
 
@@ -83,20 +83,20 @@ def backing_of(scenario: ResolvedScenario, node: LiveStoreNode, unit_tokens: int
     server = server_of(scenario)
     if server is None:
         return None
-    ranks = [(rank.view, rank.memory) for rank in node.ends[node.place.info.engine]]
+    ranks = [(rank.view, rank.memory) for rank in node.ends[node.config.info.engine]]
     cells = Cells(ranks)
-    layout = layout_of(scenario.model.name, node.place.shape, [memory for _, memory in ranks])
+    layout = layout_of(scenario.model.name, node.config.shape, [memory for _, memory in ranks])
     form = ValueFormat(layout, cells.block_bytes, secret_of(scenario))
     return Backing(server, node.ledger, cells, form, unit_tokens, scenario.serve.store_ttl_s / 2)
 
 
 def store_prefill_node(
-    engines: EngineWiring, transport: MakeTransport, place: Place, ends: Producer
+    engines: EngineWiring, transport: MakeTransport, config: NodeConfig, ends: Producer
 ) -> LiveStorePrefillNode:
     """One life of an engine that puts, without its engine."""
     wiring = wiring_of(engines)
-    keys = StoreKeys.of(wiring, wiring.blocks, place.weights)
-    loads = wiring.loads(place.info, place.incarnation, place.num_blocks) if keys.unit_tokens else None
+    keys = StoreKeys.of(wiring, wiring.blocks, config.weights)
+    loads = wiring.loads(config.info, config.incarnation, config.num_blocks) if keys.unit_tokens else None
     says = engines.scenario
     client = StoreClient(says.serve.engine_host, says.transfer.deadline_s + LATER_S)
-    return LiveStorePrefillNode(place, ends, loads, transport, keys, client)
+    return LiveStorePrefillNode(config, ends, loads, transport, keys, client)

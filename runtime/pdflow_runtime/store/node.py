@@ -24,7 +24,7 @@ from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, 
 from pdflow.serving.store import StoreCore
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.nodes.ranked_node import Place, RankedNode
+from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
 from pdflow_runtime.store.backing import Backing
 from pdflow_runtime.transports.base import MakeTransport
 
@@ -47,20 +47,20 @@ class StoreCall:
 
 
 class LiveStoreNode(RankedNode):
-    """One life of a node. `place` is that of the end that is put to."""
+    """One life of a node. `config` is that of the end that is put to."""
 
     def __init__(
-        self, name: str, place: Place, put: Consumer, get: Producer, memory: StoreMemory, transport: MakeTransport
+        self, name: str, config: NodeConfig, put: Consumer, get: Producer, memory: StoreMemory, transport: MakeTransport
     ) -> None:
-        self.storing: Final = StoreCore(memory, place.info.shards.block_size, self.count)
-        super().__init__(name, place, transport, self.storing)
+        self.storing: Final = StoreCore(memory, config.info.shards.block_size, self.count)
+        super().__init__(name, config, transport, self.storing)
         self.memory: Final = memory
         self.calls: dict[Xid, StoreCall] = {}
         """By what they would be got as: puts that are not over, and all that can be got."""
         self.backing: Backing | None = None
         """Where what is here is kept, too."""
         self._put_cells = put.scheduler.cells
-        put_port = self.add_end(place.info, put.scheduler, put.ranks)
+        put_port = self.add_end(config.info, put.scheduler, put.ranks)
         owners = list(self.ranks.values())
         self.get_port: Final = self.add_end(get.scheduler.engine, get.scheduler, get.ranks, over=owners)
         self.do.update(

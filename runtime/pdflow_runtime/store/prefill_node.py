@@ -36,7 +36,7 @@ from pdflow_runtime.engines.loop import Told
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
-from pdflow_runtime.nodes.ranked_node import Place
+from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import Signer
 from pdflow_runtime.security.tls import Tls
@@ -52,15 +52,15 @@ class LiveStorePrefillNode(LivePrefillNode):
 
     def __init__(
         self,
-        place: Place,
+        config: NodeConfig,
         ends: Producer,
         loads: Consumer | None,
         transport: MakeTransport,
         keys: StoreKeys,
         client: StoreClient,
     ) -> None:
-        storing = Storing(keys.most_tokens, place.info.shards.block_size)
-        super().__init__(place, ends.scheduler, ends.ranks, transport, storing)
+        storing = Storing(keys.most_tokens, config.info.shards.block_size)
+        super().__init__(config, ends.scheduler, ends.ranks, transport, storing)
         self.keys: Final = keys
         self.client: Final = client
         self.stores: tuple[Coordinates, ...] = ()
@@ -121,7 +121,7 @@ class LiveStorePrefillNode(LivePrefillNode):
 
     def _digest(self, leg: LivePrefillLeg) -> int:
         """Names what its KV is computed from (S4)."""
-        return digest_of(leg.job.tokens, self.place.weights)
+        return digest_of(leg.job.tokens, self.config.weights)
 
     def _home(self, items: tuple[Item, ...]) -> tuple[str, Coordinates]:
         """The node that has these, and where it takes requests; port 0 if it is not up."""
@@ -141,7 +141,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         node, at = self._home(items)
         found = StoredKv(None)
         if at.port:
-            xid, digest, weights = load_xid(leg.xid), self._digest(leg), self.place.weights
+            xid, digest, weights = load_xid(leg.xid), self._digest(leg), self.config.weights
             found = await self.client.look(node, at, leg.request_id, xid, items[:-1], digest=digest, weights=weights)
         if found.params is not None and found.at is not None:
             await self.links.learn(found.params.prefill.engine, found.at.host, found.at.port)

@@ -22,7 +22,7 @@ def state_of(node: LiveStoreNode) -> EngineState:
     return EngineState(
         engine=node.name,
         role="store",
-        incarnation=f"{node.place.incarnation:016x}",
+        incarnation=f"{node.config.incarnation:016x}",
         blocks=memory.pool.num_blocks,
         free=memory.pool.free,
         quarantined=0,

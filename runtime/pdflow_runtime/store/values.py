@@ -89,14 +89,14 @@ class Cells:
 
     def copy_out(self, blocks: Sequence[int], target: memoryview) -> None:
         at = 0
-        for view, place, length in self._planes(blocks):
-            target[at : at + length] = view[place : place + length]
+        for view, offset, length in self._planes(blocks):
+            target[at : at + length] = view[offset : offset + length]
             at += length
 
     def copy_in(self, blocks: Sequence[int], source: memoryview) -> None:
         at = 0
-        for view, place, length in self._planes(blocks):
-            view[place : place + length] = source[at : at + length]
+        for view, offset, length in self._planes(blocks):
+            view[offset : offset + length] = source[at : at + length]
             at += length
 
     def _planes(self, blocks: Sequence[int]) -> Iterator[tuple[memoryview, int, int]]:

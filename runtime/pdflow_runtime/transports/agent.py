@@ -69,7 +69,7 @@ class StreamAgent(Host):
         self._nursery: trio.Nursery | None = None
         self._finished = trio.Event()
         self._links: dict[Address, AgentLink] = {}
-        self._doors: dict[Address, trio.Lock] = {}
+        self._connecting: dict[Address, trio.Lock] = {}
         """One attempt to connect to a peer at a time: a second stream would end the first."""
         self._closing: set[AgentLink] = set()
         """Links that are ours no more, but may still be the peer's."""
@@ -172,7 +172,7 @@ class StreamAgent(Host):
             raise TransportError(f"{peer} moves KV over {described.transport!r}, and {self.me} over {self.name!r}")
         if self._nursery is None:
             raise TransportError(f"{self.me} is not running, and cannot reach {peer}")
-        async with self._doors.setdefault(peer, trio.Lock()):
+        async with self._connecting.setdefault(peer, trio.Lock()):
             if not self._reached(peer, described.life):
                 await self._open(peer, described)
 

@@ -78,8 +78,8 @@ class NixlAgent:
         self._known: Counter[str] = Counter()
         """By remote agent, how many streams have brought it."""
 
-    def register(self, address: int, nbytes: int, place: str = DRAM) -> None:
-        self._call("register_memory", [(address, nbytes, int(place or 0), "")], _kind(place))
+    def register(self, address: int, nbytes: int, device: str = DRAM) -> None:
+        self._call("register_memory", [(address, nbytes, int(device or 0), "")], _kind(device))
 
     def about(self) -> bytes:
         """What peers need to reach the memory that is registered."""
@@ -106,7 +106,7 @@ class NixlAgent:
         if not self._lock.acquire(blocking=wait):
             return None
         try:
-            local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.place)) for t in (targets, sources))
+            local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.device)) for t in (targets, sources))
             handle = self._agent.initialize_xfer("READ", local, there, remote)
             self._agent.transfer(handle)
         except Exception as error:  # NIXL's errors have no base of their own
@@ -154,8 +154,8 @@ class NixlAgent:
                 raise TransportError(f"NIXL: {error or type(error).__name__}") from None
 
 
-def _kind(place: str) -> str:
-    return "VRAM" if place else "DRAM"
+def _kind(device: str) -> str:
+    return "VRAM" if device else "DRAM"
 
 
 class NixlFetch(LibraryFetch):
@@ -209,9 +209,9 @@ class NixlTransport(RegisteredAgent):
     def adopt(self, address: int, nbytes: int, gpu: int | None) -> None:
         """Instead of `allocate`: a region that is somebody else's, on this GPU or in this process, and outlives us."""
         word_buffer = mmap.mmap(-1, WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._place = DRAM if gpu is None else str(gpu)
+        self._device = DRAM if gpu is None else str(gpu)
         self._own(RegionBase(address, nbytes), np.frombuffer(word_buffer, "<u8", WORD_SLOTS))
-        self._local.register(address, nbytes, self._place)
+        self._local.register(address, nbytes, self._device)
         self._about = self._register(memoryview(word_buffer), self._word_buffer.ctypes.data)
 
     def _register(self, whole: memoryview, address: int) -> bytes:

@@ -33,7 +33,7 @@ WORD_SLOTS: Final = 512
 class MemoryTable(NamedTuple):
     """Pieces of memory in one place."""
 
-    place: str
+    device: str
     rows: Any
     """[N, 3]: address, length, GPU. None of no length."""
 
@@ -41,10 +41,10 @@ class MemoryTable(NamedTuple):
 class RemoteMemory:
     """A peer's memory as the library reaches it."""
 
-    __slots__ = ("address", "name", "nbytes", "place")
+    __slots__ = ("address", "device", "name", "nbytes")
 
-    def __init__(self, name: str, address: int, nbytes: int, place: str) -> None:
-        self.place: Final = place
+    def __init__(self, name: str, address: int, nbytes: int, device: str) -> None:
+        self.device: Final = device
         """A GPU's number, or DRAM."""
         self.name: Final = name
         self.address: Final = address
@@ -81,7 +81,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._about = b""
         self._whole = memoryview(b"")
         """The region, and words behind it."""
-        self._place = DRAM
+        self._device = DRAM
         self._word_buffer: Any = None
         """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
         self._slots: dict[int, int] = {}
@@ -148,7 +148,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         nbytes, address = self._memory.nbytes, self._memory.address
         return msgspec.msgpack.encode(
             Description(
-                self.name, self.life, self.token, self._host, self._port, self._place, nbytes, address, self._about
+                self.name, self.life, self.token, self._host, self._port, self._device, nbytes, address, self._about
             )
         )
 
@@ -156,7 +156,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         assert self._memory is not None
         nbytes, address = self._memory.nbytes, self._memory.address
         return AgentHello(
-            VERSION, self.me, self.life, about.life, about.token, self._place, nbytes, address, self._about
+            VERSION, self.me, self.life, about.life, about.token, self._device, nbytes, address, self._about
         )
 
     def _reach(self, about: Description, hello: AgentHello) -> RemoteMemory:
@@ -177,8 +177,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         assert isinstance(remote, RemoteMemory)
         assert self._memory is not None
         sources, targets, lengths = pieces.columns()
-        theirs = _table(remote.place, remote.address, sources, lengths)
-        ours = _table(self._place, self._memory.address, targets, lengths)
+        theirs = _table(remote.device, remote.address, sources, lengths)
+        ours = _table(self._device, self._memory.address, targets, lengths)
         return self._fetch(owner, peer, generation, remote, theirs, ours)
 
     # Words are fetched like everything else, into a place of their own.
@@ -191,7 +191,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._last_slot = slot = (self._last_slot + 1) % WORD_SLOTS
         length = np.array([WORD_BYTES], np.uint64)
         target = _table(DRAM, self._word_buffer.ctypes.data, length * np.uint64(slot), length)
-        source = _table(link.remote.place, link.remote.address, np.array([address], np.uint64), length)
+        source = _table(link.remote.device, link.remote.address, np.array([address], np.uint64), length)
         link.word_reads.add(op)
         self._slots[op] = slot
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
@@ -208,9 +208,9 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         super()._word_arrived(link, op, value)
 
 
-def _table(place: str, base: int, offsets: Any, lengths: Any) -> MemoryTable:
+def _table(device: str, base: int, offsets: Any, lengths: Any) -> MemoryTable:
     table = np.empty((len(lengths), 3), np.uint64)
     np.add(offsets, np.uint64(base), out=table[:, 0])
     table[:, 1] = lengths
-    table[:, 2] = int(place or 0)
-    return MemoryTable(place, table[table[:, 1] > 0])
+    table[:, 2] = int(device or 0)
+    return MemoryTable(device, table[table[:, 1] > 0])

@@ -40,14 +40,14 @@ def read_seen(path: Path, most: int) -> list[MeasuredRequest]:
     problems: list[Problem] = []
     seen: dict[int, MeasuredRequest] = {}
     for line, row in rows:
-        place = f"{path}:{line}"
+        location = f"{path}:{line}"
         number = str(row["request"] or "").strip()
         if not number.isdecimal() or int(number) >= most:
-            problems.append(Problem(place, "request", f"{number!r}, expected a number below {most}"))
+            problems.append(Problem(location, "request", f"{number!r}, expected a number below {most}"))
             continue
         if int(number) in seen:
-            problems.append(Problem(place, "request", f"{number} stands here for the second time"))
-        values = [_positive(row.get(column), place, column, problems) for column in (TTFT, TPOT)]
+            problems.append(Problem(location, "request", f"{number} stands here for the second time"))
+        values = [_positive(row.get(column), location, column, problems) for column in (TTFT, TPOT)]
         seen[int(number)] = MeasuredRequest(int(number), *values)
     if not seen and not problems:
         problems.append(Problem(str(path), "", "has no requests"))
@@ -56,7 +56,7 @@ def read_seen(path: Path, most: int) -> list[MeasuredRequest]:
     return list(seen.values())
 
 
-def _positive(text: str | None, place: str, column: str, problems: list[Problem]) -> float | None:
+def _positive(text: str | None, location: str, column: str, problems: list[Problem]) -> float | None:
     if text is None or not text.strip():
         return None
     try:
@@ -64,6 +64,6 @@ def _positive(text: str | None, place: str, column: str, problems: list[Problem]
     except ValueError:
         value = inf
     if not (isfinite(value) and value > 0):
-        problems.append(Problem(place, column, f"{text!r}, expected milliseconds above 0"))
+        problems.append(Problem(location, column, f"{text!r}, expected milliseconds above 0"))
         return None
     return value

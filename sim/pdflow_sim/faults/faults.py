@@ -176,7 +176,7 @@ class FaultInjector:
         if fault.only_engine:
             node.stretch(until)
             return
-        node.door = self.waiting_room(node)
+        node.ingress = self.waiting_room(node)
         node.pause(until)
         self.env.process(self.resume_at(node, until))
 
@@ -191,9 +191,9 @@ class FaultInjector:
         self.resume(node)
 
     def resume(self, node: SimEngineNode) -> None:
-        if not node.alive or node.door is None or node.paused_until > self.clock.now:
+        if not node.alive or node.ingress is None or node.paused_until > self.clock.now:
             return
-        node.door = None
+        node.ingress = None
         node.resume()
         mine = [effect for at, effect in self.waiting if at is node]
         self.waiting = [item for item in self.waiting if item[0] is not node]

@@ -75,7 +75,7 @@ class Lives:
         node.die()
         if self.recorder is not None:
             self.recorder.died(node.name, self.clock.now)
-        node.door = self.refuse
+        node.ingress = self.refuse
         self.down[name] = fault
         word_values = self.fabric.word_values
         for key in [key for key in word_values if engine_of(key[0]) == node.name]:

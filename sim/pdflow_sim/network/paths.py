@@ -46,8 +46,8 @@ class Rails:
         """What goes which way."""
         count, first = len(self.paths), self.first
         dealt = [
-            (self.paths[(first + place) % count], share)
-            for place, share in enumerate(shares(nbytes, self.slice_bytes, count))
+            (self.paths[(first + index) % count], share)
+            for index, share in enumerate(shares(nbytes, self.slice_bytes, count))
         ]
         self.first = (first + len(dealt)) % count
         return dealt
@@ -204,8 +204,8 @@ class Paths:
         links = [self.links[name] for name in self.via.get(pools, ())]
         p_nics, d_nics = self.working(source), self.working(target)
         paths = []
-        for place in range(max(len(p_nics), len(d_nics)) if p_nics and d_nics else 0):
-            p_nic, d_nic = p_nics[place % len(p_nics)], d_nics[place % len(d_nics)]
+        for index in range(max(len(p_nics), len(d_nics)) if p_nics and d_nics else 0):
+            p_nic, d_nic = p_nics[index % len(p_nics)], d_nics[index % len(d_nics)]
             crossed = links + self._crossed(p_nic, d_nic)
             if crossed:
                 paths.append(path := self.network.path(crossed))

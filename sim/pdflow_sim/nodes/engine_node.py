@@ -45,7 +45,7 @@ class SimEngineNode(PeerNode):
         self.held = False
         """Its engine waits for something that is not computed here."""
         self.peak_blocks = 0
-        self.door: Callable[[Any], None] | None = None
+        self.ingress: Callable[[Any], None] | None = None
         """Takes what the router sends, while the engine itself cannot."""
         self.busy_before_ps = 0
         """In steps of former lives."""

@@ -65,15 +65,15 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         if self.metrics.tell is not None:
             self.metrics.tell(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
 
-    def load_hops(self, place: Allocation) -> list[tuple[Hop, int]]:
+    def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
         """What lies in the host's memory comes over PCIe."""
         assert self.method.loading is not None
         landing = self.landing
         if not isinstance(landing, ListeningLanding):
-            return [(self.method.loading, landing.layers_of(place))]
+            return [(self.method.loading, landing.layers_of(staged))]
         staging = landing.staging
         assert isinstance(staging, BufferStaging)
-        allocations = landing.allocations[place.generation]
+        allocations = landing.allocations[staged.generation]
         spilled = sum(staging.spilled(allocation) for allocation in allocations.values())
         return [(self.method.loading, len(allocations) - spilled), (Hop.H2D, spilled)]
 

@@ -214,10 +214,10 @@ class SimRouterNode(SimNode):
 
     def first_token_arrived(self, told: FirstTokenTold) -> None:
         node = self.nodes.decodes[told.engine]
-        if node.door is None:
+        if node.ingress is None:
             node.first_token_known(told.request_id)
         else:
-            node.door(told)
+            node.ingress(told)
 
     def breaks(self, leg: str, position: int) -> None:
         """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
@@ -255,10 +255,10 @@ class SimRouterNode(SimNode):
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.nodes.prefills[effect.engine]
-        if node.door is None:
+        if node.ingress is None:
             node.accept(effect)
         else:
-            node.door(effect)
+            node.ingress(effect)
 
     def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
@@ -267,8 +267,8 @@ class SimRouterNode(SimNode):
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.nodes.decodes[effect.engine]
-        if node.door is not None:
-            node.door(effect)
+        if node.ingress is not None:
+            node.ingress(effect)
             return
         self.metrics.records.decode_engine[effect.request] = node.name
         node.accept(effect)
@@ -283,8 +283,8 @@ class SimRouterNode(SimNode):
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
         node = self.nodes.decodes[effect.engine]
-        if node.door is not None:
-            node.door(effect)
+        if node.ingress is not None:
+            node.ingress(effect)
             return
         self.metrics.records.decode_engine[effect.request] = node.name
         node.accept_alone(effect)
@@ -298,26 +298,26 @@ class SimRouterNode(SimNode):
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
             prefill = self.nodes.prefills[effect.engine]
-            if prefill.door is None:
+            if prefill.ingress is None:
                 prefill.abort(effect.request_id)
             else:
-                prefill.door(effect)
+                prefill.ingress(effect)
             return
         decode = self.nodes.decodes[effect.engine]
-        if decode.door is None:
+        if decode.ingress is None:
             decode.abort(effect.request_id)
         else:
-            decode.door(effect)
+            decode.ingress(effect)
 
     def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
         self.clock.call(self.to_decode[effect.engine], self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.nodes.decodes[effect.engine]
-        if node.door is None:
+        if node.ingress is None:
             node.report_prefill(effect)
         else:
-            node.door(effect)
+            node.ingress(effect)
 
     def engine_left(self, port: SimPort, effect: EngineLeft) -> None:
         if self.on_engine_left is not None:

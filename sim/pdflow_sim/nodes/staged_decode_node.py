@@ -66,7 +66,7 @@ class SimStagedDecodeNode(SimDecodeNode):
         request = self.legs[effect.handle].index
         size, tokens = self.staging.size, self.metrics.records.input_tokens[request] - effect.start
         ports = self.ranks
-        load_hops = [(hop, layers) for hop, layers in self.load_hops(effect.place) if layers]
+        load_hops = [(hop, layers) for hop, layers in self.load_hops(effect.staged) if layers]
         self.loading[effect.handle] = len(ports) * len(load_hops)
         for rank in ports:
             for hop, layers in load_hops:
@@ -75,13 +75,13 @@ class SimStagedDecodeNode(SimDecodeNode):
                     self.metrics.tell(self.name, f"copies {layers} layers, {hop.value}")
                 self.carrier.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
-    def load_hops(self, place: Allocation) -> list[tuple[Hop, int]]:
+    def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
         """How its layers get into blocks: those that lie in the host's memory over PCIe."""
         hop = self.method.loading
         assert hop is not None
         if not isinstance(self.staging, BufferStaging):
             return [(hop, self.staging.size.layers)]
-        spilled = self.staging.spilled(place)
+        spilled = self.staging.spilled(staged)
         return [(hop, self.staging.size.layers - spilled), (Hop.H2D, spilled)]
 
     def copied_in(self, handle: RequestId, ok: bool) -> None:

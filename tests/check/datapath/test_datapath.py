@@ -117,7 +117,7 @@ def strict(name: str, faults: int = 1) -> Acts:
 
 
 def test_room_that_is_given_out_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ring, "place", lambda self, owner, size: 0)
+    monkeypatch.setattr(Ring, "allocate", lambda self, owner, size: 0)
     assert explore(strict("cpu-staged")).stories.keys() == {Finding.TWICE}
 
 

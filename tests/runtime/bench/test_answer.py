@@ -30,8 +30,8 @@ def heard(*pieces: bytes) -> AnswerReader:
 @given(st.lists(st.integers(0, len(THREE + TOLD + DONE)), max_size=8).map(sorted))
 def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
     whole = THREE + TOLD + DONE
-    places = [0, *boundaries, len(whole)]
-    answer = heard(*(whole[a:b] for a, b in pairwise(places)))
+    offsets = [0, *boundaries, len(whole)]
+    answer = heard(*(whole[a:b] for a, b in pairwise(offsets)))
     answer.end()
     assert ("".join(answer.pieces), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
     assert answer.times == sorted(answer.times)

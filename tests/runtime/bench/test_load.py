@@ -62,7 +62,7 @@ async def test_without_a_rate_all_go_at_once(autojump_clock: MockClock) -> None:
     assert ran.metrics.peak_concurrent_requests == 30
 
 
-async def test_a_place_is_waited_for_and_the_wait_is_told_apart(autojump_clock: MockClock) -> None:
+async def test_waiting_for_the_concurrency_limit_is_measured_apart(autojump_clock: MockClock) -> None:
     async with stub() as (server, port):
         ran = await run(port, num_prompts=9, random_input_len=8, random_output_len=1, max_concurrency=3)
     waves = sorted(round(queued / FIRST_NS) for queued in ran.ledger.queued_ns)
@@ -88,10 +88,10 @@ async def test_a_turn_follows_its_answer_after_the_think_time_and_repeats_the_co
     records = ran.ledger.records
     assert len(records) == 24
     assert answered_in_time(records)
-    asked = {place: server.asked[number]["prompt"] for number, place in enumerate(records.sessions)}
+    asked = {each: server.asked[number]["prompt"] for number, each in enumerate(records.sessions)}
     answers = {
-        place: [1000 + token for token in range(records.output_tokens[number])]
-        for number, place in enumerate(records.sessions)
+        each: [1000 + token for token in range(records.output_tokens[number])]
+        for number, each in enumerate(records.sessions)
     }
     later = [(session, turn) for session, turn in records.sessions if turn > 1]
     assert later
@@ -99,7 +99,7 @@ async def test_a_turn_follows_its_answer_after_the_think_time_and_repeats_the_co
         before = asked[session, turn - 1] + answers[session, turn - 1]
         assert asked[session, turn][: len(before)] == before
         assert len(asked[session, turn]) > len(before)
-        first, second = (records.sessions.index((session, place)) for place in (turn - 1, turn))
+        first, second = (records.sessions.index((session, each)) for each in (turn - 1, turn))
         assert records.arrival_ns[second] > records.last_token_ns[first]
     assert len({tuple(prompt[:100]) for prompt in asked.values()}) == 1
 

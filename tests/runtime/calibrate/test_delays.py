@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
-from pdflow_runtime.calibrate.delays import MeasuredTransfer, delays, door_s, line, link_values, typical
+from pdflow_runtime.calibrate.delays import MeasuredTransfer, api_server_s, delays, line, link_values, typical
 from pdflow_runtime.observe.event_log import (
     TOKEN,
     FirstPiecePassed,
@@ -78,8 +78,8 @@ def test_each_delay_is_between_its_two_instants() -> None:
     assert links.per_message_s == pytest.approx(40e-6)
     assert links.latency_s == pytest.approx(10e-6)
     assert links.bandwidth_bytes_per_s == 250_000_000
-    assert door_s(found, ["prefill-0"], links.http_latency_s) == pytest.approx(100e-6)
-    assert door_s(found, ["decode-0"], links.http_latency_s) == pytest.approx(50e-6)
+    assert api_server_s(found, ["prefill-0"], links.http_latency_s) == pytest.approx(100e-6)
+    assert api_server_s(found, ["decode-0"], links.http_latency_s) == pytest.approx(50e-6)
 
 
 def test_of_several_ranks_the_largest_shard_counts() -> None:

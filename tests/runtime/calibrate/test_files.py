@@ -38,7 +38,7 @@ def cost(step_ms: int) -> StepCost:
 
 def measured() -> Measured:
     fits = {name: StepFit(cost(ms), Misfit(0.02, 0.1, 0.3, 0.0), 500, 40) for name, ms in DECODES_TAKE.items()}
-    return Measured(steps=fits, doors_s={"prefill": 1e-3, "decode": 2e-3}, links=LINKS, requests=9, transfers=8)
+    return Measured(steps=fits, api_server_s={"prefill": 1e-3, "decode": 2e-3}, links=LINKS, requests=9, transfers=8)
 
 
 DECODES_TAKE = {"prefill": 50, "decode": 10}
@@ -56,10 +56,10 @@ def test_a_calibrated_scenario_says_what_was_measured_and_all_else_as_before(tmp
     assert network.coalesce
     assert not network.poll
     assert (was.workload, was.transfer, was.router, was.serve) == (now.workload, now.transfer, now.router, now.serve)
-    for pool, door in zip(now.pools, (1e-3, 2e-3), strict=True):
+    for pool, expected_s in zip(now.pools, (1e-3, 2e-3), strict=True):
         # Beside it, so that the folder can be sent to somebody.
         assert pool.cost == MeasuredCost(path=f"cost-{pool.name}.json")
-        assert pool.api_server_s == door
+        assert pool.api_server_s == expected_s
         assert not pool.async_scheduling
 
 

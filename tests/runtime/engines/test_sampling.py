@@ -48,7 +48,7 @@ def test_of_the_likeliest_only_some_may_come() -> None:
     assert set(drawn(top_p=1e-9)) == {1}
 
 
-def test_a_seed_and_a_place_say_what_is_drawn_whoever_is_beside() -> None:
+def test_a_token_depends_on_seed_and_position_and_not_on_the_batch() -> None:
     sampling = Sampling(temperature=0.8, seed=11)
     alone = [sample(LOGITS, [TokenRequest(sampling, index)])[0].token for index in range(40)]
     other = TokenRequest(Sampling(temperature=2.0, seed=5), 0)

@@ -23,12 +23,12 @@ from pdflow_sim.check.engines.layered_role import step_of
 
 
 class Aside(Staging):
-    """Args: `inner` says who has room; `places`, what it is called."""
+    """Args: `inner` says who has room; `staged`, what it is called."""
 
-    def __init__(self, inner: Staging, places: Mapping[Handle, Allocation]) -> None:
+    def __init__(self, inner: Staging, staged: Mapping[Handle, Allocation]) -> None:
         super().__init__(inner.size, inner.evicts)
         self.inner: Final = inner
-        self.places: Final = places
+        self.staged: Final = staged
         self.waiting = inner.waiting
         self._called: dict[int, Allocation] = {}
         """What the inner one calls a place, by its generation here."""
@@ -44,12 +44,12 @@ class Aside(Staging):
         if admission is None:
             return None
         handle, called = admission
-        place = self.places[handle]
-        assert place.generation not in self.held
-        self.held[place.generation] = (handle, place.blocks)
-        self._called[place.generation] = called
-        self.generation = max(self.generation, place.generation)
-        return handle, place
+        staged = self.staged[handle]
+        assert staged.generation not in self.held
+        self.held[staged.generation] = (handle, staged.blocks)
+        self._called[staged.generation] = called
+        self.generation = max(self.generation, staged.generation)
+        return handle, staged
 
     def release(self, allocation: Allocation) -> None:
         del self.held[allocation.generation]

@@ -19,7 +19,7 @@ from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import ServedModel
 from pdflow_runtime.nodes.prefill_api import PrefillApi
-from pdflow_runtime.process.addresses import EnginePlace
+from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.front import Front
 from pdflow_runtime.router.router_node import LiveRouterNode
@@ -69,15 +69,15 @@ async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str
     method = scenario.transfer.method
     async with house(scenario, model, transport) as home, AsyncExitStack() as stack:
 
-        async def opened(make: type[EngineApi[Any]], node: LiveEngineNode) -> EnginePlace:
+        async def opened(make: type[EngineApi[Any]], node: LiveEngineNode) -> EngineAddress:
             ranks = Coordinates(LOCAL, node.port)
             api = make(node, model.prompts, method, ranks, Gate(None, node.name), lambda: None)
             server = await stack.enter_async_context(serving(api))
-            return EnginePlace(node.name, Coordinates(LOCAL, server.port), ranks)
+            return EngineAddress(node.name, Coordinates(LOCAL, server.port), ranks)
 
         engines: list[tuple[type[EngineApi[Any]], LiveEngineNode]] = [(PrefillApi, home.p)]
         engines += [(DecodeApi, home.d), (DecodeApi, home.alone)]
-        places = [await opened(make, node) for make, node in engines]
+        addresses = [await opened(make, node) for make, node in engines]
         builder = LiveBuilder(scenario, transport_named(transport))
         prefill, decode = (
             [builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode")
@@ -87,17 +87,17 @@ async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str
         stores = stores_of(scenario)
         about = (governed_of(builder), prefill, decode, method, client)
         node = LiveRouterNode(*about, stores=stores, tells_first=tells_first)
-        for place in places[:2]:
-            node.members.hear(place)
+        for address in addresses[:2]:
+            node.members.hear(address)
         if home.store is not None:
-            node.members.hear(EnginePlace(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
+            node.members.hear(EngineAddress(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
         front = Front(node, model.prompts, Admin(node, [], None), Gate(None, "router"))
         server = await stack.enter_async_context(serving(front))
         front.here = Coordinates(LOCAL, server.port)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.run)
-                yield Fronted(home, node, server.port, places[2].http.port, client)
+                yield Fronted(home, node, server.port, addresses[2].http.port, client)
                 nursery.cancel_scope.cancel()
         finally:
             client.close()

@@ -128,7 +128,7 @@ class House:
         prefill = self.p.begin(name, f"x-{name}", tokens)
         if self.pulls:
             return prefill
-        params = KvParams(self.p.place.info, f"x-{name}", name, 0)
+        params = KvParams(self.p.config.info, f"x-{name}", name, 0)
         return self.d.begin(name, params, tokens, sampling)
 
     async def ask_alone(self, name: str, tokens: list[int], sampling: Sampling) -> Answer:

@@ -31,7 +31,7 @@ from pdflow.protocol.values import Address, EngineId, Instant, Xid
 from pdflow.serving.events import PrefillFailed
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
-from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
+from pdflow_runtime.nodes.engine_node import LiveEngineNode, NodeConfig
 from pdflow_runtime.nodes.node import TIME_REACHED
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranks import WORD_BYTES, LayoutBook, StagingFactory
@@ -256,7 +256,7 @@ class Told:
         scheduler, *ranks = cluster.engine(engine, life)
         info = (*cluster.ps, *cluster.ds)[cluster.number[engine]]
         shape = structs.replace(self.shape, block_size=info.shards.block_size)
-        place = Place(
+        config = NodeConfig(
             info=info,
             incarnation=FIRST_LIFE[engine] + life,
             shape=shape,
@@ -265,7 +265,7 @@ class Told:
             weights=WEIGHTS,
             staging_factory=self.staging_factory(engine),
         )
-        node = self.node(place, scheduler, ranks)
+        node = self.node(config, scheduler, ranks)
         node.engine = Hand(node, self.loaded)  # type: ignore[assignment]
         node.observe = self.observe
         self.nodes[engine] = node
@@ -276,10 +276,10 @@ class Told:
         """What its ranks have beside their blocks."""
         return None
 
-    def node(self, place: Place, scheduler: Any, ranks: Any) -> LiveEngineNode:
-        if role_of(place.info.engine) == "P":
-            return LivePrefillNode(place, scheduler, ranks, self.make_transport)
-        return LiveDecodeNode(place, scheduler, ranks, self.make_transport)
+    def node(self, config: NodeConfig, scheduler: Any, ranks: Any) -> LiveEngineNode:
+        if role_of(config.info.engine) == "P":
+            return LivePrefillNode(config, scheduler, ranks, self.make_transport)
+        return LiveDecodeNode(config, scheduler, ranks, self.make_transport)
 
     @staticmethod
     async def run(node: LiveEngineNode, scope: trio.CancelScope) -> None:
@@ -415,7 +415,7 @@ class Told:
     async def arrive(self, link: tuple[Address, Address], data: bytes) -> None:
         sender, to = link
         node = self.nodes[engine_of(to)]
-        life = self.nodes[engine_of(sender)].place.incarnation
+        life = self.nodes[engine_of(sender)].config.incarnation
         await node.offer(node.ports[to], Received(sender, life, frame(data)))
 
     def drop(self, link: int) -> None:
@@ -482,7 +482,7 @@ class Told:
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
         await node.ranks[name].meet(peer, other.ranks[peer].about(name))
-        node.put(node.ports[name], HandshakeEnded(peer, True, other.place.incarnation))
+        node.put(node.ports[name], HandshakeEnded(peer, True, other.config.incarnation))
 
     def unreachable(self, i: int) -> None:
         _, node, about = self.world.space.tasks_of(self.state)[i]

@@ -24,7 +24,7 @@ from pdflow.protocol.values import Address, Allocation, EngineId
 from pdflow.serving.events import ChunkStarted, LayerReady, PrefillFailed, RoomDue
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
-from pdflow_runtime.nodes.engine_node import LiveEngineNode, Place
+from pdflow_runtime.nodes.engine_node import LiveEngineNode, NodeConfig
 from pdflow_runtime.nodes.ranks import StagingFactory
 from pdflow_runtime.nodes.staging_memory import staging_pages
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole, step_of
@@ -79,27 +79,27 @@ class ToldMethod(Told):
             return None
         room = (scope.p_pool if at_p else scope.pool) or scope.requests
         inner = self.plan.memory(method.p_memory if at_p else method.d_memory, room)
-        return Aside(inner, self.plan.places if method.pulls or not at_p else self.elsewhere())
+        return Aside(inner, self.plan.staged if method.pulls or not at_p else self.elsewhere())
 
     def elsewhere(self) -> dict[str, Allocation]:
         """Where P's prompts lie if nobody is told: in pages of other numbers than their blocks'."""
         return {
-            handle: Allocation(place.generation, tuple([block + ELSEWHERE for block in place.blocks]))
-            for handle, place in self.plan.places.items()
+            handle: Allocation(staged.generation, tuple([block + ELSEWHERE for block in staged.blocks]))
+            for handle, staged in self.plan.staged.items()
         }
 
     def staging_factory(self, engine: EngineId) -> StagingFactory | None:
         return None if self.staging(engine) is None else staging_pages(BLOCKS)
 
-    def node(self, place: Place, scheduler: Any, ranks: Any) -> LiveEngineNode:
-        staging = self.staging(place.info.engine)
-        if role_of(place.info.engine) == "P" and self.plan.layered:
+    def node(self, config: NodeConfig, scheduler: Any, ranks: Any) -> LiveEngineNode:
+        staging = self.staging(config.info.engine)
+        if role_of(config.info.engine) == "P" and self.plan.layered:
             sending = self.sending(staging)
-            node: LiveEngineNode = ToldPrefillNode(place, scheduler, ranks, self.make_transport, sending, staging)
+            node: LiveEngineNode = ToldPrefillNode(config, scheduler, ranks, self.make_transport, sending, staging)
         elif staging is not None:
-            node = ToldDecodeNode(place, scheduler, ranks, self.make_transport, staging)
+            node = ToldDecodeNode(config, scheduler, ranks, self.make_transport, staging)
         else:
-            node = super().node(place, scheduler, ranks)
+            node = super().node(config, scheduler, ranks)
         for rank in node.ranks.values():
             assert isinstance(rank.transfers, HeldTransfers)
             rank.transfers.adopt(lane_rules(self.plan.method, self.plan.pipeline_policy))

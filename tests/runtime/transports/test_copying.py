@@ -45,7 +45,7 @@ def one_by_one(pieces: list[Descriptor]) -> bytes:
     return bytes(target)
 
 
-block = st.tuples(st.integers(0, 900), st.integers(0, 15).map(lambda place: 60 * place), st.integers(0, 60))
+block = st.tuples(st.integers(0, 900), st.integers(0, 15).map(lambda index: 60 * index), st.integers(0, 60))
 """They do not overlap at the target: which of two would win is nobody's promise."""
 
 
@@ -62,8 +62,8 @@ def test_what_arrives_is_what_single_pieces_would_bring(
     pieces = layers(blocks, count, source_stride, target_stride)
     for where, at in moved:
         if pieces:
-            place = where % len(pieces)
-            pieces[place] = pieces[place]._replace(source_address=at)
+            index = where % len(pieces)
+            pieces[index] = pieces[index]._replace(source_address=at)
     assert copied(pieces) == one_by_one(pieces)
 
 

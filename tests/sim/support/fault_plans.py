@@ -50,7 +50,7 @@ def times(draw: st.DrawFn, lasts: bool = True) -> dict[str, Any]:
 
 
 @st.composite
-def places(draw: st.DrawFn) -> dict[str, Any]:
+def targets(draw: st.DrawFn) -> dict[str, Any]:
     how = draw(st.sampled_from(["all", "between", "from", "to"]))
     if how == "all":
         return {}
@@ -66,20 +66,20 @@ def faults(draw: st.DrawFn, overrides: dict[str, Any]) -> str:
     if kind in ("drop", "delay", "duplicate", "reorder"):
         frames = st.lists(st.sampled_from(FRAMES[overrides["transfer.dialect"]]), min_size=1, max_size=3, unique=True)
         often = draw(st.booleans())
-        keys |= {"probability": draw(SHARE)} | ({} if often else draw(times())) | draw(places())
+        keys |= {"probability": draw(SHARE)} | ({} if often else draw(times())) | draw(targets())
         keys |= {"messages": draw(frames)} if draw(st.booleans()) else {}
         if kind != "drop":
             keys["delay_s"] = draw(st.sampled_from([0.0, 0.001, 0.05, 1.0]))
         if kind == "delay":
             keys["jitter_s"] = draw(st.sampled_from([0.0, 0.02]))
     elif kind in ("transfer-error", "handshake-error"):
-        keys |= {"probability": draw(SHARE)} | draw(places())
+        keys |= {"probability": draw(SHARE)} | draw(targets())
         if kind == "transfer-error":
             keys["stage"] = draw(st.sampled_from(["start", "in-flight", "landed"]))
         else:
             keys["delay_s"] = draw(st.sampled_from([None, 0.0, 0.3]))
     elif kind == "partition":
-        keys |= draw(times()) | draw(places())
+        keys |= draw(times()) | draw(targets())
     elif kind == "slow":
         # Four of them may meet, and no WRITE of vllm-compat may outlast a quarantine.
         factors = [2.0, 10.5, 50.0] if overrides["transfer.dialect"] == "strict" else [1.5, 3.0]

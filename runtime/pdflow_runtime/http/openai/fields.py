@@ -18,7 +18,7 @@ Fields: TypeAlias = dict[str, msgspec.Raw]
 T = TypeVar("T")
 
 _fields = msgspec.json.Decoder(Fields)
-_PLACE = " - at `$"
+_LOCATION = " - at `$"
 
 
 def read_fields(body: bytes) -> Fields:
@@ -31,8 +31,8 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, at: str
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(_PLACE)
-        param = (at + place.rstrip("`")).lstrip(".") or None
+        what, _, location = str(error).partition(_LOCATION)
+        param = (at + location.rstrip("`")).lstrip(".") or None
         raise invalid(param, what[:1].lower() + what[1:]) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OpenAIError(400, f"the body is not JSON: {error}") from None

@@ -122,8 +122,8 @@ def library_path() -> str | None:
     """Where NCCL is installed: where vLLM's variable says, or with pip. None if it is not."""
     configured = os.environ.get("VLLM_NCCL_SO_PATH")
     packages = find_spec("nvidia")
-    places = (packages.submodule_search_locations or ()) if packages else ()
-    found = [path for place in places if (path := Path(place, "nccl", "lib", "libnccl.so.2")).exists()]
+    folders = (packages.submodule_search_locations or ()) if packages else ()
+    found = [path for folder in folders if (path := Path(folder, "nccl", "lib", "libnccl.so.2")).exists()]
     return configured or (str(found[0]) if found else None)
 
 

@@ -84,8 +84,8 @@ class Move:
         count = min(room, self.left, RING_BYTES - begun % RING_BYTES)
         if not count:
             return False
-        place = self._ring + begun % RING_BYTES
-        ctypes.memmove(*((place, self._address) if self._sends else (self._address, place)), count)
+        slot = self._ring + begun % RING_BYTES
+        ctypes.memmove(*((slot, self._address) if self._sends else (self._address, slot)), count)
         head[at if self._sends else at + 1] = begun + count
         self._address += count
         self.left -= count

@@ -306,8 +306,8 @@ def split(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[
     boundaries = np.union1d(begins[lengths > 0], borders)
     sizes = np.diff(boundaries, append=np.uint64(total))
     piece = np.searchsorted(ends, boundaries, "right")
-    places = [offsets[piece] + boundaries - begins[piece], boundaries % np.uint64(CHUNK_BYTES)]
-    rows = np.stack((*(reversed(places) if into_region else places), sizes), axis=1)
+    positions = [offsets[piece] + boundaries - begins[piece], boundaries % np.uint64(CHUNK_BYTES)]
+    rows = np.stack((*(reversed(positions) if into_region else positions), sizes), axis=1)
     chunks = np.append(np.searchsorted(boundaries, borders), len(boundaries)).tolist()
     for first, last in pairwise(chunks):
         chunk = slice(first, last)

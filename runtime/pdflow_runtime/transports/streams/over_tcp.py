@@ -35,7 +35,7 @@ class TcpStreams(StreamAgent):
         """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
         pause_s = FIRST_AGAIN_S
         while link in self._closing:
-            async with self._doors.setdefault(link.peer, trio.Lock()):
+            async with self._connecting.setdefault(link.peer, trio.Lock()):
                 if self._reached(link.peer, link.about.life):
                     return
                 try:

@@ -39,7 +39,7 @@ def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
     """What one step notes in one place, one after the other, is one note: the picture stays half as long."""
     group: list[Line] = []
     for line in lines:
-        if group and (line.arrow or line.number is not None or _place(line) != _place(group[0])):
+        if group and (line.arrow or line.number is not None or _group_key(line) != _group_key(group[0])):
             yield group
             group = []
         group.append(line)
@@ -47,7 +47,7 @@ def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
         yield group
 
 
-def _place(line: Line) -> tuple[bool, str, str | None, bool]:
+def _group_key(line: Line) -> tuple[bool, str, str | None, bool]:
     """A violation stands alone."""
     return line.arrow, line.at, line.to, line.style is Style.BROKEN
 

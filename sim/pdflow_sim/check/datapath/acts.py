@@ -170,10 +170,13 @@ class Acts(DataPathWorld):
             request.shipment.skip(self.pieces[i])
         else:
             request.shipment.lost()
-        if not self.setting.guards.reserves_whole and (place := request.target.pop(self.name(r, i), None)) is not None:
+        if (
+            not self.setting.guards.reserves_whole
+            and (allocation := request.target.pop(self.name(r, i), None)) is not None
+        ):
             at_d = self.target()
             assert at_d is not None
-            at_d.release(place, self.tokens(i))
+            at_d.release(allocation, self.tokens(i))
         self.sent(r, i)
 
     def sent(self, r: int, i: int) -> None:
@@ -225,8 +228,8 @@ class Acts(DataPathWorld):
             for i, piece in enumerate(self.pieces):
                 if request.stages[i] is PieceStage.LANDED:
                     guards = self.setting.guards
-                    place, layer = request.target[self.name(r, i)], piece.layer if guards.reserves_whole else 0
-                    self.fill(r, i, counted_from(piece, guards), partial(room.read, place, layer))
+                    allocation, layer = request.target[self.name(r, i)], piece.layer if guards.reserves_whole else 0
+                    self.fill(r, i, counted_from(piece, guards), partial(room.read, allocation, layer))
             self.unload(r)
         self.judge(r)
 
@@ -266,16 +269,16 @@ class Acts(DataPathWorld):
                 assert room is not None
                 for name in room.staging.victims():
                     self.evict(name)
-                for name, place in room.admit_waiting(self.tokens_of):
-                    self.request(request_of(name)).source[name] = place
+                for name, allocation in room.admit_waiting(self.tokens_of):
+                    self.request(request_of(name)).source[name] = allocation
 
     def settle_at_d(self) -> None:
         at_d = self.target()
         assert at_d is not None
-        for name, place in at_d.admit_waiting(self.tokens_of):
+        for name, allocation in at_d.admit_waiting(self.tokens_of):
             r = request_of(name)
             request = self.request(r)
-            request.target[name] = place
+            request.target[name] = allocation
             if self.setting.guards.reserves_whole:
                 self.register(r)
             elif self.setting.pipeline_policy.receiving_lanes is None:
@@ -300,9 +303,9 @@ class Acts(DataPathWorld):
     def unload(self, r: int) -> None:
         request = self.request(r)
         at_d = self.target()
-        for name, place in request.target.items():
+        for name, allocation in request.target.items():
             assert at_d is not None
-            at_d.release(place, self.tokens_of(name))
+            at_d.release(allocation, self.tokens_of(name))
         request.target.clear()
 
     def free(self) -> None:

@@ -28,38 +28,38 @@ class ExploredRoom:
         self.known: Hashable = None
         """Its fingerprint, once asked for: it is not changed after that."""
 
-    def address(self, place: Allocation, layer: int, token: int) -> Hashable:
+    def address(self, allocation: Allocation, layer: int, token: int) -> Hashable:
         """Of a token, from the beginning of a part; it may lie beyond its end."""
         staging = self.staging
         if isinstance(staging, RingStaging):
-            return staging.ring.offset(place.blocks[layer] + token * TOKEN_BYTES)
+            return staging.ring.offset(allocation.blocks[layer] + token * TOKEN_BYTES)
         if isinstance(staging, BufferStaging):
-            in_pool = staging.buffer.address(place.blocks[layer])
+            in_pool = staging.buffer.address(allocation.blocks[layer])
             if in_pool is not None:
                 return ("pool", in_pool + token * TOKEN_BYTES)
-        return (place.generation, layer, token)
+        return (allocation.generation, layer, token)
 
-    def read(self, place: Allocation, layer: int, token: int) -> Content:
-        return self.cells.get(self.address(place, layer, token))
+    def read(self, allocation: Allocation, layer: int, token: int) -> Content:
+        return self.cells.get(self.address(allocation, layer, token))
 
     def admit_waiting(self, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, Allocation]]:
         """Whoever gets room now; their cells are nobody else's."""
         while (admission := self.staging.admit_next()) is not None:
-            name, place = admission
-            for at in self._of(place, tokens_of(name)):
+            name, allocation = admission
+            for at in self._of(allocation, tokens_of(name)):
                 if at in self.cells:
                     raise Violation(Finding.TWICE, f"{name} is given {at}, which another one has")
                 self.cells[at] = None
-            yield name, place
+            yield name, allocation
 
-    def release(self, place: Allocation, tokens: int) -> None:
-        for at in self._of(place, tokens):
+    def release(self, allocation: Allocation, tokens: int) -> None:
+        for at in self._of(allocation, tokens):
             del self.cells[at]
-        self.staging.release(place)
+        self.staging.release(allocation)
 
-    def _of(self, place: Allocation, tokens: int) -> list[Hashable]:
+    def _of(self, allocation: Allocation, tokens: int) -> list[Hashable]:
         layers = self.staging.size.layers
-        return [self.address(place, layer, token) for layer in range(layers) for token in range(tokens)]
+        return [self.address(allocation, layer, token) for layer in range(layers) for token in range(tokens)]
 
     def fork(self) -> ExploredRoom:
         return ExploredRoom(self.staging.fork(), self.cells.copy())

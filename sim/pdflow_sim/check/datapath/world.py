@@ -216,12 +216,12 @@ class DataPathWorld:
 
     # Small words.
 
-    def cell(self, room: ExploredRoom, places: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
+    def cell(self, room: ExploredRoom, allocations: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
         """Where a piece's token lies in a memory."""
         piece = self.pieces[i]
         if self.setting.guards.reserves_whole:
-            return room.address(places[self.name(r, i)], piece.layer, token)
-        return room.address(places[self.name(r, i)], 0, token - piece.start)
+            return room.address(allocations[self.name(r, i)], piece.layer, token)
+        return room.address(allocations[self.name(r, i)], 0, token - piece.start)
 
     def tokens(self, i: int) -> int:
         """For how many tokens room is asked with this piece."""

@@ -123,12 +123,12 @@ class LayeredPrefillRole(PrefillRole):
         """Where D reads, a prompt lies where it has room."""
         if not isinstance(event, (PrefillBegun, PrefillFinished)):
             return event
-        place = self.plan.places[event.xid]
+        staged = self.plan.staged[event.xid]
         if self.staging is not None and self.plan.method.pulls:
             assert holder(self.staging, event.allocation) == event.xid, f"{event.xid} does not lie where it is said to"
         else:
-            assert event.allocation == place, f"{event.xid} is in other blocks"
-        return msgspec.structs.replace(event, allocation=place)
+            assert event.allocation == staged, f"{event.xid} is in other blocks"
+        return msgspec.structs.replace(event, allocation=staged)
 
     def says(self, told: list[Any]) -> list[Any]:
         emitted = super().says(told)

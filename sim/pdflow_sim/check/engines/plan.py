@@ -41,7 +41,7 @@ class EnginePlan:
     """Of the model: as few as show what the method's pieces are."""
     ranks: int
     """Of P."""
-    places: dict[Handle, Allocation]
+    staged: dict[Handle, Allocation]
     """What the protocol calls the blocks of each prompt at P and of each request at D, or what is instead of them."""
 
     @property
@@ -64,9 +64,9 @@ def kept(staging: Staging | None) -> dict[str, Any]:
     return {} if staging is None else {**staging.waiting, **dict(staging.held.values())}
 
 
-def holder(staging: Staging, place: Allocation) -> Handle:
+def holder(staging: Staging, staged: Allocation) -> Handle:
     """Who has room there; "" if nobody does."""
-    return staging.held.get(place.generation, ("", ()))[0]
+    return staging.held.get(staged.generation, ("", ()))[0]
 
 
 def as_it_is(staging: Staging | None) -> tuple[Any, ...]:

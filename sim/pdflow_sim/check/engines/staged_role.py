@@ -61,11 +61,11 @@ class StagedDecodeRole(DecodeRole):
         names = {generation: name for generation, (name, _) in self.staging.held.items()}
 
         def take(_: Port, effect: TakeRoom) -> None:
-            names[effect.place.generation] = effect.handle
+            names[effect.staged.generation] = effect.handle
             emitted.append(effect)
 
         def give_back(_: Port, effect: GiveBackRoom) -> None:
-            emitted.append(GiveBackRoom(self.plan.places[names[effect.place.generation]]))
+            emitted.append(GiveBackRoom(self.plan.staged[names[effect.staged.generation]]))
 
         core = self.decoding(landing, port, emitted)
         core.do[Quarantine] = self.nothing
@@ -82,7 +82,7 @@ class StagedDecodeRole(DecodeRole):
     def handle(self, event: Any, now: int) -> tuple[Any, ...]:
         """Room that the protocol gives back has the memory's name there."""
         if isinstance(event, (FreeBlocks, Quarantine)):
-            names = {place: handle for handle, place in self.plan.places.items()}
+            names = {staged: handle for handle, staged in self.plan.staged.items()}
             handle = names[event.allocation]
             held = [(number, extents) for number, (name, extents) in self.staging.held.items() if name == handle]
             assert held, f"the room of {handle} is given back twice"
@@ -98,7 +98,7 @@ class StagedDecodeRole(DecodeRole):
         if not isinstance(event, DecodeAdmitted):
             return event
         assert holder(self.staging, event.allocation) == event.request_id, f"{event.request_id} has no room there"
-        return msgspec.structs.replace(event, allocation=self.plan.places[event.request_id])
+        return msgspec.structs.replace(event, allocation=self.plan.staged[event.request_id])
 
     def says(self, told: list[Any]) -> list[Any]:
         return [WaitsForRoom()] if self.staging.waiting and not self.asked else []

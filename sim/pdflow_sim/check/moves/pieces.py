@@ -231,7 +231,7 @@ class PieceOperations:
 
     def lane_moves(self, state: State) -> Iterator[Move]:
         """What the ranks' lanes would do next."""
-        places = {
+        numbers = {
             (node, effect.op): i
             for i, (op, flags) in enumerate(self.space.ops_of(state))
             for node, _, effect in (self.space.operations(op),)
@@ -241,11 +241,11 @@ class PieceOperations:
             lanes = self.lanes(state, rank)
             found = lanes.next()
             if found is not None:
-                yield ("read", places[rank, found[0]])
+                yield ("read", numbers[rank, found[0]])
             lanes = self.lanes(state, rank)
             for one in lanes.open_operations():
                 if lanes.ending(one) is ShipmentEnd.STOPPED:
-                    yield ("ended", places[rank, one])
+                    yield ("ended", numbers[rank, one])
 
     # What it does.
 

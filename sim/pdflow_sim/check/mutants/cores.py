@@ -52,8 +52,8 @@ def _forgets_to_end(self: DecodeCore, _: Port, effect: Resolve) -> None:
     self.landing.resolved(self.requests.by_handle[effect.request_id])
 
 
-def _decodes_at_once(self: Landing, request: DecodeRequest, place: Allocation, hit_tokens: int) -> None:
-    _admit(self, request, place, hit_tokens)
+def _decodes_at_once(self: Landing, request: DecodeRequest, staged: Allocation, hit_tokens: int) -> None:
+    _admit(self, request, staged, hit_tokens)
     self.requests.emit(Commit(request.handle))
 
 

@@ -21,8 +21,8 @@ from pdflow_sim.check.scopes.scope import Scope
 
 
 def _copies_what_is_gone(self: StagedSending, going: StagedSend, piece: Piece) -> None:
-    if going.place is not None:
-        self.requests.emit(CopyOut(going.request.handle, going.place, piece))
+    if going.staged is not None:
+        self.requests.emit(CopyOut(going.request.handle, going.staged, piece))
     else:
         going.copying -= self.ranks_per_layer
         self._settle(going)
@@ -32,7 +32,7 @@ def _offers_what_is_gone(self: StagedSending, event: CopiedOut) -> None:
     going = self.outgoing.get(event.handle)
     if going is None:
         return
-    if going.place is not None and not self.method.pulls:
+    if going.staged is not None and not self.method.pulls:
         pieces = whole(self.layers, going.request.prompt_tokens) if event.piece is None else [event.piece]
         for piece in pieces:
             self.requests.emit(OfferPiece(event.handle, piece, event.rank))
@@ -50,16 +50,16 @@ _settled = StagedSending._settle
 
 
 def _keeps_its_room(self: StagedSending, going: StagedSend) -> None:
-    going.place = None
+    going.staged = None
 
 
 def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
     """As if nothing were sent from it."""
     _finished(self, going)
-    if going.place is not None:
+    if going.staged is not None:
         self.requests.emit(LeaveRoom(going.request.handle))
-        self.staging.release(going.place)
-        going.place = None
+        self.staging.release(going.staged)
+        going.staged = None
 
 
 _finished = StagedSending._finish
@@ -115,20 +115,20 @@ def _left_under_a_copy(self: StagedLanding, handle: Handle, allocation: Allocati
 
 
 def _leaves_nothing(self: StagedLanding, request: DecodeRequest) -> None:
-    request.place = None
+    request.staged = None
 
 
-def _asks_nobody(self: StagedLanding, place: Allocation) -> None:
-    self.requests.emit(GiveBackRoom(place))
-    self.staging.release(place)
+def _asks_nobody(self: StagedLanding, staged: Allocation) -> None:
+    self.requests.emit(GiveBackRoom(staged))
+    self.staging.release(staged)
 
 
 def _room_is_back_at_once(self: StagedLanding, request: DecodeRequest) -> None:
     """When its client goes, though something may land there."""
-    place = request.place
+    staged = request.staged
     _resolved(self, request)
-    if place is not None:
-        self.release(place)
+    if staged is not None:
+        self.release(staged)
 
 
 _resolved = StagedLanding.resolved

@@ -151,7 +151,7 @@ class ScopeCluster:
 
     def _plan(self, method: Method) -> EnginePlan:
         """Two layers show what goes by layers, and one what goes by chunks too."""
-        places = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
+        staged = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
         layers = 2 if method.grain is Grain.LAYER else 1
         pipeline_policy = method.pipeline_policy(self.scope.dialect.name)
         return EnginePlan(
@@ -160,7 +160,7 @@ class ScopeCluster:
             pipeline_policy=pipeline_policy,
             layers=layers,
             ranks=self.scope.p_tp,
-            places=places,
+            staged=staged,
         )
 
     def _name(self, scope: Scope) -> None:

@@ -351,7 +351,7 @@ class InvariantChecker:
 
     def room_given_back(self, draft: PartialState, node: Address, effect: GiveBackRoom, event: Any) -> None:
         """At D: others' KV comes there."""
-        i = effect.place.generation - TARGET
+        i = effect.staged.generation - TARGET
         if self.has_in_flight(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
 

@@ -210,8 +210,8 @@ class Slots:
         moved = [*self.node, *(first + link for link in self.link)]
         if moved == sorted(moved):
             return values
-        place = itemgetter(*(moved.index(slot) for slot in range(len(moved))), *range(len(moved), len(self.tables)))
-        return lambda state: place(tuple(values(state)))
+        permute = itemgetter(*(moved.index(slot) for slot in range(len(moved))), *range(len(moved), len(self.tables)))
+        return lambda state: permute(tuple(values(state)))
 
     def _end(self, number: int) -> int:
         node = self.space.endpoints.values[number][0]
