@@ -68,7 +68,7 @@ STAGES = {
     "transfer, first step of D": (ADMITTED, FIRST),
 }
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def overloaded(case: Case, load: float) -> Case:
@@ -145,72 +145,72 @@ def both(case: Case, dynamo: str | None) -> tuple[dict[str, Run], dict[str, Any]
     return runs, found
 
 
-def at_length(case: Case, dynamo: str | None, say: Say) -> dict[str, Any]:
+def at_length(case: Case, dynamo: str | None, print_line: PrintLine) -> dict[str, Any]:
     """A case in both, as figures side by side."""
     runs, found = both(case, dynamo)
-    say(", ".join(f"{who} {run.version}" for who, run in runs.items()))
-    say("")
-    say(title(case))
-    say(f"{'':20}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99")))
+    print_line(", ".join(f"{who} {run.version}" for who, run in runs.items()))
+    print_line("")
+    print_line(title(case))
+    print_line(f"{'':20}" + "".join(f"{name:>12}" for name in ("mean", "p50", "p90", "p99")))
     for name in ("TTFT ms", "TPOT ms", "ITL ms", "E2E ms"):
         for who in runs:
-            say(f"{name:10}{who:10}" + "".join(f"{value:12.4f}" for value in found[who][name]))
-    say(f"{'':32}" + "".join(f"{who:>12}" for who in runs))
+            print_line(f"{name:10}{who:10}" + "".join(f"{value:12.4f}" for value in found[who][name]))
+    print_line(f"{'':32}" + "".join(f"{who:>12}" for who in runs))
     for name in ("requests/s", "output tokens/s"):
-        say(f"{name:32}" + "".join(f"{found[who][name]:12.4f}" for who in runs))
-    _say_stages(runs, found, say)
-    _say_apart(found["apart"], say)
+        print_line(f"{name:32}" + "".join(f"{found[who][name]:12.4f}" for who in runs))
+    _print_stages(runs, found, print_line)
+    _print_differences(found["apart"], print_line)
     return found
 
 
-def briefly(case: Case, dynamo: str | None, say: Say) -> dict[str, Any]:
+def briefly(case: Case, dynamo: str | None, print_line: PrintLine) -> dict[str, Any]:
     """A case in both, in a few lines."""
     runs, found = both(case, dynamo)
-    say(title(case))
+    print_line(title(case))
     for who in runs:
         ttft, tpot = found[who]["TTFT ms"], found[who]["TPOT ms"]
-        say(f"  {who:10} TTFT mean {ttft[0]:9.4f} ms, p99 {ttft[3]:9.4f}; TPOT mean {tpot[0]:7.4f} ms")
+        print_line(f"  {who:10} TTFT mean {ttft[0]:9.4f} ms, p99 {ttft[3]:9.4f}; TPOT mean {tpot[0]:7.4f} ms")
     if not case.bare:
-        _say_stages(runs, found, say)
-    _say_apart(found["apart"], say)
+        _print_stages(runs, found, print_line)
+    _print_differences(found["apart"], print_line)
     return found
 
 
-def _say_stages(runs: dict[str, Run], found: dict[str, Any], say: Say) -> None:
-    say("mean TTFT by stage, ms")
+def _print_stages(runs: dict[str, Run], found: dict[str, Any], print_line: PrintLine) -> None:
+    print_line("mean TTFT by stage, ms")
     for name in STAGES:
-        say(f"  {name:30}" + "".join(f"{found[who]['stages ms'][name]:12.4f}" for who in runs))
+        print_line(f"  {name:30}" + "".join(f"{found[who]['stages ms'][name]:12.4f}" for who in runs))
 
 
-def _say_apart(by: dict[str, float] | None, say: Say) -> None:
+def _print_differences(by: dict[str, float] | None, print_line: PrintLine) -> None:
     if by is not None:
-        say(f"  TTFT the same to 10 ns: {by['same']:.1%} of requests; over 1 ms apart: {by['over_1_ms']:.1%}")
-        say(f"  most apart: TTFT {by['most_ms']:.6f} ms, E2E {by['e2e_most_ms']:.6f} ms")
+        print_line(f"  TTFT the same to 10 ns: {by['same']:.1%} of requests; over 1 ms apart: {by['over_1_ms']:.1%}")
+        print_line(f"  most apart: TTFT {by['most_ms']:.6f} ms, E2E {by['e2e_most_ms']:.6f} ms")
 
 
-def one_nic(case: Case, dynamo: str | None, say: Say) -> dict[str, Any]:
+def one_nic(case: Case, dynamo: str | None, print_line: PrintLine) -> dict[str, Any]:
     """A case whose prefill engine's NIC is offered more than it carries, as it goes on."""
     runs, found = both(case, dynamo)
     nbytes, seconds = offered(traffic(case))
     found |= {"bytes": nbytes, "seconds": seconds, "capacity": case.bandwidth}
     found["least_s"] = nbytes / case.bandwidth
-    say(title(case))
+    print_line(title(case))
     load = nbytes / seconds / case.bandwidth
-    say(f"offered to P's NIC: {nbytes / 1e9:.1f} GB in {seconds:.1f} s, {load:.2f} times what it carries")
+    print_line(f"offered to P's NIC: {nbytes / 1e9:.1f} GB in {seconds:.1f} s, {load:.2f} times what it carries")
     for who, run in runs.items():
         moved = float(run.rows[:, MOVED].max() - run.rows[:, ADMITTED].min()) / 1e3
         found[who] |= {"tenths_ms": tenths(run.ttft), "under_way": under_way(run.rows), "moved_s": moved}
-    say(f"{'tenth of arrivals':>18}" + "".join(f"{who + ': TTFT s':>18}{'under way':>12}" for who in runs))
+    print_line(f"{'tenth of arrivals':>18}" + "".join(f"{who + ': TTFT s':>18}{'under way':>12}" for who in runs))
     for tenth in range(10):
         cells = [f"{found[who]['tenths_ms'][tenth] / 1e3:18.3f}{found[who]['under_way'][tenth]:12}" for who in runs]
-        say(f"{tenth + 1:18}" + "".join(cells))
-    say(f"{'last over first':>18}" + "".join(f"{last_over_first(found[who]):18.2f}{'':12}" for who in runs))
+        print_line(f"{tenth + 1:18}" + "".join(cells))
+    print_line(f"{'last over first':>18}" + "".join(f"{last_over_first(found[who]):18.2f}{'':12}" for who in runs))
     for who in runs:
         moved = found[who]["moved_s"]
         rate = f"{found[who]['requests/s']:.2f} requests/s"
-        say(f"{who}: {rate}; first byte to last {moved:.1f} s, {found['least_s'] / moved:.2f} times the NIC")
-    say(f"no NIC of that capacity carries it all in less than {found['least_s']:.1f} s")
-    _say_stages(runs, found, say)
+        print_line(f"{who}: {rate}; first byte to last {moved:.1f} s, {found['least_s'] / moved:.2f} times the NIC")
+    print_line(f"no NIC of that capacity carries it all in less than {found['least_s']:.1f} s")
+    _print_stages(runs, found, print_line)
     return found
 
 
@@ -219,18 +219,18 @@ def last_over_first(figures: dict[str, Any]) -> float:
     return float(figures["tenths_ms"][-1] / figures["tenths_ms"][0])
 
 
-def speed(case: Case, sizes: Sequence[int], dynamo: str | None, repeat: int, say: Say) -> dict[str, Any]:
+def speed(case: Case, sizes: Sequence[int], dynamo: str | None, repeat: int, print_line: PrintLine) -> dict[str, Any]:
     """Requests per CPU second: user and system time of whole processes, and less what one request takes."""
     found: dict[str, Any] = {}
     start = simulated(attrs.evolve(case, requests=1), dynamo, False, repeat)
-    say(f"speed, {case.prefills}P+{case.decodes}D at {case.rate_rps:g}/s, best of {repeat}")
-    say(f"{'':8}{'requests':>10}{'CPU s':>10}{'per CPU s':>12}{'without start':>16}{'peak MB':>10}")
+    print_line(f"speed, {case.prefills}P+{case.decodes}D at {case.rate_rps:g}/s, best of {repeat}")
+    print_line(f"{'':8}{'requests':>10}{'CPU s':>10}{'per CPU s':>12}{'without start':>16}{'peak MB':>10}")
     for size in sizes:
         for who, run in simulated(attrs.evolve(case, requests=size), dynamo, False, repeat).items():
             whole, alone = size / run.cpu_s, size / max(run.cpu_s - start[who].cpu_s, 1e-9)
             row = {"requests": size, "cpu_s": run.cpu_s, "per_cpu_s": whole, "without_start": alone}
             found.setdefault(who, []).append(row | {"peak_bytes": run.peak_bytes})
-            say(f"{who:8}{size:10,}{run.cpu_s:10.3f}{whole:12,.0f}{alone:16,.0f}{run.peak_bytes / 1e6:10.0f}")
+            print_line(f"{who:8}{size:10,}{run.cpu_s:10.3f}{whole:12,.0f}{alone:16,.0f}{run.peak_bytes / 1e6:10.0f}")
     return found
 
 
@@ -268,32 +268,32 @@ def reading(found: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def everything(given: argparse.Namespace, say: Say) -> dict[str, Any]:
+def everything(given: argparse.Namespace, print_line: PrintLine) -> dict[str, Any]:
     """All of it, said line by line, as figures."""
     why_not = usable(given.dynamo)
     dynamo = None if why_not else given.dynamo
     if why_not:
-        say(f"skipped Dynamo: {why_not}\n{HOW_TO}\n")
+        print_line(f"skipped Dynamo: {why_not}\n{HOW_TO}\n")
     quiet = Case(title="unsaturated", requests=given.requests)
     busy = Case(title="busy", requests=given.requests, rate_rps=100.0)
     one = Case(title="one NIC", requests=given.requests, prefills=1)
     found: dict[str, Any] = {"skipped": why_not}
-    found["unsaturated"] = at_length(quiet, dynamo, say)
-    say("")
-    found["no_link"] = briefly(attrs.evolve(busy, bandwidth=UNLIMITED), dynamo, say)
-    found["shared"] = briefly(busy, dynamo, say)
-    say("")
-    found["overload"] = one_nic(overloaded(one, OVERLOAD), dynamo, say)
-    say("")
-    found["not_bare"] = briefly(attrs.evolve(quiet, title="as by default", bare=False), None, say)
+    found["unsaturated"] = at_length(quiet, dynamo, print_line)
+    print_line("")
+    found["no_link"] = briefly(attrs.evolve(busy, bandwidth=UNLIMITED), dynamo, print_line)
+    found["shared"] = briefly(busy, dynamo, print_line)
+    print_line("")
+    found["overload"] = one_nic(overloaded(one, OVERLOAD), dynamo, print_line)
+    print_line("")
+    found["not_bare"] = briefly(attrs.evolve(quiet, title="as by default", bare=False), None, print_line)
     if given.speed:
-        say("")
-        found["speed"] = speed(quiet, given.speed, dynamo, given.repeat, say)
-    say("\n" + NOTES)
+        print_line("")
+        found["speed"] = speed(quiet, given.speed, dynamo, given.repeat, print_line)
+    print_line("\n" + NOTES)
     if not why_not:
         found["reading"] = reading(found)
         for sentence in found["reading"]:
-            say("\n" + textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  "))
+            print_line("\n" + textwrap.fill(sentence, 80, initial_indent="- ", subsequent_indent="  "))
     return found
 
 
@@ -319,12 +319,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     lines: list[str] = []
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         lines.append(line.rstrip())
         if not given.json:
             print(lines[-1], flush=True)
 
-    found = everything(given, say)
+    found = everything(given, print_line)
     if given.json:
         print(json.dumps(found, indent=1))
     if given.markdown and not found["skipped"]:

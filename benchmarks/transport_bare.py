@@ -207,12 +207,12 @@ def moved(call: Callable[[list[memoryview]], int], views: list[memoryview]) -> b
 def bare_nixl(pieces: list[Descriptor]) -> Bare:
     """One READ."""
     other = Other("nixl-source")
-    about, address = other.first.split()
+    metadata, address = other.first.split()
     memory = memoryview(mmap.mmap(-1, LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     local = NixlAgent(f"bare-{os.getpid()}-{len(pieces)}")
     target = Mapped(memory).address
     local.register(target, LARGE_BYTES)
-    remote = local.add(bytes.fromhex(about))
+    remote = local.add(bytes.fromhex(metadata))
     theirs, ours = (
         MemoryTable(DRAM, np.array([(base + piece[side], piece.length, 0) for piece in pieces], np.uint64))
         for side, base in enumerate((int(address), target))
@@ -238,7 +238,7 @@ def nixl_source() -> None:
     mapped = Mapped(memory)
     local = NixlAgent(f"source-{os.getpid()}")
     local.register(mapped.address, LARGE_BYTES)
-    print(local.about().hex(), mapped.address, flush=True)
+    print(local.metadata().hex(), mapped.address, flush=True)
     reader = threading.Thread(target=sys.stdin.read, daemon=True)
     reader.start()
     while reader.is_alive():

@@ -39,11 +39,11 @@ SECTIONS: dict[str, tuple[object, Callable[[Path], Section]]] = {
 """The module whose words introduce it, if it has one, and what is said."""
 
 
-def written(number: int, about: object, section: Section) -> list[str]:
+def written(number: int, module: object, section: Section) -> list[str]:
     """One part as Markdown."""
     lines = [f"### 6.{number} {section.title}", ""]
-    if about is not None:
-        lines += [str(about.__doc__).strip(), ""]
+    if module is not None:
+        lines += [str(module.__doc__).strip(), ""]
     lines += section.lines
     if section.image:
         lines += [f"![{section.caption}](img/{section.image})", ""]
@@ -52,8 +52,8 @@ def written(number: int, about: object, section: Section) -> list[str]:
 
 def text_of(sections: Sequence[tuple[object, Section]]) -> str:
     lines = [INTRODUCTION, ""]
-    for number, (about, section) in enumerate(sections, 1):
-        lines += written(number, about, section)
+    for number, (module, section) in enumerate(sections, 1):
+        lines += written(number, module, section)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(SECTIONS[only][1](folder).lines))
         return 0
     sections = []
-    for name, (about, report) in SECTIONS.items():
+    for name, (module, report) in SECTIONS.items():
         section = report(folder)
-        sections.append((about, section))
+        sections.append((module, section))
         if section.figure is not None:
             section.figure.savefig(IMAGES / section.image, dpi=100)
         print(f"{name}: done", flush=True)

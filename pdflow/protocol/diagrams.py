@@ -66,8 +66,8 @@ def rules_table(rules: Mapping[tuple[Any, type], Any], phases: Iterable[IntEnum]
     for phase in phases:
         for (at, event), rule in rules.items():
             if at is phase:
-                says = " ".join((rule.__doc__ or "").split())
-                rows.append((phase.name, f"`{event.__name__}`", f"`{rule.__name__}`", says))
+                docstring = " ".join((rule.__doc__ or "").split())
+                rows.append((phase.name, f"`{event.__name__}`", f"`{rule.__name__}`", docstring))
     return table(("phase", "event", "rule", "what it says of itself"), rows)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FinishedRun:
     """What was measured of one run. `scenario` is what was run, where `pdflow.simulate` ran it."""
 
-    about: RunHeader
+    header: RunHeader
     records: Records
     steps: Mapping[str, Steps]
     """Each engine's step log, under the engine's name."""
@@ -34,12 +34,12 @@ class FinishedRun:
     scenario: Scenario | None = None
 
     @classmethod
-    def of(cls, about: RunHeader, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
+    def of(cls, header: RunHeader, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
         """Work the figures out."""
         metrics = measure(
-            records, list(steps.values()), totals.duration_ns, about.slo, about.class_slos, about.warmup_ns
+            records, list(steps.values()), totals.duration_ns, header.slo, header.class_slos, header.warmup_ns
         )
-        return cls(about, records, steps, totals, metrics)
+        return cls(header, records, steps, totals, metrics)
 
     def made_by(self, scenario: Scenario) -> Self:
         """The same, with the scenario that it is of."""
@@ -47,4 +47,4 @@ class FinishedRun:
 
     def table(self) -> Report:
         """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
-        return Report(self.about, self.metrics, self.totals)
+        return Report(self.header, self.metrics, self.totals)

@@ -61,7 +61,7 @@ def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFig
     figure, axes = _figure(results, "How long the first token takes", 4.0)
     shown = []
     for result, label in zip(results, _labels(results, labels), strict=True):
-        curve = distributions_ms(result.records.arriving_from(result.about.warmup_ns))["TTFT"]
+        curve = distributions_ms(result.records.arriving_from(result.header.warmup_ns))["TTFT"]
         axes.plot(curve, [percent / 100 for percent in PERCENTS[: len(curve)]], label=label)
         shown += curve
     for bound in sorted({bound for result in results if (bound := _ttft_bound(result))}):
@@ -117,12 +117,12 @@ def timeline_figure(result: FinishedRun) -> RunFigure:
     seconds = result.totals.duration_ns / NS_PER_S
     _courses(top, requests, seconds)
     _courses(bottom, busy, seconds)
-    top.set(title=f"{result.about.scenario_name}: where requests were", ylabel="requests")
+    top.set(title=f"{result.header.scenario_name}: where requests were", ylabel="requests")
     bottom.set(xlabel="seconds since the start", ylabel="GPUs at work", ylim=(0, 1.02), xlim=(0, seconds or 1))
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
-    if result.about.warmup_ns:
+    if result.header.warmup_ns:
         for axes in (top, bottom):
-            axes.axvline(result.about.warmup_ns / NS_PER_S, color="0.5", linestyle="--", linewidth=1)
+            axes.axvline(result.header.warmup_ns / NS_PER_S, color="0.5", linestyle="--", linewidth=1)
     return figure
 
 
@@ -139,14 +139,14 @@ def _courses(axes: Axes, curves: Sequence[Curve], seconds: float) -> None:
 def _figure(results: Sequence[FinishedRun], title: str, high: float) -> tuple[RunFigure, Axes]:
     figure = RunFigure(results=results, figsize=(_WIDE, high), layout="constrained")
     axes = figure.add_subplot()
-    name = results[0].about.scenario_name
+    name = results[0].header.scenario_name
     axes.set_title(f"{name}: {title[0].lower()}{title[1:]}" if name else title)
     return figure, axes
 
 
 def _ttft_bound(result: FinishedRun) -> float | None:
     """Where classes have bounds of their own, no line holds for all requests."""
-    return None if result.about.class_slos or result.about.slo is None else result.about.slo.ttft_ms
+    return None if result.header.class_slos or result.header.slo is None else result.header.slo.ttft_ms
 
 
 def _labels(results: Sequence[FinishedRun], labels: Sequence[str]) -> list[str]:
@@ -155,7 +155,7 @@ def _labels(results: Sequence[FinishedRun], labels: Sequence[str]) -> list[str]:
     edits = [{} if result.scenario is None else dict(result.scenario.edits) for result in results]
     common = {key for key, value in edits[0].items() if all(key in it and it[key] == value for it in edits)}
     own = [[f"{key} = {shown(value)}" for key, value in it.items() if key not in common] for it in edits]
-    names = [result.about.scenario_name or "run" for result in results]
+    names = [result.header.scenario_name or "run" for result in results]
     return list(labels) or [
         ", ".join(changes).replace('"', "") or name for changes, name in zip(own, names, strict=True)
     ]

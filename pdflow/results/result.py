@@ -68,7 +68,7 @@ class Result(FinishedRun):
         figures["bytes_moved"] = self.totals.bytes_moved
         figures["stranded_kv_byte_s"] = self.totals.stranded_byte_ns / 1e9
         figures["gpu_busy_share"] = {role: self.totals.gpu_busy_share(role) for role in self.totals.roles()}
-        figures["interrupted"] = self.about.interrupted
+        figures["interrupted"] = self.header.interrupted
         return figures
 
     @property
@@ -79,7 +79,7 @@ class Result(FinishedRun):
         """
         from pdflow.results.comparison.frame import requests_frame
 
-        return requests_frame(self.records, self.about.warmup_ns)
+        return requests_frame(self.records, self.header.warmup_ns)
 
     def plot_ttft(self, *others: Result, labels: Sequence[str] = ()) -> RunFigure:
         """How TTFT is spread over completed requests: the share that had its first token within so long.
@@ -110,9 +110,9 @@ class Result(FinishedRun):
         """
         where = Path(directory)
         write_requests(where / REQUESTS_NAME, self.records)
-        counted = self.records.arriving_from(self.about.warmup_ns)
+        counted = self.records.arriving_from(self.header.warmup_ns)
         itls = itls_s(counted, self.steps) if detailed else None
-        content = bench_json(self.about, counted, self.metrics, self.totals, itls_s=itls)
+        content = bench_json(self.header, counted, self.metrics, self.totals, itls_s=itls)
         write_results(where / RESULTS_NAME, content)
 
     def _repr_html_(self) -> str:
@@ -127,9 +127,9 @@ class Result(FinishedRun):
         )
         good = "" if metrics.slo is None else f", goodput {formatting.number(metrics.slo.goodput_rps)} requests/s"
         lines = [
-            f"<Result {self.about.scenario_name!r} seed {self.about.seed}: {ended or 'no requests'}"
-            f"{' (interrupted)' if self.about.interrupted else ''}",
-            f"  {formatting.duration(metrics.duration_ns)} {self.about.world},"
+            f"<Result {self.header.scenario_name!r} seed {self.header.seed}: {ended or 'no requests'}"
+            f"{' (interrupted)' if self.header.interrupted else ''}",
+            f"  {formatting.duration(metrics.duration_ns)} {self.header.world},"
             f" {formatting.number(metrics.per_second(metrics.completed))} requests/s{good}",
         ]
         for name in ("ttft", "tpot", "itl", "e2e"):
@@ -138,5 +138,5 @@ class Result(FinishedRun):
                 continue
             mean, p99 = formatting.number(spread.mean_ms), formatting.number(spread.p99_ms)
             lines.append(f"  {name.upper():<4} mean {mean} ms, p99 {p99} ms")
-        lines += [f"  step times {statement}" for statement in statements(self.about.costs)]
+        lines += [f"  step times {statement}" for statement in statements(self.header.costs)]
         return "\n".join(lines) + ">"

@@ -32,12 +32,12 @@ _LINKS_SHOWN = 3
 
 @attrs.frozen
 class Report:
-    """Prints with rich: `console.print(Report(about, metrics, totals))`.
+    """Prints with rich: `console.print(Report(header, metrics, totals))`.
 
     Of a live run, seen from outside, there are no `totals`; `late` is how long after its arrival each request was sent.
     """
 
-    about: RunHeader
+    header: RunHeader
     metrics: Metrics
     totals: Totals | None
     late: Spread | None = None
@@ -75,10 +75,12 @@ class Report:
         return bool(self.metrics.stages) and (self.totals is not None or self.metrics.completed > 0)
 
     def _title(self, signs: _Signs) -> Text:
-        line = Text(self.about.scenario_name or "run", style="bold")
+        line = Text(self.header.scenario_name or "run", style="bold")
         ran = f"{formatting.count(self.metrics.requests)} requests in {formatting.duration(self.metrics.duration_ns)}"
-        line.append(f" {signs.dot} seed {self.about.seed} {signs.dot} {ran}, {self.about.world}", style="not bold dim")
-        if self.about.interrupted:
+        line.append(
+            f" {signs.dot} seed {self.header.seed} {signs.dot} {ran}, {self.header.world}", style="not bold dim"
+        )
+        if self.header.interrupted:
             line.append(f" {signs.dot} interrupted, partial", style="not dim bold yellow")
         return line
 
@@ -143,13 +145,15 @@ class Report:
                 yield Text.assemble((f"{'' if position else name:<{_LABEL}}", "bold"), line)
 
     def _fact_rows(self, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
-        about, metrics, separator = self.about, self.metrics, f" {signs.dot} "
-        if about.warmup_ns:
-            began = f"first {formatting.duration(about.warmup_ns)}: {formatting.count(metrics.warming)} requests served"
+        header, metrics, separator = self.header, self.metrics, f" {signs.dot} "
+        if header.warmup_ns:
+            began = (
+                f"first {formatting.duration(header.warmup_ns)}: {formatting.count(metrics.warming)} requests served"
+            )
             whole = "" if self.totals is None else "; bytes, links and engines are of the whole run"
             yield "warm-up", Text(f"{began}, not counted{whole}", style="dim")
         yield "throughput", separator.join(_rates(metrics))
-        yield from _slo_rows(about, metrics, separator)
+        yield from _slo_rows(header, metrics, separator)
         if self.totals is not None:
             yield from _inside_rows(self.totals, signs)
         yield from _outcome_rows(metrics, separator)
@@ -157,9 +161,9 @@ class Report:
             late = (self.late.mean_ms, self.late.p99_ms, self.late.max_ms)
             mean, p99, worst = (formatting.number(figure) for figure in late)
             yield "sent late", Text(f"mean {mean} ms{separator}p99 {p99} ms{separator}max {worst} ms", style="dim")
-        if about.workload_note:
-            yield "workload", Text(about.workload_note, style="dim")
-        for statement in statements(about.costs):
+        if header.workload_note:
+            yield "workload", Text(header.workload_note, style="dim")
+        for statement in statements(header.costs):
             yield "step times", Text(statement, style="dim")
 
     def _waterfall(self, options: ConsoleOptions, signs: _Signs) -> Iterator[RenderableType]:
@@ -240,15 +244,15 @@ def _prefix_hits(totals: Totals, role: str) -> str:
     return f"{role} {formatting.percent(hits / queries)} of {formatting.count(queries)} prompt tokens"
 
 
-def _slo_rows(about: RunHeader, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
-    if about.slo is None or metrics.slo is None:
+def _slo_rows(header: RunHeader, metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
+    if header.slo is None or metrics.slo is None:
         yield "goodput", Text("no SLO given", style="dim")
         return
-    bounds = {"ttft": about.slo.ttft_ms, "tpot": about.slo.tpot_ms, "e2e": about.slo.e2e_ms}
+    bounds = {"ttft": header.slo.ttft_ms, "tpot": header.slo.tpot_ms, "e2e": header.slo.e2e_ms}
     yield "goodput", f"{formatting.number(metrics.slo.goodput_rps)} requests/s"
     attainments = []
     for name, met in metrics.slo.by_metric.items():
-        bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not about.class_slos else ""
+        bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not header.class_slos else ""
         attainments.append(f"{name.upper()}{bound} {formatting.percent(met)}")
     yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *attainments))
 

@@ -52,14 +52,14 @@ class EngineWiring:
         self.scenario = scenario
         self.shapes = shapes
         self.done_is_remote = done_is_remote
-        says = scenario.transfer
-        through_host = says.kv_buffer_device == "cpu"
-        self.method = METHODS[says.method].adapted(says.progressive, through_host, says.num_workers)
-        self.pipeline_policy = self.method.pipeline_policy(says.dialect)
-        self.dialect = self.method.dialect(says.dialect)
+        transfer = scenario.transfer
+        through_host = transfer.kv_buffer_device == "cpu"
+        self.method = METHODS[transfer.method].adapted(transfer.progressive, through_host, transfer.num_workers)
+        self.pipeline_policy = self.method.pipeline_policy(transfer.dialect)
+        self.dialect = self.method.dialect(transfer.dialect)
         self.pulls = self.method.pulls
         self.reads_p = self.pulls and not self.method.stores
-        self.timers = patience(says.timers(), self.pipeline_policy.guards)
+        self.timers = patience(transfer.timers(), self.pipeline_policy.guards)
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
         shape = shapes[scenario.pools[0].name]
@@ -98,7 +98,7 @@ class EngineWiring:
     def consumer(self, info: EngineInfo, incarnation: int, num_blocks: int, pulls: bool | None = None) -> Consumer:
         """One life of a decode engine, or of whoever else KV comes to: its endpoints. `pulls` if not as the method
         does."""
-        says = self.scenario.transfer
+        transfer = self.scenario.transfer
         scheduler = ConsumerScheduler(
             info,
             incarnation,
@@ -107,8 +107,8 @@ class EngineWiring:
             geometry=self.geometry,
             pulls=self.pulls if pulls is None else pulls,
             pool_blocks=num_blocks,
-            peer_fraction=says.quarantine_fraction,
-            suspect_fraction=says.quarantine_suspect_fraction,
+            peer_fraction=transfer.quarantine_fraction,
+            suspect_fraction=transfer.quarantine_suspect_fraction,
         )
         ranks = [
             ConsumerRank(info, rank, incarnation, dialect=self.dialect, timers=self.timers, geometry=self.geometry)

@@ -59,24 +59,24 @@ class RoutedEngines:
 
 def router_of(cluster: RoutedEngines) -> Router:
     scenario, method = cluster.scenario, cluster.method
-    says = scenario.router
+    router_config = scenario.router
     prefill, decode = (tuple(target.info for target in leg) for leg in (cluster.prefill, cluster.decode))
     dispatch = dispatch_of(scenario, method)
     choices = choice_of(cluster, "prefill"), choice_of(cluster, "decode")
     reports = not method.dialect(scenario.transfer.dialect).control_frames and not method.pulls
     alone = frozenset(i for i, target in enumerate(cluster.prefill) if target.pool.role == "aggregated")
     rules = rules_of(cluster)
-    if says.hedge_after_s is not None:
+    if router_config.hedge_after_s is not None:
         return HedgingRouter(
             prefill,
             decode,
             dispatch,
             choices,
             rules,
-            max_attempts=says.attempts,
+            max_attempts=router_config.attempts,
             reports_prefill=reports,
             aggregated=alone,
-            hedge_after_ns=seconds_to_ns(says.hedge_after_s),
+            hedge_after_ns=seconds_to_ns(router_config.hedge_after_s),
         )
     if rules != Rules() or scenario.scales or cluster.changes:
         return GovernedRouter(
@@ -85,16 +85,16 @@ def router_of(cluster: RoutedEngines) -> Router:
             dispatch,
             choices,
             rules,
-            max_attempts=says.attempts,
+            max_attempts=router_config.attempts,
             reports_prefill=reports,
             aggregated=alone,
         )
     return Router(
         prefill,
         decode,
-        says.policy,
+        router_config.policy,
         dispatch,
-        max_attempts=says.attempts,
+        max_attempts=router_config.attempts,
         reports_prefill=reports,
         aggregated=alone,
         choices=choices,
@@ -114,30 +114,31 @@ def dispatch_of(scenario: ResolvedScenario, method: Method) -> Dispatch:
 
 def choice_of(cluster: RoutedEngines, leg: str) -> Choice:
     """Who chooses the engine of a request's prefill or decode leg."""
-    scenario, says = cluster.scenario, cluster.scenario.router
+    scenario, router_config = cluster.scenario, cluster.scenario.router
     targets = cluster.decode if leg == "decode" else cluster.prefill
-    policy: Policy = says.policies[leg == "decode"]
+    policy: Policy = router_config.policies[leg == "decode"]
     if policy == "two-choices":
         return TwoChoices(len(targets), 2 * scenario.seed + (leg == "decode"))
     if policy == "prefix-aware":
         names = tuple(
-            (says.prefix_memory_tokens or kv_tokens_of(scenario.model, target.pool)) // cluster.prefix_block_tokens
+            (router_config.prefix_memory_tokens or kv_tokens_of(scenario.model, target.pool))
+            // cluster.prefix_block_tokens
             for target in targets
         )
-        weight = 1.0 if says.prefix_weight is None else says.prefix_weight
+        weight = 1.0 if router_config.prefix_weight is None else router_config.prefix_weight
         return PrefixAware(names, cluster.prefix_block_tokens, weight, stays=leg == "decode")
     if policy == "session-affinity":
-        return SessionAffinity(len(targets), says.affinity_most_load or 1.25)
+        return SessionAffinity(len(targets), router_config.affinity_most_load or 1.25)
     return Choice(policy, len(targets))
 
 
 def rules_of(cluster: RoutedEngines) -> Rules:
-    says = cluster.scenario.router
+    router_config = cluster.scenario.router
     table = stays_of(cluster)
     return Rules(
-        admission=AdmissionLimits(says.max_inflight, says.max_queue_tokens),
+        admission=AdmissionLimits(router_config.max_inflight, router_config.max_queue_tokens),
         disaggregation=Disaggregation(table) if table else None,
-        recomputes=says.on_failure == "recompute",
+        recomputes=router_config.on_failure == "recompute",
         silence_ns=silence_after_ns(cluster.scenario),
     )
 
@@ -164,7 +165,7 @@ def heartbeat_ns(scenario: ResolvedScenario) -> int | None:
 
 
 def silence_after_ns(scenario: ResolvedScenario) -> int | None:
-    every_ns, says = heartbeat_ns(scenario), scenario.router
-    if says.silent_after_s is not None:
-        return seconds_to_ns(says.silent_after_s)
+    every_ns, router_config = heartbeat_ns(scenario), scenario.router
+    if router_config.silent_after_s is not None:
+        return seconds_to_ns(router_config.silent_after_s)
     return None if every_ns is None else silence_ns(every_ns)

@@ -34,26 +34,26 @@ from pdflow.workload.request import NEVER
 from pdflow.workload.rng import Rng, Stream, standard_normal
 
 
-def length(says: Length, stream: Stream) -> Callable[[], int]:
+def length(distribution: Length, stream: Stream) -> Callable[[], int]:
     """Draws tokens."""
-    match says:
+    match distribution:
         case LognormalLength():
-            return lognormal(says.median, says.sigma, says.low, says.high, stream)
+            return lognormal(distribution.median, distribution.sigma, distribution.low, distribution.high, stream)
         case EmpiricalLength():
-            return empirical(says.tokens, says.weights, stream)
-    return uniform(says.low, says.high, stream)
+            return empirical(distribution.tokens, distribution.weights, stream)
+    return uniform(distribution.low, distribution.high, stream)
 
 
-def turns(says: Turns, stream: Stream) -> Callable[[], int]:
+def turns(distribution: Turns, stream: Stream) -> Callable[[], int]:
     """Draws how many turns a session has."""
-    match says:
+    match distribution:
         case FixedTurns():
-            return uniform(says.turns, says.turns, stream)
+            return uniform(distribution.turns, distribution.turns, stream)
         case GeometricTurns():
-            return geometric(says.mean, says.high, stream)
+            return geometric(distribution.mean, distribution.high, stream)
         case EmpiricalTurns():
-            return empirical(says.turns, says.weights, stream)
-    return uniform(says.low, says.high, stream)
+            return empirical(distribution.turns, distribution.weights, stream)
+    return uniform(distribution.low, distribution.high, stream)
 
 
 def geometric(mean: float, high: int, stream: Stream) -> Callable[[], int]:
@@ -64,9 +64,9 @@ def geometric(mean: float, high: int, stream: Stream) -> Callable[[], int]:
     return lambda: min(high, 1 + int(-log(stream.uniform()) / rate))
 
 
-def time_ns(says: Time, stream: Stream) -> Callable[[], int]:
+def time_ns(distribution: Time, stream: Stream) -> Callable[[], int]:
     """Draws times, in whole ns."""
-    match says:
+    match distribution:
         case FixedTime(time_s=time_s):
             fixed = round(time_s * S)
             return lambda: fixed
@@ -79,7 +79,7 @@ def time_ns(says: Time, stream: Stream) -> Callable[[], int]:
                 return round(min(max(low_s, median_s * factor), high_s) * S)
 
             return draw
-    low_s, span_s = says.low_s, says.high_s - says.low_s
+    low_s, span_s = distribution.low_s, distribution.high_s - distribution.low_s
     return lambda: round((low_s + span_s * stream.uniform()) * S)
 
 

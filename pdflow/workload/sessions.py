@@ -34,23 +34,23 @@ class Session(msgspec.Struct, frozen=True):
 
 def sessions(workload: Workload, seed: int) -> Iterator[Session]:
     """The sessions of a [workload] table, in order of beginning, without end."""
-    says, arrival = workload.sessions, workload.arrival
-    if says is None or arrival is None or workload.input_tokens is None or workload.output_tokens is None:
+    config, arrival = workload.sessions, workload.arrival
+    if config is None or arrival is None or workload.input_tokens is None or workload.output_tokens is None:
         raise ValueError("sessions need an arrival process and both lengths")
     rng = Rng(seed)
-    turns, think_ns = draws.turns(says.turns, rng.stream("turns")), draws.time_ns(says.think_s, rng.stream("think"))
+    turns, think_ns = draws.turns(config.turns, rng.stream("turns")), draws.time_ns(config.think_s, rng.stream("think"))
     first = draws.length(workload.input_tokens, rng.stream("input"))
     answer = draws.length(workload.output_tokens, rng.stream("output"))
-    more = draws.length(says.new_tokens, rng.stream("new"))
+    more = draws.length(config.new_tokens, rng.stream("new"))
     leaves_ns = draws.leaving(workload.client or Client(), rng)
-    common = says.system_prompt_tokens // SESSION_BLOCK_TOKENS
+    common = config.system_prompt_tokens // SESSION_BLOCK_TOKENS
     next_name = common
     for index, at in enumerate(draws.instants(arrival, rng)):
         drawn = [_Turn(more() if turn else first(), answer(), leaves_ns()) for turn in range(turns())]
         pauses = tuple(think_ns() for _ in drawn)
-        total_tokens = says.system_prompt_tokens + sum(turn.new + turn.answer for turn in drawn)
+        total_tokens = config.system_prompt_tokens + sum(turn.new + turn.answer for turn in drawn)
         end = next_name + total_tokens // SESSION_BLOCK_TOKENS - common
-        talk = _talk(says, at, drawn, (*range(common), *range(next_name, end)))
+        talk = _talk(config, at, drawn, (*range(common), *range(next_name, end)))
         next_name = end
         yield Session(index, at, talk, pauses[: len(talk)])
 
@@ -61,14 +61,14 @@ class _Turn(NamedTuple):
     leaves_ns: int
 
 
-def _talk(says: Sessions, at: Instant, drawn: list[_Turn], names: tuple[int, ...]) -> tuple[Request, ...]:
+def _talk(config: Sessions, at: Instant, drawn: list[_Turn], names: tuple[int, ...]) -> tuple[Request, ...]:
     """The turns of a session, up to the first one that would be too long. `names` are of the blocks of all of it."""
     talk: list[Request] = []
-    context = says.system_prompt_tokens
+    context = config.system_prompt_tokens
     for position, turn in enumerate(drawn):
         prompt = context + turn.new
         context = prompt + turn.answer
-        if talk and says.max_context_tokens is not None and context > says.max_context_tokens:
+        if talk and config.max_context_tokens is not None and context > config.max_context_tokens:
             break
         talk.append(
             Request(

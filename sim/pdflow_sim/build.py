@@ -151,15 +151,17 @@ class SimulationBuilder(EngineBuilder):
         """What carries operations in pieces, where the method sends any."""
         if not self.method.is_carried(self.pipeline_policy):
             return None
-        hidden_bytes, says = 0 if self.method.stores else self.hidden_bytes, self.scenario.transfer
-        most = says.nccl_max_groups if self.method.groups else None
+        hidden_bytes, transfer = 0 if self.method.stores else self.hidden_bytes, self.scenario.transfer
+        most = transfer.nccl_max_groups if self.method.groups else None
         if most is None:
-            return Shipping(fabric, self.method, self.pipeline_policy, hidden_bytes, says.pickle_bytes_per_s)
-        return GroupedShipping(fabric, self.method, self.pipeline_policy, hidden_bytes, says.pickle_bytes_per_s, most)
+            return Shipping(fabric, self.method, self.pipeline_policy, hidden_bytes, transfer.pickle_bytes_per_s)
+        return GroupedShipping(
+            fabric, self.method, self.pipeline_policy, hidden_bytes, transfer.pickle_bytes_per_s, most
+        )
 
     def node_ports(self, fabric: Fabric, shipping: Shipping | None) -> NodePorts:
         """What all nodes share."""
-        says, table = self.scenario, self.scenario.network
+        scenario, table = self.scenario, self.scenario.network
         poll_ns = MS if self.dialect.polls_at_steps and table.poll else 0
         writes = poll_ns > 0 and not self.pulls
         return NodePorts(
@@ -170,8 +172,8 @@ class SimulationBuilder(EngineBuilder):
             router=RouterLink(self.clock, seconds_to_ns(table.http_latency_s)),
             prompts=self.prompts,
             poll_ns=poll_ns,
-            writer_ns=seconds_to_ns(says.transfer.writer_poll_s) if writes else 0,
-            prefill_tokens=1 if says.router.first_token == "prefill" else 0,
+            writer_ns=seconds_to_ns(scenario.transfer.writer_poll_s) if writes else 0,
+            prefill_tokens=1 if scenario.router.first_token == "prefill" else 0,
         )
 
     def add_stores(self) -> None:

@@ -43,15 +43,15 @@ class Clock:
         self._last: list[tuple[int, int, Callback, Any]] = []
         self._scheduled = 0
 
-    def call(self, delay: int, callback: Callback, about: Any, priority: int = INPUT) -> None:
-        """Call `callback(about)` after `delay` ns."""
+    def call(self, delay: int, callback: Callback, arg: Any, priority: int = INPUT) -> None:
+        """Call `callback(arg)` after `delay` ns."""
         self._scheduled += 1
-        heappush(self._queue, (self.now + delay, priority, self._scheduled, callback, about))
+        heappush(self._queue, (self.now + delay, priority, self._scheduled, callback, arg))
 
-    def call_last(self, callback: Callback, about: Any, order: int) -> None:
-        """Call `callback(about)` at this instant, when nothing else is left to happen at it; the lowest order first."""
+    def call_last(self, callback: Callback, arg: Any, order: int) -> None:
+        """Call `callback(arg)` at this instant, when nothing else is left to happen at it; the lowest order first."""
         self._scheduled += 1
-        heappush(self._last, (order, self._scheduled, callback, about))
+        heappush(self._last, (order, self._scheduled, callback, arg))
 
     @property
     def pending(self) -> int:
@@ -84,13 +84,13 @@ class Clock:
         """Call the next callback. False if there is none."""
         queue, last = self._queue, self._last
         if last and (not queue or queue[0][0] > self.now):
-            _, _, callback, about = heappop(last)
+            _, _, callback, arg = heappop(last)
         elif queue:
-            self.now, _, _, callback, about = heappop(queue)
+            self.now, _, _, callback, arg = heappop(queue)
         else:
             return False
         self.turns += 1
-        callback(about)
+        callback(arg)
         return True
 
     def run(self) -> None:

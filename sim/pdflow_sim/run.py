@@ -249,10 +249,10 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
                 up_ns=None if world.scaling is None else world.scaling.up_ns(node.name),
             )
         )
-    return Result.of(about(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
+    return Result.of(run_header(scenario, world.costs, command, interrupted), world.records, world.steps, totals)
 
 
-def about(
+def run_header(
     scenario: ResolvedScenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool
 ) -> RunHeader:
     """What was run, for the result's header; `costs` by pool."""

@@ -38,7 +38,7 @@ def test_the_trace_is_mooncake() -> None:
     assert [line["timestamp"] for line in lines] == sorted(line["timestamp"] for line in lines)
 
 
-def test_the_profile_says_what_the_cost_says() -> None:
+def test_the_profile_has_the_times_of_the_cost() -> None:
     points = profile()
 
     def prefill_ms(new: int) -> float:

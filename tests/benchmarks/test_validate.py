@@ -18,7 +18,7 @@ measured = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the measurements a
 
 @pytest.mark.slow
 @measured
-def test_single_requests_come_out_as_the_page_says() -> None:
+def test_the_page_has_the_figures_of_single_requests() -> None:
     found = requests.report(PUBLISHED)
     page = PAGE.read_text(encoding="utf-8")
     for line in found.lines:
@@ -36,7 +36,7 @@ def test_what_is_fitted_on_is_never_reported() -> None:
 
 
 @measured
-def test_rows_state_what_their_scenario_says() -> None:
+def test_rows_state_the_values_of_their_scenario() -> None:
     for of_group in rows.rows_of(PUBLISHED).values():
         assert f"concurrency = {of_group[0].clients}" in of_group[0].text(rows.Setup())
     found = disagg.rows_of(PUBLISHED)

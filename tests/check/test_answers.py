@@ -25,23 +25,23 @@ SCOPE = next(named for named in SCOPES if named.name == "pull in two pieces")
 NAMES = "no-tombstone", "tombstone-silent"
 RACE = RACES["R24"]
 SUITES = {"scopes": SCOPE.name, "mutants": "tombstone", "races": RACE.number}
-Say: TypeAlias = Callable[[str], None]
+SetAnswers: TypeAlias = Callable[[str], None]
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
+def set_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SetAnswers]:
     """Give the tests this for what the command said."""
     file = tmp_path / "said.json"
     monkeypatch.setenv("PDFLOW_CHECKED", str(file))
 
-    def says(text: str) -> None:
+    def write_answers(text: str) -> None:
         file.write_text(text)
         for remembering in (answers.hunted, answers.looked, answers._rows):
             remembering.cache_clear()
 
-    says("")
-    yield says
-    says("")
+    write_answers("")
+    yield write_answers
+    write_answers("")
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +56,19 @@ def all_three() -> list[Any]:
     return [explored(SCOPE), *map(hunted, NAMES), *(looked(RACE.number, dialect) for dialect in RACE.shown)]
 
 
-def test_an_answer_is_what_a_search_finds(say: Say, output: str) -> None:
+def test_an_answer_is_what_a_search_finds(set_answers: SetAnswers, output: str) -> None:
     kills = [evolve(hunt(MUTANTS[name], no_clock), what="") for name in NAMES]
     searched = [explored(SCOPE), *kills, *(look(RACE, dialect) for dialect in RACE.shown)]
-    say(output)
+    set_answers(output)
     assert all_three() == searched
 
 
-def test_it_is_read_and_not_searched_for(say: Say, output: str) -> None:
-    say(with_seven_states(output))
+def test_it_is_read_and_not_searched_for(set_answers: SetAnswers, output: str) -> None:
+    set_answers(with_seven_states(output))
     assert [one.states for one in all_three()] == [7] * (1 + len(NAMES) + len(RACE.shown))
 
 
-def test_what_is_not_as_it_must_be_is_searched_for_again(say: Say, output: str) -> None:
+def test_what_is_not_as_it_must_be_is_searched_for_again(set_answers: SetAnswers, output: str) -> None:
     searched = all_three()
     wrong = with_seven_states(output)
     for was, now in {
@@ -78,7 +78,7 @@ def test_what_is_not_as_it_must_be_is_searched_for_again(say: Say, output: str) 
     }.items():
         assert was in wrong
         wrong = wrong.replace(was, now)
-    say(wrong)
+    set_answers(wrong)
     assert all_three() == searched
 
 

@@ -32,7 +32,7 @@ def test_scopes_that_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_in_processes_it_says_the_same() -> None:
+def test_the_output_is_the_same_with_several_processes() -> None:
     alone, together = (
         pdflow("scopes", "--only", "compat pull", "--json", "--jobs", jobs).stdout for jobs in ("1", "2")
     )

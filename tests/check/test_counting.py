@@ -73,7 +73,7 @@ def ended(scope: Scope, counts: bool) -> tuple[Search, str]:
 
 
 @pytest.mark.slow
-def test_it_leaves_out_what_says_nothing_new() -> None:
+def test_redundant_states_are_left_out() -> None:
     scope = Scope(pulls=True, horizon=6, abort=0)
     (less, found), (more, also) = ended(scope, True), ended(scope, False)
     assert found == also == ""

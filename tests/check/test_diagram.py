@@ -194,7 +194,7 @@ def test_a_death_is_over_its_engine_and_takes_what_was_under_way() -> None:
     assert lines(lost, Style.LOST) == [("wire", "P.r0", f"Register {REQUEST}")]
 
 
-def test_the_router_says_how_the_prefill_leg_ended_where_the_dialect_rests_on_it() -> None:
+def test_the_router_reports_the_end_of_the_prefill_leg_if_the_dialect_needs_it() -> None:
     drawn = told(Scope(dialect=VLLM_COMPAT), f"decode {REQUEST}", "finish x0")
     assert ("router", "D", f"prefill leg of {REQUEST} ended well") in lines(drawn, Style.TOLD)
 

@@ -75,7 +75,7 @@ def test_the_list_that_this_began_with_is_whole(number: int) -> None:
     assert any(f"1.3(f) {number};" in m.source for m in KILLED)
 
 
-def test_every_mutant_says_what_it_drops() -> None:
+def test_every_mutant_documents_what_it_drops() -> None:
     for mutant in MUTANTS.values():
         assert mutant.drops.endswith(".")
         assert mutant.source
@@ -127,7 +127,7 @@ def test_a_compiled_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         hunt(KILLED[0], no_clock)
 
 
-def test_a_hunt_without_time_says_so() -> None:
+def test_a_hunt_without_time_reports_that_it_was_stopped() -> None:
     ticks = iter(range(1000))
     kill = hunt(MUTANTS["floor-too-high"], lambda: float(next(ticks)), budget_s=0.5)
     assert kill.stopped

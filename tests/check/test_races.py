@@ -49,7 +49,7 @@ BROKEN = [race for race in RACES.values() if isinstance(race.stock, Breaks)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("race", "dialect"), CASES)
-def test_every_race_comes_to_what_the_table_says(race: Race, dialect: str) -> None:
+def test_every_race_has_the_outcome_of_the_table(race: Race, dialect: str) -> None:
     found = looked(race.number, dialect)
     assert found.ok, found
 
@@ -93,7 +93,7 @@ def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
     assert relation(told.scope).space.scope.dialect is STRICT
 
 
-def test_what_has_no_story_says_where_there_is_one() -> None:
+def test_a_race_without_a_counterexample_names_the_dialects_that_have_one() -> None:
     with pytest.raises(NoSuchRaceError, match="told by a test; it is searched in vllm-stock, strict"):
         counterexample("R04", VLLM_COMPAT.name)
     with pytest.raises(NoSuchRaceError, match="not modelled"):

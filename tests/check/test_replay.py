@@ -254,7 +254,7 @@ def test_the_shortest_story_of_a_planted_bug_replays_to_the_same_verdict() -> No
     assert lenient(relation(Scope(drop=1, dup=1)), told.moves).verdict == told.verdict
 
 
-def test_without_its_mutant_a_story_says_at_which_step_it_differs(lease_frees_under_a_write, monkeypatch) -> None:
+def test_without_its_mutant_a_replay_reports_the_step_where_it_differs(lease_frees_under_a_write, monkeypatch) -> None:
     world = relation(Scope())
     found = shortest(world)
     told = record(world, named(world, found.moves))

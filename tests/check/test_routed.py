@@ -338,7 +338,7 @@ def test_its_moves_are_found_by_their_names_in_any_world(scope: Scope) -> None:
 
 def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """To one client, one rank and no fault, since this takes none."""
-    says_nothing_to_who_left(monkeypatch)
+    answers_no_departed_client(monkeypatch)
     scope = Scope(attempts=2, requests=2, p_tp=2, drop=1, dup=1)
     worlds = Worlds()
     record = next(found for seed in range(100) if (found := walk(worlds, seed, STRICT, scope)).broken)
@@ -391,7 +391,7 @@ class Twin:
         self._close = lambda attempt: ()
 
 
-def says_nothing_to_who_left(patch: pytest.MonkeyPatch) -> None:
+def answers_no_departed_client(patch: pytest.MonkeyPatch) -> None:
     gone = Router._client_gone
     patch.setitem(routing._ON, ClientGone, lambda self, event: gone(self, event)[:-1])
 
@@ -445,7 +445,7 @@ def hears_of_no_death(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(routing._ON, EngineLost, lambda self, event: ())
 
 
-def says_that_a_lost_p_never_writes(patch: pytest.MonkeyPatch) -> None:
+def reports_lost_p_as_never_writing(patch: pytest.MonkeyPatch) -> None:
     """As it was, until the search found it."""
 
     def lost(self: Router, event: EngineLost) -> Any:
@@ -499,7 +499,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "the prefill leg of r0.1 is left alone",
     ),
     "a client is answered twice": (answers_twice, Scope(attempts=1, **PATIENT), "S6", "was told"),
-    "who has left is forgotten": (says_nothing_to_who_left, Scope(attempts=1, **PATIENT), "L", "client 0 is GONE"),
+    "who has left is forgotten": (answers_no_departed_client, Scope(attempts=1, **PATIENT), "L", "client 0 is GONE"),
     "a retry has the id of the first attempt": (
         keeps_the_id,
         Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
@@ -531,7 +531,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "client 0 is WAITING",
     ),
     "compat: D is told that a lost P never writes": (
-        says_that_a_lost_p_never_writes,
+        reports_lost_p_as_never_writing,
         Scope(dialect=COMPAT, attempts=1, p_restart=1, abort=0),
         "S1",
         "may land in it",

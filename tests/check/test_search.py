@@ -98,7 +98,7 @@ def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.M
     assert found.broken.name == mutant.breaks != "L"
 
 
-def test_without_memory_it_stops_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_the_search_stops_and_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("small", Scope(dup=1), frozenset())
     found = search(named, SearchLimits(memory_bytes=1), lambda *_: None)
     assert (found.stopped_by, found.holds, found.missed) == ("memory", False, ())

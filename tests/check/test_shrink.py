@@ -114,6 +114,6 @@ def test_smaller_scopes_are_smaller_and_their_stories_in_their_words() -> None:
     assert with_budget(scope, (0,) * len(FaultKind)) == attrs.evolve(scope, drop=0, abort=0, deadline=0, stall=0)
 
 
-def test_frames_are_alike_whatever_they_say() -> None:
+def test_frames_are_alike_whatever_their_fields() -> None:
     assert loosely("deliver Sync #1 u0-d0000000, u1-d0000001 D.r0 -> P.r0") == "deliver Sync D.r0 -> P.r0"
     assert loosely("timer LEASE x0 at P.r0") == "timer LEASE x0 at P.r0"

@@ -124,7 +124,7 @@ def changed(path: str, value: Any) -> str:
         (changed("scope.\ud800", 1), "f: scope.\\ud800: there is no such field"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line_that_says_where(text: str | bytes, message: str) -> None:
+def test_a_bad_file_is_refused_in_one_line_with_the_position(text: str | bytes, message: str) -> None:
     with pytest.raises(CounterexampleError) as caught:
         decode(text, "f")
     error = str(caught.value)

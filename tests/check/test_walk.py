@@ -134,7 +134,7 @@ def test_worlds_are_forgotten_when_they_remember_too_much() -> None:
         assert len(worlds.known) == 1 or sum(world.remembered() for world in worlds.known.values()) < 10_000
 
 
-def test_a_tick_stops_and_says_so() -> None:
+def test_a_tick_stops_the_walks_and_the_result_is_incomplete() -> None:
     found = walks(WalkTask(dialect=STRICT), range(3000), tick=lambda walked: True)
     assert not found.complete
     assert found.runs == 500

@@ -92,7 +92,7 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
     assert result.stderr == (f"{error}\n" if isinstance(error, PdflowError) else "interrupted\n")
 
 
-def test_the_run_says_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdflow.cli.runs, "_simulate", lambda *_, **__: 1)
     assert pdflow_command("simulate", MD1).exit_code == 1
 
@@ -118,7 +118,7 @@ decode   decode         1  1 x h100-sxm  16.1 GB  100,000,000     13.1 TB
 """
 
 
-def test_validate_says_what_the_engines_hold() -> None:
+def test_validate_prints_what_the_engines_hold() -> None:
     result = pdflow_command("validate", str(ROOT / "examples/shared-link.toml"))
     assert result.exit_code == 0
     assert [line.rstrip() for line in result.stdout.splitlines()] == VALIDATED.splitlines()

@@ -45,9 +45,11 @@ def test_mla_keeps_one_latent_vector_on_every_rank() -> None:
     assert deepseek.attention_parameters_per_layer == 187_105_280
 
 
-@pytest.mark.parametrize(("tp", "pp", "says"), [(3, 1, "attention heads"), (0, 1, "at least 1"), (1, 33, "32 layers")])
-def test_impossible_parallelism_is_named(tp: int, pp: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize(
+    ("tp", "pp", "message"), [(3, 1, "attention heads"), (0, 1, "at least 1"), (1, 33, "32 layers")]
+)
+def test_impossible_parallelism_is_named(tp: int, pp: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LLAMA_8B.check_parallel(tp, pp)
 
 

@@ -219,7 +219,7 @@ def test_kv_capacity() -> None:
     assert tokens == (int(0.9 * 85.9e9) - LLAMA_8B.weight_bytes - 1_240_000_000) // (131072 * 64) * 64
 
 
-def test_a_model_that_does_not_fit_says_so() -> None:
+def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"llama-3\.1-70b does not fit on 1 x h100-sxm.*weights need 141\.1 GB"):
         kv_capacity_tokens(LLAMA_70B, H100)
     assert kv_capacity_tokens(LLAMA_70B, H100, tp=4) > 100_000

@@ -68,7 +68,7 @@ def test_scenarios_are_valid(path: Path, tmp_path: Path) -> None:
         assert load(str(file)).workload.requests == 1000
 
 
-def test_commands_do_what_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
     trace = tmp_path / "conversation_trace.jsonl"

@@ -33,7 +33,7 @@ def test_a_missing_mark_is_told() -> None:
         written("no marks", {"keys": ""})
 
 
-def test_every_key_of_a_scenario_says_what_it_means() -> None:
+def test_every_key_of_a_scenario_is_documented() -> None:
     silent = [line for line in scenario_keys() if line.endswith("|  |")]
     excused = {"hidden_size", "intermediate_size", "num_heads", "head_dim", "vocab_size"}  # named as in config.json
     excused |= {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}

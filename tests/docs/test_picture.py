@@ -27,7 +27,7 @@ def test_it_draws_the_page_down_to_the_engines(tmp_path: Path) -> None:
     assert 2_000 < height < 3_000
 
 
-def test_without_a_browser_it_says_so() -> None:
+def test_without_a_browser_an_error_is_printed() -> None:
     ran = subprocess.run(COMMAND, env={"PATH": ""}, capture_output=True, encoding="utf-8", check=False)
     assert ran.returncode == 1
     assert ran.stderr.startswith("no picture is made: it takes a browser")

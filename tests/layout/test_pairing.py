@@ -97,10 +97,10 @@ def test_subranges_make_the_range(
     stop = start + num_tokens
     source = [900 - at for at in range(-(-stop // source_size))]
     target = [500 - at for at in range(-(-num_tokens // target_size))]
-    about = (source, source_size, target, target_size, start)
+    args = (source, source_size, target, target_size, start)
     borders = sorted({start, *data.draw(st.lists(st.integers(start, stop), max_size=5)), stop})
-    segments = [runs_within(*about, first, last) for first, last in pairwise(borders)]
-    assert [cell for segment in segments for cell in cells(segment)] == cells(runs(*about, num_tokens))
+    segments = [runs_within(*args, first, last) for first, last in pairwise(borders)]
+    assert [cell for segment in segments for cell in cells(segment)] == cells(runs(*args, num_tokens))
 
 
 def test_a_range_beyond_the_blocks_is_refused() -> None:

@@ -196,7 +196,7 @@ class Schedule:
 
 @settings(max_examples=300, derandomize=True)
 @given(rules=RULES, steps=st.integers(1, 60), data=st.data())
-def test_what_is_posted_is_what_the_rules_say(rules: LaneRules, steps: int, data: st.DataObject) -> None:
+def test_operations_are_posted_by_the_rules(rules: LaneRules, steps: int, data: st.DataObject) -> None:
     schedule = Schedule(data, rules, kind=False)
     for _ in range(steps):
         schedule.step()

@@ -61,7 +61,7 @@ def scenario(method: str, p: int, d: int, later: int = 0, **transfer: Any) -> No
 
 
 @pytest.mark.parametrize("method", ["p2p-nccl-put", "p2p-nccl-put-async", "p2p-nccl-get"])
-def test_96p144d_is_refused_at_16_channels_and_says_where(method: str) -> None:
+def test_96p144d_is_refused_at_16_channels_with_the_key_that_is_wrong(method: str) -> None:
     with pytest.raises(ScenarioError, match=r"pool.p.gpu_memory_utilization: .*144 peers take 14.4 GB.*85 peers"):
         scenario(method, 96, 144, nccl_num_channels=16, kv_buffer_size=1)
 

@@ -70,23 +70,23 @@ STEPS = st.one_of(
 def test_it_is_the_least_recently_used_that_goes(most: int, steps: list[tuple[str, str | int, str | None]]) -> None:
     it, hand = Groups(most), ByHand(most)
     at_work: list[OpenGroup] = []
-    for what, about, other in steps:
+    for what, first, other in steps:
         if what == "use":
-            found, expected = it.use(str(about), str(other)), hand.use(str(about), str(other))
+            found, expected = it.use(str(first), str(other)), hand.use(str(first), str(other))
             if isinstance(found, Use):
                 assert (found.made, found.again, set(found.closed)) == expected
                 at_work.append(found.group)
             else:
                 assert found == expected
         elif what == "done" and at_work:
-            group = at_work.pop(int(about) % len(at_work))
+            group = at_work.pop(int(first) % len(at_work))
             there = it.open.get(group.ranks) is group
             assert it.done(group) == (there and not group.users)
             if there:
                 hand.done(group.ranks)
         elif what == "die":
-            assert set(it.died({str(about)})) == {rank for ranks in hand.of(str(about)) for rank in ranks}
-            hand.died(str(about))
+            assert set(it.died({str(first)})) == {rank for ranks in hand.of(str(first)) for rank in ranks}
+            hand.died(str(first))
         assert {ranks: group.users for ranks, group in it.open.items()} == hand.users
         assert Counter(rank for ranks in it.open for rank in ranks) == Counter(it.counts)
         assert max(it.counts.values(), default=0) <= most

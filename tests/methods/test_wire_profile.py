@@ -108,7 +108,7 @@ def test_who_waits_for_a_message_waits_for_its_latency(method: str, latencies: i
     assert took[1] - took[0] == pytest.approx(10 * latencies, abs=0.1)
 
 
-def test_what_nobody_says_cannot_get_lost() -> None:
+def test_a_message_that_no_method_sends_cannot_get_lost() -> None:
     lost = {"fault": '[{ kind = "drop", messages = ["REG"], at_s = 0, for_s = 0.5 }]'}
     assert last_token_ms("p2p-nccl-put", "as-published", **lost) < 100
     assert last_token_ms("p2p-nccl-put", "strict", **lost) > 1000

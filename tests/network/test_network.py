@@ -61,7 +61,7 @@ def test_misuse_raises_and_changes_nothing() -> None:
     assert network.wake_at() == 5 + S
 
 
-def test_a_cancelled_flow_leaves_its_share_and_says_what_it_carried() -> None:
+def test_a_cancelled_flow_frees_its_share_and_returns_the_bytes_carried() -> None:
     network, link, path = one_link(1000)
     first, second = network.start(path, 1000, 0), network.start(path, 1000, 0)
     assert network.cancel(first, S) == 500

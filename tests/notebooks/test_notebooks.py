@@ -36,7 +36,7 @@ def test_it_is_stored_without_outputs_and_with_ids_that_stay(path: Path) -> None
 
 
 @EACH
-def test_the_readme_says_what_it_answers(path: Path) -> None:
+def test_the_readme_links_each_notebook(path: Path) -> None:
     assert f"({path.name})" in (ROOM / "README.md").read_text(encoding="utf-8")
 
 

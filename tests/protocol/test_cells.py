@@ -204,7 +204,7 @@ def test_an_event_without_a_rule_returns_the_very_same_cell(which) -> None:  # t
 @pytest.mark.parametrize(
     "which", SPACES, ids=lambda w: f"{w[0].name} {'pull' if w[1] else 'push'} {w[2]}:{w[3]}{w[4:]}"
 )
-def test_phases_change_as_the_tables_say_and_cells_never(which) -> None:  # type: ignore[no-untyped-def]
+def test_phases_change_as_in_the_tables_and_cells_never(which) -> None:  # type: ignore[no-untyped-def]
     explored = space(*which)
     for cell, event, ctx in producer_steps(explored):
         before = msgspec.json.encode(cell)

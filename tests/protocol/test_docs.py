@@ -18,7 +18,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_tables_say(name: str) -> None:
+def test_a_page_is_generated_from_the_tables(name: str) -> None:
     write, module = PAGES[name]
     page = write(Path(module.__file__).read_text(encoding="utf-8"))
     path = ROOT / "docs" / name

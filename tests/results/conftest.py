@@ -72,7 +72,7 @@ def result(records: Records) -> Result:
         ],
         notes={"stale": 2, "duplicate": 1},
     )
-    about = RunHeader(
+    header = RunHeader(
         scenario_name="five",
         scenario_sha256="0" * 64,
         seed=7,
@@ -86,4 +86,4 @@ def result(records: Records) -> Result:
             for pool in ("prefill", "decode")
         ),
     )
-    return Result.of(about, records, {"decode-0": log}, totals)
+    return Result.of(header, records, {"decode-0": log}, totals)

@@ -34,7 +34,7 @@ VLLM_DETAILED_KEYS = {"input_lens", "output_lens", "ttfts", "itls", "start_times
 
 def saved(result: Result, path: Path, detailed: bool = False) -> dict[str, Any]:
     itls = itls_s(result.records, result.steps) if detailed else None
-    content = bench_json(result.about, result.records, result.metrics, result.totals, itls_s=itls)
+    content = bench_json(result.header, result.records, result.metrics, result.totals, itls_s=itls)
     write_results(path, content)
     read: dict[str, Any] = json.loads(
         path.read_text(), parse_constant=lambda token: pytest.fail(f"{token} in results.json")
@@ -92,15 +92,15 @@ def test_values_by_hand(result: Result, tmp_path: Path) -> None:
 
 
 def test_without_an_slo_goodput_is_null_and_inf_is_a_string(result: Result, tmp_path: Path) -> None:
-    about = attrs.evolve(result.about, slo=None, request_rate_rps=None, burstiness=None)
-    bare = Result.of(about, result.records, result.steps, result.totals)
+    header = attrs.evolve(result.header, slo=None, request_rate_rps=None, burstiness=None)
+    bare = Result.of(header, result.records, result.steps, result.totals)
     content = saved(bare, tmp_path / "results.json")
     assert (content["request_goodput"], content["request_rate"], content["burstiness"]) == (None, "inf", "inf")
 
 
 def test_of_nothing_every_metric_is_zero_and_nothing_is_nan(tmp_path: Path) -> None:
-    about = RunHeader(scenario_name="", scenario_sha256="", seed=0, version="")
-    content = saved(Result.of(about, Records(), {}, Totals()), tmp_path / "results.json", detailed=True)
+    header = RunHeader(scenario_name="", scenario_sha256="", seed=0, version="")
+    content = saved(Result.of(header, Records(), {}, Totals()), tmp_path / "results.json", detailed=True)
     assert [content[key] for key in VLLM_KEYS if key.endswith("_ms")] == [0.0] * 12
     assert content["itls"] == content["latencies"] == []
 

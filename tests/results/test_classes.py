@@ -89,9 +89,9 @@ def test_the_goods_of_the_classes_are_the_goods_of_the_run() -> None:
     assert sum(row.slo.good for row in metrics.classes.values() if row.slo) == metrics.slo.good
 
 
-def test_what_a_run_says_of_classes(result: Result, tmp_path: Path) -> None:
-    about = attrs.evolve(result.about, slo=Slo(ttft_ms=200), class_slos=BOUNDS)
-    classed = Result.of(about, records_of(*ROWS), {}, Totals(duration_ns=2_000 * MS))
+def test_a_run_reports_figures_of_each_class(result: Result, tmp_path: Path) -> None:
+    header = attrs.evolve(result.header, slo=Slo(ttft_ms=200), class_slos=BOUNDS)
+    classed = Result.of(header, records_of(*ROWS), {}, Totals(duration_ns=2_000 * MS))
     classed.save(tmp_path)
     classes = json.loads((tmp_path / "results.json").read_text())["pdflow"]["classes"]
     assert {name: row["requests"] for name, row in classes.items()} == {"": 2, "batch": 1, "chat": 3}
@@ -117,7 +117,7 @@ def test_a_run_without_classes_does_not_mention_them(result: Result, tmp_path: P
 def test_estimates_are_labelled(result: Result, tmp_path: Path) -> None:
     result.save(tmp_path)
     assert "workload_note" not in (tmp_path / "results.json").read_text()
-    noted = attrs.evolve(result, about=attrs.evolve(result.about, workload_note="lengths are estimates"))
+    noted = attrs.evolve(result, header=attrs.evolve(result.header, workload_note="lengths are estimates"))
     noted.save(tmp_path)
     assert json.loads((tmp_path / "results.json").read_text())["pdflow"]["workload_note"] == "lengths are estimates"
     assert "workload     lengths are estimates" in str(noted.table())

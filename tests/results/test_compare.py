@@ -44,8 +44,8 @@ def saved(
         records.ends[FIRST_DECODE][request] = records.first_token_ns[request] = first
         records.last_token_ns[request] = first + 40 * MS
         records.outcome[request] = "completed"
-    about = RunHeader(scenario_name=name, scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30), costs=(COST,))
-    Result.of(about, records, {}, Totals(duration_ns=requests * arrival_ms * MS)).save(folder)
+    header = RunHeader(scenario_name=name, scenario_sha256="", seed=1, version="0", slo=Slo(ttft_ms=30), costs=(COST,))
+    Result.of(header, records, {}, Totals(duration_ns=requests * arrival_ms * MS)).save(folder)
     return folder
 
 
@@ -109,7 +109,7 @@ def test_other_requests_are_not_paired_and_their_interval_is_wider(tmp_path: Pat
     assert it["difference"] == pytest.approx(7)
 
 
-def test_of_a_handful_of_requests_it_says_no_interval(tmp_path: Path) -> None:
+def test_a_handful_of_requests_gives_no_interval(tmp_path: Path) -> None:
     few = saved(tmp_path / "a", uneven, requests=9)
     [against] = compared(few, few)["against_first"]
     assert against["differences"]["ttft_mean_ms"]["low"] is None

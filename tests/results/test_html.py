@@ -61,8 +61,8 @@ class Reader(HTMLParser):
 
 
 def nothing(name: str = "nothing") -> Result:
-    about = RunHeader(scenario_name=name, scenario_sha256="0" * 64, seed=0, version="0", interrupted=True)
-    return Result.of(about, Records(), {}, Totals())
+    header = RunHeader(scenario_name=name, scenario_sha256="0" * 64, seed=0, version="0", interrupted=True)
+    return Result.of(header, Records(), {}, Totals())
 
 
 def test_it_leads_with_the_verdict(result: Result) -> None:
@@ -72,7 +72,7 @@ def test_it_leads_with_the_verdict(result: Result) -> None:
     assert "Of 5 requests: 2 completed, 1 failed, 1 cancelled, 1 unfinished." in text
 
 
-def test_it_says_what_the_printed_report_says(result: Result) -> None:
+def test_the_page_has_all_figures_of_the_printed_report(result: Result) -> None:
     """Every figure of the report's tables stands on the page too, in its words."""
     printed = str(result.table())
     text = Reader(page(result)).text
@@ -94,20 +94,20 @@ def test_a_run_of_nothing_has_a_page() -> None:
     assert "No request got a first token" in text
 
 
-def test_nothing_that_a_scenario_says_becomes_markup(result: Result) -> None:
-    about = attrs.evolve(
-        result.about,
+def test_no_text_of_a_scenario_becomes_markup(result: Result) -> None:
+    header = attrs.evolve(
+        result.header,
         scenario_name=HOSTILE,
         command_line=HOSTILE,
         model_id=HOSTILE,
         workload_note=HOSTILE,
-        costs=tuple(attrs.evolve(cost, pool=HOSTILE, error_bar=HOSTILE) for cost in result.about.costs),
+        costs=tuple(attrs.evolve(cost, pool=HOSTILE, error_bar=HOSTILE) for cost in result.header.costs),
     )
     for engine in result.totals.engines:
         engine.name = HOSTILE
     result.totals.links[0].name = HOSTILE
     tame = Reader(page(result, "[scenario]"))
-    read = Reader(page(attrs.evolve(result, about=about), HOSTILE))
+    read = Reader(page(attrs.evolve(result, header=header), HOSTILE))
     assert read.text.count(HOSTILE) >= 9
     assert {name for name, _ in read.elements} == {name for name, _ in tame.elements}
     assert not [name for name, _ in read.elements if name in ("script", "img")]
@@ -133,7 +133,7 @@ def test_it_asks_for_nothing_else(result: Result) -> None:
 
 def test_however_much_there_is_to_show_it_stays_small() -> None:
     engines = [EngineTotals(name=f"e{i}", role="prefill", busy_ps=i) for i in range(5_000)]
-    result = Result.of(nothing().about, Records(), {}, Totals(duration_ns=1, engines=engines))
+    result = Result.of(nothing().header, Records(), {}, Totals(duration_ns=1, engines=engines))
     text = page(result, "x" * 10 * SCENARIO_SHOWN)
     assert f"{5_000 - ROWS_SHOWN:,} more are in results.json." in text
     assert "Cut after 200,000 characters." in text
@@ -163,7 +163,7 @@ def steady(requests: int) -> Result:
         records.outcome[request] = "completed"
     engines = [EngineTotals(name=name, role=role) for name, role in (("p", "prefill"), ("d", "decode"))]
     duration_ns = (requests - 1) * 10**6 + 7 * 10**7
-    return Result.of(nothing().about, records, {}, Totals(duration_ns=duration_ns, engines=engines))
+    return Result.of(nothing().header, records, {}, Totals(duration_ns=duration_ns, engines=engines))
 
 
 def test_what_the_tables_quote_lies_on_the_curves(result: Result) -> None:
@@ -223,7 +223,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
 def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
     told = TimeSeries()
     told.tell(0, 5 * 10**10)
-    result = Result.of(nothing().about, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
+    result = Result.of(nothing().header, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
     _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, told),)))
     assert curve.means == pytest.approx([1.0] * SLICES)
 
@@ -238,8 +238,8 @@ def test_a_hundred_thousand_requests_make_no_large_page() -> None:
 
 def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
     whole = steady(1_000)
-    about = attrs.evolve(whole.about, warmup_ns=400 * 10**6)
-    text = page(Result.of(about, whole.records, {}, whole.totals))
+    header = attrs.evolve(whole.header, warmup_ns=400 * 10**6)
+    text = page(Result.of(header, whole.records, {}, whole.totals))
     courses = sum("since the start" in line for line in Reader(text).texts)
     assert courses == 8
     assert sum(attributes.get("class") == "bound" for _, attributes in Reader(text).elements) == courses
@@ -247,7 +247,7 @@ def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
     early[:400] = [instant + 10**9 for instant in early[:400]]
     last = whole.records.last_token_ns
     last[:400] = [instant + 10**9 for instant in last[:400]]
-    slow = page(Result.of(about, whole.records, {}, whole.totals))
+    slow = page(Result.of(header, whole.records, {}, whole.totals))
     assert slow.partition("Over time")[0] == text.partition("Over time")[0]
 
 
@@ -260,8 +260,8 @@ def test_one_request_makes_a_page() -> None:
 
 def test_the_slo_is_a_line_where_it_holds_for_all(result: Result) -> None:
     assert "SLO 40 ms" in Reader(page(result)).text
-    slos = {"chat": result.about.slo}
-    by_class = attrs.evolve(result, about=attrs.evolve(result.about, class_slos=slos))
+    slos = {"chat": result.header.slo}
+    by_class = attrs.evolve(result, header=attrs.evolve(result.header, class_slos=slos))
     assert "SLO 40 ms" not in Reader(page(by_class)).text
 
 

@@ -84,7 +84,7 @@ def test_the_timeline_has_a_line_for_what_there_was(push: Result) -> None:
 
 
 def test_of_nothing_there_are_empty_pictures(result: Result) -> None:
-    nothing = Result.of(result.about, Records(), {}, Totals())
+    nothing = Result.of(result.header, Records(), {}, Totals())
     for figure in (nothing.plot_ttft(), nothing.plot_waterfall(), nothing.plot_timeline()):
         figure.savefig(io.BytesIO(), format="png")
 

@@ -66,7 +66,7 @@ def test_pre_sized_and_appended_columns_are_alike() -> None:
     assert len(sized) == len(appended) == 3
 
 
-def test_a_record_says_nothing_of_what_did_not_happen() -> None:
+def test_a_record_has_null_for_what_did_not_happen() -> None:
     records = Records()
     records.add(5, 1, 1)
     record = records.record(0)

@@ -37,8 +37,8 @@ def test_report_looks_like_its_picture(result: Result, width: int, ascii_only: b
 
 
 def test_report_of_nothing_looks_like_its_picture() -> None:
-    about = RunHeader(scenario_name="empty [red]", scenario_sha256="", seed=0, version="", interrupted=True)
-    assert_like_picture(str(Result.of(about, Records(), {}, Totals()).table()), "report-empty.txt")
+    header = RunHeader(scenario_name="empty [red]", scenario_sha256="", seed=0, version="", interrupted=True)
+    assert_like_picture(str(Result.of(header, Records(), {}, Totals()).table()), "report-empty.txt")
 
 
 def test_a_pipe_gets_no_escapes(result: Result) -> None:

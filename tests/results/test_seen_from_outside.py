@@ -22,7 +22,7 @@ from pdflow.results.totals import Totals
 
 MS = 1_000_000
 INSIDE = {"transfers", "links", "engines", "gpu_busy_share", "cost", "notes", "world_events"}
-ABOUT = RunHeader(scenario_name="x", scenario_sha256="", seed=1, version="")
+HEADER = RunHeader(scenario_name="x", scenario_sha256="", seed=1, version="")
 
 
 def records(*, stamped: bool) -> Records:
@@ -44,7 +44,7 @@ def written(folder: Path, *, live: bool) -> dict[str, Any]:
     rows = records(stamped=not live)
     metrics = measure(rows, [], 50 * MS)
     content = bench_json(
-        ABOUT, rows, metrics, None if live else Totals(), itls_s=[[0.002] * 2] * 40, seen=seen if live else None
+        HEADER, rows, metrics, None if live else Totals(), itls_s=[[0.002] * 2] * 40, seen=seen if live else None
     )
     write_results(folder / "results.json", content)
     write_requests(folder / "requests.jsonl", rows)
@@ -63,9 +63,9 @@ def test_what_a_client_sees_is_there_and_what_it_cannot_see_is_not(tmp_path: Pat
     assert set(simulated["pdflow"]) - set(live["pdflow"]) == INSIDE
 
 
-def test_its_report_has_no_waterfall_and_says_nothing_of_links(tmp_path: Path) -> None:
+def test_its_report_has_no_waterfall_and_no_links(tmp_path: Path) -> None:
     rows = records(stamped=False)
-    text = Report(ABOUT, measure(rows, [], 50 * MS), None, of_ints(np.array([MS, 3 * MS]))).text()
+    text = Report(HEADER, measure(rows, [], 50 * MS), None, of_ints(np.array([MS, 3 * MS]))).text()
     assert "Where TTFT went" not in text
     assert not any(term in text for term in ("bytes moved", "GPU busy", "stranded", "link"))
     assert "sent late    mean 2.000 ms" in text

@@ -19,8 +19,8 @@ PS_PER_MS = 1_000_000_000
 
 
 def warm(result: Result, warmup_ms: int) -> Result:
-    about = attrs.evolve(result.about, warmup_ns=warmup_ms * MS)
-    return Result.of(about, result.records, result.steps, result.totals)
+    header = attrs.evolve(result.header, warmup_ns=warmup_ms * MS)
+    return Result.of(header, result.records, result.steps, result.totals)
 
 
 def test_requests_before_it_are_in_no_figure(result: Result) -> None:
@@ -59,7 +59,7 @@ def test_classes_stay_with_their_requests() -> None:
     assert list(measure(records, [], 5 * MS, warmup_ns=MS).classes) == ["", "batch"]
 
 
-def test_the_report_and_the_file_say_it(result: Result, tmp_path: Path) -> None:
+def test_the_report_and_the_file_show_the_warm_up(result: Result, tmp_path: Path) -> None:
     after = warm(result, 100)
     assert "1 requests served, not counted" in " ".join(str(after.table()).split())
     after.save(tmp_path, detailed=True)

@@ -226,13 +226,13 @@ class Served(RuleBasedStateMachine):
         self.gone = False
         self.turn(1, True)
 
-    def ask(self, event: str, *about: Any) -> Any:
+    def ask(self, event: str, *args: Any) -> Any:
         """A fork decides the same, and leaves the answer as it is."""
         fork, before = self.answer.fork(), self.answer.fingerprint()
         assert fork.fingerprint() == before
-        other = getattr(fork, event)(*about)
+        other = getattr(fork, event)(*args)
         assert self.answer.fingerprint() == before
-        result = getattr(self.answer, event)(*about)
+        result = getattr(self.answer, event)(*args)
         assert (result, self.answer.fingerprint()) == (other, fork.fingerprint())
         return result
 

@@ -242,10 +242,10 @@ class Driver:
         return Driver(self.choice.fork(), self.requests, tuple(self.under_way))
 
     def do(self, deed: Any) -> Any:
-        what, about = deed
+        what, arg = deed
         choice = self.choice
         if what == "choose":
-            it = asked(self.requests, *about)
+            it = asked(self.requests, *arg)
             self.requests += 1
             expected = choice.pick(it, None)
             chosen = choice.choose(it, None)
@@ -255,11 +255,11 @@ class Driver:
             return chosen
         if what == "end":
             if self.under_way:
-                choice.ended(*self.under_way.pop(about % len(self.under_way)))
+                choice.ended(*self.under_way.pop(arg % len(self.under_way)))
         else:
-            choice.up[about] = not choice.up[about]
-            if not choice.up[about]:
-                choice.forget(about)
+            choice.up[arg] = not choice.up[arg]
+            if not choice.up[arg]:
+                choice.forget(arg)
         return None
 
 

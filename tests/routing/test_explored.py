@@ -217,7 +217,7 @@ def keeps_the_number(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(compiled(), reason="a compiled router's rules cannot be exchanged; the source's are")
 @pytest.mark.parametrize(
-    ("bug", "says", "budget"),
+    ("bug", "message", "budget"),
     [
         (answers_for_each, "are at work", (0, 0, 0, 0)),
         (never_leaves, "d-0|p-0", (0, 0, 0, 1)),
@@ -231,10 +231,10 @@ def test_what_breaks_it_is_found(
     answer: Make,
     monkeypatch: pytest.MonkeyPatch,
     bug: Callable[..., None],
-    says: str,
+    message: str,
     budget: tuple[int, ...],
 ) -> None:
     bug(monkeypatch)
     it = governed(policy="least-loaded", dispatch="concurrent", hedge_after_ns=1000, max_attempts=2)
-    with pytest.raises((AssertionError, KeyError), match=says):
+    with pytest.raises((AssertionError, KeyError), match=message):
         explored(it, answer, budget)

@@ -98,25 +98,25 @@ def test_only_members_get_legs_and_every_client_is_answered_once(
     def engine(seat: Seat) -> str:
         return str((it.prefill if seat[0] == "prefill" else it.decode)[seat[1]].engine)
 
-    for gap, (what, *about) in steps:
+    for gap, (what, *args) in steps:
         now += gap
         event: Any = None
         if what == "report":
-            event = reports(about[0][0], about[0][1], about[1])
-            heard.append((now, about[0]))
+            event = reports(args[0][0], args[0][1], args[1])
+            heard.append((now, args[0]))
         elif what == "arrive":
             event, arrived = RequestArrived(arrived), arrived + 1
         elif what in ("answer", "fail") and at_work:
-            leg = at_work.pop(list(at_work)[about[0] % len(at_work)])
+            leg = at_work.pop(list(at_work)[args[0] % len(at_work)])
             event = DecodeEnded(leg.request_id, Code.NONE if what == "answer" else Code.IO)
             if isinstance(leg, DispatchPrefill):
                 event = answer(leg) if what == "answer" else PrefillAnswered(leg.request_id, None, Code.IO)
         elif what == "break":
-            event = EngineLost(engine(about[0]))
-            at_work = {name: leg for name, leg in at_work.items() if (name[0], leg.engine) != about[0]}
+            event = EngineLost(engine(args[0]))
+            at_work = {name: leg for name, leg in at_work.items() if (name[0], leg.engine) != args[0]}
         elif what in ("leave", "join"):
-            event = (EngineLeaves if what == "leave" else EngineJoins)(engine(about[0]))
-            (out.add if what == "leave" else out.discard)(about[0])
+            event = (EngineLeaves if what == "leave" else EngineJoins)(engine(args[0]))
+            (out.add if what == "leave" else out.discard)(args[0])
         if event is None:
             continue
         allowed = members_by_hand(heard, now) - out

@@ -235,7 +235,7 @@ def test_the_legs_of_an_engine_that_is_lost_are_retried_elsewhere() -> None:
     assert it.attempts == {}
 
 
-def test_nobody_says_that_a_lost_p_never_writes() -> None:
+def test_a_lost_p_is_never_reported_as_not_writing() -> None:
     """It may have finished, its answer lost with it; then what its NIC has begun lands all the same (S1, compat)."""
     it = router(p=1, d=1, reports_prefill=True)
     it.handle(RequestArrived(0), 0)

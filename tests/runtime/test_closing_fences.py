@@ -33,8 +33,8 @@ class Heard(Rank):
 
     def __init__(self, engine: str, transport: MakeTransport) -> None:
         self.events: list[Any] = []
-        about = (SHAPE, 8, LayoutBook(SHAPE, "push", "exactly-once"), transport, self.events.append, 1)
-        super().__init__(EngineInfo(engine, SHARDS), 0, *about)
+        rank_args = (SHAPE, 8, LayoutBook(SHAPE, "push", "exactly-once"), transport, self.events.append, 1)
+        super().__init__(EngineInfo(engine, SHARDS), 0, *rank_args)
 
     async def told(self, event: Any) -> None:
         with trio.fail_after(60):
@@ -54,7 +54,7 @@ class Heard(Rank):
 
 @asynccontextmanager
 async def fenced(
-    transport: MakeTransport, tamper: Callable[[bytes], bytes] = lambda about: about
+    transport: MakeTransport, tamper: Callable[[bytes], bytes] = lambda metadata: metadata
 ) -> AsyncIterator[tuple[Heard, Heard]]:
     """P and D, which has fenced P at generation 5 and been met anew."""
     p, d = Heard("p", transport), Heard("d", transport)
@@ -62,7 +62,7 @@ async def fenced(
     async with trio.open_nursery() as nursery:
         for rank in (p, d):
             await nursery.start(rank.transport.run)
-        await p.meet("d.r0", d.about("p.r0"))
+        await p.meet("d.r0", d.metadata_for("p.r0"))
         assert await p.writes(5)
         d.view[:] = bytes(len(d.view))
         d.fence("p.r0", 5)
@@ -70,14 +70,14 @@ async def fenced(
         with trio.fail_after(60):
             while "d.r0" in p.peers and transport is ClosingTransport:
                 await trio.sleep(0.001)
-        await p.meet("d.r0", tamper(d.about("p.r0")))
+        await p.meet("d.r0", tamper(d.metadata_for("p.r0")))
         yield p, d
         for rank in (p, d):
             await rank.transport.aclose()
 
 
-def without_void(about: bytes) -> bytes:
-    metadata = msgspec.msgpack.decode(about, type=RankMetadata)
+def without_void(encoded: bytes) -> bytes:
+    metadata = msgspec.msgpack.decode(encoded, type=RankMetadata)
     return msgspec.msgpack.encode(msgspec.structs.replace(metadata, void_generation=-1))
 
 
@@ -92,20 +92,21 @@ async def test_a_registration_from_before_a_fence_is_not_written(transport: Make
 
 
 @pytest.mark.trio
-async def test_only_what_the_description_says_keeps_it_out_of_a_transport_that_closes() -> None:
+async def test_only_the_metadata_keeps_old_writes_out_of_a_transport_that_closes() -> None:
     """And where the transport revokes, it is said nothing."""
     async with fenced(ClosingTransport, without_void) as (p, d):
         assert await p.writes(4)
         assert any(d.view)
     async with fenced(TcpTransport, without_void) as (p, d):
-        assert d.about("p.r0") == without_void(d.about("p.r0"))
+        assert d.metadata_for("p.r0") == without_void(d.metadata_for("p.r0"))
         assert not await p.writes(4)
 
 
 @pytest.mark.trio
-async def test_a_fence_of_one_peer_says_nothing_to_another() -> None:
+async def test_a_fence_of_one_peer_is_not_reported_to_another() -> None:
     async with fenced(ClosingTransport) as (_, d):
         void = {
-            peer: msgspec.msgpack.decode(d.about(peer), type=RankMetadata).void_generation for peer in ("p.r0", "q.r0")
+            peer: msgspec.msgpack.decode(d.metadata_for(peer), type=RankMetadata).void_generation
+            for peer in ("p.r0", "q.r0")
         }
         assert void == {"p.r0": 5, "q.r0": -1}

@@ -40,7 +40,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.trio
-async def test_a_stream_says_what_a_whole_answer_says(quickstart: Served) -> None:
+async def test_a_stream_has_the_tokens_of_a_whole_answer(quickstart: Served) -> None:
     whole = await quickstart.ask(prompt="Once upon a time", max_tokens=20, ignore_eos=True)
     stream = await quickstart.ask(prompt="Once upon a time", max_tokens=20, ignore_eos=True, stream=True)
     assert whole.status == stream.status == 200

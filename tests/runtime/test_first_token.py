@@ -47,8 +47,8 @@ async def quiet(town: Fronted) -> None:
 )
 @pytest.mark.trio
 async def test_the_answers_are_those_of_one_engine_alone(method: str, dispatch: str, model: TorchModel) -> None:
-    says = with_first(f"transfer.method={method}", f"router.dispatch={dispatch}")
-    async with fronted(says, model) as town, trio.open_nursery() as nursery:
+    scenario = with_first(f"transfer.method={method}", f"router.dispatch={dispatch}")
+    async with fronted(scenario, model) as town, trio.open_nursery() as nursery:
 
         async def ask(length: int, stream: bool) -> None:
             fields: dict[str, Any] = {"prompt": prompt(length, length), "max_tokens": 6, "ignore_eos": True}

@@ -92,12 +92,12 @@ async def greeted() -> tuple[bytes, bytes]:
     async def accept() -> None:
         await links[1].prove(False)
         hello = await links[1].hear_hello()
-        await links[1].say_hello(encode_frame(Hello("p.r0", 101, 2, hello.nonce, "d.r0")))
+        await links[1].send_hello(encode_frame(Hello("p.r0", 101, 2, hello.nonce, "d.r0")))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
         await links[0].prove(True)
-        await links[0].say_hello(HELLO)
+        await links[0].send_hello(HELLO)
         assert (await links[0].hear_hello()).address == "p.r0"
     return bytes(sent[0]), bytes(sent[1])
 
@@ -164,7 +164,7 @@ def test_no_bytes_of_a_stranger_are_believed_or_raise_anything_else(data: bytes)
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_an_acceptor_that_says_anything_else_is_found_out(data: st.DataObject) -> None:
+def test_an_acceptor_that_answers_anything_else_is_refused(data: st.DataObject) -> None:
     reply = data.draw(st.binary(max_size=200))
 
     async def opened() -> bool:

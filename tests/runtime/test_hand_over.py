@@ -145,8 +145,8 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
 async def test_an_id_too_long_for_a_frame_is_refused_on_arrival(model: TorchModel) -> None:
     """It would have ended the engine's process when it was to be said to a peer."""
     async with house(cluster(), model) as home:
-        about = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
-        apis: list[EngineApi[Any]] = [PrefillApi(home.p, *about), DecodeApi(home.d, *about)]
+        args = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
+        apis: list[EngineApi[Any]] = [PrefillApi(home.p, *args), DecodeApi(home.d, *args)]
         for api in apis:
             asked = HttpRequest(
                 "POST", "/v1/completions", "", ((b"x-request-id", b"r" * 600),), b'{"prompt": "a"}', True, True
@@ -163,9 +163,9 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
         most = 0
         write = rank.transport.write
 
-        def watched(*about: Any) -> None:
+        def watched(*args: Any) -> None:
             nonlocal most
-            write(*about)
+            write(*args)
             most = max(most, len(rank.transfers._in_flight))
 
         rank.transport.write = watched  # type: ignore[method-assign]

@@ -29,9 +29,9 @@ def event(text: str) -> bytes:
 def told(text: bytes, ends: bool = False) -> tuple[int, bytes]:
     """P's answer, with its token."""
     params = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x", "r", 3)
-    about = decode_json(params, Coordinates(LOCAL, 1), "nixl-push")
+    kv_params = decode_json(params, Coordinates(LOCAL, 1), "nixl-push")
     first = FirstAnswer(FIRST, text.decode(), ends)
-    return 200, msgspec.json.encode({"kv_transfer_params": about, "pdflow": first})
+    return 200, msgspec.json.encode({"kv_transfer_params": kv_params, "pdflow": first})
 
 
 async def heard(built: Town, turns: int = 6) -> bytes:
@@ -74,7 +74,7 @@ def texts(answer: bytes) -> list[Any]:
 async def test_a_late_request_has_a_second_attempt_and_the_first_to_speak_is_the_answer() -> None:
     """Both legs of the other are hung up on, long before the answer has ended."""
     async with town(hedge_after_ns=SOON) as built:
-        built.says["decode-1"] = [event("a"), event("b") + DONE]
+        built.answer_pieces["decode-1"] = [event("a"), event("b") + DONE]
         assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
         assert sorted(built.asked) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
         assert sorted(built.left) == ["decode-0", "prefill-0", "prefill-1"]
@@ -98,7 +98,7 @@ async def test_who_speaks_is_not_late() -> None:
 async def test_of_two_that_speak_at_once_one_is_heard() -> None:
     async with town(hedge_after_ns=SOON) as built:
         both = [event("a"), event("b") + DONE]
-        built.says.update({"decode-0": both, "decode-1": both})
+        built.answer_pieces.update({"decode-0": both, "decode-1": both})
         assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
         assert counted(built, "completed", "none") == 1
 
@@ -107,7 +107,7 @@ async def test_of_two_that_speak_at_once_one_is_heard() -> None:
 async def test_if_one_of_two_fails_the_other_is_waited_for() -> None:
     async with town(hedge_after_ns=SOON) as built:
         built.replies["decode-0"] = [(503, b"{}")]
-        built.says["decode-1"] = [event("a") + DONE]
+        built.answer_pieces["decode-1"] = [event("a") + DONE]
         assert texts(await heard(built)) == [{"text": "a"}]
 
 
@@ -154,7 +154,7 @@ async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_wit
         built.replies["prefill-1"] = [told(event("Q"))]
         if dispatch == "sequential":
             built.replies["decode-0"] = [(503, b"{}")]
-        built.says["decode-1"] = [event("D") + DONE]
+        built.answer_pieces["decode-1"] = [event("D") + DONE]
         answers: list[bytes] = []
 
         async def ask() -> None:
@@ -208,7 +208,7 @@ async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
     async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
         built.replies["prefill-0"] = [told(event("P"))]
         built.replies["prefill-1"] = [told(event("Q"))]
-        built.says["decode-1"] = [event("D") + DONE]
+        built.answer_pieces["decode-1"] = [event("D") + DONE]
         assert texts(await heard(built, turns=8)) in ([{"text": "P"}, {"text": "D"}], [{"text": "Q"}, {"text": "D"}])
         assert built.left == ["decode-0"]
         for name in ("decode-0", "decode-1"):
@@ -221,7 +221,7 @@ async def test_an_engine_that_computes_the_prompt_itself_does_not_start_the_answ
     async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
         built.node.router.rules = Rules(disaggregation=Disaggregation(((100,), (0,))))
         built.replies["prefill-0"] = [told(event("P"))]
-        built.says["decode-1"] = [event("D") + DONE]
+        built.answer_pieces["decode-1"] = [event("D") + DONE]
         assert texts(await heard(built, turns=8)) == [{"text": "P"}, {"text": "D"}]
         assert built.asked == ["decode-0", "prefill-0", "decode-1"]
         assert built.left == ["decode-0"]

@@ -26,7 +26,7 @@ def test_params_are_read_as_written(method: str) -> None:
     assert read_decode(method, via_json(decode_json(params, AT, method))) == (params, AT)
 
 
-def test_a_prefill_leg_says_where_the_nodes_of_a_store_are() -> None:
+def test_a_prefill_leg_has_the_addresses_of_the_store_nodes() -> None:
     stores = (AT, Coordinates("127.0.0.1", 0))
     assert read_prefill("kv-store", via_json(prefill_json("x1", "kv-store", stores))).stores == stores
     assert read_prefill("kv-store", via_json(prefill_json("x1", "kv-store"))).stores == ()

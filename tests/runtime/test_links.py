@@ -55,11 +55,11 @@ class Memory:
         self.transport = SimpleNamespace(fences="revoke")
         self.met: list[tuple[str, bytes]] = []
 
-    def about(self, peer: str) -> bytes:
+    def metadata_for(self, peer: str) -> bytes:
         return f"about {self.address}".encode()
 
-    async def meet(self, peer: str, about: bytes) -> None:
-        self.met.append((peer, about))
+    async def meet(self, peer: str, metadata: bytes) -> None:
+        self.met.append((peer, metadata))
         if peer == "unreachable.r0":
             raise ValueError("no such memory")
 
@@ -164,7 +164,7 @@ async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> 
 
 
 @pytest.mark.trio
-async def test_strangers_who_say_nothing_keep_no_peer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_pending_connections_do_not_keep_peers_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever held all places was waited for, and every peer hung up on."""
     monkeypatch.setattr(links, "MAX_STRANGERS", 4)
     monkeypatch.setattr(links, "PATIENCE_S", 3600)
@@ -259,10 +259,10 @@ async def test_a_stream_that_ends_while_memories_meet_is_no_handshake() -> None:
         meeting, go_on = trio.Event(), trio.Event()
         meet = d.memory.meet
 
-        async def slowly(peer: str, about: bytes) -> None:
+        async def slowly(peer: str, metadata: bytes) -> None:
             meeting.set()
             await go_on.wait()
-            await meet(peer, about)
+            await meet(peer, metadata)
 
         d.memory.meet = slowly  # type: ignore[method-assign]
         d.links.handshake(d.port, Handshake(p.address))

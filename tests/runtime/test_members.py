@@ -94,7 +94,7 @@ async def test_who_leaves_gets_nothing_new_and_its_next_life_does(autojump_clock
 
 
 @pytest.mark.trio
-async def test_of_two_that_say_that_they_are_one_engine_it_is_the_younger(
+async def test_of_two_processes_that_report_one_engine_the_younger_is_taken(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     built = reporting()

@@ -84,7 +84,7 @@ def stored_in(folder: Path, stored: torch.dtype, /, **keys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "keys", "says", "computed"),
+    ("stored", "keys", "model_toml", "computed"),
     [
         ("float32", {"torch_dtype": "float32"}, "", "float32"),
         ("float16", {"dtype": "float16"}, "", "float16"),
@@ -98,11 +98,11 @@ def stored_in(folder: Path, stored: torch.dtype, /, **keys: Any) -> None:
     ],
 )
 def test_what_is_computed_in_is_the_folders_or_the_scenarios_dtype(
-    stored: str, keys: dict[str, Any], says: str, computed: str, folder: Path, caplog: pytest.LogCaptureFixture
+    stored: str, keys: dict[str, Any], model_toml: str, computed: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     stored_in(folder, getattr(torch, stored), **keys)
-    model = TorchModel(cluster(f"serve.model={folder}", model=SIZED + says))
+    model = TorchModel(cluster(f"serve.model={folder}", model=SIZED + model_toml))
     assert model.dtype == computed
     assert model._loaded.dtype == getattr(torch, computed)
     short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[stored]
@@ -110,19 +110,19 @@ def test_what_is_computed_in_is_the_folders_or_the_scenarios_dtype(
 
 
 @pytest.mark.parametrize(
-    ("says", "message"),
+    ("model_toml", "message"),
     [
         ("", "KV has 2 bytes a value by the scenario, and .* is in float32; say one of fp64, fp32, bf16, fp16"),
         ('kv_dtype = "fp8"', "model.kv_dtype: is fp8, and torch engines keep KV in what they compute in"),
     ],
 )
-def test_a_dtype_that_is_not_computed_in_is_refused(says: str, message: str, folder: Path) -> None:
+def test_a_dtype_that_is_not_computed_in_is_refused(model_toml: str, message: str, folder: Path) -> None:
     stored_in(folder, torch.float32)
     with pytest.raises(PdflowError, match=message):
-        TorchModel(cluster(f"serve.model={folder}", model=SIZED + says))
+        TorchModel(cluster(f"serve.model={folder}", model=SIZED + model_toml))
 
 
-def test_tensors_of_several_dtypes_do_not_say_one(folder: Path) -> None:
+def test_tensors_of_several_dtypes_give_no_dtype(folder: Path) -> None:
     path = folder / "model.safetensors"
     stored_in(folder, torch.bfloat16)
     tensors = load_file(path)
@@ -133,7 +133,11 @@ def test_tensors_of_several_dtypes_do_not_say_one(folder: Path) -> None:
 
 
 def test_a_model_that_is_made_has_the_scenarios_dtype(folder: Path) -> None:
-    for says, dtype in (('kv_dtype = "fp16"', "float16"), ("", "bfloat16"), ("kv_bytes_per_value = 8", "float64")):
-        assert TorchModel(cluster(model=SIZED + says)).dtype == dtype
+    for model_toml, dtype in (
+        ('kv_dtype = "fp16"', "float16"),
+        ("", "bfloat16"),
+        ("kv_bytes_per_value = 8", "float64"),
+    ):
+        assert TorchModel(cluster(model=SIZED + model_toml)).dtype == dtype
     with pytest.raises(PdflowError, match="kv_bytes_per_value: is 3, and no torch engine computes in so many bytes"):
         TorchModel(cluster(model=SIZED + "kv_bytes_per_value = 3"))

@@ -133,7 +133,7 @@ async def test_a_deadline_that_comes_of_what_the_engine_did_is_not_slept_through
 
 
 @pytest.mark.trio
-async def test_a_peer_that_says_much_waits_and_nobody_else_does(autojump_clock: MockClock) -> None:
+async def test_a_peer_that_sends_many_frames_waits_and_no_other_does(autojump_clock: MockClock) -> None:
     node, endpoint = Made(), Scripted({})
     port = node.add("e", endpoint, 1)
     offered = 0

@@ -38,9 +38,9 @@ class Nowhere:
     def allocate(self, nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
 
-    async def connect(self, peer: str, about: bytes) -> None: ...
+    async def connect(self, peer: str, description: bytes) -> None: ...
 
-    def write(self, op: int, *about: Any) -> None:
+    def write(self, op: int, *args: Any) -> None:
         self.written.append(op)
 
     def __init__(self) -> None:

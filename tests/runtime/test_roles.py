@@ -279,7 +279,7 @@ async def test_engines_are_added_and_removed_while_a_cluster_serves(tmp_path: Pa
 
 
 @pytest.mark.trio
-async def test_engines_of_one_host_report_too_where_the_scenario_says_so(tmp_path: Path) -> None:
+async def test_engines_of_one_host_send_heartbeats_if_the_scenario_has_them(tmp_path: Path) -> None:
     """One that stands still is told from one that is idle, and one that dies is not waited for."""
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "secret").chmod(0o600)

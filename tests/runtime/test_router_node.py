@@ -57,17 +57,17 @@ class Town:
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
-        about = (tuple(prefill), tuple(decode), dispatch, choices, Rules(silence_ns=silence_ns), 2)
+        router_args = (tuple(prefill), tuple(decode), dispatch, choices, Rules(silence_ns=silence_ns), 2)
         if hedge_after_ns is None:
-            router = GovernedRouter(*about)
+            router = GovernedRouter(*router_args)
         else:
-            router = HedgingRouter(*about, hedge_after_ns=hedge_after_ns)
+            router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         told = {"stores": stores, "tells_first": tells_first}
         self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
-        self.says: dict[str, list[bytes]] = {}
+        self.answer_pieces: dict[str, list[bytes]] = {}
         """Whole answers, in pieces, by the engine that gives them."""
         self.replies: dict[str, list[tuple[int, bytes]]] = {}
         """Whole answers that are none of a client's, by the engine that gives them, one to each request."""
@@ -111,12 +111,12 @@ async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
                 status, body = built.replies[name].pop(0)
                 await responder.reply(status, (JSON,), body)
                 return
-            if name in speakers or name in built.says:
+            if name in speakers or name in built.answer_pieces:
                 await responder.begin(200, (EVENT_STREAM,))
-                for piece in built.says.get(name, [b"data: {}\n\n"]):
+                for piece in built.answer_pieces.get(name, [b"data: {}\n\n"]):
                     await responder.send(piece)
                     await trio.sleep(0.01)
-            if name in built.says:
+            if name in built.answer_pieces:
                 await responder.end()
                 return
             try:
@@ -335,10 +335,10 @@ async def test_an_error_in_an_answer_is_seen_however_its_bytes_arrive() -> None:
 
 
 @pytest.mark.trio
-async def test_an_answer_that_says_why_it_has_no_end_has_failed() -> None:
+async def test_an_answer_that_ends_with_an_error_has_failed() -> None:
     """The client has heard it all."""
     async with town() as built, trio.open_nursery() as nursery:
-        built.says["decode-0"] = [b"data: {}\n\n", EXPIRED + DONE]
+        built.answer_pieces["decode-0"] = [b"data: {}\n\n", EXPIRED + DONE]
         heard: list[bytes] = []
 
         async def ask() -> None:

@@ -38,9 +38,9 @@ WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
 
 
 def scenario(*overrides: str) -> ResolvedScenario:
-    says = load(WIRED, overrides=overrides)
-    refuse_what_is_not_served(says)
-    return says
+    resolved = load(WIRED, overrides=overrides)
+    refuse_what_is_not_served(resolved)
+    return resolved
 
 
 class Asked:
@@ -82,15 +82,15 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(says: ResolvedScenario) -> AsyncIterator[Asked]:
+async def asked(resolved: ResolvedScenario) -> AsyncIterator[Asked]:
     async def silent(request: HttpRequest, responder: Responder) -> None:
         await trio.sleep_forever()
 
-    builder = LiveBuilder(says, transport_named("shm"))
-    prefill, decode = ([builder.info_of(name) for name in seats_of(says, role)] for role in ("prefill", "decode"))
+    builder = LiveBuilder(resolved, transport_named("shm"))
+    prefill, decode = ([builder.info_of(name) for name in seats_of(resolved, role)] for role in ("prefill", "decode"))
     client = HttpClient()
-    node = LiveRouterNode(governed_of(builder), prefill, decode, says.transfer.method, client)
-    front = Front(node, open_prompts(says), Admin(node, [], None), Gate(None, "router"))
+    node = LiveRouterNode(governed_of(builder), prefill, decode, resolved.transfer.method, client)
+    front = Front(node, open_prompts(resolved), Admin(node, [], None), Gate(None, "router"))
     with trio.fail_after(20):
         async with serving(silent) as engine, serving(front) as server:
             at = Coordinates(LOCAL, engine.port)
@@ -136,7 +136,7 @@ async def test_prefixes_are_named_where_somebody_looks() -> None:
 
 
 @pytest.mark.trio
-async def test_a_client_says_what_its_session_is() -> None:
+async def test_a_session_is_read_from_the_header_or_the_user_field() -> None:
     async with asked(scenario("router.policy=session-affinity")) as router:
         for header in (b"a", b"b", b"a"):
             await router.ask(prompt(20, 1), (b"x-session-id", header))
@@ -155,8 +155,8 @@ async def test_a_client_says_what_its_session_is() -> None:
 
 def test_what_steps_take_is_not_weighed_where_nobody_has_measured_it() -> None:
     """Synthetic engines take what the scenario says; those that compute take what they take."""
-    says = scenario("router.disaggregate_above_tokens=auto")
-    torch = attrs.evolve(says, pools=tuple(attrs.evolve(pool, engine="torch") for pool in says.pools))
+    resolved = scenario("router.disaggregate_above_tokens=auto")
+    torch = attrs.evolve(resolved, pools=tuple(attrs.evolve(pool, engine="torch") for pool in resolved.pools))
     with pytest.raises(ScenarioError, match="pool p's engines were not measured: serve without it, run `pdflow calib"):
         refuse_what_is_not_served(torch)
     measured = tuple(attrs.evolve(pool, cost=MeasuredCost(path="cost.json")) for pool in torch.pools)

@@ -146,7 +146,7 @@ def test_who_computes_a_prompt_alone_hands_nothing_over() -> None:
     assert found.records.prefill_engine == found.records.decode_engine == ["decode-0"]
 
 
-def test_a_request_that_failed_says_why_and_one_without_an_end_has_none() -> None:
+def test_a_failed_request_has_a_reason_and_an_unfinished_one_has_no_outcome() -> None:
     found = of(router(RequestReceived(0, 1, 5), RequestReceived(2, 2, 6), Replied(9, 1, "failed", "peer_dead", 1)))
     assert found.records.outcome == ["failed", None]
     assert found.records.reason == ["peer dead", None]

@@ -162,13 +162,13 @@ def test_a_secret_stands_in_a_file_of_its_owner_or_in_the_environment(
     assert secret_of(cluster()) is None
     file = tmp_path / "secret"
     file.write_text(TEXT + "\n")
-    says = cluster(f"serve.secret_file={file}")
+    scenario = cluster(f"serve.secret_file={file}")
     file.chmod(0o640)
     with pytest.raises(ScenarioError, match="chmod 600"):
-        secret_of(says)
+        secret_of(scenario)
     file.chmod(0o600)
     monkeypatch.setenv("PDFLOW_SECRET", f" {TEXT} ")
-    for found in (secret_of(says), secret_of(cluster())):
+    for found in (secret_of(scenario), secret_of(cluster())):
         assert found is not None
         assert found.mac(b"for", b"this") == SECRET.mac(b"for", b"this")
     monkeypatch.setenv("PDFLOW_SECRET", os.fsdecode(b"\xff" * 16))
@@ -185,7 +185,7 @@ def test_a_secret_stands_in_a_file_of_its_owner_or_in_the_environment(
             secret_of(cluster())
     os.unlink(file)
     with pytest.raises(ScenarioError, match="cannot be read: No such file"):
-        secret_of(says)
+        secret_of(scenario)
 
 
 def test_beyond_loopback_there_is_no_cluster_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,10 +210,10 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
         step = runner.step
         posted, steps = 0, 0
 
-        def watched(*about: Any) -> None:
+        def watched(*args: Any) -> None:
             nonlocal posted
             posted += 1
-            write(*about)
+            write(*args)
 
         async def one_chunk_behind(works: Any, layer_done: Any = None) -> Any:
             """The four layers of a chunk have left before the chunk after the next begins."""

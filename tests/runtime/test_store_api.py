@@ -171,7 +171,7 @@ async def test_a_put_by_ranks_that_nothing_can_come_from_fails_alone(shards: tup
 
 
 @pytest.mark.trio
-async def test_a_node_says_how_it_stands_with_its_server() -> None:
+async def test_a_node_reports_the_state_of_its_server() -> None:
     pytest.importorskip("valkey", reason="needs pip install 'pdflow[valkey]'")
     with closing(listen(LOCAL, 0)) as nobody:
         port = nobody.getsockname()[1]

@@ -177,7 +177,7 @@ async def test_a_long_prompt_is_brought_in_batches(server: DictServer, monkeypat
 
 
 @pytest.mark.trio
-async def test_the_memory_says_how_much_comes_back(server: DictServer) -> None:
+async def test_the_memory_limits_how_much_comes_back(server: DictServer) -> None:
     async with backed_memory(server) as node:
         node.put(chain(9))
         await node.saved()

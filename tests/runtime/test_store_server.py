@@ -70,7 +70,9 @@ TERMS = [b"$", b"*", b":", b"+", b"-", b"\r\n", b"2", b"-1", b"OK", b"abc", b"99
 @pytest.mark.parametrize("call", CALLS)
 @settings(max_examples=40, deadline=None)
 @given(answer=st.lists(st.sampled_from(TERMS), max_size=12).map(b"".join) | st.binary(max_size=30))
-def test_whatever_it_says_is_an_answer_or_an_error(call: Callable[[ValkeyServer], object], answer: bytes) -> None:
+def test_any_bytes_of_the_server_give_an_answer_or_an_error(
+    call: Callable[[ValkeyServer], object], answer: bytes
+) -> None:
     with answering(answer) as port:
         told = ""
         with closing(client(port)) as server:

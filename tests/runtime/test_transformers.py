@@ -70,9 +70,9 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 def made(folder: Path, kind: str) -> Any:
     """The model, whose files are in the folder: in shards, with biases and norms that are not their initial values."""
-    name, says = KINDS[kind]
+    name, model_config = KINDS[kind]
     torch.manual_seed(len(kind))
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **says)
+    config = getattr(transformers, f"{name}Config")(**SHAPE, **model_config)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for tensor in model.parameters():
@@ -132,8 +132,8 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
     expected = greedy(made(tmp_path / kind, kind))
     assert len(list((tmp_path / kind).glob("*.safetensors"))) > 1
     assert len({token for answer in expected for token in answer}) > OUTPUT
-    says = SIZES if kind in ("qwen2", "mistral") else f'hf_config = "{tmp_path / kind}/config.json"'
-    scenario = cluster(f"serve.model={tmp_path / kind}", model=says)
+    model_toml = SIZES if kind in ("qwen2", "mistral") else f'hf_config = "{tmp_path / kind}/config.json"'
+    scenario = cluster(f"serve.model={tmp_path / kind}", model=model_toml)
 
     model = TorchModel(scenario)
     assert (model.dtype, scenario.model.kv_bytes_per_value) == ("float32", 4)

@@ -23,7 +23,7 @@ from pdflow.scenario.costs.aiconfigurator import tabulated
 from pdflow.scenario.costs.cost_file import MadeFrom, MeasuredEngine, RowErrors, cost_file, read_cost, written
 from pdflow.scenario.costs.step_costs import cost_tables, kind_of, step_cost
 from pdflow_sim.build import build
-from pdflow_sim.run import about, simulate
+from pdflow_sim.run import run_header, simulate
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/costs.md").read_text()
 GOOD = (Path(__file__).resolve().parents[2] / "examples/reference.toml").read_text()
@@ -220,7 +220,7 @@ def test_a_tp_that_no_model_has_is_told_once(tmp_path: Path) -> None:
     assert all("does not divide" in problem for problem in found)
 
 
-def test_an_unknown_key_does_not_hide_what_the_class_says(tmp_path: Path) -> None:
+def test_an_unknown_key_does_not_hide_the_other_errors(tmp_path: Path) -> None:
     """The class is built only without the keys that nobody knows, and then refuses."""
     length = '{ dist = "uniform", low = 9, high = 1, hihg = 2 }'
     [unknown, order] = problems_of(tmp_path, "{ model = 'roofline' }", f"workload.input_tokens={length}")
@@ -238,7 +238,7 @@ def test_tables_of_about_twenty_combinations_come_with_pdflow() -> None:
 
 
 @pytest.mark.parametrize("name", AIC)
-def test_a_table_of_aiconfigurator_says_whose_it_is_and_how_near(name: str) -> None:
+def test_a_table_of_aiconfigurator_has_its_provenance_and_error_bar(name: str) -> None:
     file = AIC[name]
     of = file.engine
     assert name == f"{of.model}_{of.gpu}_tp{of.tp}"
@@ -387,7 +387,7 @@ HELD_OUT = {
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_a_fitted_table_says_whose_it_is_and_how_near(name: str) -> None:
+def test_a_fitted_table_has_its_provenance_and_error_bar(name: str) -> None:
     file, of = FITTED[name], FITTED[name].engine
     source = name.partition("_")[0].partition("-")[0]
     assert name.endswith(f"_{of.model}_{of.gpu}_tp{of.tp}")
@@ -438,7 +438,7 @@ def test_a_table_brings_the_capacity_that_its_engine_had(tmp_path: Path) -> None
     assert scenario.pools[1].kv_tokens is None
 
 
-def test_presets_lists_tables_and_says_how_near_one_is() -> None:
+def test_presets_lists_tables_and_shows_the_error_of_one() -> None:
     everything = CliRunner().invoke(cli, ["presets"]).output
     assert all(name in everything for name in (*AIC, *FITTED))
     one = " ".join(CliRunner().invoke(cli, ["presets", "splitwise_llama-2-70b_h100-sxm_tp8"]).output.split())
@@ -447,10 +447,10 @@ def test_presets_lists_tables_and_says_how_near_one_is() -> None:
     assert "did not run as one" in one
 
 
-def test_a_result_says_whose_times_it_used(tmp_path: Path) -> None:
+def test_a_result_has_the_provenance_of_its_step_times(tmp_path: Path) -> None:
     """Its provenance and its error bar reach the reader."""
     scenario = scenario_with(tmp_path, "{ model = 'aiconfigurator' }", "workload.requests=3")
-    costs = about(scenario, build(scenario).costs, (), False).costs
+    costs = run_header(scenario, build(scenario).costs, (), False).costs
     assert [cost.model for cost in costs] == ["aiconfigurator", "roofline"]
     assert costs[0].provenance.startswith("aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0): vLLM 0.24.0 kernels of")
     assert costs[0].error_bar.startswith("TPOT ±10 % (−20 % at high N), E2E ±15 %, TTFT ±35 %")

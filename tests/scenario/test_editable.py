@@ -158,7 +158,7 @@ def test_it_travels_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(scenario)) == scenario
 
 
-def test_it_says_what_it_is() -> None:
+def test_repr_describes_the_scenario() -> None:
     scenario = Scenario.load(REFERENCE, {"pool.decode.replicas": 2})
     assert repr(scenario) == (
         "<Scenario 'reference' seed 1\n"

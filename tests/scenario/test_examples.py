@@ -74,7 +74,7 @@ def test_every_bundled_workload_can_be_named() -> None:
         assert scenario.workload.like == name
 
 
-def test_without_the_trace_the_error_says_where_it_was_looked_for() -> None:
+def test_without_the_trace_the_error_names_the_path() -> None:
     file = EXAMPLES / "mooncake-conversation.toml"
     if (EXAMPLES / "../data/traces").exists():
         pytest.skip("the trace has been put where the example looks for it")

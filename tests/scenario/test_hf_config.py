@@ -104,7 +104,7 @@ GPTQ: dict[str, Any] = {
         ({"model_type": "vision", "text_config": LLAMA, "vision_config": {}}, "llama-3.1-8b"),
     ],
 )
-def test_a_config_gives_what_its_preset_says(config: dict[str, Any], preset: str) -> None:
+def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset: str) -> None:
     ours, complaints = structure({"name": "m", **model_values(config)}, ModelSpec)
     known, _ = structure({"name": "m", **presets("models")[preset].values}, ModelSpec)
     assert ours is not None, complaints
@@ -115,7 +115,7 @@ def test_a_config_gives_what_its_preset_says(config: dict[str, Any], preset: str
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"hidden_size": True}, "has no hidden_size"),
@@ -123,8 +123,8 @@ def test_a_config_gives_what_its_preset_says(config: dict[str, Any], preset: str
         ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "mixes layers"),
     ],
 )
-def test_what_a_config_cannot_say_is_told(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(HfConfigError, match=says):
+def test_what_a_config_cannot_say_is_told(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(HfConfigError, match=message):
         model_values({**LLAMA, **change})
 
 
@@ -159,7 +159,7 @@ def test_a_scenario_names_a_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "more", "says"),
+    ("content", "more", "message"),
     [
         (None, "", '"my-model/config.json" cannot be read: No such file'),
         (b"\xff", "", "is not JSON"),
@@ -169,7 +169,7 @@ def test_a_scenario_names_a_config(tmp_path: Path) -> None:
         (b"{}", 'preset = "llama-3.1-8b"', "and a preset both say"),
     ],
 )
-def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | None, more: str, says: str) -> None:
+def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | None, more: str, message: str) -> None:
     (tmp_path / "my-model").mkdir()
     if content is not None:
         (tmp_path / "my-model/config.json").write_bytes(content)
@@ -179,11 +179,11 @@ def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | 
         load(file)
     assert str(caught.value).count("\n") == 0, str(caught.value)
     assert f"{file}:8: model.hf_config: " in str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("says", "dtype", "kv", "weights"),
+    ("dtype_keys", "dtype", "kv", "weights"),
     [
         ({"torch_dtype": "float32"}, "float32", "fp32", 4.0),
         ({"torch_dtype": "float64"}, "float64", "fp64", 8.0),
@@ -196,9 +196,9 @@ def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | 
     ],
 )
 def test_kv_is_kept_in_what_a_model_is_computed_in(
-    says: dict[str, Any], dtype: str | None, kv: str | None, weights: float
+    dtype_keys: dict[str, Any], dtype: str | None, kv: str | None, weights: float
 ) -> None:
-    config = {**LLAMA, "torch_dtype": None, **says}
+    config = {**LLAMA, "torch_dtype": None, **dtype_keys}
     assert computed_dtype(config) == dtype
     found = model_values(config)
     assert (found.get("kv_dtype"), found["weight_bytes_per_param"]) == (kv, weights)
@@ -240,7 +240,7 @@ model = "served"
         ('preset = "qwen3-8b"', "synthetic", None, 2),
     ],
 )
-def test_the_dtype_of_a_served_folder_counts_unless_the_scenario_says_one(
+def test_the_dtype_of_a_served_folder_counts_unless_the_scenario_sets_one(
     model: str, engine: str, kv_dtype: str | None, kv_bytes: int, tmp_path: Path
 ) -> None:
     """Synthetic engines have nothing of the folder."""
@@ -254,7 +254,7 @@ def test_the_dtype_of_a_served_folder_counts_unless_the_scenario_says_one(
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"torch_dtype": 7}', "[" * 100_000])
-def test_a_served_folder_that_cannot_be_read_says_nothing(content: str | None, tmp_path: Path) -> None:
+def test_a_served_folder_that_cannot_be_read_sets_no_dtype(content: str | None, tmp_path: Path) -> None:
     """`simulate` does not need it, and `serve` says what is wrong with it."""
     if content is not None:
         (tmp_path / "served").mkdir()

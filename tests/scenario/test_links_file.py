@@ -36,7 +36,7 @@ def loaded(folder: Path, links: str | None, preset: str = "racks/links.toml", mo
     return load(file)
 
 
-def test_its_values_are_the_scenarios_where_that_says_none(tmp_path: Path) -> None:
+def test_values_of_the_file_apply_unless_the_scenario_sets_them(tmp_path: Path) -> None:
     network = loaded(tmp_path, OURS, more="latency_s = 9e-6").network
     assert network.preset == "racks/links.toml"
     assert (network.bandwidth_bytes_per_s, network.latency_s, network.poll) == (3_000_000_000, 9e-6, False)
@@ -50,7 +50,7 @@ def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("links", "location", "says"),
+    ("links", "location", "message"),
     [
         (None, "s.toml:", '"racks/links.toml" cannot be read: No such file'),
         ("[values", "s.toml:", '"racks/links.toml" '),
@@ -60,11 +60,11 @@ def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
         (OURS.replace("latency_s = 7e-6", "latncy_s = 7e-6"), "racks/links.toml:5: ", "did you mean latency_s"),
     ],
 )
-def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, links: str | None, location: str, says: str) -> None:
+def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, links: str | None, location: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         loaded(tmp_path, links)
     lines = str(caught.value).splitlines()
-    assert any(line.startswith(f"{tmp_path}/{location}") and says in line for line in lines), lines
+    assert any(line.startswith(f"{tmp_path}/{location}") and message in line for line in lines), lines
 
 
 def test_what_is_not_in_it_is_missed(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def refused(*overrides: str) -> list[str]:
 
 
 def test_each_leg_may_have_a_policy_of_its_own() -> None:
-    says = load(REFERENCE, overrides=["router.policy=two-choices", "router.decode_policy=session-affinity"]).router
-    assert says.policies == ("two-choices", "session-affinity")
-    assert str(says) == "two-choices for P, session-affinity for D, concurrent dispatch"
+    router = load(REFERENCE, overrides=["router.policy=two-choices", "router.decode_policy=session-affinity"]).router
+    assert router.policies == ("two-choices", "session-affinity")
+    assert str(router) == "two-choices for P, session-affinity for D, concurrent dispatch"
     assert str(RouterConfig()) == "round-robin, sequential dispatch"
 
 
-def test_a_line_says_all_of_it() -> None:
+def test_a_router_config_is_printed_in_one_line() -> None:
     config = RouterConfig(
         policy="two-choices",
         disaggregate_above_tokens="auto",
@@ -61,8 +61,8 @@ def test_a_key_of_another_policy_is_refused(key: str, value: str, policy: str) -
     assert refused(f"router.{key}={value}") == [
         f"router.{key}: says something of {policy} only, and no engine is chosen by that"
     ]
-    says = load(REFERENCE, overrides=[f"router.{key}={value}", f"router.prefill_policy={policy}"]).router
-    assert getattr(says, key) == float(value)
+    router = load(REFERENCE, overrides=[f"router.{key}={value}", f"router.prefill_policy={policy}"]).router
+    assert getattr(router, key) == float(value)
 
 
 def test_a_share_below_one_cannot_be_held() -> None:
@@ -155,8 +155,8 @@ def test_heartbeats_default_to_those_of_the_original() -> None:
 
 def test_a_number_or_auto() -> None:
     for value, found in (("0", 0), ("256", 256), ("auto", "auto")):
-        says = load(REFERENCE, overrides=[f"router.disaggregate_above_tokens={value}"]).router
-        assert says.disaggregate_above_tokens == found
+        router = load(REFERENCE, overrides=[f"router.disaggregate_above_tokens={value}"]).router
+        assert router.disaggregate_above_tokens == found
     key = schema_json()["properties"]["router"]["properties"]["disaggregate_above_tokens"]
     assert key["oneOf"] == [{"type": "integer"}, {"enum": ["auto"]}]
 

@@ -22,13 +22,13 @@ def refused(*overrides: str) -> list[str]:
 
 
 def test_a_number_is_a_distribution_too() -> None:
-    says = load(
+    config = load(
         SESSIONS,
         overrides=["workload.sessions.turns=3", "workload.sessions.think_s=2", "workload.sessions.new_tokens=7"],
     ).workload.sessions
-    assert says is not None
-    assert (says.turns, says.think_s) == (FixedTurns(turns=3), FixedTime(time_s=2.0))
-    assert says.new_tokens == FixedLength(tokens=7)
+    assert config is not None
+    assert (config.turns, config.think_s) == (FixedTurns(turns=3), FixedTime(time_s=2.0))
+    assert config.new_tokens == FixedLength(tokens=7)
     plain = load(SESSIONS, overrides=["workload.sessions.think_s={dist='exponential',mean_s=1}"])
     assert plain.workload.sessions is not None
     assert plain.workload.sessions.think_s == ExponentialTime(mean_s=1.0)

@@ -113,7 +113,7 @@ def test_a_config_of_the_cpu_connector() -> None:
     assert values(CPU) == {"transfer.method": "cpu-staged", "transfer.host_buffer_bytes": 8 << 30}
 
 
-def test_configs_of_p2p_nccl_say_the_memory_of_their_own_side() -> None:
+def test_configs_of_p2p_nccl_set_the_memory_of_their_own_side() -> None:
     both = {"transfer.nccl_num_channels": 8}
     assert values(NCCL_P) == {"transfer.method": "p2p-nccl-put-async", **both}
     ours = {"transfer.kv_buffer_size": 8_000_000_000, "transfer.mem_pool_size_gb": 32}
@@ -167,7 +167,7 @@ def test_pools_that_are_not_sound_yet_do_no_harm(pools: Any) -> None:
     assert [value.value for value in config.values if value.key[1] == "store_bytes"] == [1 << 30]
 
 
-def test_a_scenario_takes_what_it_does_not_say(tmp_path: Path) -> None:
+def test_a_scenario_takes_missing_values_from_the_transfer_config(tmp_path: Path) -> None:
     found = load(scenario(tmp_path, PIPE))
     assert (found.transfer.method, found.network.nics_per_rank, found.network.preset) == ("mooncake-v0", 2, "rdma-400g")
     assert found.from_config == ("transfer.method = mooncake-v0 (line 2)", "network.nics_per_rank = 2 (line 7)")
@@ -177,7 +177,7 @@ def test_a_scenario_takes_what_it_does_not_say(tmp_path: Path) -> None:
     assert "transfer.store_bytes = 3355443200 (no global_segment_size)" in slow.from_config
 
 
-def test_what_the_scenario_says_wins(tmp_path: Path) -> None:
+def test_values_of_the_scenario_win(tmp_path: Path) -> None:
     resolved = load(scenario(tmp_path, PIPE, 'method = "nixl-pull"\n[network]\nnics_per_rank = 4\n'))
     assert (resolved.transfer.method, resolved.network.nics_per_rank, resolved.from_config) == ("nixl-pull", 4, ())
     faster = load(scenario(tmp_path, STORE_V0, '[network]\npreset = "tcp-100g"\n'))
@@ -211,7 +211,7 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (USERS, 'line 4: metadata_server is etcd\'s ("127.0.0.1:2333"), which pdflow does not speak, expected'),
         (USERS.replace("etcd", "redis"), "line 4: metadata_server is redis's"),
@@ -238,18 +238,18 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
         (b"\xff", "is not UTF-8 text"),
     ],
 )
-def test_what_is_wrong_is_told_once_and_where(tmp_path: Path, text: str | bytes, says: str) -> None:
+def test_what_is_wrong_is_told_once_and_where(tmp_path: Path, text: str | bytes, message: str) -> None:
     # What depends on the method is not judged by another one.
     file = scenario(tmp_path, text, 'dialect = "as-published"\nprogressive = true\n')
     with pytest.raises(ScenarioError) as caught:
         load(file)
     assert str(caught.value).count("\n") == 0, str(caught.value)
     assert str(caught.value).startswith(f'{file}:21: transfer.config: "conf/engine.json" '), str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ('"nowhere.json"', '"nowhere.json" cannot be read: No such file or directory; looked for'),
         ('"conf"', '"conf" cannot be read: Is a directory'),
@@ -258,17 +258,17 @@ def test_what_is_wrong_is_told_once_and_where(tmp_path: Path, text: str | bytes,
         ('""', 'is "", expected something that is not empty'),
     ],
 )
-def test_a_file_that_is_not_there(tmp_path: Path, name: str, says: str) -> None:
+def test_a_file_that_is_not_there(tmp_path: Path, name: str, message: str) -> None:
     file = scenario(tmp_path, PIPE)
     file.write_text(file.read_text().replace('"conf/engine.json"', name))
     with pytest.raises(ScenarioError) as caught:
         load(file)
     assert len(caught.value.problems) == 1
     assert f"{file}:21: transfer.config: " in str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_a_scenario_cannot_hold_stands_where_the_file_says_it(tmp_path: Path) -> None:
+def test_a_value_that_no_scenario_can_hold_is_reported_at_its_line_of_the_config(tmp_path: Path) -> None:
     many = ",".join(f"n{index}" for index in range(65))
     with pytest.raises(ScenarioError) as caught:
         load(scenario(tmp_path, PIPE.replace("mlx5_0,mlx5_1", many)))

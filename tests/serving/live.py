@@ -244,7 +244,7 @@ class StoreClient:
         await self.waiting[call].wait()
         return self.answers.pop(call)
 
-    def say(self, call: tuple[str, str], found: StoredKv) -> None:
+    def resolve(self, call: tuple[str, str], found: StoredKv) -> None:
         self.answers[call] = found
         self.waiting.pop(call).set()
 
@@ -283,12 +283,12 @@ class Teller:
 
 
 class Answered:
-    """Set when a prefill leg, or a call of a store, has its answer. `say` makes a call of it."""
+    """Set when a prefill leg, or a call of a store, has its answer. `as_call` makes a call of it."""
 
-    def __init__(self, record: Record, leg: Any, say: Callable[[Any], Call] | None = None) -> None:
+    def __init__(self, record: Record, leg: Any, as_call: Callable[[Any], Call] | None = None) -> None:
         self.record = record
         self.leg = leg
-        self.say = say or (lambda leg: answer(leg.request_id, leg.code, leg.params))
+        self.as_call = as_call or (lambda leg: answer(leg.request_id, leg.code, leg.params))
         self.answered = False
 
     def is_set(self) -> bool:
@@ -296,7 +296,7 @@ class Answered:
 
     def set(self) -> None:
         leg, self.answered = self.leg, True
-        self.record(self.say(leg))
+        self.record(self.as_call(leg))
 
 
 class Live:
@@ -441,22 +441,22 @@ class Live:
         client: StoreClient = self.node.client
         if what in ("found", "nothing"):
             params = found_params(self.setting, r) if what == "found" else None
-            client.say(("look", request_id), StoredKv(params, Coordinates("store", 1)))
+            client.resolve(("look", request_id), StoredKv(params, Coordinates("store", 1)))
         else:
             ok = what == "put"
             params = found_params(self.setting, r) if ok else None
-            client.say(("put", request_id), StoredKv(params, None, Code.NONE if ok else Code.REJECTED))
+            client.resolve(("put", request_id), StoredKv(params, None, Code.NONE if ok else Code.REJECTED))
 
     def _look(self, r: int) -> None:
-        def say(call: Any) -> Call:
+        def as_call(call: Any) -> Call:
             return told_of_store(call.request_id, call.params)
 
-        about = (request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
-        call = self.node.look(*about)
+        args = (request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
+        call = self.node.look(*args)
         if call.answered.is_set():
-            self.record(say(call))
+            self.record(as_call(call))
         else:
-            call.answered = Answered(self.record, call, say)
+            call.answered = Answered(self.record, call, as_call)
 
     def _do(self, step: Do) -> None:
         # As an engine does before it composes a step, or completes one.

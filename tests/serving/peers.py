@@ -183,8 +183,8 @@ class Peers:
             case "word" | "word gone" if (r, rank) in self.word_reads:
                 event = WordRead(self.word_reads.pop((r, rank)), word_of(r, rank) if what == "word" else None)
             case _:
-                says = self._producer if self.ends.produces else self._consumer
-                message = says(what, r, rank)
+                build_message = self._producer if self.ends.produces else self._consumer
+                message = build_message(what, r, rank)
                 event = None if message is None else Received(peer, self.life, message)
         return None if event is None else Event(me, event)
 

@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     def scenario(self) -> ResolvedScenario:
         key = tuple(self)
         if key not in _scenarios:
-            says = {
+            overrides = {
                 "transfer.method": self.method,
                 "transfer.progressive": str(self.progressive).lower(),
                 "router.first_token": self.first_token,
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
                 "pool.p.tp": self.ranks,
                 "pool.d.tp": self.ranks,
             }
-            _scenarios[key] = load(HERE / "setting.toml", overrides=[f"{k}={v}" for k, v in says.items()])
+            _scenarios[key] = load(HERE / "setting.toml", overrides=[f"{k}={v}" for k, v in overrides.items()])
         return _scenarios[key]
 
     def wiring(self) -> EngineWiring:

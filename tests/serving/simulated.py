@@ -195,17 +195,17 @@ class ScriptedStore:
         self.looks: dict[int, Callable[[AnswerCall], None]] = {}
         self.puts: dict[int, Callable[[AnswerCall], None]] = {}
 
-    def look(self, about: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
-        ask, self.looks[number_of(about[0].request_id)] = about
+    def look(self, arg: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
+        ask, self.looks[number_of(arg[0].request_id)] = arg
         self.record(Call("store look", ask.request_id, (ask.xid, ask.items, ask.digest, ask.weights)))
 
-    def start(self, about: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
-        put, told = about
+    def start(self, arg: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
+        put, told = arg
         self.puts[number_of(put.params.request_id)] = told
         self.record(Call("store put", put.params.request_id, (put.params, put.items)))
 
-    def abort(self, about: tuple[str, Xid]) -> None:
-        self.record(Call("store withdraw", about[0], (about[1],)))
+    def abort(self, arg: tuple[str, Xid]) -> None:
+        self.record(Call("store withdraw", arg[0], (arg[1],)))
 
 
 class Stores:

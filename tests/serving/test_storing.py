@@ -179,7 +179,7 @@ def test_a_leg_is_answered_with_the_stores_params() -> None:
     bench.core.assert_empty("P")
 
 
-def test_blocks_that_are_free_before_the_store_says_so_leave_its_answer_to_come() -> None:
+def test_blocks_that_are_freed_before_the_store_answers_do_not_end_the_put() -> None:
     bench = StoringBench()
     bench.putting()
     assert bench.protocol(RELEASE) == [Released("x", Code.NONE), FreePrompt("x")]

@@ -246,7 +246,7 @@ def test_d_s_request_comes_and_goes_in_one_call() -> None:
 
 
 @METHODS
-def test_d_s_request_is_asked_about_until_it_has_blocks(pulls: bool) -> None:
+def test_matched_tokens_of_a_decode_request_are_polled_until_it_has_blocks(pulls: bool) -> None:
     """vLLM preempts none but those that run, so before its load a request can only wait."""
     pair = prefilled(pulls, d={"num_blocks": 5})
     pair.d.add_request(Request("other", 32, 40))

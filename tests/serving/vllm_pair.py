@@ -68,8 +68,8 @@ class Pair(Network):
             **agreed.decode(self.infos["D"], INCARNATIONS["D"]),
         }
         self.calls: dict[str, list[list[str]]] = {}
-        self.prefill_side = PrefillSide(PrefillCore(WEIGHTS, Sending()), *self.about("P", endpoints["P"]))
-        self.decode_side = DecodeSide(DecodeCore(WEIGHTS, Landing()), *self.about("D", endpoints["D"]))
+        self.prefill_side = PrefillSide(PrefillCore(WEIGHTS, Sending()), *self.side_args("P", endpoints["P"]))
+        self.decode_side = DecodeSide(DecodeCore(WEIGHTS, Landing()), *self.side_args("D", endpoints["D"]))
         sides: dict[str, SchedulerSide] = {"P": self.prefill_side, "D": self.decode_side}
         self.workers: dict[str, WorkerSide] = {}
         for name, side in sides.items():
@@ -80,7 +80,7 @@ class Pair(Network):
         self.p = self.start("P", self.prefill_side, p or {})
         self.d = self.start("D", self.decode_side, d or {})
 
-    def about(self, name: str, endpoint: Any) -> tuple[Port, Any, Any]:
+    def side_args(self, name: str, endpoint: Any) -> tuple[Port, Any, Any]:
         return Port(name, endpoint, INCARNATIONS[name]), lambda: self.now, self.next_generation
 
     def next_generation(self) -> int:

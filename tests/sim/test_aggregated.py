@@ -101,7 +101,7 @@ def test_one_that_dies_loses_its_requests_and_serves_again(play: Callable[..., A
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ({"pool.d.role": "aggregated"}, 'no pool has role = "decode"'),
         ({"pool.p.role": "aggregated"}, 'no pool has role = "prefill"'),
@@ -109,6 +109,6 @@ def test_one_that_dies_loses_its_requests_and_serves_again(play: Callable[..., A
         ({"workload.output_tokens": 9000}, "never fits pool w"),
     ],
 )
-def test_what_cannot_be(lay: Callable[..., Any], overrides: dict[str, Any], says: str) -> None:
-    with pytest.raises(ScenarioError, match=says):
+def test_what_cannot_be(lay: Callable[..., Any], overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
         lay(overrides, file=MIXED)

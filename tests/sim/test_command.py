@@ -222,8 +222,8 @@ def test_python_overrides_are_read_back_as_what_they_were() -> None:
             "network.poll": False,
         },
     )
-    assert result.about.scenario_name == "8"
-    assert result.about.request_rate_rps == 50.0
+    assert result.header.scenario_name == "8"
+    assert result.header.request_rate_rps == 50.0
     assert len(result.requests) == 5
 
 

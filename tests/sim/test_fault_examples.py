@@ -49,7 +49,7 @@ def test_everything_ends_and_nothing_leaks(file: Path, dialect: str) -> None:
     assert happened == kinds - (kinds - happened if file.stem == "everything" else set())
 
 
-def test_every_file_says_what_to_look_for() -> None:
+def test_every_file_has_a_comment_on_what_to_look_for() -> None:
     assert len(FILES) >= 12
     for file in FILES:
         text = file.read_text()

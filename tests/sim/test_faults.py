@@ -191,11 +191,11 @@ DIED = "its engine, or its engine's peer, died"
 def test_a_client_that_has_ds_token_gets_no_second_beginning(play: Play, first_token: str) -> None:
     """D dies: before its first token another one computes the answer, after it the failure is the request's. P's token
     is no such beginning, since the other D continues behind it."""
-    says = ONE | AGAIN | {"router.first_token": first_token, "router.dispatch": "sequential"}
-    before = play(says | fault('kind = "crash", engine = "d-0", at_s = 0.022'))
+    overrides = ONE | AGAIN | {"router.first_token": first_token, "router.dispatch": "sequential"}
+    before = play(overrides | fault('kind = "crash", engine = "d-0", at_s = 0.022'))
     assert (before.records.outcome, before.records.attempts) == (["completed"], [2])
     assert before.records.decode_engine == ["d-1"]
-    after = play(says | fault('kind = "crash", engine = "d-0", at_s = 0.027'))
+    after = play(overrides | fault('kind = "crash", engine = "d-0", at_s = 0.027'))
     assert (after.records.outcome, after.records.attempts) == (["failed"], [1])
     assert after.records.reason == [DIED]
 

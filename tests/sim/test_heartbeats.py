@@ -70,7 +70,7 @@ def test_a_death_is_noticed_by_silence_alone(play: Play, lines: Lines, method: s
     assert lines(play(overrides, exact=True, checked=False)) == lines(world)
 
 
-def test_without_heartbeats_its_connections_say_so(play: Play) -> None:
+def test_without_heartbeats_a_crash_is_seen_by_its_connections(play: Play) -> None:
     seen = {key: value for key, value in STEADY.items() if key != "router.heartbeat_s"}
     assert len(lost(play(seen | crash("p-0", 4.1, 10)))) <= 1
     assert len(lost(play(STEADY | crash("p-0", 4.1, 10)))) > 5

@@ -140,7 +140,7 @@ def all_complete_though_d_asks_in_another_order(overrides: dict[str, Any], play:
         dispatch = world.router.do[DispatchDecode]
 
         def later(port: Any, effect: Any) -> None:
-            world.clock.call(crc32(b"%d" % effect.request) % 50 * MS, lambda about: dispatch(*about), (port, effect))
+            world.clock.call(crc32(b"%d" % effect.request) % 50 * MS, lambda arg: dispatch(*arg), (port, effect))
 
         world.router.do[DispatchDecode] = later
 

@@ -36,7 +36,7 @@ def test_so_many_prompts_are_written_at_once(play: Play, dialect: str, workers: 
     assert tenths(play(TOGETHER | {"transfer.dialect": dialect, "transfer.num_workers": workers})) == ends
 
 
-def test_there_are_ten_unless_somebody_says_otherwise(lay: Callable[..., Any]) -> None:
+def test_there_are_ten_workers_by_default(lay: Callable[..., Any]) -> None:
     assert lay({}).transfer.num_workers == METHODS["mooncake-v1"].strict.sending_lanes == 10
 
 

@@ -116,7 +116,7 @@ def test_who_is_busy_is_waited_for(play: Play) -> None:
     assert max(one) == pytest.approx(max(both), rel=0.3), "the same bytes over the same link"
 
 
-def test_a_story_says_so(play: Play) -> None:
+def test_a_text_trace_has_the_groups(play: Play) -> None:
     narrators: list[Narrator] = []
 
     def prepared(world: Any) -> None:
@@ -160,8 +160,8 @@ def grouped(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, An
     return overrides, most
 
 
-def holds(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
-    overrides, most = about
+def holds(case: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
+    overrides, most = case
     world = play(overrides, prepared=watched(most))
     assert_all_released(world)
     assert lines(play(overrides, exact=True, checked=False)).splitlines() == lines(world).splitlines()
@@ -169,15 +169,15 @@ def holds(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
 
 
 @random_worlds(60)
-@given(about=grouped(scenarios))
-def test_in_random_worlds_every_request_completes(about: tuple[dict[str, Any], int], play: Play, lines: Lines) -> None:
-    assert set(holds(about, play, lines).records.outcome) == {"completed"}
+@given(case=grouped(scenarios))
+def test_in_random_worlds_every_request_completes(case: tuple[dict[str, Any], int], play: Play, lines: Lines) -> None:
+    assert set(holds(case, play, lines).records.outcome) == {"completed"}
 
 
 @random_worlds(40)
-@given(about=grouped(disturbed_scenarios))
+@given(case=grouped(disturbed_scenarios))
 def test_whatever_goes_wrong_every_group_is_released(
-    about: tuple[dict[str, Any], int], play: Play, lines: Lines
+    case: tuple[dict[str, Any], int], play: Play, lines: Lines
 ) -> None:
-    outcomes = holds(about, play, lines).records.outcome
+    outcomes = holds(case, play, lines).records.outcome
     assert all(outcome in ("completed", "failed", "cancelled") for outcome in outcomes)

@@ -180,7 +180,7 @@ def test_results_speak_of_it_where_it_did_anything(
     overrides = {**trace(rows), **ONE_OF_EACH}
     overrides |= {f"pool.{name}.enable_prefix_caching": on for name in ("p", "d")}
     result = simulate(lay(overrides), quiet=True).result
-    body = bench_json(result.about, result.records, result.metrics, result.totals)["pdflow"]
+    body = bench_json(result.header, result.records, result.metrics, result.totals)["pdflow"]
     printed = str(result.table())
     if on:
         assert body["prefix_cache"] == {"queries": 6600, "hits": 4096, "hit_share": 4096 / 6600}

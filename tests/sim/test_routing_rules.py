@@ -242,7 +242,7 @@ def test_no_more_tokens_wait_for_an_engine_than_may(play: Play) -> None:
     assert waits[1] < waits[0] / 3
 
 
-def test_results_say_how_many_were_shed_and_why(lay: Callable[..., Any]) -> None:
+def test_results_count_shed_requests_by_reason(lay: Callable[..., Any]) -> None:
     scenario = lay(FLOOD | {"router.max_inflight": 10})
     world, _ = prepare(scenario, RunOptions(), [])
     run(world, None, False)

@@ -45,11 +45,11 @@ def drawn(scenario: ResolvedScenario) -> list[Session]:
 
 def turns_in_order(world: Any, scenario: ResolvedScenario) -> None:
     """Each session's turns one after the other, each as it was drawn and when it was due."""
-    records, says = world.records, drawn(scenario)
+    records, expected = world.records, drawn(scenario)
     last: dict[int, int] = {}
     assert len(records) == scenario.workload.requests == len(records.sessions)
     for request, (session, turn) in enumerate(records.sessions):
-        plan = says[session].turns[turn - 1]
+        plan = expected[session].turns[turn - 1]
         assert (records.input_tokens[request], records.output_tokens[request]) == (
             plan.input_tokens,
             plan.output_tokens,
@@ -60,9 +60,9 @@ def turns_in_order(world: Any, scenario: ResolvedScenario) -> None:
             before = last[session]
             assert records.outcome[before] == "completed"
             thought_ns = records.arrival_ns[request] - records.last_token_ns[before]
-            assert thought_ns == says[session].think_ns[turn - 2]
-        elif says[session].begins_ns >= 0:
-            assert records.arrival_ns[request] == says[session].begins_ns
+            assert thought_ns == expected[session].think_ns[turn - 2]
+        elif expected[session].begins_ns >= 0:
+            assert records.arrival_ns[request] == expected[session].begins_ns
         last[session] = request
     assert records.arrival_ns == sorted(records.arrival_ns)
 
@@ -131,12 +131,12 @@ def test_users_are_throughput_times_response_and_think_time(play: Play, lay: Lay
     user either waits for an answer or thinks. Over the whole run it holds but for how the run begins and ends."""
     overrides = TALK | ROOM | USERS | {"workload.requests": 400, "workload.sessions.turns": turns}
     world = play(overrides, checked=False)
-    records, says = world.records, drawn(lay(overrides))
+    records, expected = world.records, drawn(lay(overrides))
     until = records.arrival_ns[-1]
     waiting = thinking = whole = 0
     for request, (session, turn) in enumerate(records.sessions):
         answered = records.last_token_ns[request]
-        think_ns = says[session].think_ns[turn - 1]
+        think_ns = expected[session].think_ns[turn - 1]
         waiting += min(answered, until) - records.arrival_ns[request]
         thinking += max(0, min(answered + think_ns, until) - answered)
         whole += answered - records.arrival_ns[request] + think_ns

@@ -88,7 +88,7 @@ def test_processes_change_nothing_but_the_time(tmp_path: Path) -> None:
     assert alone["error"].isna().tolist() == [True] * 5 + [False]
 
 
-def test_a_point_that_cannot_be_run_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_that_cannot_be_run_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = swept({"pool.d.replicas": [1, 0], "slo.ttft_ms": [9, -1]})
     assert frame["error"].isna().tolist() == [True, False, False, False]
     both = frame["error"].iloc[3]
@@ -271,5 +271,5 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_tasks_say_what_seed_they_would_have() -> None:
+def test_tasks_have_the_seed_that_they_would_run_with() -> None:
     assert SweepTask(pdflow.load(SMALL), {}, 3, None).seed == 4

@@ -42,11 +42,11 @@ def scenario(*overrides: str) -> ResolvedScenario:
     return load(FILE, overrides=overrides)
 
 
-def both(says: ResolvedScenario) -> tuple[Router, Router]:
+def both(resolved: ResolvedScenario) -> tuple[Router, Router]:
     """The simulated one, and the live one, whose engines have all come up."""
-    simulated = SimBuilder(says).build().router.port.endpoint
+    simulated = SimBuilder(resolved).build().router.port.endpoint
     assert isinstance(simulated, Router)
-    live = router_of(LiveBuilder(says, transport_named("shm")))
+    live = router_of(LiveBuilder(resolved, transport_named("shm")))
     assert not any(live.prefill_choice.up + live.decode_choice.up)
     for engine in ENGINES:
         live.handle(EngineChanged(engine, True), 0)

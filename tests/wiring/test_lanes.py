@@ -185,14 +185,14 @@ class Live:
         self.transfers = InFlightTransfers(transport, count(1), self.plan, self.put, 1, lambda peer, then: None)
         self.transfers.adopt(lane_rules(self.method, case.pipeline_policy))
 
-    def plan(self, op: Op, *about: Any) -> TransferPlan:
+    def plan(self, op: Op, *args: Any) -> TransferPlan:
         def pieces(layer: int | None, first: int, last: int) -> list[Any]:
             self.latest = op.reg.seq - 1, Piece(layer or 0, first, last)
             return []
 
         return TransferPlan(LAYERS, pieces)
 
-    def write(self, number: int, *about: Any) -> None:
+    def write(self, number: int, *args: Any) -> None:
         self.air[self.latest] = number
 
     read = write
@@ -216,10 +216,10 @@ class Live:
     def offer(self, xid: str, piece: Piece) -> None:
         self.transfers.offer(xid, piece)
 
-    def stop(self, about: Op | int) -> None:
+    def stop(self, op: Op | int) -> None:
         """Of an operation, as the script says; of one of the transport's, as the orders say then: it is too late."""
-        if isinstance(about, Op):
-            self.transfers.stop(about)
+        if isinstance(op, Op):
+            self.transfers.stop(op)
 
     def end(self, key: tuple[int, Piece], ok: bool) -> None:
         self.transfers.ended(self.air.pop(key), ok)
@@ -273,17 +273,17 @@ class Script:
         among = bad if bad and not self.rng.below(6) else good
         if not among:
             return False
-        play, about = among[self.rng.below(len(among))]
+        play, arg = among[self.rng.below(len(among))]
         if play == self.post:
-            self.effects.append(effect_of(about, self.method))
+            self.effects.append(effect_of(arg, self.method))
         elif play == self.offer:
-            self.offers[about[0]].pop(0)
+            self.offers[arg[0]].pop(0)
         elif play == self.stop:
-            self.truncated += self.is_truncated(about.reg.seq - 1)
-        play(self.simulated, about)
+            self.truncated += self.is_truncated(arg.reg.seq - 1)
+        play(self.simulated, arg)
         self.simulated.world.clock.run()
         told = self.posted.take()
-        play(self.live, about)
+        play(self.live, arg)
         assert self.posted.take() == told
         assert self.simulated.endings == self.live.endings
         assert self.simulated.air.keys() <= self.live.air.keys()
@@ -300,8 +300,8 @@ class Script:
     def post(self, side: Side, i: int) -> None:
         side.post(i, self.effects[i])
 
-    def offer(self, side: Side, about: tuple[str, Piece]) -> None:
-        side.offer(*about)
+    def offer(self, side: Side, arg: tuple[str, Piece]) -> None:
+        side.offer(*arg)
 
     def end(self, side: Side, key: tuple[int, Piece]) -> None:
         side.end(key, True)

@@ -15,21 +15,21 @@ from pdflow.wiring.router import RoutedEngines, Target, dispatch_of, router_of
 
 
 def cluster(*overrides: str, block_tokens: int = 64) -> RoutedEngines:
-    says = load(Path(__file__).parent / "wired.toml", overrides=overrides)
+    scenario = load(Path(__file__).parent / "wired.toml", overrides=overrides)
     legs: dict[str, list[Target]] = {"prefill": [], "decode": []}
-    for pool in says.pools:
+    for pool in scenario.pools:
         shards = Shards(pool.tp, pool.pp, pool.block_size)
         legs[pool.leg] += [Target(EngineInfo(f"{pool.name}-{i}", shards), pool) for i in range(pool.replicas)]
     return RoutedEngines(
-        scenario=says,
-        method=METHODS[says.transfer.method],
+        scenario=scenario,
+        method=METHODS[scenario.transfer.method],
         prefill=tuple(legs["prefill"]),
         decode=tuple(legs["decode"]),
         prefix_block_tokens=block_tokens,
     )
 
 
-def test_engines_of_a_pool_are_asked_about_once() -> None:
+def test_the_crossover_is_computed_once_for_each_pool() -> None:
     asked: list[int] = []
 
     def crossover(position: int) -> tuple[int, ...]:

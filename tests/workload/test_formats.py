@@ -17,7 +17,7 @@ from pdflow.workload.traces.clock import milliseconds_ns, nanoseconds_ns, second
 from pdflow.workload.traces.complaints import TraceError
 from pdflow.workload.traces.csv_rows import cells_of
 from pdflow.workload.traces.json_rows import sharegpt_texts
-from pdflow.workload.traces.readers import LONGEST_LINE, read_trace, says_when
+from pdflow.workload.traces.readers import LONGEST_LINE, has_arrival_times, read_trace
 from pdflow.workload.traces.traces import parse
 
 TRACES = Path(__file__).resolve().parents[2] / "../shared/data/traces"
@@ -226,7 +226,7 @@ def test_published_tables_read_whole(
     if not (TRACES / name).exists():
         pytest.skip(f"needs the published trace {name} in ../shared/data/traces")
     trace = Trace(path=name, format=form)
-    assert says_when(trace, TRACES) == timed
+    assert has_arrival_times(trace, TRACES) == timed
     requests = list(read_trace(trace, TRACES, timed=timed))
     assert len(requests) == count
     assert (sum(r.input_tokens for r in requests), sum(r.output_tokens for r in requests)) == (prompt, answer)

@@ -40,7 +40,7 @@ SHARING = {
 }
 
 
-def test_figures_say_where_they_are_from() -> None:
+def test_figures_have_a_source() -> None:
     for name in MODELS:
         model = load_model(name)
         assert model.source

@@ -63,9 +63,9 @@ def test_every_prompt_is_the_conversation_and_something_new(
     seed: int, system: int, turns: int, limit: int | None
 ) -> None:
     assert CHAT.sessions is not None
-    says = evolve(CHAT.sessions, turns=FixedTurns(turns=turns), system_prompt_tokens=system, max_context_tokens=limit)
+    config = evolve(CHAT.sessions, turns=FixedTurns(turns=turns), system_prompt_tokens=system, max_context_tokens=limit)
     seen: set[int] = set()
-    for session in drawn(evolve(CHAT, sessions=says), 6, seed):
+    for session in drawn(evolve(CHAT, sessions=config), 6, seed):
         assert 1 <= len(session.turns) <= turns
         assert len(session.think_ns) == len(session.turns)
         first = session.turns[0]
@@ -94,7 +94,7 @@ def test_a_limit_of_the_context_only_shortens_sessions() -> None:
     assert sum(len(session.turns) for session in shortened) < sum(len(session.turns) for session in whole)
 
 
-def test_when_sessions_begin_changes_nothing_of_what_they_say() -> None:
+def test_arrival_times_do_not_change_the_content_of_sessions() -> None:
     closed = drawn(evolve(CHAT, arrival=ClosedArrival(concurrency=3)))
     assert [(token_counts(session), session.think_ns) for session in closed] == [
         (token_counts(session), session.think_ns) for session in drawn()
@@ -117,7 +117,7 @@ def test_a_larger_share_of_cancels_sends_more_clients_away_and_moves_none() -> N
 
 
 @pytest.mark.parametrize(
-    ("says", "low", "high", "mean"),
+    ("distribution", "low", "high", "mean"),
     [
         (FixedTurns(turns=4), 4, 4, 4.0),
         (UniformTurns(low=2, high=6), 2, 6, 4.0),
@@ -127,15 +127,17 @@ def test_a_larger_share_of_cancels_sends_more_clients_away_and_moves_none() -> N
         (EmpiricalTurns(turns=(1, 10), weights=(2.0, 1.0)), 1, 10, 4.0),
     ],
 )
-def test_turns(says: Turns, low: int, high: int, mean: float) -> None:
-    draw = draws.turns(says, Rng(1).stream("turns"))
+def test_turns(distribution: Turns, low: int, high: int, mean: float) -> None:
+    draw = draws.turns(distribution, Rng(1).stream("turns"))
     numbers = [draw() for _ in range(5000)]
-    assert low <= min(numbers) <= max(numbers) <= high == says.high or says == GeometricTurns(mean=1.0, high=9)
+    assert low <= min(numbers) <= max(numbers) <= high == distribution.high or distribution == GeometricTurns(
+        mean=1.0, high=9
+    )
     assert fmean(numbers) == pytest.approx(mean, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("says", "low_s", "high_s", "mean_s"),
+    ("distribution", "low_s", "high_s", "mean_s"),
     [
         (FixedTime(time_s=0.25), 0.25, 0.25, 0.25),
         (UniformTime(low_s=1.0, high_s=3.0), 1.0, 3.0, 2.0),
@@ -144,8 +146,8 @@ def test_turns(says: Turns, low: int, high: int, mean: float) -> None:
         (LognormalTime(median_s=2.0, sigma=1000.0, high_s=10.0), 0.0, 10.0, 5.0),
     ],
 )
-def test_times(says: Time, low_s: float, high_s: float, mean_s: float) -> None:
-    draw = draws.time_ns(says, Rng(1).stream("think"))
+def test_times(distribution: Time, low_s: float, high_s: float, mean_s: float) -> None:
+    draw = draws.time_ns(distribution, Rng(1).stream("think"))
     times = [draw() for _ in range(5000)]
     assert low_s * SECOND <= min(times) <= max(times) <= high_s * SECOND
     assert fmean(times) / SECOND == pytest.approx(mean_s, rel=0.05)

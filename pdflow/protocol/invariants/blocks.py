@@ -46,8 +46,8 @@ class BlockOracle:
         self._tables: dict[tuple[Shards, Shards], dict[tuple[int, int], int]] = {}
         """For two parallelisms, the bit of each pair."""
 
-    def _fail(self, name: str, what: str, about: str) -> NoReturn:
-        """Invariant `name` is broken, in the story of the request or prompt `about`. Told by who has seen it all."""
+    def _fail(self, name: str, what: str, subject: str) -> NoReturn:
+        """Invariant `name` is broken, in the story of the request or prompt `subject`. Told by who has seen it all."""
         raise NotImplementedError
 
     # D: requests and their blocks.

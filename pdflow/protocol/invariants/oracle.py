@@ -201,7 +201,7 @@ class Oracle(OperationOracle):
         if not request.landed & request.pairs.get((rank_of(node), rank_of(to)), 0):
             self._fail("S7", f"{node} told {to} SENT of a WRITE that has not ended well", reg.request_id)
 
-    def _about_pair(self, node: Address, event: PairLanded | PairFailed | PairReported, effects: Effects) -> None:
+    def _pair_event(self, node: Address, event: PairLanded | PairFailed | PairReported, effects: Effects) -> None:
         if not effects or type(effects[0]) is Note:
             return
         request = self._requests.get((node, event.op.reg.request_id))
@@ -210,13 +210,13 @@ class Oracle(OperationOracle):
 
     # Stories.
 
-    def _fail(self, name: str, what: str, about: str) -> NoReturn:
+    def _fail(self, name: str, what: str, subject: str) -> NoReturn:
         """Everything lately seen that names what this is about."""
         lines = []
         for at, node, event, effects in self._recent:
             text = repr(event)
             answers = [repr(effect) for effect in effects]
-            if about in text or any(about in answer for answer in answers):
+            if subject in text or any(subject in answer for answer in answers):
                 lines.append(f"{at:>14} {node:<16} {text}")
                 lines += [f"{'':>14} {'':<16}   -> {answer}" for answer in answers]
         raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-STORY_LINES:]))
@@ -235,9 +235,9 @@ _ON_EVENT: dict[type, InvariantChecker] = {
     PeerExited: Oracle._fenced,
     Received: Oracle._received,
     HandshakeEnded: Oracle._met,
-    PairLanded: Oracle._about_pair,
-    PairFailed: Oracle._about_pair,
-    PairReported: Oracle._about_pair,
+    PairLanded: Oracle._pair_event,
+    PairFailed: Oracle._pair_event,
+    PairReported: Oracle._pair_event,
 }
 _ON_EFFECT: dict[type, InvariantChecker] = {
     Enqueue: Oracle._enqueued,

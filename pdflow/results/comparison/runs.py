@@ -46,23 +46,23 @@ class OneRun:
     @staticmethod
     def of(result: Result, path: Path) -> OneRun:
         """A run that has just ended."""
-        about, metrics = result.about, result.metrics
-        records = result.records.arriving_from(about.warmup_ns)
+        header, metrics = result.header, result.metrics
+        records = result.records.arriving_from(header.warmup_ns)
         done, served = done_of(records)
         of_class = {name: None if row.slo is None else row.bounds for name, row in metrics.classes.items()}
         return OneRun(
             path=path,
-            name=about.scenario_name,
-            seed=about.seed,
-            interrupted=about.interrupted,
+            name=header.scenario_name,
+            seed=header.seed,
+            interrupted=header.interrupted,
             requests_per_s=metrics.per_second(metrics.completed),
             output_tokens_per_s=metrics.per_second(metrics.output_tokens),
             goodput_rps=None if metrics.slo is None else metrics.slo.goodput_rps,
             records=records,
             done=done,
             served=served,
-            good=good_of(about.slo, of_class, records),
-            costs=statements(about.costs),
+            good=good_of(header.slo, of_class, records),
+            costs=statements(header.costs),
         )
 
 

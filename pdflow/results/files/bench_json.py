@@ -101,7 +101,7 @@ def content_sha256(content: Any) -> str:
 
 
 def bench_json(
-    about: RunHeader,
+    header: RunHeader,
     records: Records,
     metrics: Metrics,
     totals: Totals | None,
@@ -116,9 +116,9 @@ def bench_json(
     `seen`, and no `totals`.
     """
     return {
-        **_header(about, records),
+        **_header(header, records),
         **_body(records, metrics, itls_s, seen),
-        "pdflow": {**_ours(about, metrics, seen), **({} if totals is None else _inside(totals, about))},
+        "pdflow": {**_ours(header, metrics, seen), **({} if totals is None else _inside(totals, header))},
     }
 
 
@@ -135,19 +135,19 @@ def bench_date(source_date_epoch: int | None) -> str:
     return f"{year:04}{month:02}{day:02}-{seconds // 3_600:02}{seconds // 60 % 60:02}{seconds % 60:02}"
 
 
-def _header(about: RunHeader, records: Records) -> dict[str, Any]:
+def _header(header: RunHeader, records: Records) -> dict[str, Any]:
     return {
-        "date": bench_date(about.source_date_epoch),
-        "endpoint_type": about.backend,
-        "backend": about.backend,
-        "label": about.scenario_name,
-        "model_id": about.model_id,
-        "tokenizer_id": about.model_id,
+        "date": bench_date(header.source_date_epoch),
+        "endpoint_type": header.backend,
+        "backend": header.backend,
+        "label": header.scenario_name,
+        "model_id": header.model_id,
+        "tokenizer_id": header.model_id,
         "num_prompts": len(records),
-        **about.metadata,
-        "request_rate": "inf" if about.request_rate_rps is None else about.request_rate_rps,
-        "burstiness": "inf" if about.burstiness is None else about.burstiness,
-        "max_concurrency": about.max_concurrency,
+        **header.metadata,
+        "request_rate": "inf" if header.request_rate_rps is None else header.request_rate_rps,
+        "burstiness": "inf" if header.burstiness is None else header.burstiness,
+        "max_concurrency": header.max_concurrency,
     }
 
 
@@ -205,19 +205,19 @@ def _of_completed(records: Records, counts: list[int]) -> Iterator[int]:
         yield count if outcome == "completed" else 0
 
 
-def _ours(about: RunHeader, metrics: Metrics, seen: ClientMeasurements | None) -> dict[str, Any]:
+def _ours(header: RunHeader, metrics: Metrics, seen: ClientMeasurements | None) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
-        "version": about.version,
-        "world": about.world,
-        "interrupted": about.interrupted,
-        "scenario": {"name": about.scenario_name, "sha256": about.scenario_sha256},
-        **({"workload_note": about.workload_note} if about.workload_note else {}),
-        **({"warmup": {"s": about.warmup_ns / NS_PER_S, "requests": metrics.warming}} if about.warmup_ns else {}),
-        "seed": about.seed,
-        "command_line": about.command_line,
+        "version": header.version,
+        "world": header.world,
+        "interrupted": header.interrupted,
+        "scenario": {"name": header.scenario_name, "sha256": header.scenario_sha256},
+        **({"workload_note": header.workload_note} if header.workload_note else {}),
+        **({"warmup": {"s": header.warmup_ns / NS_PER_S, "requests": metrics.warming}} if header.warmup_ns else {}),
+        "seed": header.seed,
+        "command_line": header.command_line,
         "outcomes": {**metrics.outcomes, "reasons": metrics.reasons, "attempts": metrics.attempts, **_wrong(metrics)},
-        "slo": _slo(about.slo, metrics.slo),
+        "slo": _slo(header.slo, metrics.slo),
         **({"classes": {name: _class(row) for name, row in metrics.classes.items()}} if metrics.classes else {}),
         "latency": {
             "ttft": metrics.ttft.as_dict(),
@@ -230,7 +230,7 @@ def _ours(about: RunHeader, metrics: Metrics, seen: ClientMeasurements | None) -
     }
 
 
-def _inside(totals: Totals, about: RunHeader) -> dict[str, Any]:
+def _inside(totals: Totals, header: RunHeader) -> dict[str, Any]:
     return {
         "transfers": {
             "count": totals.transfers,
@@ -263,7 +263,7 @@ def _inside(totals: Totals, about: RunHeader) -> dict[str, Any]:
             for engine in totals.engines
         ],
         "gpu_busy_share": {role: totals.gpu_busy_share(role) for role in totals.roles()},
-        "cost": [attrs.asdict(cost) for cost in about.costs],
+        "cost": [attrs.asdict(cost) for cost in header.costs],
         "notes": dict(sorted(totals.notes.items())),
         "world_events": totals.world_events,
     }

@@ -127,11 +127,13 @@ def write_requests(path: Path, records: Records) -> None:
         file.writelines(request_lines(records))
 
 
-def write_timeline(path: Path, events: Iterable[Mapping[str, Any]], about: Mapping[str, Any] | None = None) -> None:
-    """timeline.json.gz: a Chrome trace, one event a line; `about` is its otherData. Equal events give equal bytes."""
+def write_timeline(
+    path: Path, events: Iterable[Mapping[str, Any]], other_data: Mapping[str, Any] | None = None
+) -> None:
+    """timeline.json.gz: a Chrome trace, one event a line, with `other_data`. Equal events give equal bytes."""
     encode = msgspec.json.Encoder().encode
     with replacing(path) as file, guarding(path), gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-        packed.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[\n' % encode(about or {}))
+        packed.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[\n' % encode(other_data or {}))
         packed.writelines((b",\n" if position else b"") + encode(event) for position, event in enumerate(events))
         packed.write(b"\n]}\n")
 

@@ -30,6 +30,6 @@ _STYLE: Final = """
 def cell(result: FinishedRun) -> Html:
     """Title, verdict, latencies, and where mean TTFT went."""
     latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
-    costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.about.costs))
+    costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.header.costs))
     inside = joined((title(result), verdict(result), latencies, *stages(result), *costs))
     return tag("div", tag("style", Html(_STYLE)), inside, class_="pdflow-cell")

@@ -18,11 +18,11 @@ _FLAT = 120
 
 def distributions(result: FinishedRun) -> Iterator[Html]:
     """TTFT and TPOT, with what the SLO allows; nothing of what no request has."""
-    about = result.about
+    header = result.header
     # Where classes have bounds of their own, no line holds for all requests.
-    slo = None if about.class_slos else about.slo
+    slo = None if header.class_slos else header.slo
     bounds = {} if slo is None else {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms}
-    curves = distributions_ms(result.records.arriving_from(about.warmup_ns))
+    curves = distributions_ms(result.records.arriving_from(header.warmup_ns))
     figures = [_distribution(name, curve, bounds.get(name)) for name, curve in curves.items() if curve]
     if figures:
         yield tag("h2", "How TTFT and TPOT are spread")
@@ -45,7 +45,7 @@ def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
     """What waited, moved and worked at each time of the whole run, its warm-up too."""
     if result.totals.duration_ns < SLICES:
         return
-    seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.about.warmup_ns / NS_PER_S
+    seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.header.warmup_ns / NS_PER_S
     requests, shares = over_time(result, recording)
     figures = [
         *(_course(curve, seconds, warmup_s, percent=False) for curve in requests if any(curve.highest)),

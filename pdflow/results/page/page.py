@@ -31,14 +31,14 @@ _ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
 def page(result: FinishedRun, scenario_text: str = "", recording: Recording | None = None) -> str:
     """The whole file. `scenario_text` is the TOML that was run, as its author wrote it; what `recording` says of links
     and KV blocks over time is shown, if there is one."""
-    about = result.about
+    header = result.header
     head = joined(
         (
             Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
             # A browser then refuses whatever a mistake here would let in.
             Html('<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '),
             Html("style-src 'unsafe-inline'\">"),
-            tag("title", f"{about.scenario_name or 'run'} · pdflow"),
+            tag("title", f"{header.scenario_name or 'run'} · pdflow"),
             tag("style", Html(STYLE)),
         )
     )
@@ -62,18 +62,18 @@ def _sections(result: FinishedRun, scenario_text: str, recording: Recording | No
 
 def title(result: FinishedRun) -> Html:
     """What ran, and for how long."""
-    about, metrics = result.about, result.metrics
+    header, metrics = result.header, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{formatting.count(metrics.requests)} requests"
-    ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {about.world}"
-    facts = [f"seed {about.seed}", ran, *([about.model_id] if about.model_id else [])]
-    return joined((tag("h1", about.scenario_name or "run"), tag("p", " · ".join(facts), class_="dim")))
+    ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {header.world}"
+    facts = [f"seed {header.seed}", ran, *([header.model_id] if header.model_id else [])]
+    return joined((tag("h1", header.scenario_name or "run"), tag("p", " · ".join(facts), class_="dim")))
 
 
 def verdict(result: FinishedRun) -> Html:
     """What was asked for and what came of it; then where the first token's time went, which is what to change."""
     metrics = result.metrics
     lines = []
-    if result.about.interrupted:
+    if result.header.interrupted:
         lines.append(tag("p", tag("b", "Interrupted: what follows is of a part of the run.")))
     if metrics.slo is None:
         rate = f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
@@ -167,19 +167,19 @@ def _more(rows: Sequence[object]) -> Iterator[Html]:
 
 
 def _costs(result: FinishedRun) -> Iterator[Html]:
-    if result.about.costs:
-        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.about.costs]
+    if result.header.costs:
+        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.header.costs]
         yield tag("h2", "Step times, and how wrong they may be")
         yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
         yield from _more(rows)
 
 
 def _origin(result: FinishedRun, scenario_text: str) -> Iterator[Html]:
-    about = result.about
+    header = result.header
     yield tag("h2", "What was run")
-    if about.command_line:
-        yield tag("pre", tag("code", about.command_line))
-    yield tag("p", f"pdflow {about.version} · scenario {about.scenario_sha256[:12]}", class_="dim")
+    if header.command_line:
+        yield tag("pre", tag("code", header.command_line))
+    yield tag("p", f"pdflow {header.version} · scenario {header.scenario_sha256[:12]}", class_="dim")
     if scenario_text:
         yield tag("pre", tag("code", scenario_text[:SCENARIO_SHOWN]))
     if len(scenario_text) > SCENARIO_SHOWN:

@@ -18,7 +18,7 @@ from attrs import field
 from pdflow.cost.step import LinearTable, LinearTime, StepCost
 from pdflow.errors import Problem
 from pdflow.scenario.reading.convert import structure
-from pdflow.scenario.schema.fields import AT_LEAST_ONE, KV_TOKENS, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Bound, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, KV_TOKENS, NOT_EMPTY, NOT_NEGATIVE, POSITIVE, Bound, field_doc
 
 FORMAT: Final = "pdflow-step-cost/1"
 MOST_BYTES: Final = 1_000_000
@@ -36,46 +36,48 @@ PER_POSITION = Bound(at_least=0, at_most=10**6)
 class MeasuredEngine:
     """What the times are of. A pool that uses them must agree with what is said; what is not said is not compared."""
 
-    gpu: str | None = field(default=None, metadata=about("the GPU's name, as pools call it", NOT_EMPTY))
-    model: str | None = field(default=None, metadata=about("the model's name", NOT_EMPTY))
-    tp: int | None = field(default=None, metadata=about("tensor-parallel size", AT_LEAST_ONE))
-    weight_bytes_per_param: float | None = field(default=None, metadata=about("as [model] says it", POSITIVE))
-    kv_bytes_per_value: int | None = field(default=None, metadata=about("as [model] says it", AT_LEAST_ONE))
-    software: str | None = field(default=None, metadata=about("the engine and its version", NOT_EMPTY))
-    kv_tokens: int | None = field(default=None, metadata=about("KV capacity of one engine, as it logged it", KV_TOKENS))
+    gpu: str | None = field(default=None, metadata=field_doc("the GPU's name, as pools call it", NOT_EMPTY))
+    model: str | None = field(default=None, metadata=field_doc("the model's name", NOT_EMPTY))
+    tp: int | None = field(default=None, metadata=field_doc("tensor-parallel size", AT_LEAST_ONE))
+    weight_bytes_per_param: float | None = field(default=None, metadata=field_doc("as [model] says it", POSITIVE))
+    kv_bytes_per_value: int | None = field(default=None, metadata=field_doc("as [model] says it", AT_LEAST_ONE))
+    software: str | None = field(default=None, metadata=field_doc("the engine and its version", NOT_EMPTY))
+    kv_tokens: int | None = field(
+        default=None, metadata=field_doc("KV capacity of one engine, as it logged it", KV_TOKENS)
+    )
 
 
 @attrs.frozen(kw_only=True)
 class Coefficients:
     """h0 to c2 and hw of `StepCost`, each in picoseconds."""
 
-    h0: int = field(metadata=about("each step", PS))
-    h1: int = field(metadata=about("each decoding sequence, on the host", PER_TOKEN))
-    hp: int = field(metadata=about("each step that prefills", PS))
-    a1: int = field(metadata=about("each prefill token", PER_TOKEN))
-    a2: int = field(metadata=about("each attended position of a prefill", PER_POSITION))
-    c0: int = field(metadata=about("each step that decodes", PS))
-    c1: int = field(metadata=about("each decoding sequence", PER_TOKEN))
-    c2: int = field(metadata=about("each token of context that decodes read", PER_CONTEXT))
-    hw: int = field(default=0, metadata=about("the first step of an engine that stood still", PS))
+    h0: int = field(metadata=field_doc("each step", PS))
+    h1: int = field(metadata=field_doc("each decoding sequence, on the host", PER_TOKEN))
+    hp: int = field(metadata=field_doc("each step that prefills", PS))
+    a1: int = field(metadata=field_doc("each prefill token", PER_TOKEN))
+    a2: int = field(metadata=field_doc("each attended position of a prefill", PER_POSITION))
+    c0: int = field(metadata=field_doc("each step that decodes", PS))
+    c1: int = field(metadata=field_doc("each decoding sequence", PER_TOKEN))
+    c2: int = field(metadata=field_doc("each token of context that decodes read", PER_CONTEXT))
+    hw: int = field(default=0, metadata=field_doc("the first step of an engine that stood still", PS))
 
 
 @attrs.frozen(kw_only=True)
 class Linear:
     """L(T) by formula: max(slope * T, floor) + allreduce + allreduce_slope * T."""
 
-    slope: int = field(metadata=about("each token, by arithmetic", PER_TOKEN))
-    floor: int = field(metadata=about("reading the weights", PS))
-    allreduce: int = field(default=0, metadata=about("all-reduces, each step", PS))
-    allreduce_slope: int = field(default=0, metadata=about("all-reduces, each token", PER_TOKEN))
+    slope: int = field(metadata=field_doc("each token, by arithmetic", PER_TOKEN))
+    floor: int = field(metadata=field_doc("reading the weights", PS))
+    allreduce: int = field(default=0, metadata=field_doc("all-reduces, each step", PS))
+    allreduce_slope: int = field(default=0, metadata=field_doc("all-reduces, each token", PER_TOKEN))
 
 
 @attrs.frozen(kw_only=True)
 class PiecewiseTable:
     """L(T) by points with straight lines between."""
 
-    tokens: tuple[int, ...] = field(metadata=about("tokens in the step: 1 first, increasing", NOT_EMPTY))
-    ps: tuple[int, ...] = field(metadata=about("L at each, never decreasing", NOT_EMPTY))
+    tokens: tuple[int, ...] = field(metadata=field_doc("tokens in the step: 1 first, increasing", NOT_EMPTY))
+    ps: tuple[int, ...] = field(metadata=field_doc("L at each, never decreasing", NOT_EMPTY))
 
     def __attrs_post_init__(self) -> None:
         if len(self.tokens) > MOST_POINTS:
@@ -92,50 +94,50 @@ class PiecewiseTable:
 class ErrorBar:
     """How wrong results may be, in words, printed with each of them."""
 
-    tpot: str | None = field(default=None, metadata=about("of TPOT", NOT_EMPTY))
-    e2e: str | None = field(default=None, metadata=about("of whole requests", NOT_EMPTY))
-    ttft: str | None = field(default=None, metadata=about("of TTFT", NOT_EMPTY))
-    all: str | None = field(default=None, metadata=about("of everything", NOT_EMPTY))
+    tpot: str | None = field(default=None, metadata=field_doc("of TPOT", NOT_EMPTY))
+    e2e: str | None = field(default=None, metadata=field_doc("of whole requests", NOT_EMPTY))
+    ttft: str | None = field(default=None, metadata=field_doc("of TTFT", NOT_EMPTY))
+    all: str | None = field(default=None, metadata=field_doc("of everything", NOT_EMPTY))
 
 
 @attrs.frozen(kw_only=True)
 class MadeFrom:
     """Where the figures come from, so that they can be made again."""
 
-    source: str = field(metadata=about("who measured what, and where it is published", NOT_EMPTY))
-    licence: str | None = field(default=None, metadata=about("of the source", NOT_EMPTY))
-    command: str | None = field(default=None, metadata=about("what wrote this file", NOT_EMPTY))
-    fitted_on: tuple[str, ...] = field(default=(), metadata=about("rows that the coefficients were fitted on"))
-    held_out: tuple[str, ...] = field(default=(), metadata=about("rows that `errors` speaks of, not fitted on"))
-    notes: tuple[str, ...] = field(default=(), metadata=about("what a reader must know"))
+    source: str = field(metadata=field_doc("who measured what, and where it is published", NOT_EMPTY))
+    licence: str | None = field(default=None, metadata=field_doc("of the source", NOT_EMPTY))
+    command: str | None = field(default=None, metadata=field_doc("what wrote this file", NOT_EMPTY))
+    fitted_on: tuple[str, ...] = field(default=(), metadata=field_doc("rows that the coefficients were fitted on"))
+    held_out: tuple[str, ...] = field(default=(), metadata=field_doc("rows that `errors` speaks of, not fitted on"))
+    notes: tuple[str, ...] = field(default=(), metadata=field_doc("what a reader must know"))
 
 
 @attrs.frozen(kw_only=True)
 class RowErrors:
     """How far the coefficients are from rows that they were not fitted on: |predicted / measured - 1|."""
 
-    of: str = field(metadata=about("which rows", NOT_EMPTY))
-    rows: int = field(metadata=about("how many", AT_LEAST_ONE))
-    median: float = field(metadata=about("share", NOT_NEGATIVE))
-    p95: float = field(metadata=about("share", NOT_NEGATIVE))
-    max: float = field(metadata=about("share", NOT_NEGATIVE))
-    bias: float = field(metadata=about("mean of the signed errors"))
+    of: str = field(metadata=field_doc("which rows", NOT_EMPTY))
+    rows: int = field(metadata=field_doc("how many", AT_LEAST_ONE))
+    median: float = field(metadata=field_doc("share", NOT_NEGATIVE))
+    p95: float = field(metadata=field_doc("share", NOT_NEGATIVE))
+    max: float = field(metadata=field_doc("share", NOT_NEGATIVE))
+    bias: float = field(metadata=field_doc("mean of the signed errors"))
 
 
 @attrs.frozen(kw_only=True)
 class CostFile:
     """A whole file. Exactly one of `linear` and `table` is given."""
 
-    format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=about("this form and its version"))
-    provenance: str = field(metadata=about("where the times come from, in a line; printed with results", NOT_EMPTY))
-    error_bar: ErrorBar = field(metadata=about("how wrong results may be"))
-    engine: MeasuredEngine = field(metadata=about("what the times are of"))
-    step_ps: Coefficients = field(metadata=about("the coefficients"))
-    linear_ps: Linear | None = field(default=None, metadata=about("L(T) by formula"))
-    table_ps: PiecewiseTable | None = field(default=None, metadata=about("L(T) by points"))
-    chunks: bool = field(default=True, metadata=about("whether prompts may be cut to fit the token budget"))
-    made_from: MadeFrom = field(metadata=about("where the figures come from"))
-    errors: tuple[RowErrors, ...] = field(default=(), metadata=about("against rows that were held out"))
+    format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=field_doc("this form and its version"))
+    provenance: str = field(metadata=field_doc("where the times come from, in a line; printed with results", NOT_EMPTY))
+    error_bar: ErrorBar = field(metadata=field_doc("how wrong results may be"))
+    engine: MeasuredEngine = field(metadata=field_doc("what the times are of"))
+    step_ps: Coefficients = field(metadata=field_doc("the coefficients"))
+    linear_ps: Linear | None = field(default=None, metadata=field_doc("L(T) by formula"))
+    table_ps: PiecewiseTable | None = field(default=None, metadata=field_doc("L(T) by points"))
+    chunks: bool = field(default=True, metadata=field_doc("whether prompts may be cut to fit the token budget"))
+    made_from: MadeFrom = field(metadata=field_doc("where the figures come from"))
+    errors: tuple[RowErrors, ...] = field(default=(), metadata=field_doc("against rows that were held out"))
 
     def __attrs_post_init__(self) -> None:
         if (self.linear_ps is None) == (self.table_ps is None):

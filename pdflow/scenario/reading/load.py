@@ -28,7 +28,7 @@ from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Wor
 from pdflow.scenario.validation.scenario import check
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.traces.complaints import TraceError
-from pdflow.workload.traces.readers import check_trace, load_model, says_when
+from pdflow.workload.traces.readers import check_trace, has_arrival_times, load_model
 
 if TYPE_CHECKING:
     from pdflow.scenario.transfer_config import TransferConfig
@@ -260,7 +260,7 @@ def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint],
         return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}; looked for {looked}')], []
     try:
         timed = workload.arrival is None
-        if timed and not says_when(trace, base_dir):
+        if timed and not has_arrival_times(trace, base_dir):
             what = "does not say when requests arrive, expected an arrival process beside it"
             return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}')], []
         classes = check_trace(trace, base_dir, timed)

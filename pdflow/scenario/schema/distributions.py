@@ -11,14 +11,14 @@ from typing import TypeAlias
 import attrs
 from attrs import field
 
-from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, POSITIVE, SCALE, SHAPE, TURNS, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, POSITIVE, SCALE, SHAPE, TURNS, field_doc
 
 
 @attrs.frozen(kw_only=True)
 class FixedLength:
     """Every request has the same length. A bare integer in the file means this."""
 
-    tokens: int = field(metadata=about("tokens", AT_LEAST_ONE))
+    tokens: int = field(metadata=field_doc("tokens", AT_LEAST_ONE))
 
     @property
     def low(self) -> int:
@@ -35,8 +35,8 @@ class FixedLength:
 class UniformLength:
     """Whole numbers from low to high, both included, equally likely."""
 
-    low: int = field(metadata=about("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
+    low: int = field(metadata=field_doc("least tokens", AT_LEAST_ONE))
+    high: int = field(metadata=field_doc("most tokens, included", AT_LEAST_ONE))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -46,10 +46,10 @@ class UniformLength:
 class LognormalLength:
     """Lengths whose logarithm is normal, many short and a few very long ones, cut off at low and high."""
 
-    median: float = field(metadata=about("half of all lengths are below it", POSITIVE))
-    sigma: float = field(metadata=about("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
-    low: int = field(default=1, metadata=about("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=about("most tokens, included", AT_LEAST_ONE))
+    median: float = field(metadata=field_doc("half of all lengths are below it", POSITIVE))
+    sigma: float = field(metadata=field_doc("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
+    low: int = field(default=1, metadata=field_doc("least tokens", AT_LEAST_ONE))
+    high: int = field(metadata=field_doc("most tokens, included", AT_LEAST_ONE))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -59,8 +59,8 @@ class LognormalLength:
 class EmpiricalLength:
     """Lengths that have been seen, drawn again."""
 
-    tokens: tuple[int, ...] = field(metadata=about("the lengths, such as a histogram's", NOT_EMPTY))
-    weights: tuple[float, ...] = field(default=(), metadata=about("how often each comes; equally often if absent"))
+    tokens: tuple[int, ...] = field(metadata=field_doc("the lengths, such as a histogram's", NOT_EMPTY))
+    weights: tuple[float, ...] = field(default=(), metadata=field_doc("how often each comes; equally often if absent"))
 
     def __attrs_post_init__(self) -> None:
         _check_histogram("tokens", self.tokens, self.weights)
@@ -83,15 +83,15 @@ Length: TypeAlias = FixedLength | UniformLength | LognormalLength | EmpiricalLen
 class FixedTime:
     """Always the same time. A bare number in the file means this."""
 
-    time_s: float = field(metadata=about("how long", DELAY))
+    time_s: float = field(metadata=field_doc("how long", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class UniformTime:
     """Any time from low_s to high_s, equally likely."""
 
-    low_s: float = field(metadata=about("the least", DELAY))
-    high_s: float = field(metadata=about("the most", DELAY))
+    low_s: float = field(metadata=field_doc("the least", DELAY))
+    high_s: float = field(metadata=field_doc("the most", DELAY))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low_s, self.high_s, "_s")
@@ -101,17 +101,17 @@ class UniformTime:
 class ExponentialTime:
     """Times without memory: what has passed says nothing of what is left."""
 
-    mean_s: float = field(metadata=about("the mean", SCALE))
+    mean_s: float = field(metadata=field_doc("the mean", SCALE))
 
 
 @attrs.frozen(kw_only=True)
 class LognormalTime:
     """Times whose logarithm is normal, many short and a few very long ones, cut off at low_s and high_s."""
 
-    median_s: float = field(metadata=about("half of all times are below it", SCALE))
-    sigma: float = field(metadata=about("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
-    low_s: float = field(default=0.0, metadata=about("the least", DELAY))
-    high_s: float = field(metadata=about("the most", DELAY))
+    median_s: float = field(metadata=field_doc("half of all times are below it", SCALE))
+    sigma: float = field(metadata=field_doc("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
+    low_s: float = field(default=0.0, metadata=field_doc("the least", DELAY))
+    high_s: float = field(metadata=field_doc("the most", DELAY))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low_s, self.high_s, "_s")
@@ -124,7 +124,7 @@ Time: TypeAlias = FixedTime | UniformTime | ExponentialTime | LognormalTime
 class FixedTurns:
     """Every session has as many turns. A bare integer in the file means this."""
 
-    turns: int = field(metadata=about("turns", TURNS))
+    turns: int = field(metadata=field_doc("turns", TURNS))
 
     @property
     def high(self) -> int:
@@ -136,8 +136,8 @@ class FixedTurns:
 class UniformTurns:
     """From low to high turns, both included, equally likely."""
 
-    low: int = field(metadata=about("least turns", TURNS))
-    high: int = field(metadata=about("most turns, included", TURNS))
+    low: int = field(metadata=field_doc("least turns", TURNS))
+    high: int = field(metadata=field_doc("most turns, included", TURNS))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -147,16 +147,16 @@ class UniformTurns:
 class GeometricTurns:
     """After each turn a session goes on with the same probability, up to high turns."""
 
-    mean: float = field(metadata=about("mean turns, but for the cut at high", TURNS))
-    high: int = field(metadata=about("most turns", TURNS))
+    mean: float = field(metadata=field_doc("mean turns, but for the cut at high", TURNS))
+    high: int = field(metadata=field_doc("most turns", TURNS))
 
 
 @attrs.frozen(kw_only=True)
 class EmpiricalTurns:
     """Numbers of turns that have been seen, drawn again."""
 
-    turns: tuple[int, ...] = field(metadata=about("the numbers, such as a histogram's", NOT_EMPTY))
-    weights: tuple[float, ...] = field(default=(), metadata=about("how often each comes; equally often if absent"))
+    turns: tuple[int, ...] = field(metadata=field_doc("the numbers, such as a histogram's", NOT_EMPTY))
+    weights: tuple[float, ...] = field(default=(), metadata=field_doc("how often each comes; equally often if absent"))
 
     def __attrs_post_init__(self) -> None:
         _check_histogram("turns", self.turns, self.weights)

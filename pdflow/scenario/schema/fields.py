@@ -79,7 +79,7 @@ KV_TOKENS = Bound(at_least=1, at_most=1e9)
 """Of one engine; beyond a billion somebody has mistaken bytes for tokens."""
 
 
-def about(
+def field_doc(
     doc: str, bound: Bound | None = None, *, key: str | None = None, preset: bool = False, rate: bool = False
 ) -> Mapping[str, Any]:
     """Metadata of an attrs field.

@@ -10,26 +10,27 @@ from collections.abc import Iterable
 import attrs
 from attrs import field
 
-from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, ENGINES, NOT_EMPTY, POSITIVE, TIMER, about
+from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, ENGINES, NOT_EMPTY, POSITIVE, TIMER, field_doc
 
 
 @attrs.frozen(kw_only=True)
 class Scale:
     """[[scale]]: how many of a pool's engines serve, at an instant (at_s, replicas) or by load (target_queue)."""
 
-    pool: str = field(metadata=about("name of the pool", NOT_EMPTY))
-    at_s: float | None = field(default=None, metadata=about("when", DELAY))
-    replicas: int | None = field(default=None, metadata=about("how many engines from then on", ENGINES))
+    pool: str = field(metadata=field_doc("name of the pool", NOT_EMPTY))
+    at_s: float | None = field(default=None, metadata=field_doc("when", DELAY))
+    replicas: int | None = field(default=None, metadata=field_doc("how many engines from then on", ENGINES))
     target_queue: float | None = field(
-        default=None, metadata=about("legs that are open at each engine, on average, which are to be no more", POSITIVE)
+        default=None,
+        metadata=field_doc("legs that are open at each engine, on average, which are to be no more", POSITIVE),
     )
-    min_replicas: int = field(default=1, metadata=about("by load: never fewer", AT_LEAST_ONE))
-    max_replicas: int | None = field(default=None, metadata=about("by load: never more", ENGINES))
-    every_s: float = field(default=1.0, metadata=about("by load: between two looks", TIMER))
+    min_replicas: int = field(default=1, metadata=field_doc("by load: never fewer", AT_LEAST_ONE))
+    max_replicas: int | None = field(default=None, metadata=field_doc("by load: never more", ENGINES))
+    every_s: float = field(default=1.0, metadata=field_doc("by load: between two looks", TIMER))
     calm_s: float = field(
-        default=60.0, metadata=about("by load: an engine leaves when fewer have been enough for so long", DELAY)
+        default=60.0, metadata=field_doc("by load: an engine leaves when fewer have been enough for so long", DELAY)
     )
-    start_lag_s: float = field(default=0.0, metadata=about("from the decision to an engine's first leg", DELAY))
+    start_lag_s: float = field(default=0.0, metadata=field_doc("from the decision to an engine's first leg", DELAY))
 
     def __attrs_post_init__(self) -> None:
         scheduled = self.at_s is not None and self.replicas is not None

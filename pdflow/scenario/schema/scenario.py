@@ -29,7 +29,7 @@ from pdflow.scenario.schema.fields import (
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
-    about,
+    field_doc,
 )
 from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.router import RouterConfig
@@ -43,16 +43,16 @@ from pdflow.scenario.schema.workload import Workload
 class Header:
     """[scenario]: what the run is called, and where its randomness starts."""
 
-    name: str = field(default="", metadata=about("name of the run; the file's name without .toml if absent"))
-    seed: int = field(default=0, metadata=about("seed of every random stream of the run", NOT_NEGATIVE))
+    name: str = field(default="", metadata=field_doc("name of the run; the file's name without .toml if absent"))
+    seed: int = field(default=0, metadata=field_doc("seed of every random stream of the run", NOT_NEGATIVE))
 
 
 @attrs.frozen(kw_only=True)
 class ConstantCost:
     """Times that depend on nothing, for tests against queueing theory."""
 
-    prefill_s: float = field(default=0.0, metadata=about("one prefill, whatever its length", DELAY))
-    decode_step_s: float = field(default=0.0, metadata=about("one decode step, whatever its batch", DELAY))
+    prefill_s: float = field(default=0.0, metadata=field_doc("one prefill, whatever its length", DELAY))
+    decode_step_s: float = field(default=0.0, metadata=field_doc("one decode step, whatever its batch", DELAY))
 
 
 @attrs.frozen(kw_only=True)
@@ -64,16 +64,18 @@ class RooflineCost:
 class FittedCost:
     """Times fitted to published measurements of one model on one GPU."""
 
-    table: str = field(metadata=about("the table's name: `pdflow presets` lists them", NOT_EMPTY))
+    table: str = field(metadata=field_doc("the table's name: `pdflow presets` lists them", NOT_EMPTY))
 
 
 @attrs.frozen(kw_only=True)
 class AiconfiguratorCost:
     """Times of NVIDIA's measured kernels, tabulated by aiconfigurator-core, plus host time."""
 
-    host_step_s: float | None = field(default=None, metadata=about("host time of a step; the GPU's if absent", DELAY))
+    host_step_s: float | None = field(
+        default=None, metadata=field_doc("host time of a step; the GPU's if absent", DELAY)
+    )
     host_seq_s: float | None = field(
-        default=None, metadata=about("host time of each decoding sequence of a step; the GPU's if absent", DELAY)
+        default=None, metadata=field_doc("host time of each decoding sequence of a step; the GPU's if absent", DELAY)
     )
 
 
@@ -81,7 +83,7 @@ class AiconfiguratorCost:
 class MeasuredCost:
     """Times from a file, such as one that was calibrated on one's own engines."""
 
-    path: str = field(metadata=about("the cost file, relative to the scenario file", NOT_EMPTY))
+    path: str = field(metadata=field_doc("the cost file, relative to the scenario file", NOT_EMPTY))
 
 
 Cost: TypeAlias = ConstantCost | RooflineCost | FittedCost | AiconfiguratorCost | MeasuredCost
@@ -100,43 +102,49 @@ Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
 class Pool:
     """[[pool]]: engines that are alike."""
 
-    name: str = field(metadata=about("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
-    role: Role = field(metadata=about("what its engines do: compute prompts, decode from them, or both by themselves"))
-    replicas: int = field(default=1, metadata=about("how many engines", ENGINES))
-    gpu: GpuSpec = field(metadata=about("a GPU preset's name, or a table { preset, ... } that overrides some of it"))
-    tp: int = field(default=1, metadata=about("tensor-parallel size of each engine", AT_LEAST_ONE))
-    pp: int = field(default=1, metadata=about("pipeline-parallel size of each engine; prefill only", AT_LEAST_ONE))
-    cost: Cost = field(factory=RooflineCost, metadata=about("what a step takes"))
-    max_num_seqs: int = field(default=256, metadata=about("most sequences in one step", AT_LEAST_ONE))
-    max_num_batched_tokens: int = field(default=8192, metadata=about("most tokens in one step", AT_LEAST_ONE))
+    name: str = field(metadata=field_doc("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
+    role: Role = field(
+        metadata=field_doc("what its engines do: compute prompts, decode from them, or both by themselves")
+    )
+    replicas: int = field(default=1, metadata=field_doc("how many engines", ENGINES))
+    gpu: GpuSpec = field(
+        metadata=field_doc("a GPU preset's name, or a table { preset, ... } that overrides some of it")
+    )
+    tp: int = field(default=1, metadata=field_doc("tensor-parallel size of each engine", AT_LEAST_ONE))
+    pp: int = field(default=1, metadata=field_doc("pipeline-parallel size of each engine; prefill only", AT_LEAST_ONE))
+    cost: Cost = field(factory=RooflineCost, metadata=field_doc("what a step takes"))
+    max_num_seqs: int = field(default=256, metadata=field_doc("most sequences in one step", AT_LEAST_ONE))
+    max_num_batched_tokens: int = field(default=8192, metadata=field_doc("most tokens in one step", AT_LEAST_ONE))
     async_scheduling: bool = field(
         default=True,
-        metadata=about("a step is composed while the one before it runs: what arrives then is a step later"),
+        metadata=field_doc("a step is composed while the one before it runs: what arrives then is a step later"),
     )
     api_server_s: float | None = field(
         default=None,
-        metadata=about(
+        metadata=field_doc(
             "what the API server takes before a request is queued: HTTP, tokeniser; if absent 0.03, and 0 with a "
             "constant cost",
             DELAY,
         ),
     )
-    block_size: int = field(default=16, metadata=about("tokens in one KV block", AT_LEAST_ONE))
+    block_size: int = field(default=16, metadata=field_doc("tokens in one KV block", AT_LEAST_ONE))
     gpu_memory_utilization: float = field(
-        default=0.9, metadata=about("share of the GPU's memory that the engine may use", FRACTION)
+        default=0.9, metadata=field_doc("share of the GPU's memory that the engine may use", FRACTION)
     )
     kv_tokens: int | None = field(
         default=None,
-        metadata=about("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
+        metadata=field_doc("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
     )
     enable_prefix_caching: bool = field(
         default=True,
-        metadata=about("prompts are computed from where they differ from those before, if the workload names prefixes"),
+        metadata=field_doc(
+            "prompts are computed from where they differ from those before, if the workload names prefixes"
+        ),
     )
 
     engine: Literal["synthetic", "torch"] = field(
         default="synthetic",
-        metadata=about(
+        metadata=field_doc(
             "serve: what its engines compute with: a transformer in torch, or nothing, in the time that a step costs"
         ),
     )
@@ -156,20 +164,20 @@ class Pool:
 class ClassSlo:
     """What requests of one class must meet; [slo] does not hold for them."""
 
-    ttft_ms: float | None = field(default=None, metadata=about("time to first token", POSITIVE))
-    tpot_ms: float | None = field(default=None, metadata=about("time per output token after the first", POSITIVE))
-    e2e_ms: float | None = field(default=None, metadata=about("whole request", POSITIVE))
+    ttft_ms: float | None = field(default=None, metadata=field_doc("time to first token", POSITIVE))
+    tpot_ms: float | None = field(default=None, metadata=field_doc("time per output token after the first", POSITIVE))
+    e2e_ms: float | None = field(default=None, metadata=field_doc("whole request", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class Slo:
     """[slo]: what each request must meet to count as good."""
 
-    ttft_ms: float | None = field(default=None, metadata=about("time to first token", POSITIVE))
-    tpot_ms: float | None = field(default=None, metadata=about("time per output token after the first", POSITIVE))
-    e2e_ms: float | None = field(default=None, metadata=about("whole request", POSITIVE))
+    ttft_ms: float | None = field(default=None, metadata=field_doc("time to first token", POSITIVE))
+    tpot_ms: float | None = field(default=None, metadata=field_doc("time per output token after the first", POSITIVE))
+    e2e_ms: float | None = field(default=None, metadata=field_doc("whole request", POSITIVE))
     classes: dict[str, ClassSlo] = field(
-        factory=dict, metadata=about("bounds of a class of the trace's requests, instead of these", key="class")
+        factory=dict, metadata=field_doc("bounds of a class of the trace's requests, instead of these", key="class")
     )
 
 

@@ -23,7 +23,7 @@ from pdflow.scenario.schema.fields import (
     SHAPE,
     SPAN,
     TIMER,
-    about,
+    field_doc,
 )
 
 
@@ -31,16 +31,16 @@ from pdflow.scenario.schema.fields import (
 class PoissonArrival:
     """Independent arrivals: exponential gaps."""
 
-    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
+    rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class GammaArrival:
     """Gaps of a gamma distribution, as `vllm bench serve --burstiness` draws them."""
 
-    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
+    rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
     burstiness: float = field(
-        metadata=about("the shape of the gaps: 1 is Poisson, less comes in bursts, more is more even", SHAPE)
+        metadata=field_doc("the shape of the gaps: 1 is Poisson, less comes in bursts, more is more even", SHAPE)
     )
 
 
@@ -48,16 +48,16 @@ class GammaArrival:
 class ConstantArrival:
     """One arrival every 1/rate_rps seconds."""
 
-    rate_rps: float = field(metadata=about("requests per second", POSITIVE))
+    rate_rps: float = field(metadata=field_doc("requests per second", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class RampArrival:
     """Independent arrivals at a rate that goes from one value to another in a straight line, and stays there."""
 
-    from_rps: float = field(metadata=about("requests per second at the start", NOT_NEGATIVE))
-    to_rps: float = field(metadata=about("requests per second from over_s on", POSITIVE))
-    over_s: float = field(metadata=about("how long the way takes", DELAY))
+    from_rps: float = field(metadata=field_doc("requests per second at the start", NOT_NEGATIVE))
+    to_rps: float = field(metadata=field_doc("requests per second from over_s on", POSITIVE))
+    over_s: float = field(metadata=field_doc("how long the way takes", DELAY))
 
     @property
     def rate_rps(self) -> float:
@@ -69,16 +69,18 @@ class RampArrival:
 class DiurnalArrival:
     """Independent arrivals at a rate that swings about its mean: mean * (1 + swing * sin(2 pi t / period_s))."""
 
-    rate_rps: float = field(metadata=about("mean requests per second", POSITIVE))
-    swing: float = field(default=0.5, metadata=about("how far the rate leaves its mean, as a share of it", FRACTION))
-    period_s: float = field(default=86400.0, metadata=about("from one peak to the next", SPAN))
+    rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
+    swing: float = field(
+        default=0.5, metadata=field_doc("how far the rate leaves its mean, as a share of it", FRACTION)
+    )
+    period_s: float = field(default=86400.0, metadata=field_doc("from one peak to the next", SPAN))
 
 
 @attrs.frozen(kw_only=True)
 class ClosedArrival:
     """A fixed number of clients, each of which sends its next request when its last one has ended."""
 
-    concurrency: int = field(metadata=about("requests in the system at any time", AT_LEAST_ONE))
+    concurrency: int = field(metadata=field_doc("requests in the system at any time", AT_LEAST_ONE))
 
     @property
     def rate_rps(self) -> None:
@@ -93,17 +95,17 @@ Arrival: TypeAlias = PoissonArrival | GammaArrival | ConstantArrival | RampArriv
 class Columns:
     """Which columns of a CSV trace say what; at most one of the four that say when."""
 
-    arrival_s: str | None = field(default=None, metadata=about("arrival in seconds", NOT_EMPTY))
-    arrival_ms: str | None = field(default=None, metadata=about("arrival in milliseconds", NOT_EMPTY))
-    arrival_ns: str | None = field(default=None, metadata=about("arrival in nanoseconds", NOT_EMPTY))
+    arrival_s: str | None = field(default=None, metadata=field_doc("arrival in seconds", NOT_EMPTY))
+    arrival_ms: str | None = field(default=None, metadata=field_doc("arrival in milliseconds", NOT_EMPTY))
+    arrival_ns: str | None = field(default=None, metadata=field_doc("arrival in nanoseconds", NOT_EMPTY))
     arrival_stamp: str | None = field(
-        default=None, metadata=about("arrival as a date and time, such as 2023-11-16 18:17:03.9799600", NOT_EMPTY)
+        default=None, metadata=field_doc("arrival as a date and time, such as 2023-11-16 18:17:03.9799600", NOT_EMPTY)
     )
-    input_tokens: str | None = field(default=None, metadata=about("prompt length", NOT_EMPTY))
-    output_tokens: str | None = field(default=None, metadata=about("output length", NOT_EMPTY))
+    input_tokens: str | None = field(default=None, metadata=field_doc("prompt length", NOT_EMPTY))
+    output_tokens: str | None = field(default=None, metadata=field_doc("output length", NOT_EMPTY))
     class_: str | None = field(
         default=None,
-        metadata=about("name of the request's class, which [slo.class] may speak of", NOT_EMPTY, key="class"),
+        metadata=field_doc("name of the request's class, which [slo.class] may speak of", NOT_EMPTY, key="class"),
     )
 
     def __attrs_post_init__(self) -> None:
@@ -135,23 +137,25 @@ TraceFormat: TypeAlias = Literal[
 class Trace:
     """A recorded workload: arrival times, lengths and, where it has them, prefix hashes and classes."""
 
-    path: str = field(metadata=about("the trace file, relative to the scenario file", NOT_EMPTY))
-    format: TraceFormat = field(metadata=about("whose format it is in: docs/traces.md describes each"))
-    columns: Columns = field(factory=Columns, metadata=about("of a CSV trace: which columns say what"))
+    path: str = field(metadata=field_doc("the trace file, relative to the scenario file", NOT_EMPTY))
+    format: TraceFormat = field(metadata=field_doc("whose format it is in: docs/traces.md describes each"))
+    columns: Columns = field(factory=Columns, metadata=field_doc("of a CSV trace: which columns say what"))
     dataset: str | None = field(
         default=None,
-        metadata=about("of a servegen client: the file of its lengths; beside the trace and named like it if absent"),
+        metadata=field_doc(
+            "of a servegen client: the file of its lengths; beside the trace and named like it if absent"
+        ),
     )
     characters_per_token: float = field(
-        default=4.0, metadata=about("of texts without token counts: how many characters make a token", POSITIVE)
+        default=4.0, metadata=field_doc("of texts without token counts: how many characters make a token", POSITIVE)
     )
     start_s: float | None = field(
-        default=None, metadata=about("leave out what arrives before, and let time begin there", NOT_NEGATIVE)
+        default=None, metadata=field_doc("leave out what arrives before, and let time begin there", NOT_NEGATIVE)
     )
-    end_s: float | None = field(default=None, metadata=about("leave out what arrives then or later", NOT_NEGATIVE))
-    skip: int = field(default=0, metadata=about("leave out so many of the first requests", NOT_NEGATIVE))
+    end_s: float | None = field(default=None, metadata=field_doc("leave out what arrives then or later", NOT_NEGATIVE))
+    skip: int = field(default=0, metadata=field_doc("leave out so many of the first requests", NOT_NEGATIVE))
     time_scale: float = field(
-        default=1.0, metadata=about("arrival times are multiplied by it: 0.5 doubles the rate", SCALE)
+        default=1.0, metadata=field_doc("arrival times are multiplied by it: 0.5 doubles the rate", SCALE)
     )
 
     def __attrs_post_init__(self) -> None:
@@ -174,17 +178,19 @@ class Sessions:
     A turn's prompt is the whole conversation so far (system prompt, earlier prompts and their answers) and new tokens.
     """
 
-    turns: Turns = field(metadata=about("requests of one session: a number or a distribution"))
-    think_s: Time = field(metadata=about("from the end of an answer to the next turn: a number or a distribution"))
+    turns: Turns = field(metadata=field_doc("requests of one session: a number or a distribution"))
+    think_s: Time = field(metadata=field_doc("from the end of an answer to the next turn: a number or a distribution"))
     new_tokens: Length = field(
-        metadata=about("what later turns add to the conversation; the first adds workload.input_tokens")
+        metadata=field_doc("what later turns add to the conversation; the first adds workload.input_tokens")
     )
     system_prompt_tokens: int = field(
-        default=0, metadata=about("what all sessions begin with, before workload.input_tokens", NOT_NEGATIVE)
+        default=0, metadata=field_doc("what all sessions begin with, before workload.input_tokens", NOT_NEGATIVE)
     )
     max_context_tokens: int | None = field(
         default=None,
-        metadata=about("a session ends before a turn whose prompt and answer would be longer together", AT_LEAST_ONE),
+        metadata=field_doc(
+            "a session ends before a turn whose prompt and answer would be longer together", AT_LEAST_ONE
+        ),
     )
 
 
@@ -192,15 +198,18 @@ class Sessions:
 class Client:
     """[workload.client]: how long clients wait. Who does not wait any longer hangs up, and the request is cancelled."""
 
-    timeout_s: float | None = field(default=None, metadata=about("gives up if the answer is not whole by then", TIMER))
+    timeout_s: float | None = field(
+        default=None, metadata=field_doc("gives up if the answer is not whole by then", TIMER)
+    )
     first_token_timeout_s: float | None = field(
-        default=None, metadata=about("gives up if there is no token by then", TIMER)
+        default=None, metadata=field_doc("gives up if there is no token by then", TIMER)
     )
     cancel_probability: float | None = field(
-        default=None, metadata=about("share of clients who go away by themselves, such as by closing a tab", FRACTION)
+        default=None,
+        metadata=field_doc("share of clients who go away by themselves, such as by closing a tab", FRACTION),
     )
     cancel_after_s: Time | None = field(
-        default=None, metadata=about("when they do, if there is no answer before: a number or a distribution")
+        default=None, metadata=field_doc("when they do, if there is no answer before: a number or a distribution")
     )
 
     def __attrs_post_init__(self) -> None:
@@ -217,29 +226,31 @@ class Workload:
 
     requests: int | None = field(
         default=None,
-        metadata=about("how many requests; of a trace the first ones (all if absent)", AT_LEAST_ONE),
+        metadata=field_doc("how many requests; of a trace the first ones (all if absent)", AT_LEAST_ONE),
     )
     arrival: Arrival | None = field(
         default=None,
-        metadata=about("a synthetic arrival process; lengths are then needed, or a trace, which lends its own"),
+        metadata=field_doc("a synthetic arrival process; lengths are then needed, or a trace, which lends its own"),
     )
-    input_tokens: Length | None = field(default=None, metadata=about("prompt length: a number or a distribution"))
-    output_tokens: Length | None = field(default=None, metadata=about("output length: a number or a distribution"))
-    trace: Trace | None = field(default=None, metadata=about("replay a recorded trace"))
+    input_tokens: Length | None = field(default=None, metadata=field_doc("prompt length: a number or a distribution"))
+    output_tokens: Length | None = field(default=None, metadata=field_doc("output length: a number or a distribution"))
+    trace: Trace | None = field(default=None, metadata=field_doc("replay a recorded trace"))
     like: str | None = field(
         default=None,
-        metadata=about(
+        metadata=field_doc(
             f"draw from a model of a trace: {', '.join(MODELS)}, or a file that `pdflow trace model` wrote", NOT_EMPTY
         ),
     )
-    rate_rps: float | None = field(default=None, metadata=about("with `like`: requests per second, absolute", POSITIVE))
+    rate_rps: float | None = field(
+        default=None, metadata=field_doc("with `like`: requests per second, absolute", POSITIVE)
+    )
     rate_scale: float | None = field(
-        default=None, metadata=about("with `like`: requests per second, as a multiple of the trace's", SCALE)
+        default=None, metadata=field_doc("with `like`: requests per second, as a multiple of the trace's", SCALE)
     )
     sessions: Sessions | None = field(
-        default=None, metadata=about("with `arrival`: requests come in sessions, which it starts")
+        default=None, metadata=field_doc("with `arrival`: requests come in sessions, which it starts")
     )
-    client: Client | None = field(default=None, metadata=about("how long clients wait; for ever if absent"))
+    client: Client | None = field(default=None, metadata=field_doc("how long clients wait; for ever if absent"))
     warmup_s: float = field(
-        default=0.0, metadata=about("requests that arrive before then are served, and counted in no figure", DELAY)
+        default=0.0, metadata=field_doc("requests that arrive before then are served, and counted in no figure", DELAY)
     )

@@ -101,12 +101,14 @@ def _span(workload: Workload) -> Iterator[Complaint]:
 
 def _first_turn(workload: Workload) -> Iterator[Complaint]:
     """Every session has one."""
-    says, first, answer = workload.sessions, workload.input_tokens, workload.output_tokens
-    if says is None or says.max_context_tokens is None or first is None or answer is None:
+    sessions, first, answer = workload.sessions, workload.input_tokens, workload.output_tokens
+    if sessions is None or sessions.max_context_tokens is None or first is None or answer is None:
         return
-    longest = says.system_prompt_tokens + first.high + answer.high
-    if longest > says.max_context_tokens:
-        what = f"is {says.max_context_tokens}, expected at least {longest}: a first turn and its answer may be so long"
+    longest = sessions.system_prompt_tokens + first.high + answer.high
+    if longest > sessions.max_context_tokens:
+        what = (
+            f"is {sessions.max_context_tokens}, expected at least {longest}: a first turn and its answer may be so long"
+        )
         yield Complaint(("workload", "sessions", "max_context_tokens"), what)
 
 

@@ -21,7 +21,7 @@ from pdflow.workload.fitting.statistics import compare
 from pdflow.workload.model_file import model_of, model_toml
 from pdflow.workload.traces.describe import describe
 from pdflow.workload.traces.described import described
-from pdflow.workload.traces.readers import read_trace, says_when, trace_of
+from pdflow.workload.traces.readers import has_arrival_times, read_trace, trace_of
 from pdflow.workload.traces.traces import sliced
 
 HERE = Path()
@@ -55,7 +55,7 @@ class TraceOptions:
 def described_trace(asked: TraceOptions, as_json: bool) -> str:
     """The report, or its figures as JSON. Raises TraceError."""
     trace = asked.trace()
-    timed = says_when(trace, HERE)
+    timed = has_arrival_times(trace, HERE)
     figures = describe(sliced(read_trace(trace, HERE, SEED, timed), trace), timed)
     if as_json:
         content = {"trace": trace.path, "format": trace.format, "note": trace_note(trace), **figures}
@@ -67,7 +67,7 @@ def modelled_trace(asked: TraceOptions, name: str, title: str | None) -> tuple[s
     """A model of it, as the text of its file, and a table of how like the trace a draw of it is. Raises TraceError or
     UnfitError."""
     trace = asked.trace()
-    if not says_when(trace, HERE):
+    if not has_arrival_times(trace, HERE):
         raise UnfitError(f"{trace.path} does not say when requests arrive, which a model needs")
     requests = list(sliced(read_trace(trace, HERE, SEED), trace))
     source = {"title": title or f"{len(requests):,} requests, from a trace in {trace.format} format"}

@@ -52,7 +52,7 @@ def check_trace(trace: Trace, base_dir: Path, timed: bool = True) -> set[str]:
     return {request.class_ for request in read_trace(trace, base_dir, timed=timed) if request.class_}
 
 
-def says_when(trace: Trace, base_dir: Path) -> bool:
+def has_arrival_times(trace: Trace, base_dir: Path) -> bool:
     """Whether a trace, by its beginning, says when requests arrive. Raises TraceError if it cannot be read."""
     if trace.format == "servegen":
         return True

@@ -62,7 +62,7 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         for path in written:
             console.print(f"written: {path}", style="dim", soft_wrap=True)
-    if run.about.interrupted:
+    if run.header.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_DONE if run.metrics.completed or not run.metrics.requests else EXIT_NOT_SO
 

@@ -33,7 +33,7 @@ from pdflow.scenario.summary import trace_note
 from pdflow.workload.build import burstiness_of, rate_of, requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS, SESSION_BLOCK_TOKENS, Request
 from pdflow.workload.traces.command import TraceOptions
-from pdflow.workload.traces.readers import check_trace, read_texts, says_when
+from pdflow.workload.traces.readers import check_trace, has_arrival_times, read_texts
 from pdflow.workload.traces.traces import OF_TEXTS
 from pdflow_runtime.bench.asked import AskedError, BenchOptions
 
@@ -162,7 +162,7 @@ def _recorded(asked: BenchOptions) -> Workload:
         raise AskedError(f"--dataset-name {asked.dataset_name} needs --dataset-path FILE: nothing is downloaded")
     form: Any = {TRACE: None, CUSTOM: "vllm-custom"}.get(str(asked.dataset_name), asked.dataset_name)
     trace = TraceOptions(path=asked.dataset_path, form=form, columns=asked.columns).trace()
-    own = asked.request_rate is None and says_when(trace, HERE)
+    own = asked.request_rate is None and has_arrival_times(trace, HERE)
     check_trace(trace, HERE, own)
     count = asked.num_prompts if own else asked.num_prompts or PROMPTS
     return Workload(requests=count, trace=trace, arrival=None if own else _arrival(asked, count or PROMPTS))

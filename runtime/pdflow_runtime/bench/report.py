@@ -33,7 +33,7 @@ WORLD: Final = "live"
 class BenchRun:
     """A run that has ended, or was ended."""
 
-    about: RunHeader
+    header: RunHeader
     ledger: Ledger
     metrics: Metrics
     late: Spread
@@ -44,21 +44,21 @@ class BenchRun:
     def of(
         asked: BenchOptions, plan: BenchPlan, model: str, ledger: Ledger, command: Sequence[str], interrupted: bool
     ) -> BenchRun:
-        about = about_run(asked, plan, model, command, interrupted)
+        header = run_header(asked, plan, model, command, interrupted)
         duration_ns = ledger.clock.now() if interrupted else ledger.last_end_ns
-        metrics = measure(ledger.records, [ledger.tokens], duration_ns, about.slo, about.class_slos, about.warmup_ns)
+        metrics = measure(ledger.records, [ledger.tokens], duration_ns, header.slo, header.class_slos, header.warmup_ns)
         late = spread.of_ints(np.array(ledger.late_ns, dtype=np.int64))
         arrivals = enumerate(ledger.records.arrival_ns)
-        counted = [number for number, arrival in arrivals if arrival >= about.warmup_ns]
-        return BenchRun(about=about, ledger=ledger, metrics=metrics, late=late, counted=counted)
+        counted = [number for number, arrival in arrivals if arrival >= header.warmup_ns]
+        return BenchRun(header=header, ledger=ledger, metrics=metrics, late=late, counted=counted)
 
     def table(self) -> Report:
         """What is printed."""
-        return Report(self.about, self.metrics, None, self.late)
+        return Report(self.header, self.metrics, None, self.late)
 
     def content(self, asked: BenchOptions) -> Mapping[str, Any]:
         """results.json; its lists can be read once."""
-        ledger, records = self.ledger, self.ledger.records.arriving_from(self.about.warmup_ns)
+        ledger, records = self.ledger, self.ledger.records.arriving_from(self.header.warmup_ns)
         seen = ClientMeasurements(
             queue_times_s=(ledger.queued_ns[number] / NS_PER_S for number in self.counted),
             texts=(ledger.texts[number] for number in self.counted),
@@ -66,7 +66,7 @@ class BenchRun:
             late=self.late,
         )
         itls = self._itls_s() if asked.save_detailed else None
-        return bench_json(self.about, records, self.metrics, None, itls_s=itls, seen=seen)
+        return bench_json(self.header, records, self.metrics, None, itls_s=itls, seen=seen)
 
     def _itls_s(self) -> Iterator[list[float]]:
         for number in self.counted:
@@ -104,11 +104,11 @@ class BenchRun:
 
     def filename(self) -> str:
         """As vLLM names it."""
-        about = self.about
-        rate = "inf" if about.request_rate_rps is None else f"{about.request_rate_rps}"
-        most = "" if about.max_concurrency is None else f"-concurrency{about.max_concurrency}"
-        model, date = about.model_id.rpartition("/")[2], bench_date(about.source_date_epoch)
-        return f"{about.scenario_name}-{rate}qps{most}-{model}-{date}.json"
+        header = self.header
+        rate = "inf" if header.request_rate_rps is None else f"{header.request_rate_rps}"
+        most = "" if header.max_concurrency is None else f"-concurrency{header.max_concurrency}"
+        model, date = header.model_id.rpartition("/")[2], bench_date(header.source_date_epoch)
+        return f"{header.scenario_name}-{rate}qps{most}-{model}-{date}.json"
 
 
 def append_result(path: Path, content: Mapping[str, Any]) -> None:
@@ -120,7 +120,9 @@ def append_result(path: Path, content: Mapping[str, Any]) -> None:
             file.write(msgspec.json.encode(whole) + b"\n")
 
 
-def about_run(asked: BenchOptions, plan: BenchPlan, model: str, command: Sequence[str], interrupted: bool) -> RunHeader:
+def run_header(
+    asked: BenchOptions, plan: BenchPlan, model: str, command: Sequence[str], interrupted: bool
+) -> RunHeader:
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return RunHeader(
         scenario_name=plan.name,

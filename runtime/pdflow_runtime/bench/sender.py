@@ -48,29 +48,31 @@ class ClientDeadline(NamedTuple):
     whole: tuple[Instant, str] | None
 
     @staticmethod
-    def of(says: Client | None, arrival: Instant, leaves_ns: int) -> ClientDeadline:
+    def of(timeouts: Client | None, arrival: Instant, leaves_ns: int) -> ClientDeadline:
         whole: list[tuple[Instant, str]] = [(arrival + leaves_ns, CANCELLED)] if leaves_ns != NEVER else []
-        if says is not None and says.timeout_s is not None:
-            whole.append((arrival + round(says.timeout_s * S), TIMED_OUT))
+        if timeouts is not None and timeouts.timeout_s is not None:
+            whole.append((arrival + round(timeouts.timeout_s * S), TIMED_OUT))
         first = list(whole)
-        if says is not None and says.first_token_timeout_s is not None:
-            first.append((arrival + round(says.first_token_timeout_s * S), NO_FIRST_TOKEN))
+        if timeouts is not None and timeouts.first_token_timeout_s is not None:
+            first.append((arrival + round(timeouts.first_token_timeout_s * S), NO_FIRST_TOKEN))
         return ClientDeadline(min(first, default=None), min(whole, default=None))
 
 
 class Sender:
-    """Args: `says` is how long clients wait."""
+    """Args: `timeouts` is how long clients wait."""
 
-    def __init__(self, client: HttpClient, server: RequestTarget, ledger: Ledger, says: Client | None = None) -> None:
+    def __init__(
+        self, client: HttpClient, server: RequestTarget, ledger: Ledger, timeouts: Client | None = None
+    ) -> None:
         self.client: Final = client
         self.server: Final = server
         self.ledger: Final = ledger
-        self.says: Final = says
+        self.timeouts: Final = timeouts
 
     async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> AnswerReader:
         """Now; what came of it stands in the ledger, too."""
         ledger, answer, scope = self.ledger, AnswerReader(), trio.CancelScope()
-        patience = ClientDeadline.of(self.says, ledger.records.arrival_ns[number], leaves_ns)
+        patience = ClientDeadline.of(self.timeouts, ledger.records.arrival_ns[number], leaves_ns)
 
         def heard(piece: bytes) -> None:
             waited_for_first = not answer.times

@@ -83,7 +83,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         weights=params.weights,
         lease=tuple((lease_word.index, lease_word.value) for lease_word in params.rank_words),
     )
-    about: dict[str, Any] = {
+    common: dict[str, Any] = {
         "remote_engine_id": engine,
         "remote_request_id": params.request_id,
         "remote_host": at.host,
@@ -94,9 +94,9 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
     }
     if METHODS[method].pulls:
         return to_json(
-            NixlPullDecode(remote_block_ids=params.blocks, remote_num_tokens=params.num_tokens or None, **about)
+            NixlPullDecode(remote_block_ids=params.blocks, remote_num_tokens=params.num_tokens or None, **common)
         )
-    return to_json(NixlPushDecode(remote_num_tokens=params.num_tokens or None, **about))
+    return to_json(NixlPushDecode(remote_num_tokens=params.num_tokens or None, **common))
 
 
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:

@@ -78,7 +78,7 @@ class RankLink:
             prove = prove_as_opener if opens else prove_as_acceptor
             self.proof = await prove(self.secret, self.stream.send_all, self._take)
 
-    async def say_hello(self, hello: bytes) -> None:
+    async def send_hello(self, hello: bytes) -> None:
         await self.stream.send_all(hello if self.proof is None else self.proof.ours(hello) + hello)
 
     async def hear_hello(self) -> Hello:
@@ -234,7 +234,7 @@ class RankLinks:
         """The opener's half. ValueError if somebody else answers."""
         nonce = secrets.randbits(63) | 1
         await link.prove(True)
-        await link.say_hello(self._hello(link.port, nonce, 0, peer))
+        await link.send_hello(self._hello(link.port, nonce, 0, peer))
         hello = await link.hear_hello()
         if hello.address != peer or hello.echo != nonce:
             raise ValueError(f"{hello.address} answers there")
@@ -264,10 +264,12 @@ class RankLinks:
         if port is None or hello.to not in self.ranks:
             raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
         link.port = port
-        await link.say_hello(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
+        await link.send_hello(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
 
     def _hello(self, port: Port, nonce: int, echo: int, to: Address) -> bytes:
-        return encode_frame(Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].about(to)))
+        return encode_frame(
+            Hello(port.address, port.incarnation, nonce, echo, to, self.ranks[port.address].metadata_for(to))
+        )
 
     def _adopt(self, link: RankLink) -> None:
         """From now on this is the stream between the two."""

@@ -80,7 +80,7 @@ class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     where the transport's fences close, as these do not refuse what is posted over a later connection."""
 
 
-_about: Final = msgspec.msgpack.Decoder(RankMetadata)
+_metadata_decoder: Final = msgspec.msgpack.Decoder(RankMetadata)
 
 
 class LayoutBook:
@@ -165,7 +165,7 @@ class Rank:
     def measured_by(self, meter: TransferMeter) -> None:
         self.meter = self.transfers.meter = meter
 
-    def about(self, peer: Address) -> bytes:
+    def metadata_for(self, peer: Address) -> bytes:
         """For this peer's `meet`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
@@ -182,10 +182,10 @@ class Rank:
             )
         )
 
-    async def meet(self, peer: Address, about: bytes) -> None:
+    async def meet(self, peer: Address, metadata: bytes) -> None:
         """Reach a peer's memory. Raises ValueError if that is not described, or not to be reached by what is here."""
         try:
-            known = _about.decode(about)
+            known = _metadata_decoder.decode(metadata)
         except msgspec.MsgspecError as cause:
             raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
         if known.transport != self.transport.name:
@@ -227,11 +227,11 @@ class Rank:
         self.transfers.read(effect, self.address)
 
     def read_word(self, effect: ReadWord) -> None:
-        about = self.peers.get(effect.source)
-        if about is None:
+        metadata = self.peers.get(effect.source)
+        if metadata is None:
             self._put(WordRead(effect.op, None))
             return
-        at = about.words_at + effect.index % about.slots * WORD_BYTES
+        at = metadata.words_at + effect.index % metadata.slots * WORD_BYTES
         number = next(self._numbers)
         self._word_reads[number] = effect.op
         self.transport.read_word(number, effect.source, at)
@@ -336,16 +336,16 @@ class Rank:
     def _plan(self, op: Op, p: Address, d: Address, blocks: Sequence[int], registration: Register) -> TransferPlan:
         """See `transfers.MakePlan`. What is sent from beside the blocks may have its place only when it is sent."""
         start, stop = registration.token_start, registration.token_start + registration.num_tokens
-        p_about, d_about = self._known(p), self._known(d)
-        if registration.target.generation <= d_about.void_generation:
+        p_metadata, d_metadata = self._known(p), self._known(d)
+        if registration.target.generation <= d_metadata.void_generation:
             raise LayoutError(f"{d} has fenced {p} since it granted generation {registration.target.generation}")
-        pair = self._layouts.pair(p_about.shards, d_about.shards, op.p_rank, op.d_rank)
-        target, to = within(d_about, registration.target.blocks, registration.num_tokens)
+        pair = self._layouts.pair(p_metadata.shards, d_metadata.shards, op.p_rank, op.d_rank)
+        target, to = within(d_metadata, registration.target.blocks, registration.num_tokens)
         placed = p == self.address and self.room is not None
 
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
-            source, at = within(p_about, self.staged[registration.xid].blocks if placed else blocks, stop)
+            source, at = within(p_metadata, self.staged[registration.xid].blocks if placed else blocks, stop)
             of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
             return descriptors(one, source, target, of_tokens, coalesce=True)
 
@@ -357,9 +357,9 @@ class Rank:
         return RankMetadata(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
 
 
-def within(about: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
+def within(metadata: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
-    return (about.memory, blocks) if about.room is None else lying(about.room, blocks, tokens)
+    return (metadata.memory, blocks) if metadata.room is None else lying(metadata.room, blocks, tokens)
 
 
 def of_layer(pair: Pair, layer: int) -> Pair:

@@ -27,15 +27,15 @@ STEP_BYTES: Final = 4096
 def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Staging, StagingFactory]:
     """An empty memory of this kind for an engine of this pool: what each rank has of it."""
     size, blocks = wiring.staged_size(pool), wiring.blocks_of(pool)
-    says = wiring.scenario.transfer
+    transfer = wiring.scenario.transfer
     if memory is MemoryKind.RING:
         layer_bytes = size.bytes_per_token * pool.block_size * blocks
         most = size.layers * (-(-layer_bytes // STEP_BYTES) * STEP_BYTES)
-        staging = RingStaging.of_bytes(size, min(says.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
+        staging = RingStaging.of_bytes(size, min(transfer.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
         ring_bytes = staging.ring.capacity_bytes
         return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes, staging.ring.step_bytes)
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
-    pages = min(blocks, bytes_of(says, memory) // page_bytes) if memory is not MemoryKind.TENSORS else blocks
+    pages = min(blocks, bytes_of(transfer, memory) // page_bytes) if memory is not MemoryKind.TENSORS else blocks
     paged = PagedStaging(size, pool.block_size, pages, evicts=memory is MemoryKind.STORE)
     return paged, staging_pages(pages)
 
@@ -69,9 +69,9 @@ def room_state(staging: Staging) -> RoomState:
     return RoomState(room, free, len(staging.held), len(staging.waiting))
 
 
-def bytes_of(says: Transfer, memory: MemoryKind) -> int:
+def bytes_of(transfer: Transfer, memory: MemoryKind) -> int:
     """What a scenario allows a rank."""
-    return says.kv_buffer_size + (says.mem_pool_size_gb << 30 if memory is MemoryKind.BUFFER else 0)
+    return transfer.kv_buffer_size + (transfer.mem_pool_size_gb << 30 if memory is MemoryKind.BUFFER else 0)
 
 
 def _moved(memory: RankMemory, at: int, num_blocks: int) -> RankMemory:

@@ -104,7 +104,7 @@ class Record:
         if self.events:
             join_events(self.out)
         found = rows(read_notes(self.out), scenario)
-        result = Result.of(about(scenario), found.records, found.steps, found.totals)
+        result = Result.of(run_header(scenario), found.records, found.steps, found.totals)
         self._write(result, found, scenario)
         for file in self.out.glob(f"*.{NOTES_NAME}"):
             file.unlink()
@@ -120,7 +120,7 @@ class Record:
             write_page(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
 
 
-def about(scenario: ResolvedScenario) -> RunHeader:
+def run_header(scenario: ResolvedScenario) -> RunHeader:
     """What was run. Its traffic is whatever came: nothing is said of a rate."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return RunHeader(

@@ -233,9 +233,9 @@ class Cluster:
 
 def prepare(scenario: ResolvedScenario) -> None:
     """Find out once what every part would complain of, and make what they share."""
-    says = scenario.serve
-    transport_named(says.transport)
-    if (caution := caution_of(says.transport)) is not None:
+    serve_config = scenario.serve
+    transport_named(serve_config.transport)
+    if (caution := caution_of(serve_config.transport)) is not None:
         log.warning("%s", caution)
     if not is_synthetic(scenario):
         config_of(scenario, folder_of(scenario))
@@ -243,8 +243,10 @@ def prepare(scenario: ResolvedScenario) -> None:
     tls_of(scenario)
     if stores_of(scenario):
         check_server(scenario)
-    if not is_loopback(says.engine_host):
-        problem = f"is {says.engine_host}, and all engines are on this host: pdflow serve --role starts one on each"
+    if not is_loopback(serve_config.engine_host):
+        problem = (
+            f"is {serve_config.engine_host}, and all engines are on this host: pdflow serve --role starts one on each"
+        )
         raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])
     listening(scenario).close()
 

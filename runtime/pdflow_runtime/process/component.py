@@ -24,9 +24,9 @@ HEARTBEAT_S: Final = 3.0
 """Between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
 
 
-def arguments(module: str, about: str | None) -> ArgumentParser:
-    """`about` is the module's docstring."""
-    parser = ArgumentParser(prog=module, description=(about or "").partition("\n")[0])
+def arguments(module: str, docstring: str | None) -> ArgumentParser:
+    """`docstring` is the module's docstring."""
+    parser = ArgumentParser(prog=module, description=(docstring or "").partition("\n")[0])
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write what it notes of its requests")

@@ -103,16 +103,16 @@ class Reporter:
 
 def router_at(scenario: ResolvedScenario) -> Coordinates:
     """Where engines that are started by themselves find it. ScenarioError if that is not said."""
-    says = scenario.serve
-    if says.router is None:
-        host, port = reached_at(says.host), says.port
+    serve_config = scenario.serve
+    if serve_config.router is None:
+        host, port = reached_at(serve_config.host), serve_config.port
     else:
         try:
-            split = urlsplit(f"//{says.router}")
+            split = urlsplit(f"//{serve_config.router}")
             host, port = split.hostname or "", split.port or 0
         except ValueError:
             host, port = "", 0
     if not host or not port:
-        shown = f"{says.host}:{says.port}" if says.router is None else says.router
+        shown = f"{serve_config.host}:{serve_config.port}" if serve_config.router is None else serve_config.router
         raise ScenarioError([Problem(scenario.path, "serve.router", f"is {shown}, expected HOST:PORT")])
     return Coordinates(host, port)

@@ -153,15 +153,18 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
 
 def transport_at(scenario: ResolvedScenario) -> MakeTransport:
     """The transport of the scenario's name, at this engine's address. ScenarioError."""
-    says = scenario.serve
-    made = transport_named(says.transport)
-    if is_loopback(says.engine_host):
+    serve_config = scenario.serve
+    made = transport_named(serve_config.transport)
+    if is_loopback(serve_config.engine_host):
         return made
-    if says.transport == "shm" or (says.transport == "nccl" and not gpus()):
-        what = "shm" if says.transport == "shm" else "nccl without a GPU, a stand-in,"
-        problem = f"{what} is of one host, and engine_host is {says.engine_host}; between hosts go tcp, nixl, mooncake"
+    if serve_config.transport == "shm" or (serve_config.transport == "nccl" and not gpus()):
+        what = "shm" if serve_config.transport == "shm" else "nccl without a GPU, a stand-in,"
+        problem = (
+            f"{what} is of one host, and engine_host is {serve_config.engine_host}; "
+            "between hosts go tcp, nixl, mooncake"
+        )
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
-    return AtHost(made, says.engine_host)
+    return AtHost(made, serve_config.engine_host)
 
 
 @attrs.frozen

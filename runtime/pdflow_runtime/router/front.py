@@ -151,10 +151,10 @@ class Front:
 
 async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None:
     """Serve, until drained or cancelled."""
-    says = scenario.serve
+    serve_config = scenario.serve
     secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
-    gate = None if secret is None and not is_loopback(says.host) else Gate(secret, ROUTER)
-    builder = LiveBuilder(scenario, transport_named(says.transport))
+    gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER)
+    builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
     node = LiveRouterNode(
@@ -181,11 +181,11 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
 
 def listening(scenario: ResolvedScenario) -> socket.socket:
     """Where clients ask. ScenarioError."""
-    says = scenario.serve
+    serve_config = scenario.serve
     try:
-        return listen(says.host, says.port)
+        return listen(serve_config.host, serve_config.port)
     except OSError as error:
-        where = f"{says.host}:{says.port} cannot be listened on"
+        where = f"{serve_config.host}:{serve_config.port} cannot be listened on"
         raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
 
 
@@ -199,7 +199,7 @@ async def serve(
     node: LiveRouterNode, app: Front, listener: socket.socket, scenario: ResolvedScenario, child: bool
 ) -> None:
     """Until drained or cancelled."""
-    says = scenario.serve
+    serve_config = scenario.serve
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
         nursery.start_soon(node.run)
@@ -212,9 +212,9 @@ async def serve(
             nursery.start_soon(hear_stdin, scope, heard)
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listener, app)
-            app.here = Coordinates(reached_at(says.host), server.port)
-            nursery.start_soon(drain_on_signal, server.drain, says.drain_s, scope)
-            sys.stdout.write(f"{url_of(Coordinates(says.host, server.port))}\n")
+            app.here = Coordinates(reached_at(serve_config.host), server.port)
+            nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
+            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
             sys.stdout.flush()
         scope.cancel()
 

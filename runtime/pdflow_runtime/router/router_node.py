@@ -154,12 +154,12 @@ class LiveRouterNode(LiveNode):
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, tells_first: bool) -> None:
         stores = tuple(NOT_UP if address is None else address.http for address in self.members.stores.values())
-        about = prefill_json(effect.xid, self.method, stores)
+        kv_params = prefill_json(effect.xid, self.method, stores)
         if tells_first:
             between = Between(tells_first=True, decodes=self.router.dispatch == "concurrent")
-            body = call.decode_body(about, between)
+            body = call.decode_body(kv_params, between)
         else:
-            body = call.prefill_body(about)
+            body = call.prefill_body(kv_params)
         params, first, code = await leg.prefill(body, self.method, tells_first)
         ends = tells_first and first is not None and await self._first_token_told(call, first, effect.request_id)
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))

@@ -41,17 +41,17 @@ class Proof:
 
     def ours(self, hello: bytes) -> bytes:
         """What goes out in front of our HELLO."""
-        proof = self._secret.mac(*self._about(self._opener, hello))
+        proof = self._secret.mac(*self._mac_input(self._opener, hello))
         self._hello = self._hello or hello
         return proof
 
     def check(self, claimed: bytes, hello: bytes) -> None:
         """ValueError if their HELLO is not from somebody who knows the secret."""
-        if not self._secret.is_mac(claimed, *self._about(not self._opener, hello)):
+        if not self._secret.is_mac(claimed, *self._mac_input(not self._opener, hello)):
             raise ValueError(WRONG)
         self._hello = self._hello or hello
 
-    def _about(self, opener: bool, hello: bytes) -> tuple[bytes, ...]:
+    def _mac_input(self, opener: bool, hello: bytes) -> tuple[bytes, ...]:
         who = b"pdflow opener" if opener else b"pdflow acceptor"
         return (who, *self._nonces, hello) if opener else (who, *self._nonces, self._hello, hello)
 

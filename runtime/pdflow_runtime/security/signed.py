@@ -53,8 +53,8 @@ class Signer:
         if self._secret is None:
             return ()
         signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
-        about = (to.encode(), method.encode(), path.encode(), signed_s, nonce, body, *_deciding(headers))
-        mac = self._secret.mac(_FOR, *about)
+        mac_input = (to.encode(), method.encode(), path.encode(), signed_s, nonce, body, *_deciding(headers))
+        mac = self._secret.mac(_FOR, *mac_input)
         return ((AUTHORIZATION, b" ".join((_SCHEME, signed_s, nonce, mac.hex().encode()))),)
 
 
@@ -101,8 +101,8 @@ class Gate:
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
             return "the signature is malformed"
         asked = (request.method.encode(), request.path.encode())
-        about = (self._me, *asked, signed, nonce, request.body, *_deciding(request.headers))
-        if not secret.is_mac(_bytes_of(mac), _FOR, *about):
+        mac_input = (self._me, *asked, signed, nonce, request.body, *_deciding(request.headers))
+        if not secret.is_mac(_bytes_of(mac), _FOR, *mac_input):
             return "the signature is wrong: the secret is another one, or the request was meant for another part"
         return self._late(int(signed)) or self._again(nonce)
 

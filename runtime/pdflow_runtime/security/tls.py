@@ -32,8 +32,8 @@ class Tls:
 
 def tls_of(scenario: ResolvedScenario) -> Tls | None:
     """As the files of [serve] have it. ScenarioError for some of them alone, or for what cannot be read."""
-    says = scenario.serve
-    named = {key: value for key in KEYS if (value := getattr(says, key)) is not None}
+    serve_config = scenario.serve
+    named = {key: value for key in KEYS if (value := getattr(serve_config, key)) is not None}
     if not named:
         return None
     if missing := [key for key in KEYS if key not in named]:

@@ -37,8 +37,8 @@ DEFAULT_STORE_BYTES: Final = attrs.fields(Transfer).store_bytes.default
 
 def stores_of(scenario: ResolvedScenario) -> list[str]:
     """The names of all nodes of the store, in order; none if the method has none."""
-    says = scenario.transfer
-    return [node_name(number) for number in range(says.store_nodes)] if METHODS[says.method].stores else []
+    transfer = scenario.transfer
+    return [node_name(number) for number in range(transfer.store_nodes)] if METHODS[transfer.method].stores else []
 
 
 def wiring_of(engines: EngineWiring) -> StoreWiring:
@@ -57,7 +57,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
 def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> LiveStoreNode:
     """One life of a node, which nobody has heard of yet."""
     scenario = engines.scenario
-    wiring, says = wiring_of(engines), scenario.transfer
+    wiring, transfer = wiring_of(engines), scenario.transfer
     pool = store_pool(scenario)
     assert pool is not None
     incarnation, shape = secrets.randbits(63), engines.shapes[pool.name]
@@ -71,7 +71,7 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> Li
         dtype=DTYPES.get(scenario.model.kv_dtype or "", ""),
         leases=LEASES,
     )
-    memory = StoreMemory(wiring.blocks, says.store_keep, says.store_high_water)
+    memory = StoreMemory(wiring.blocks, transfer.store_keep, transfer.store_high_water)
     put, get = wiring.put_to(name, incarnation), wiring.got_from(name, incarnation)
     node = LiveStoreNode(name, config, put, get, memory, transport)
     node.backing = backing_of(scenario, node, wiring.unit_tokens(1))
@@ -97,6 +97,6 @@ def store_prefill_node(
     wiring = wiring_of(engines)
     keys = StoreKeys.of(wiring, wiring.blocks, config.weights)
     loads = wiring.loads(config.info, config.incarnation, config.num_blocks) if keys.unit_tokens else None
-    says = engines.scenario
-    client = StoreClient(says.serve.engine_host, says.transfer.deadline_s + LATER_S)
+    scenario = engines.scenario
+    client = StoreClient(scenario.serve.engine_host, scenario.transfer.deadline_s + LATER_S)
     return LiveStorePrefillNode(config, ends, loads, transport, keys, client)

@@ -27,10 +27,10 @@ class StoreKeys:
 
     @classmethod
     def of(cls, wiring: StoreWiring, blocks: int, weights: int) -> StoreKeys:
-        says, shards = wiring.transfer, wiring.shards
+        transfer, shards = wiring.transfer, wiring.shards
         start = origin(wiring.engines.scenario.model.name, 0, shards.tp, weights)
-        unit = wiring.unit_tokens(1) if says.store_granularity == "block" else 0
-        return cls(start, shards.block_size, blocks, unit, says.store_nodes)
+        unit = wiring.unit_tokens(1) if transfer.store_granularity == "block" else 0
+        return cls(start, shards.block_size, blocks, unit, transfer.store_nodes)
 
     @property
     def most_tokens(self) -> int:

@@ -29,8 +29,8 @@ VERSION: Final = 1
 LAYOUT_BYTES: Final = 16
 PURPOSE: Final = b"pdflow object in a store"
 NO_SECRET: Final = Secret(b"no secret: whoever can write there can make this")
-_ABOUT: Final = struct.Struct(f">4sIQ{LAYOUT_BYTES}s")
-HEADER_BYTES: Final = _ABOUT.size + MAC_BYTES
+_HEADER: Final = struct.Struct(f">4sIQ{LAYOUT_BYTES}s")
+HEADER_BYTES: Final = _HEADER.size + MAC_BYTES
 
 
 class BadValueError(ValueError):
@@ -61,19 +61,19 @@ class ValueFormat:
 
     def seal(self, key: Key, value: bytearray) -> None:
         """Write the header before the KV, which is there already."""
-        about = _ABOUT.pack(MAGIC, VERSION, len(value) - HEADER_BYTES, self.layout)
-        mac = self._secret.mac(PURPOSE, about, self.name(key).encode(), memoryview(value)[HEADER_BYTES:])
-        value[:HEADER_BYTES] = about + mac
+        header = _HEADER.pack(MAGIC, VERSION, len(value) - HEADER_BYTES, self.layout)
+        mac = self._secret.mac(PURPOSE, header, self.name(key).encode(), memoryview(value)[HEADER_BYTES:])
+        value[:HEADER_BYTES] = header + mac
 
     def opened(self, key: Key, blocks: int, value: bytes) -> memoryview:
         """The KV of an object of so many blocks. BadValueError."""
         if len(value) != self.nbytes(blocks):
             raise BadValueError("has another length")
         view = memoryview(value)
-        about, mac, kv = view[: _ABOUT.size], view[_ABOUT.size : HEADER_BYTES], view[HEADER_BYTES:]
-        if about != _ABOUT.pack(MAGIC, VERSION, len(kv), self.layout):
+        header, mac, kv = view[: _HEADER.size], view[_HEADER.size : HEADER_BYTES], view[HEADER_BYTES:]
+        if header != _HEADER.pack(MAGIC, VERSION, len(kv), self.layout):
             raise BadValueError("has another header")
-        if not self._secret.is_mac(mac, PURPOSE, about, self.name(key).encode(), kv):
+        if not self._secret.is_mac(mac, PURPOSE, header, self.name(key).encode(), kv):
             raise BadValueError("has bytes that were never put there, or not by who knows this cluster's secret")
         return kv
 

@@ -88,11 +88,11 @@ class StreamAgent(Host):
     def describe(self) -> bytes: ...
 
     @abstractmethod
-    async def _dial(self, about: Description) -> socket.socket:
+    async def _dial(self, description: Description) -> socket.socket:
         """A connected socket. OSError, TransportError."""
 
     @abstractmethod
-    def _reach(self, about: Description, hello: AgentHello) -> Remote | None:
+    def _reach(self, description: Description, hello: AgentHello) -> Remote | None:
         """The memory of a peer that we have connected to, with this greeting. TransportError."""
 
     def _payload(self, pieces: PackedPieces) -> Iterable[memoryview]:
@@ -164,8 +164,8 @@ class StreamAgent(Host):
 
     # Our side of streams: what we post.
 
-    async def connect(self, peer: Address, about: bytes) -> None:
-        described = parse_description(about)
+    async def connect(self, peer: Address, description: bytes) -> None:
+        described = parse_description(description)
         if isinstance(described, Malformed):
             raise TransportError(f"{peer} does not say how it is reached: {described.reason}")
         if described.transport != self.name:
@@ -178,15 +178,15 @@ class StreamAgent(Host):
 
     def _reached(self, peer: Address, life: int) -> bool:
         link = self._links.get(peer)
-        return link is not None and link.about.life == life
+        return link is not None and link.description.life == life
 
-    async def _open(self, peer: Address, about: Description) -> None:
-        hello = self._hello(about)
-        stream = await open_stream(self._dial, self.name, peer, about, hello)
+    async def _open(self, peer: Address, description: Description) -> None:
+        hello = self._hello(description)
+        stream = await open_stream(self._dial, self.name, peer, description, hello)
         try:
             if self._nursery is None:
                 raise TransportError("this agent is closing")
-            link = AgentLink(peer, about, stream, self._reach(about, hello))
+            link = AgentLink(peer, description, stream, self._reach(description, hello))
         except TransportError as error:
             stream.close()
             raise TransportError(f"{peer} cannot be reached over {self.name}: {error}") from None
@@ -196,8 +196,8 @@ class StreamAgent(Host):
         self._links[peer] = link
         self._nursery.start_soon(self._run_link, link)
 
-    def _hello(self, about: Description) -> AgentHello:
-        return AgentHello(VERSION, self.me, self.life, about.life, about.token, "", 0)
+    def _hello(self, description: Description) -> AgentHello:
+        return AgentHello(VERSION, self.me, self.life, description.life, description.token, "", 0)
 
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
@@ -225,7 +225,7 @@ class StreamAgent(Host):
 
     def read_word(self, op: int, peer: Address, address: int) -> None:
         link = self._links.get(peer)
-        if link is None or not 0 <= address < link.about.nbytes:
+        if link is None or not 0 <= address < link.description.nbytes:
             self._tell(WordArrived(op, None))
         else:
             self._post_word(op, link, address)
@@ -236,7 +236,7 @@ class StreamAgent(Host):
         """The pieces packed and checked; None if there is no link, or they do not lie in both regions."""
         if link is None or self._memory is None:
             return None
-        ours, theirs = self._memory.nbytes, link.about.nbytes
+        ours, theirs = self._memory.nbytes, link.description.nbytes
         source_bytes, target_bytes = (ours, theirs) if writing else (theirs, ours)
         listed = pack_checked(pieces, source_bytes, target_bytes)
         if isinstance(listed, Malformed):
@@ -319,7 +319,7 @@ class StreamAgent(Host):
 
         Not if it has ended our stream in order: then it knows what it does, or is dead.
         """
-        there = (link.peer, link.about.life)
+        there = (link.peer, link.description.life)
         for guest in [guest for guest in self._guests if (guest.name, guest.life) == there]:
             self._dismiss(guest)
             await guest.left.wait()

@@ -133,7 +133,7 @@ class Transport(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, until `aclose` or cancellation."""
 
-    async def connect(self, peer: Address, about: bytes) -> None:
+    async def connect(self, peer: Address, description: bytes) -> None:
         """Reach the agent that described itself so, unless it is reached already. TransportError if it is not there."""
 
     def write(

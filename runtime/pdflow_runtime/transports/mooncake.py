@@ -148,10 +148,10 @@ class MooncakeTransport(RegisteredAgent):
         self._local.register(whole, address)
         return self._local.segment.encode()
 
-    def _add(self, about: bytes) -> str:
-        if not _SEGMENT.fullmatch(about):
+    def _add(self, metadata: bytes) -> str:
+        if not _SEGMENT.fullmatch(metadata):
             raise TransportError("what it says of its Transfer Engine is no host and port")
-        return about.decode()
+        return metadata.decode()
 
     def _fetch(
         self,

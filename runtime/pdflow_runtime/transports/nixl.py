@@ -81,13 +81,13 @@ class NixlAgent:
     def register(self, address: int, nbytes: int, device: str = DRAM) -> None:
         self._call("register_memory", [(address, nbytes, int(device or 0), "")], _kind(device))
 
-    def about(self) -> bytes:
+    def metadata(self) -> bytes:
         """What peers need to reach the memory that is registered."""
-        about: bytes = self._call("get_agent_metadata")
-        return about
+        metadata: bytes = self._call("get_agent_metadata")
+        return metadata
 
-    def add(self, about: bytes) -> str:
-        name = self._call("add_remote_agent", about).decode()
+    def add(self, metadata: bytes) -> str:
+        name = self._call("add_remote_agent", metadata).decode()
         self._known[name] += 1
         return str(name)
 
@@ -212,14 +212,14 @@ class NixlTransport(RegisteredAgent):
         self._device = DRAM if gpu is None else str(gpu)
         self._own(RegionBase(address, nbytes), np.frombuffer(word_buffer, "<u8", WORD_SLOTS))
         self._local.register(address, nbytes, self._device)
-        self._about = self._register(memoryview(word_buffer), self._word_buffer.ctypes.data)
+        self._agent_metadata = self._register(memoryview(word_buffer), self._word_buffer.ctypes.data)
 
     def _register(self, whole: memoryview, address: int) -> bytes:
         self._local.register(address, len(whole))
-        return self._local.about()
+        return self._local.metadata()
 
-    def _add(self, about: bytes) -> str:
-        return self._local.add(about)
+    def _add(self, metadata: bytes) -> str:
+        return self._local.add(metadata)
 
     def _let_be(self, remote: Remote | None) -> None:
         assert isinstance(remote, RemoteMemory)

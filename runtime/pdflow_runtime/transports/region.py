@@ -70,8 +70,8 @@ def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
     except (OSError, ValueError) as error:
         raise TransportError(f"the peer's memory cannot be opened: {getattr(error, 'strerror', error)}") from None
     try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size != nbytes or not nbytes:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != nbytes or not nbytes:
             raise TransportError(f"the peer's memory is not the {nbytes} bytes that it says")
         return memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
     finally:

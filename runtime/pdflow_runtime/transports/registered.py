@@ -78,7 +78,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         super().__init__(me, tell)
         self._host: Final = host
         self._port = 0
-        self._about = b""
+        self._agent_metadata = b""
         self._whole = memoryview(b"")
         """The region, and words behind it."""
         self._device = DRAM
@@ -95,7 +95,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         """Have the library know this memory. What peers need to reach it. TransportError."""
 
     @abstractmethod
-    def _add(self, about: bytes) -> str:
+    def _add(self, metadata: bytes) -> str:
         """A peer as the library knows it, by what it said of itself. TransportError."""
 
     @abstractmethod
@@ -134,7 +134,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def _over(self, whole: memoryview, memory: Mapped, words_at: int) -> memoryview:
         self._own(memory, np.frombuffer(whole, "<u8", WORD_SLOTS, words_at))
         self._whole = whole
-        self._about = self._register(whole, memory.address)
+        self._agent_metadata = self._register(whole, memory.address)
         return memory.view
 
     def _own(self, memory: RegionBase, word_buffer: Any) -> None:
@@ -148,19 +148,35 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         nbytes, address = self._memory.nbytes, self._memory.address
         return msgspec.msgpack.encode(
             Description(
-                self.name, self.life, self.token, self._host, self._port, self._device, nbytes, address, self._about
+                self.name,
+                self.life,
+                self.token,
+                self._host,
+                self._port,
+                self._device,
+                nbytes,
+                address,
+                self._agent_metadata,
             )
         )
 
-    def _hello(self, about: Description) -> AgentHello:
+    def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
         nbytes, address = self._memory.nbytes, self._memory.address
         return AgentHello(
-            VERSION, self.me, self.life, about.life, about.token, self._device, nbytes, address, self._about
+            VERSION,
+            self.me,
+            self.life,
+            description.life,
+            description.token,
+            self._device,
+            nbytes,
+            address,
+            self._agent_metadata,
         )
 
-    def _reach(self, about: Description, hello: AgentHello) -> RemoteMemory:
-        return self._remote(about)
+    def _reach(self, description: Description, hello: AgentHello) -> RemoteMemory:
+        return self._remote(description)
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> RemoteMemory:
         tune(sock)

@@ -93,13 +93,13 @@ class ShmTransport(FetchingAgent):
             self._own.close()
             self._socket_path.unlink(missing_ok=True)
 
-    async def _dial(self, about: Description) -> socket.socket:
-        check_path(about.host, "sock", self._folder)
+    async def _dial(self, description: Description) -> socket.socket:
+        check_path(description.host, "sock", self._folder)
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:
             # A full backlog refuses a Unix socket at once (EAGAIN) instead of letting it wait.
-            while (refused := sock.connect_ex(about.host)) == errno.EAGAIN:
+            while (refused := sock.connect_ex(description.host)) == errno.EAGAIN:
                 await trio.sleep(0.001)
             if refused:
                 raise OSError(refused, os.strerror(refused))
@@ -108,13 +108,13 @@ class ShmTransport(FetchingAgent):
             raise
         return sock
 
-    def _hello(self, about: Description) -> AgentHello:
+    def _hello(self, description: Description) -> AgentHello:
         assert self._region is not None
         path, nbytes = str(self._region.path), self._region.nbytes
-        return AgentHello(VERSION, self.me, self.life, about.life, about.token, path, nbytes)
+        return AgentHello(VERSION, self.me, self.life, description.life, description.token, path, nbytes)
 
-    def _reach(self, about: Description, hello: AgentHello) -> Mapped:
-        return Mapped(map_region(about.memory, about.nbytes, self._folder))
+    def _reach(self, description: Description, hello: AgentHello) -> Mapped:
+        return Mapped(map_region(description.memory, description.nbytes, self._folder))
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Mapped:
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

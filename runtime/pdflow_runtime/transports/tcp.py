@@ -33,7 +33,7 @@ from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrok
 class TcpTransport(AskingAgent):
     name: Final = "tcp"
 
-    def _reach(self, about: Description, hello: AgentHello) -> None:
+    def _reach(self, description: Description, hello: AgentHello) -> None:
         return None
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> None:

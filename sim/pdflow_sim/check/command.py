@@ -57,7 +57,7 @@ def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
         console.print("interrupted: what is said above holds, the rest was not looked at")
         interrupted = True
     if options.json:
-        _say(json.dumps({name: answer.rows for name, answer in answers.items()}))
+        _print_line(json.dumps({name: answer.rows for name, answer in answers.items()}))
     codes = {answer.code for answer in answers.values()}
     order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
@@ -85,17 +85,17 @@ def replay(file: str) -> int:
         told = strict(counterexample.world(), counterexample)
     steps = f"{file}: {len(counterexample.steps)} steps"
     if told.mismatch is not None:
-        _say(f"{file}: {told.mismatch}", error=True)
+        _print_line(f"{file}: {told.mismatch}", error=True)
     elif told.verdict is None:
         recorded = (
             ""
             if counterexample.verdict is None
             else f", though {counterexample.verdict.invariant} was broken when it was recorded"
         )
-        _say(f"{steps}; every invariant holds, and everything ends{recorded}")
+        _print_line(f"{steps}; every invariant holds, and everything ends{recorded}")
         return EXIT_DONE if counterexample.verdict is None else EXIT_NOT_SO
     else:
-        _say(f"{steps}; {told.verdict.invariant}: {told.verdict.what}")
+        _print_line(f"{steps}; {told.verdict.invariant}: {told.verdict.what}")
     return EXIT_NOT_SO
 
 
@@ -113,10 +113,10 @@ def diagram(file: str, dialect: str | None = None) -> int:
         counterexample = stories.read(file)
     with _patched(counterexample.mutant, file):
         drawn = collect(counterexample)
-    _say(text(drawn, min(100, max(80, _columns()))))
-    _say("\n```mermaid")
-    _say(mermaid(drawn).rstrip("\n"))
-    _say("```")
+    _print_line(text(drawn, min(100, max(80, _columns()))))
+    _print_line("\n```mermaid")
+    _print_line(mermaid(drawn).rstrip("\n"))
+    _print_line("```")
     return EXIT_DONE
 
 
@@ -134,7 +134,7 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
         yield
 
 
-def _say(text: str, error: bool = False) -> None:
+def _print_line(text: str, error: bool = False) -> None:
     (sys.stderr if error else sys.stdout).write(text + "\n")
 
 

@@ -28,10 +28,10 @@ class ClientTimeouts:
         self.timeout_ns = timeout_ns
         self.first_token_ns = first_token_ns
 
-    def arrived(self, request: int, says: Request) -> None:
+    def arrived(self, request: int, spec: Request) -> None:
         call = self.clock.call
-        if says.leaves_ns != NEVER:
-            call(says.leaves_ns, self.cancels, request, AFTER_ENGINES)
+        if spec.leaves_ns != NEVER:
+            call(spec.leaves_ns, self.cancels, request, AFTER_ENGINES)
         if self.first_token_ns is not None:
             call(self.first_token_ns, self.misses_first_token, request, AFTER_ENGINES)
         if self.timeout_ns is not None:

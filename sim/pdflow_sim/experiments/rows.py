@@ -53,7 +53,7 @@ def row_of(task: SweepTask) -> SweepRow:
         figures = None if task.cache is None or key is None else find(task.cache, key)
         if figures is None:
             result = simulate(attrs.evolve(scenario.resolved, seed=seed), quiet=True).result
-            if result.about.interrupted:
+            if result.header.interrupted:
                 raise KeyboardInterrupt
             figures = dict(figures_of(result))
             if task.cache is not None and key is not None:

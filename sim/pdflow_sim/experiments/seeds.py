@@ -82,7 +82,7 @@ def run_seeds(
             if exit_code != EXIT_DONE:
                 break
             summaries[seed] = run.result.summary
-            costs = statements(run.result.about.costs)
+            costs = statements(run.result.header.costs)
             progress.advance(task)
     return SeedsRun(SeedsReport.of(scenario.name, seeds, summaries, costs), exit_code)
 

@@ -104,8 +104,8 @@ class Fabric:
         self.messages += 1
         return self.control_ns
 
-    def arrived(self, about: tuple[SimPort, Any]) -> None:
-        port, event = about
+    def arrived(self, arg: tuple[SimPort, Any]) -> None:
+        port, event = arg
         port.node.receive(port, event)
 
     def handshake(self, port: SimPort, peer: Address) -> None:
@@ -121,18 +121,18 @@ class Fabric:
             return ""
         return self.wire_profile.contact(port.side)
 
-    def shaken(self, about: tuple[SimPort, Address]) -> None:
-        port, peer = about
+    def shaken(self, arg: tuple[SimPort, Address]) -> None:
+        port, peer = arg
         ok = self.fails is None or not self.fails(peer)
         port.node.feed(port, HandshakeEnded(peer, ok, self.ports[peer].incarnation if ok else 0))
 
     def fence(self, port: SimPort, peer: Address) -> None:
         self.clock.call(0, self.fenced, (port, peer))
 
-    def fenced(self, about: tuple[SimPort, Address]) -> None:
+    def fenced(self, arg: tuple[SimPort, Address]) -> None:
         """Nothing that was posted between these two lands any more, nor, at D, what P may still post into blocks that
         have been given out so far."""
-        port, peer = about
+        port, peer = arg
         me = port.address
         self.fences[me, peer] = self.fences[peer, me] = self.posted
         if port.side is Side.D:
@@ -227,10 +227,10 @@ class Fabric:
         self.messages += len(self.requesting)
         if self.metrics.tell is not None:
             for message in self.requesting:
-                self.say(flight, message)
+                self.trace_send(flight, message)
         return self.requesting_ns
 
-    def say(self, flight: Flight, message: ProfileMessage, what: str = "") -> None:
+    def trace_send(self, flight: Flight, message: ProfileMessage, what: str = "") -> None:
         """Tell that one of the two sends this."""
         by, to = (flight.p_port, flight.d_port) if message.by is Side.P else (flight.d_port, flight.p_port)
         assert self.metrics.tell is not None

@@ -295,7 +295,7 @@ class Shipping:
             self.ask(in_flight)
             return
         if stage == BEHIND:
-            self.say_behind(in_flight)
+            self.send_behind(in_flight)
             in_flight.go_on()
             return
         if stage == ROOM:
@@ -332,15 +332,17 @@ class Shipping:
         fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += self.asks
         if self.metrics.tell is not None and self.asking:
-            fabric.say(flight, self.asking[0], f" of {describe_piece(in_flight.piece, in_flight.operation.layers)}")
+            fabric.trace_send(
+                flight, self.asking[0], f" of {describe_piece(in_flight.piece, in_flight.operation.layers)}"
+            )
         self.clock.call(self.asks * fabric.control_ns, in_flight.go_on, None)
 
-    def say_behind(self, in_flight: PieceInFlight) -> None:
+    def send_behind(self, in_flight: PieceInFlight) -> None:
         fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += len(self.behind)
         if self.metrics.tell is not None:
             for message in self.behind:
-                fabric.say(flight, message)
+                fabric.trace_send(flight, message)
 
     def tell(self, in_flight: PieceInFlight, hop: Hop) -> None:
         """Say what this piece does next."""
@@ -349,7 +351,7 @@ class Shipping:
         what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
         if hop is Hop.WIRE:
             for message in self.asking[1:]:
-                self.fabric.say(flight, message)
+                self.fabric.trace_send(flight, message)
             ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)

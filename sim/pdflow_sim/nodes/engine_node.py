@@ -252,8 +252,8 @@ class SimEngineNode(PeerNode):
         else:
             self.polled((port, event))
 
-    def polled(self, about: tuple[SimPort, Any]) -> None:
-        self.feed(*about)
+    def polled(self, arg: tuple[SimPort, Any]) -> None:
+        self.feed(*arg)
 
     def account_stranded(self, blocks: int, since: Instant) -> None:
         """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""

@@ -123,8 +123,8 @@ class SimNode:
         port.armed = at
         self.clock.call(self.local_clock.real(max(0, at - now)), self.ring, (port, at), DEADLINE + port.order)
 
-    def ring(self, about: tuple[SimPort, Instant]) -> None:
-        port, at = about
+    def ring(self, arg: tuple[SimPort, Instant]) -> None:
+        port, at = arg
         if port.armed != at:
             return
         port.armed = FAR

@@ -180,11 +180,11 @@ class SimPrefillNode(SimEngineNode):
             self.writer.came(port, event)
         super().hear(port, event)
 
-    def polled(self, about: tuple[SimPort, Any]) -> None:
-        if self.writer is not None and type(about[1]) is Received:
-            self.writer.woken(about[1])
+    def polled(self, arg: tuple[SimPort, Any]) -> None:
+        if self.writer is not None and type(arg[1]) is Received:
+            self.writer.woken(arg[1])
         else:
-            super().polled(about)
+            super().polled(arg)
 
     def post_write(self, port: SimPort, effect: PostWrite) -> None:
         if self.writer is not None:

@@ -64,21 +64,21 @@ class SimStoreNode(PeerNode):
 
     # What engines ask of it.
 
-    def start(self, about: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
+    def start(self, arg: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
         """PutStart. Who puts is told at once when it has ended."""
-        put, told = about
+        put, told = arg
         self.calls[put.params.xid] = (told, False)
         self.feed(self.role, put)
 
-    def look(self, about: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
+    def look(self, arg: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
         """GetReplicaList."""
-        ask, told = about
+        ask, told = arg
         self.calls[ask.xid] = (told, True)
         self.feed(self.role, ask)
 
-    def abort(self, about: tuple[RequestId, Xid]) -> None:
+    def abort(self, arg: tuple[RequestId, Xid]) -> None:
         """Nobody will come for it."""
-        self.feed(self.role, CallWithdrawn(*about))
+        self.feed(self.role, CallWithdrawn(*arg))
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
         self.clock.call(0, self.room_due, RoomDue())

@@ -118,10 +118,10 @@ def missing(world: World, request: int) -> str:
     attempt = world.router.by_request.get(request)
     if attempt is None:
         return f"request {request}: the router has no attempt of it"
-    about = f"request {request}" if attempt.number == 1 else f"request {request}, attempt {attempt.number}"
+    label = f"request {request}" if attempt.number == 1 else f"request {request}, attempt {attempt.number}"
     if attempt.d_open:
-        return f"{about}: {_missing_at_decode(world, world.decodes[attempt.d], attempt)}"
-    return f"{about}: {_missing_at_prefill(world.prefills[attempt.p], attempt)}"
+        return f"{label}: {_missing_at_decode(world, world.decodes[attempt.d], attempt)}"
+    return f"{label}: {_missing_at_prefill(world.prefills[attempt.p], attempt)}"
 
 
 def _missing_at_prefill(node: SimPrefillNode | AggregatedNode, attempt: Attempt) -> str:

@@ -39,19 +39,19 @@ class Narrator:
         self.lines: list[str] = []
         self.world = world
         self.wire_profile = world.fabric.wire_profile
-        world.metrics.tell = self.say
+        world.metrics.tell = self.add_line
         world.watch(self.observe)
 
-    def say(self, who: Address, what: str) -> None:
+    def add_line(self, who: Address, what: str) -> None:
         self.lines.append(f"{who:<13} {what}".rstrip())
 
     def observe(self, node: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
         told = self.heard(event) if type(event) is Received else _told(EVENTS, event)
         if told:
-            self.say(node, told)
+            self.add_line(node, told)
         for effect in effects:
             if what := self.spoken(node, effect):
-                self.say(node, what)
+                self.add_line(node, what)
 
     def heard(self, event: Received) -> str:
         """Of messages only those that come with data: the others are told as they are sent."""

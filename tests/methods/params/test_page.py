@@ -13,7 +13,7 @@ from pdflow.methods.params.parse import PARAMS
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "kv-transfer-params.md"
 
 
-def test_the_tables_are_what_the_classes_say() -> None:
+def test_the_tables_are_generated_from_the_classes() -> None:
     page = regenerated(PAGE.read_text(encoding="utf-8"))
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(page, encoding="utf-8")

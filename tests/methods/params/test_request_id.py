@@ -85,7 +85,7 @@ def test_an_id_leaves_room_for_what_vllm_puts_around_it() -> None:
         PairId(prefill=f"{'p' * 240}:1", decode=f"{'d' * 240}:1", uuid=UUID)
 
 
-def test_a_pair_is_refused_that_an_id_could_not_say() -> None:
+def test_a_pair_that_no_id_can_encode_is_refused() -> None:
     with pytest.raises(ParamsError, match="has no ___"):
         PairId(prefill="p___decode_addr_:1", decode="d:1", uuid=UUID)
     with pytest.raises(ParamsError, match="32 hex digits"):

@@ -207,7 +207,7 @@ def test_more_keys_than_anybody_has_are_refused() -> None:
     assert refused("p2p-nccl-get", "decode", payload).wrong == "has 257 keys"
 
 
-def test_what_pdflow_says_besides_is_read_by_every_method() -> None:
+def test_the_extras_of_pdflow_are_read_by_every_method() -> None:
     extras = Extras(xid="xfer-6f1c/1", block_size=16, digest=2**64 - 1, weights=3, lease=((0, 17), (1, 2**64 - 1)))
     written = {
         "xid": "xfer-6f1c/1",

@@ -86,7 +86,9 @@ def test_a_registration_with_pdf_comes_back_whole(register: Register, address: P
 
 
 @given(registers, addresses, st.booleans())
-def test_a_stock_registration_keeps_what_vllm_says(register: Register, address: PushAddress, transfer_id: bool) -> None:
+def test_a_stock_registration_keeps_the_fields_of_vllm(
+    register: Register, address: PushAddress, transfer_id: bool
+) -> None:
     packed = encode_push_reg(register, address, transfer_id=transfer_id)
     push = decode_notification(packed)
     assert isinstance(push, PushReg)
@@ -115,7 +117,7 @@ def test_heartbeats_come_back_whole(request_ids: list[str]) -> None:
     assert notification_size(heartbeat, ADDRESS) == len(packed)
 
 
-def test_an_id_that_a_heartbeat_cannot_say_does_not_stop_the_others() -> None:
+def test_an_id_that_no_heartbeat_can_encode_does_not_stop_the_others() -> None:
     ids = ("a", "b,c", "", "d" * 600, "\ud800", "e")
     assert encode_heartbeats(Heartbeat(ids)) == (b"HB:a,e",)
     assert encode_heartbeats(Heartbeat(("b,c",))) == (b"HB:",)

@@ -82,9 +82,9 @@ async def test_closed_users_send_again_when_they_are_answered(autojump_clock: Mo
 async def test_a_turn_follows_its_answer_after_the_think_time_and_repeats_the_conversation(
     autojump_clock: MockClock,
 ) -> None:
-    says = ("workload.requests=24", "workload.sessions.think_s=1.0", "workload.sessions.system_prompt_tokens=100")
+    overrides = ("workload.requests=24", "workload.sessions.think_s=1.0", "workload.sessions.system_prompt_tokens=100")
     async with stub() as (server, port):
-        ran = await run(port, scenario=SESSIONS, overrides=says)
+        ran = await run(port, scenario=SESSIONS, overrides=overrides)
     records = ran.ledger.records
     assert len(records) == 24
     assert answered_in_time(records)
@@ -133,12 +133,12 @@ async def test_an_error_is_recorded_for_its_own_request(autojump_clock: MockCloc
         ("cancel_probability=1.0, cancel_after_s=0.12", CANCELLED, 0.12),
     ],
 )
-async def test_clients_hang_up_when_the_workload_says_so(
+async def test_clients_cancel_at_the_times_of_the_workload(
     autojump_clock: MockClock, client: str, reason: str, at_s: float
 ) -> None:
-    says = (f"workload.client={{{client}}}", "workload.output_tokens=20", "workload.requests=3")
+    overrides = (f"workload.client={{{client}}}", "workload.output_tokens=20", "workload.requests=3")
     async with stub() as (server, port):
-        ran = await run(port, scenario=QUICKSTART, overrides=says)
+        ran = await run(port, scenario=QUICKSTART, overrides=overrides)
         await trio.sleep(0)
         assert server.open == 0
     records = ran.ledger.records
@@ -148,9 +148,9 @@ async def test_clients_hang_up_when_the_workload_says_so(
 
 
 async def test_a_client_that_has_its_first_token_in_time_waits_for_the_rest(autojump_clock: MockClock) -> None:
-    says = ("workload.client={first_token_timeout_s=0.11}", "workload.output_tokens=20", "workload.requests=3")
+    overrides = ("workload.client={first_token_timeout_s=0.11}", "workload.output_tokens=20", "workload.requests=3")
     async with stub() as (_, port):
-        ran = await run(port, scenario=QUICKSTART, overrides=says)
+        ran = await run(port, scenario=QUICKSTART, overrides=overrides)
     assert ran.ledger.records.outcome == ["completed"] * 3
 
 
@@ -182,7 +182,7 @@ async def test_texts_of_a_dataset_are_sent_as_they_are(autojump_clock: MockClock
     assert (also["prompt"], also["max_tokens"]) == ("And?", 2)
     assert len(made_up["prompt"]) == 6
     assert ran.ledger.records.input_tokens == [6, 4, 6]
-    assert "texts are sent as they are" in ran.about.workload_note
+    assert "texts are sent as they are" in ran.header.workload_note
 
 
 async def test_a_chat_is_asked_for_by_messages(autojump_clock: MockClock) -> None:

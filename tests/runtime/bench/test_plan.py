@@ -17,10 +17,10 @@ from pdflow.workload.build import requests
 from pdflow_runtime.bench.asked import AskedError, BenchOptions
 from pdflow_runtime.bench.contents import FIRST_TOKEN, Contents
 from pdflow_runtime.bench.plan import plan_of
-from pdflow_runtime.bench.report import about_run
+from pdflow_runtime.bench.report import run_header
 from pdflow_runtime.bench.target import server_of
 from pdflow_sim.build import SimulationBuilder
-from pdflow_sim.run import about as simulated_about
+from pdflow_sim.run import run_header as simulated_header
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICKSTART = str(ROOT / "examples/serve-quickstart.toml")
@@ -65,8 +65,8 @@ def test_the_same_seed_gives_the_same_requests_and_another_others() -> None:
 def test_a_scenarios_requests_and_header_are_those_of_a_simulation() -> None:
     plan, scenario = plan_of(BenchOptions(scenario=QUICKSTART, seed=5)), load(QUICKSTART, seed=5)
     assert list(plan.requests()) == list(requests(scenario.workload, 5, scenario.base_dir))
-    live = about_run(BenchOptions(), plan, "tiny", (), False)
-    simulated = simulated_about(scenario, SimulationBuilder(scenario, False).build().costs, (), False)
+    live = run_header(BenchOptions(), plan, "tiny", (), False)
+    simulated = simulated_header(scenario, SimulationBuilder(scenario, False).build().costs, (), False)
     for field in ("scenario_name", "scenario_sha256", "seed", "request_rate_rps", "burstiness", "max_concurrency"):
         assert getattr(live, field) == getattr(simulated, field), field
     assert plan.ignore_eos
@@ -126,7 +126,7 @@ def test_contents_are_tokens_that_any_vocabulary_has() -> None:
         ({"scenario": QUICKSTART, "dataset_name": "random"}, "--dataset-name"),
     ],
 )
-def test_what_says_nothing_is_refused_in_one_line(flags: dict[str, Any], message: str) -> None:
+def test_options_without_a_meaning_are_refused_in_one_line(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(AskedError) as refused:
         look_at_all_of(flags)
     assert message in str(refused.value)

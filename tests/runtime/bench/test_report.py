@@ -86,8 +86,8 @@ async def test_vllms_file_has_vllms_name_and_lines_are_appended(autojump_clock: 
         ran = await run(
             port, num_prompts=3, request_rate=20.0, max_concurrency=2, model="org/name", label="try", metadata=("tp=2",)
         )
-    about = attrs.evolve(ran.about, source_date_epoch=0)
-    [path] = attrs.evolve(ran, about=about).save(BenchOptions(save_result=True, result_dir=folder))
+    header = attrs.evolve(ran.header, source_date_epoch=0)
+    [path] = attrs.evolve(ran, header=header).save(BenchOptions(save_result=True, result_dir=folder))
     assert path.name == "try-20.0qps-concurrency2-name-19700101-000000.json"
     assert "ttfts" not in read(path)
     assert read(path)["tp"] == "2"
@@ -108,7 +108,7 @@ async def test_an_interruption_keeps_what_there_is(autojump_clock: MockClock, tm
         nursery.start_soon(interrupt)
         even: dict[str, Any] = {"request_rate": 10.0, "burstiness": float("inf"), "random_output_len": 1}
         ran = await run(port, num_prompts=100, **even)
-    assert ran.about.interrupted
+    assert ran.header.interrupted
     assert ran.metrics.outcomes == {"completed": 4, "failed": 0, "cancelled": 0, "unfinished": 1}
     ran.save(BenchOptions(out=str(tmp_path)))
     assert read(tmp_path / "results.json")["pdflow"]["interrupted"]

@@ -96,7 +96,7 @@ def test_messages_that_are_of_no_request_are_timed_too() -> None:
     assert delays([Page("decode-0", 0, sent), Page("prefill-0", 0, heard)]).control_ns == [35 * US, 20 * US]
 
 
-def test_the_size_of_synthetic_kv_says_nothing() -> None:
+def test_the_size_of_synthetic_kv_is_ignored() -> None:
     pages = [page for number in range(1, 4) for page in one(number, number * 10**9, number * 100_000)]
     found = delays(pages)
     links = link_values(found, found, synthetic=True)

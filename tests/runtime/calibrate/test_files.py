@@ -44,7 +44,7 @@ def measured() -> Measured:
 DECODES_TAKE = {"prefill": 50, "decode": 10}
 
 
-def test_a_calibrated_scenario_says_what_was_measured_and_all_else_as_before(tmp_path: Path) -> None:
+def test_a_calibrated_scenario_has_the_measured_values_and_keeps_all_others(tmp_path: Path) -> None:
     before = Scenario.load(EXAMPLES / "serve-quickstart.toml")
     written = write(tmp_path / "out", before, measured(), "pdflow calibrate")
     after = Scenario.load(tmp_path / "out" / "scenario.toml")

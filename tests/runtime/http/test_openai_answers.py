@@ -159,7 +159,7 @@ def test_no_text_breaks_an_event(kind: type[CompletionAnswer] | type[ChatAnswer]
     assert choice.get("text", choice.get("delta", {}).get("content")) == text
 
 
-def test_a_stream_that_cannot_go_on_says_so() -> None:
+def test_a_stream_that_cannot_go_on_has_an_error_event() -> None:
     (event,) = events(error_event(OpenAIError(502, "gone")))
     assert event == {"error": {"message": "gone", "type": "server_error", "param": None, "code": None}}
     assert DONE == b"data: [DONE]\n\n"

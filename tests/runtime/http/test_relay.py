@@ -150,7 +150,7 @@ async def test_framing_that_a_side_lacks_is_made_anew(request_: bytes, answer: b
 
 
 @pytest.mark.trio
-async def test_an_upstream_that_says_nothing_is_502() -> None:
+async def test_an_upstream_that_sends_nothing_is_502() -> None:
     head, body, router = await relayed(b"")
     assert head.startswith(b"HTTP/1.1 502 ")
     assert json.loads(body)["error"]["type"] == "server_error"

@@ -85,8 +85,8 @@ async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str
         client = HttpClient()
         tells_first = scenario.router.first_token == "prefill"
         stores = stores_of(scenario)
-        about = (governed_of(builder), prefill, decode, method, client)
-        node = LiveRouterNode(*about, stores=stores, tells_first=tells_first)
+        node_args = (governed_of(builder), prefill, decode, method, client)
+        node = LiveRouterNode(*node_args, stores=stores, tells_first=tells_first)
         for address in addresses[:2]:
             node.members.hear(address)
         if home.store is not None:

@@ -104,7 +104,7 @@ class Held:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         raise AssertionError("a test moves what is here")
 
-    async def connect(self, peer: Address, about: bytes) -> None:
+    async def connect(self, peer: Address, description: bytes) -> None:
         """At once: nobody else's turn comes in between."""
 
     def write(

@@ -134,8 +134,8 @@ class ClosingTransport(TcpTransport):
         description = msgspec.msgpack.decode(super().describe(), type=Description)
         return msgspec.msgpack.encode(msgspec.structs.replace(description, memory=str(self._fences)))
 
-    def _hello(self, about: Description) -> AgentHello:
-        return msgspec.structs.replace(super()._hello(about), memory=about.memory)
+    def _hello(self, description: Description) -> AgentHello:
+        return msgspec.structs.replace(super()._hello(description), memory=description.memory)
 
     def _life_for(self, hello: AgentHello) -> int:
         return NOBODY if int(hello.memory) < self._void.get(hello.name, 0) else self.life

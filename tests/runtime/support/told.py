@@ -455,21 +455,21 @@ class Told:
     # Transports.
 
     async def task(self, i: int) -> None:
-        kind, number, about = self.world.space.tasks_of(self.state)[i]
+        kind, number, target = self.world.space.tasks_of(self.state)[i]
         name, nodes = self.cluster.nodes[number], self.cluster.nodes
         if kind == "handshake":
-            await self.shake(name, nodes[about])
+            await self.shake(name, nodes[target])
         elif kind == "fence":
-            self.transport(name).end_fence(nodes[about])
+            self.transport(name).end_fence(nodes[target])
         elif kind == "flush":
-            self.transport(name).end_flush(nodes[about], True)
+            self.transport(name).end_flush(nodes[target], True)
         else:
             assert kind == "word", kind
-            _, _, effect = self.world.space.operations(about)
+            _, _, effect = self.world.space.operations(target)
             word_value = self.world.components.tasks.word_value(self.state, effect)
-            says = word_value == self.world.space.judge.word_values[effect.source, effect.index]
-            assert self.stands(effect) == says, "P's memory says otherwise"
-            self.operation(about).tell_word(word_value)
+            unchanged = word_value == self.world.space.judge.word_values[effect.source, effect.index]
+            assert self.stands(effect) == unchanged, "P's memory says otherwise"
+            self.operation(target).tell_word(word_value)
 
     def stands(self, effect: ReadWord) -> bool:
         """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
@@ -481,18 +481,18 @@ class Told:
 
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
-        await node.ranks[name].meet(peer, other.ranks[peer].about(name))
+        await node.ranks[name].meet(peer, other.ranks[peer].metadata_for(name))
         node.put(node.ports[name], HandshakeEnded(peer, True, other.config.incarnation))
 
     def unreachable(self, i: int) -> None:
-        _, node, about = self.world.space.tasks_of(self.state)[i]
+        _, node, target = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[node]
         at = self.nodes[engine_of(name)]
-        at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[about], False, 0))
+        at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[target], False, 0))
 
     def flush_fails(self, i: int) -> None:
-        _, node, about = self.world.space.tasks_of(self.state)[i]
-        self.transport(self.cluster.nodes[node]).end_flush(self.cluster.nodes[about], False)
+        _, node, target = self.world.space.tasks_of(self.state)[i]
+        self.transport(self.cluster.nodes[node]).end_flush(self.cluster.nodes[target], False)
 
     def operation(self, op: int) -> Operation:
         self.take_posted()

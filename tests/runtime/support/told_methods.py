@@ -314,13 +314,13 @@ class ToldMethod(Told):
         transfers.tell(event)
 
     async def task(self, i: int) -> None:
-        kind, number, about = self.world.space.tasks_of(self.state)[i]
+        kind, number, target = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[number]
         if kind == "stop":
-            self.transfers(name).stop_now(self.world.space.operations(about)[2].op)
+            self.transfers(name).stop_now(self.world.space.operations(target)[2].op)
             return
         if kind == "fence":
-            self.transfers(name).disconnect_now(self.cluster.nodes[about])
+            self.transfers(name).disconnect_now(self.cluster.nodes[target])
         await super().task(i)
 
 

@@ -206,7 +206,7 @@ class Child:
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self._process, self._pipe = process, pipe
-        self.about = bytes.fromhex(self.next_message())
+        self.description = bytes.fromhex(self.next_message())
 
     def next_message(self) -> str:
         """What it says next. EOFError if it has ended."""

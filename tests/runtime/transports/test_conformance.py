@@ -32,7 +32,7 @@ def scrambled(agent: Agent, seed: int = 0) -> None:
     agent.memory[:] = random.Random(seed).randbytes(len(agent.memory))
 
 
-async def test_a_write_lands_where_it_says_and_nowhere_else(kind: str) -> None:
+async def test_a_write_lands_at_its_addresses_and_nowhere_else(kind: str) -> None:
     async with pair(kind) as (p, d):
         scrambled(p)
         assert await p.landed(p.write("d.r0", [(100, 5000, 300), (4096, 0, 1)], notification=b"done"))

@@ -45,7 +45,7 @@ async def test_every_notification_of_a_killed_writer_is_behind_its_bytes(kind: s
 async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
-            await p.transport.connect("d.r0", d.about)
+            await p.transport.connect("d.r0", d.description)
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             await p.ended(ops[0])
             d.send_signal(signal.SIGKILL)
@@ -58,7 +58,7 @@ async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
 async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
-            await p.transport.connect("d.r0", d.about)
+            await p.transport.connect("d.r0", d.description)
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             d.send_signal(signal.SIGKILL)
             await p.heard(PeerGone("d.r0"))
@@ -68,7 +68,7 @@ async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
 async def test_reads_of_a_killed_peer_end(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0") as p:
-            await d.transport.connect("p.r0", p.about)
+            await d.transport.connect("p.r0", p.description)
             ops = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             await d.ended(ops[0])
             p.send_signal(signal.SIGKILL)
@@ -82,7 +82,7 @@ async def test_reads_of_a_killed_peer_end(kind: str) -> None:
 async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) -> None:
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
-            await p.transport.connect("d.r0", d.about)
+            await p.transport.connect("d.r0", d.description)
             d.send_signal(signal.SIGSTOP)
             op = p.write("d.r0", [(0, 0, REGION_BYTES)])
             await trio.testing.wait_all_tasks_blocked()
@@ -97,7 +97,7 @@ async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) 
 async def test_proof_of_death_ends_a_fence_that_waits(kind: str) -> None:
     async with agents(kind, "p.r0") as (p,):
         with child(kind, "d.r0") as d:
-            await p.transport.connect("d.r0", d.about)
+            await p.transport.connect("d.r0", d.description)
             d.send_signal(signal.SIGSTOP)
             p.write("d.r0", [(0, 0, REGION_BYTES)])
             p.transport.fence("d.r0", 1)

@@ -61,9 +61,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def stranger(about: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
+def stranger(description: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
     """A stream to an agent on which nothing has been said, and what a peer would say first."""
-    described = msgspec.msgpack.decode(about, type=Description)
+    described = msgspec.msgpack.decode(description, type=Description)
     unix = described.transport == "shm"
     sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     sock.connect(described.host if unix else (described.host, described.port))
@@ -89,18 +89,18 @@ async def closed(stream: trio.SocketStream) -> bytes:
 
 
 @pytest.mark.trio
-async def test_strangers_who_say_nothing_keep_no_peer_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_pending_connections_do_not_keep_peers_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever held all places was waited for, and every peer hung up on."""
     monkeypatch.setattr(host, "GREETING_S", 3600)
     monkeypatch.setattr(host, "MAX_STRANGERS", 4)
     async with agents(kind, "p.r0", "d.r0") as (p, d):
-        about = d.transport.describe()
+        description = d.transport.describe()
         with ExitStack() as held:
-            silent = [held.enter_context(stranger(about))[1] for _ in range(4)]
-            await p.transport.connect("d.r0", about)
+            silent = [held.enter_context(stranger(description))[1] for _ in range(4)]
+            await p.transport.connect("d.r0", description)
             assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
             assert await closed(silent[0]) == b""
-            silent += [held.enter_context(stranger(about))[1] for _ in range(5)]
+            silent += [held.enter_context(stranger(description))[1] for _ in range(5)]
             for stream in silent[1:5]:
                 assert await closed(stream) == b""
             assert await p.ended(p.write("d.r0", [(0, 0, 8)])), "who has said who it is gives way to nobody"
@@ -210,13 +210,13 @@ async def test_a_stream_that_ends_within_a_message_leaves_no_notification(kind: 
 
 
 @asynccontextmanager
-async def nonsense(x: Agent, says: bytes) -> AsyncIterator[bytes]:
+async def nonsense(x: Agent, reply: bytes) -> AsyncIterator[bytes]:
     """A description that leads, instead of to this agent, to a host that welcomes everybody and then says this."""
 
     async def host(stream: trio.SocketStream) -> None:
         async with stream:
             await stream.receive_some()
-            await stream.send_all(frame(Welcome()) + says)
+            await stream.send_all(frame(Welcome()) + reply)
             while await stream.receive_some():
                 pass
 
@@ -237,11 +237,11 @@ async def nonsense(x: Agent, says: bytes) -> AsyncIterator[bytes]:
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    "says", [b"\xff\xff\xff\xff", frame(Write(1, 1, ONE, b"n")), frame(Welcome()), b"\0\0\0\1\x90"]
+    "reply", [b"\xff\xff\xff\xff", frame(Write(1, 1, ONE, b"n")), frame(Welcome()), b"\0\0\0\1\x90"]
 )
-async def test_a_host_that_answers_nonsense_is_left(kind: str, says: bytes) -> None:
-    async with agents(kind, "d.r0", "x.r0") as (d, x), nonsense(x, says) as about:
-        await d.transport.connect("x.r0", about)
+async def test_a_host_that_answers_nonsense_is_left(kind: str, reply: bytes) -> None:
+    async with agents(kind, "d.r0", "x.r0") as (d, x), nonsense(x, reply) as description:
+        await d.transport.connect("x.r0", description)
         assert not await d.ended(d.write("x.r0", [(0, 0, 8)]))
         await d.heard(PeerGone("x.r0"))
         assert untouched(d)
@@ -249,7 +249,7 @@ async def test_a_host_that_answers_nonsense_is_left(kind: str, says: bytes) -> N
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    "about",
+    "description",
     [
         b"",
         b"\xc1",
@@ -264,10 +264,10 @@ async def test_a_host_that_answers_nonsense_is_left(kind: str, says: bytes) -> N
         msgspec.msgpack.encode(Description("shm", 1, bytes(16), "/dev/shm/pdflow-1-0123456789abcdef.sock", 0, "", 1)),
     ],
 )
-async def test_a_description_of_nobody_is_one_sentence(kind: str, about: bytes) -> None:
+async def test_a_description_of_nobody_is_one_sentence(kind: str, description: bytes) -> None:
     async with agents(kind, "d.r0") as (d,):
         with pytest.raises(TransportError) as caught:
-            await d.transport.connect("x.r0", about)
+            await d.transport.connect("x.r0", description)
         assert "x.r0" in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -282,8 +282,8 @@ async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
             await stream.send_all(frame(hello) + b"".join(frame(ReadRequest(op, ONE)) for op in range(5)))
             await closed(stream)
         assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text
-        async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as about:
-            await d.transport.connect("x.r0", about)
+        async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as description:
+            await d.transport.connect("x.r0", description)
             await d.heard(PeerGone("x.r0"))
         assert "the stream to x.r0 is closed: 4 bodies wait" in caplog.text
 

@@ -94,7 +94,7 @@ def test_bodies_are_split_into_full_buffers(lengths: list[int]) -> None:
             at += size
 
 
-def test_it_says_which_it_is() -> None:
+def test_the_name_shows_which_library_is_used() -> None:
     transport = NcclTransport("p.r0", lambda event: None, library=StandIn())
     assert transport.label == "p.r0 (nccl stand-in)"
     assert transport.name == "nccl stand-in"
@@ -172,7 +172,7 @@ async def test_two_ranks_on_two_gpus_write_and_read() -> None:
         with child("nccl on GPUs", "p.r0", d.transport.describe().hex(), env={"CUDA_VISIBLE_DEVICES": "1"}) as p:
             await d.heard(NotificationArrived("p.r0", b"whole"))
             assert bytes(d.memory) == b"\x01" * REGION_BYTES
-            await d.transport.connect("p.r0", p.about)
+            await d.transport.connect("p.r0", p.description)
             d.memory[:] = bytes(REGION_BYTES)
             d.transport.fence("p.r0", 1)
             await d.heard(Fenced("p.r0"))

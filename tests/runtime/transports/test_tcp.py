@@ -19,8 +19,8 @@ from tests.runtime.transports.agents import REGION_BYTES, agents, untouched
 class Middlebox:
     """Passes on what a writer sends to a target, for as long as it likes; what has passed, the target has to read."""
 
-    def __init__(self, about: bytes) -> None:
-        self._target = msgspec.msgpack.decode(about, type=Description)
+    def __init__(self, description: bytes) -> None:
+        self._target = msgspec.msgpack.decode(description, type=Description)
         self.limit = REGION_BYTES // 2
         self.streams: list[tuple[trio.SocketStream, trio.SocketStream]] = []
         self.open = True
@@ -88,8 +88,8 @@ async def test_a_reset_is_no_proof_that_the_target_has_closed() -> None:
 async def test_a_new_connection_is_proof_as_well() -> None:
     async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         box = Middlebox(d.transport.describe())
-        about = await nursery.start(box.run)
-        await p.transport.connect("d.r0", about)
+        description = await nursery.start(box.run)
+        await p.transport.connect("d.r0", description)
         p.write("d.r0", [(0, 0, REGION_BYTES)])
         while len(box.streams) == 0:
             await trio.lowlevel.checkpoint()
@@ -99,7 +99,7 @@ async def test_a_new_connection_is_proof_as_well() -> None:
         p.transport.fence("d.r0", 1)
         box.open = True
         box.limit = 1 << 60
-        await p.transport.connect("d.r0", about)
+        await p.transport.connect("d.r0", description)
         await p.heard(Fenced("d.r0"))
         assert await p.ended(p.write("d.r0", [(0, 0, 8)], generation=2))
         nursery.cancel_scope.cancel()

@@ -219,13 +219,15 @@ class NcclTransport(AskingAgent):
     def label(self) -> str:
         return f"{self.me} ({self.name})"
 
-    def _hello(self, about: Description) -> AgentHello:
+    def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
         ident = bytes(self._library.ncclGetUniqueId().internal)
-        return AgentHello(VERSION, self.me, self.life, about.life, about.token, "", self._memory.nbytes, 0, ident)
+        return AgentHello(
+            VERSION, self.me, self.life, description.life, description.token, "", self._memory.nbytes, 0, ident
+        )
 
-    def _reach(self, about: Description, hello: AgentHello) -> Bodies:
-        return self._bodies(about.nbytes, hello.agent, 0)
+    def _reach(self, description: Description, hello: AgentHello) -> Bodies:
+        return self._bodies(description.nbytes, hello.agent, 0)
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Bodies:
         tune(sock)

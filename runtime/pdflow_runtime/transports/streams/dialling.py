@@ -29,10 +29,10 @@ async def open_stream(
     dial: Callable[[Description], Awaitable[socket.socket]],
     transport: str,
     peer: Address,
-    about: Description,
+    description: Description,
     hello: AgentHello,
 ) -> SocketStream:
-    """A stream to the agent that described itself as `about`, on which it has answered `hello`.
+    """A stream to the agent that described itself as `description`, on which it has answered `hello`.
 
     Args: `dial` connects a socket; `transport` names it, for people. Raises AgentGoneError, or another TransportError.
     """
@@ -41,14 +41,14 @@ async def open_stream(
     why = f"no answer within {GREETING_S:g} s"
     try:
         with trio.move_on_after(GREETING_S):
-            stream = SocketStream(await dial(about))
+            stream = SocketStream(await dial(description))
             stream.post(OutgoingMessage(frame(hello)))
             answer = await stream.message(MAX_HELLO_BYTES)
             if isinstance(answer, Welcome):
                 welcomed, stream = stream, None
                 return welcomed
             why = "it does not answer as a peer does"
-            if isinstance(answer, ConnectionRefused) and answer.life != about.life:
+            if isinstance(answer, ConnectionRefused) and answer.life != description.life:
                 problem, why = AgentGoneError, "another agent is there now"
     except ConnectionRefusedError:
         problem, why = AgentGoneError, "nobody listens there"
@@ -57,5 +57,5 @@ async def open_stream(
     finally:
         if stream is not None:
             stream.close()
-    where = f"{about.host}:{about.port}" if about.port else about.host
+    where = f"{description.host}:{description.port}" if description.port else description.host
     raise problem(f"{peer} cannot be reached over {transport} at {where}: {why}")

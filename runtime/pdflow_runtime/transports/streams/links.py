@@ -28,8 +28,8 @@ class AgentLink:
     """Our stream to one peer."""
 
     __slots__ = (
-        "about",
         "bell",
+        "description",
         "lost",
         "motions",
         "open",
@@ -41,9 +41,9 @@ class AgentLink:
         "writes",
     )
 
-    def __init__(self, peer: Address, about: Description, stream: SocketStream, remote: Remote | None) -> None:
+    def __init__(self, peer: Address, description: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
-        self.about: Final = about
+        self.description: Final = description
         self.stream: Final = stream
         self.remote: Final = remote
         """The peer's memory, where it can be mapped."""

@@ -166,8 +166,8 @@ def parse(body: bytes | bytearray | memoryview) -> Message | Malformed:
     return unpack(_decoder, memoryview(body))
 
 
-def parse_description(about: bytes) -> Description | Malformed:
-    found = unpack(_descriptions, about)
+def parse_description(description: bytes) -> Description | Malformed:
+    found = unpack(_descriptions, description)
     if isinstance(found, Description):
         named = all(len(t) <= MAX_NAME_BYTES and t.isprintable() for t in (found.transport, found.host, found.memory))
         if len(found.token) != TOKEN_BYTES or not named or found.nbytes < 0 or not 0 <= found.port < 1 << 16:

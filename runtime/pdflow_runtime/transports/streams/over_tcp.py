@@ -28,19 +28,19 @@ LAST_AGAIN_S: Final = 1.0
 
 
 class TcpStreams(StreamAgent):
-    async def _dial(self, about: Description) -> socket.socket:
-        return await dialled(about.host, about.port)
+    async def _dial(self, description: Description) -> socket.socket:
+        return await dialled(description.host, description.port)
 
     async def _learn_of_end(self, link: AgentLink) -> None:
         """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
         pause_s = FIRST_AGAIN_S
         while link in self._closing:
             async with self._connecting.setdefault(link.peer, trio.Lock()):
-                if self._reached(link.peer, link.about.life):
+                if self._reached(link.peer, link.description.life):
                     return
                 try:
-                    hello = self._hello(link.about)
-                    stream = await open_stream(self._dial, self.name, link.peer, link.about, hello)
+                    hello = self._hello(link.description)
+                    stream = await open_stream(self._dial, self.name, link.peer, link.description, hello)
                 except AgentGoneError:
                     return
                 except TransportError as error:

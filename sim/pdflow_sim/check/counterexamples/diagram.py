@@ -59,7 +59,7 @@ def collect(counterexample: CounterexampleFile) -> Diagram:
         if stride.move is None:
             recorder.skip(stride.name)
         elif stride.broken is not None:
-            recorder.say(Style.BROKEN, recorder.judged, str(stride.broken))
+            recorder.add_line(Style.BROKEN, recorder.judged, str(stride.broken))
         elif stride.after is not None:
             state = stride.after
     lines = tuple(recorder.lines)
@@ -96,16 +96,16 @@ class DiagramRecorder:
         self.judged: Address = CLIENT
         """At whom the judge has looked last."""
 
-    def say(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
+    def add_line(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
         self.lines.append(Line(style, at, text, to, number))
 
     def skip(self, name: str) -> None:
         self.number += 1
-        self.say(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", self.last, self.number)
+        self.add_line(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", self.last, self.number)
 
     def start(self) -> State:
         for request_id in () if self.space.scope.attempts else self.space.cluster.requests:
-            self.say(Style.TOLD, CLIENT, f"request {request_id}", ROUTER)
+            self.add_line(Style.TOLD, CLIENT, f"request {request_id}", ROUTER)
         return self.turns.start()
 
     def moves(self, state: State) -> list[Move]:
@@ -114,11 +114,11 @@ class DiagramRecorder:
     def apply(self, state: State, move: Move) -> State:
         self.number += 1
         style, at, to = MOVES.get(move[0], somewhere)(self.world, state, move)
-        self.say(style, at, names.name(self.world, state, move), to, self.number)
+        self.add_line(style, at, names.name(self.world, state, move), to, self.number)
         space, lost_by = self.space, self.components.lost_by.get(move[0])
         for link in () if lost_by is None else lost_by(state, move):
             for frame in space.chans.values[state[space.first_link + link]]:
-                self.say(Style.LOST, WIRE, named(space.frames.values[frame]), space.cluster.links[link][1])
+                self.add_line(Style.LOST, WIRE, named(space.frames.values[frame]), space.cluster.links[link][1])
         return self.world.apply(state, move)
 
     def judging(self, node: Address) -> None:
@@ -126,11 +126,11 @@ class DiagramRecorder:
 
     def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
         if type(event) in EVENTS and not (self.space.scope.attempts and type(event) in OF_ROUTER):
-            self.say(*EVENTS[type(event)](node, event))
+            self.add_line(*EVENTS[type(event)](node, event))
         for text in phases(before, after):
-            self.say(Style.PHASE, node, text)
+            self.add_line(Style.PHASE, node, text)
         for effect in effects:
             style, at, text, *to = EFFECTS.get(type(effect), something)(node, effect)
             if node in self.space.cluster.orphans and type(effect) in HEARD:
                 style, to = Style.LOST, [WIRE]
-            self.say(style, at, text, *to)
+            self.add_line(style, at, text, *to)

@@ -14,7 +14,7 @@ from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
-from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS
+from pdflow_sim.check.state.shadow_state import OPERATION_TASKS
 from pdflow_sim.check.state.space import State, StateSpace
 
 
@@ -48,11 +48,11 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"restart {cluster.engines[move[1]]}, and its ranks live on"
     if verb == "timer":
         timer = space.armed[state[move[1]]][move[2]]
-        return f"timer {timer.kind.name} {_about(timer.key)} at {cluster.nodes[move[1]]}"
+        return f"timer {timer.kind.name} {_key_text(timer.key)} at {cluster.nodes[move[1]]}"
     if verb in ("task", "unreachable", "flush fails"):
-        kind, node, about = space.tasks_of(state)[move[1]]
-        ends = f"{cluster.nodes[node]} -> {cluster.nodes[about]}" if kind not in ABOUT_OPERATIONS else ""
-        what = ends or _operation(space, about)
+        kind, node, target = space.tasks_of(state)[move[1]]
+        ends = f"{cluster.nodes[node]} -> {cluster.nodes[target]}" if kind not in OPERATION_TASKS else ""
+        what = ends or _operation(space, target)
         return f"{kind if verb == 'task' else verb} {what}"
     op, flags = space.ops_of(state)[move[1]]
     pieces = world.components.operations.piece(state, flags, move) if verb in ("read", "land") else ""
@@ -77,16 +77,16 @@ def _frame(space: StateSpace, link: int, frame: int) -> str:
 def _operation(space: StateSpace, op: int) -> str:
     node, life, effect = space.operations(op)
     again = f" of life {life + 1}" if life else ""
-    return f"{type(effect).__name__} {_about(effect.op)} by {node}{again}"
+    return f"{type(effect).__name__} {_key_text(effect.op)} by {node}{again}"
 
 
 def subject(message: Any) -> str:
     """What a frame, or an event between endpoints, is about, and what it says of that."""
     if isinstance(message, Sync):
         interest = f" wanting {_list(message.interest)}" if message.interest else ""
-        return f"#{message.seq} {_list(map(_about, message.open))}{interest}{_floor(message)}"
+        return f"#{message.seq} {_list(map(_key_text, message.open))}{interest}{_floor(message)}"
     if isinstance(message, SyncReply):
-        return f"#{message.seq} {_list(f'{_about(item.reg)} {_says(item)}' for item in message.items)}"
+        return f"#{message.seq} {_list(f'{_key_text(item.reg)} {_verdicts(item)}' for item in message.items)}"
     if isinstance(message, Heartbeat):
         return _list(message.request_ids)
     if isinstance(message, FrameOrdered):
@@ -94,7 +94,7 @@ def subject(message: Any) -> str:
     for field in ("reg", "op", "request_id", "xid", "peer", "engine"):
         value = getattr(message, field, None)
         if value is not None:
-            return f"{_about(value)} {_says(message)}".rstrip() + _floor(message)
+            return f"{_key_text(value)} {_verdicts(message)}".rstrip() + _floor(message)
     return ""
 
 
@@ -109,16 +109,16 @@ def _list(items: Iterable[str]) -> str:
     return ", ".join(sorted(items)) or "nothing"
 
 
-def _says(message: Any) -> str:
+def _verdicts(message: Any) -> str:
     """Its verdicts, as words."""
     values = (getattr(message, field) for field in type(message).__struct_fields__)
     terms = [value.name for value in values if isinstance(value, IntEnum)]
     return " ".join([*terms, "flushed"] if getattr(message, "flushed", False) else terms)
 
 
-def _about(key: Any) -> str:
+def _key_text(key: Any) -> str:
     if isinstance(key, Op):
-        return f"{_about(key.reg)} r{key.p_rank}->r{key.d_rank}"
+        return f"{_key_text(key.reg)} r{key.p_rank}->r{key.d_rank}"
     if isinstance(key, Reg):
         return key.request_id
     return str(key)

@@ -23,11 +23,11 @@ class Acts(DataPathWorld):
 
     def after(self, move: Move) -> Acts:
         """Raises Broken."""
-        verb, about, i = move
+        verb, subject, i = move
         other = self.fork()
         act: Callable[..., None] = getattr(other, verb)
         try:
-            act(about, i)
+            act(subject, i)
             other.settle()
         except Violation as broken:
             broken.action = other.action

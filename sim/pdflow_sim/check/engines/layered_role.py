@@ -130,8 +130,8 @@ class LayeredPrefillRole(PrefillRole):
             assert event.allocation == staged, f"{event.xid} is in other blocks"
         return msgspec.structs.replace(event, allocation=staged)
 
-    def says(self, told: list[Any]) -> list[Any]:
-        emitted = super().says(told)
+    def shadow_events(self, told: list[Any]) -> list[Any]:
+        emitted = super().shadow_events(told)
         return [*emitted, WaitsForRoom()] if self.staging is not None and self.staging.waiting else emitted
 
     # The engine.

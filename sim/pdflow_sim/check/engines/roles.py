@@ -201,7 +201,7 @@ class Role:
             core.feed(port, RequestedEffects(event), now)
         self.handled(core)
         told = [self.as_told(event) for event in heard.told]
-        return (*(Tell(self.engine, event) for event in told), *emitted, *self.says(told))
+        return (*(Tell(self.engine, event) for event in told), *emitted, *self.shadow_events(told))
 
     # What subclasses say.
 
@@ -209,7 +209,7 @@ class Role:
         """What the protocol is told, with allocations under the names that they have in this world."""
         return event
 
-    def says(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, told: list[Any]) -> list[Any]:
         """What the judge is to know besides, when an event has been handled and this is told."""
         return []
 
@@ -375,7 +375,7 @@ class PrefillRole(Role):
         del self.seqs[move.handle]
         core.feed(core.role, PrefillFailed(move.handle), 0)
 
-    def says(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, told: list[Any]) -> list[Any]:
         emitted: list[Any] = []
         for event in told:
             if isinstance(event, (PrefillBegun, PrefillFinished)):

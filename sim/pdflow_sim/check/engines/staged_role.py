@@ -100,7 +100,7 @@ class StagedDecodeRole(DecodeRole):
         assert holder(self.staging, event.allocation) == event.request_id, f"{event.request_id} has no room there"
         return msgspec.structs.replace(event, allocation=self.plan.staged[event.request_id])
 
-    def says(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, told: list[Any]) -> list[Any]:
         return [WaitsForRoom()] if self.staging.waiting and not self.asked else []
 
     # The engine.

@@ -100,7 +100,7 @@ class Deaths:
         for rank, node in orphans.items():
             draft[cluster.at[node]] = space.endpoint(node, space.body(draft, rank))
         moved = {cluster.at[rank]: cluster.at[node] for rank, node in orphans.items()}
-        tasks = ((kind, moved.get(node, node), about) for kind, node, about in space.tasks_of(draft))
+        tasks = ((kind, moved.get(node, node), target) for kind, node, target in space.tasks_of(draft))
         draft[space.task] = space.tasks.of(tuple(sorted(tasks)))
         space.put_ops(draft, [(self._theirs(op, orphans), flags) for op, flags in space.ops_of(draft)])
         self.start_again(draft, move[1])

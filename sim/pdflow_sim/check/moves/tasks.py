@@ -41,8 +41,8 @@ class Tasks:
 
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
-        for i, (kind, node, about) in enumerate(self.space.tasks_of(state)):
-            if kind != "flush" or self.operations.flushed(state, node, about):
+        for i, (kind, node, target) in enumerate(self.space.tasks_of(state)):
+            if kind != "flush" or self.operations.flushed(state, node, target):
                 yield ("task", i)
             if kind == "handshake" and left[FaultKind.UNREACHABLE]:
                 yield ("unreachable", i)
@@ -50,8 +50,8 @@ class Tasks:
                 yield ("flush fails", i)
 
     def end(self, draft: Draft, move: Move) -> None:
-        kind, node, about = self.space.take_task(draft, move[1])
-        self.ends[kind](draft, node, about)
+        kind, node, target = self.space.take_task(draft, move[1])
+        self.ends[kind](draft, node, target)
 
     def connected(self, draft: Draft, node: int, peer: int) -> None:
         name, to = self.cluster.nodes[node], self.cluster.nodes[peer]

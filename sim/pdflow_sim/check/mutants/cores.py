@@ -60,7 +60,7 @@ def _decodes_at_once(self: Landing, request: DecodeRequest, staged: Allocation, 
 _admit = Landing.admit
 
 
-def _says_nothing(self: DecodeCore, event: PrefillReported) -> None:
+def _ignores_prefill_report(self: DecodeCore, event: PrefillReported) -> None:
     del event
 
 
@@ -145,7 +145,7 @@ CORES = (
         name="prefill-report-is-lost",
         drops="vllm-compat's D is told how the prefill leg ended. It would wait for a prompt that failed.",
         source="issue 16: the heard answer",
-        patches=(Swap(DecodeCore._prefill_reported, _says_nothing),),
+        patches=(Swap(DecodeCore._prefill_reported, _ignores_prefill_report),),
         scope=Scope(dialect=VLLM_COMPAT, prefill_abort=1),
         breaks="L",
     ),

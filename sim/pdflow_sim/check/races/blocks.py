@@ -54,7 +54,7 @@ SOURCE = (
         scope=Scope(pulls=True, horizon=5, skew=5, abort=0),
         points=(at.read_too_late,),
         stock=Breaks("S2", 11),
-        compat=told_by("test_stock_source.py::test_r04_read_longer_than_the_lease", says="it goes by D's own clock"),
+        compat=told_by("test_stock_source.py::test_r04_read_longer_than_the_lease", note="it goes by D's own clock"),
         strict=Passes(Scope(pulls=True, abort=0)),
     ),
     Race(
@@ -73,7 +73,7 @@ SOURCE = (
         name="lease_clock_epoch",
         line="Scheduler and worker compare clocks of different machines.",
         source="#50326, merged",
-        stock=told_by("test_cells.py::test_only_differences_of_time_count", says="mended in 0.32.0"),
+        stock=told_by("test_cells.py::test_only_differences_of_time_count", note="mended in 0.32.0"),
         compat=told_by("test_cells.py::test_only_differences_of_time_count"),
         strict=told_by("test_cells.py::test_only_differences_of_time_count"),
     ),
@@ -106,7 +106,7 @@ SOURCE = (
         points=(at.admitted_too_late,),
         stock=Breaks("S2", 11),
         compat=told_by(
-            "test_stock_source.py::test_r09_a_step_of_d_longer_than_the_lease", says="it goes by D's own clock"
+            "test_stock_source.py::test_r09_a_step_of_d_longer_than_the_lease", note="it goes by D's own clock"
         ),
         strict=Passes(Scope(pulls=True, abort=0)),
     ),

@@ -97,7 +97,7 @@ RESTART = (
         stock=told_by(
             "test_stock_names.py::test_r46_d_starts_again_with_the_same_id",
             "test_stock_names.py::test_r46_what_the_old_life_registered",
-            says="breaks S8; in the explored world a dead process's addresses lead nowhere",
+            note="breaks S8; in the explored world a dead process's addresses lead nowhere",
         ),
         compat=Passes(),
         strict=Passes(),
@@ -146,7 +146,7 @@ OUTCOMES = (
         source="#58188, merged",
         scope=Scope(clocks=False, abort=0),
         points=(at.write_ends_well,),
-        stock=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", says="mended in 0.32.0"),
+        stock=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", note="mended in 0.32.0"),
         compat=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves"),
         strict=Passes(),
     ),
@@ -165,7 +165,7 @@ OUTCOMES = (
         line="Wrong region, offset or trim: bytes land where others belong.",
         source="#57661, #48758, #53903",
         stock=told_by(
-            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", says="mended in 0.32.0"
+            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", note="mended in 0.32.0"
         ),
         compat=told_by("tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing"),
         strict=told_by(

@@ -77,7 +77,7 @@ def _outcome_text(race: Race, dialect: str, found: RaceOutcome) -> str:
         return f"not modelled, {shown.why}"
     if isinstance(shown, ToldBy):
         tests = ", ".join(f"`{test}`" for test in shown.tests)
-        return f"{shown.says}; {tests}" if shown.says else tests
+        return f"{shown.note}; {tests}" if shown.note else tests
     assert isinstance(shown, SEARCHED)
     why = getattr(shown, "why", "")
     if race.own_world:

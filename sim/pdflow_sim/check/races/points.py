@@ -28,8 +28,8 @@ from pdflow_sim.check.state.space import State, StateSpace
 Judged: TypeAlias = Callable[[StateSpace, State, Move], bool]
 
 
-def point(says: str) -> Callable[[Judged], Point]:
-    return lambda at: Point(says, at)
+def point(description: str) -> Callable[[Judged], Point]:
+    return lambda at: Point(description, at)
 
 
 # What a move is about.

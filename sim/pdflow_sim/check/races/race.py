@@ -26,7 +26,7 @@ from pdflow_sim.check.state.space import State, StateSpace
 class Point:
     """A move in a state: the moment at which a race is won or lost."""
 
-    says: str
+    description: str
     at: Callable[[StateSpace, State, Move], bool]
 
 
@@ -68,7 +68,7 @@ class ToldBy:
     """Told by tests, "path::name": it needs something that the explored world does not have."""
 
     tests: tuple[str, ...]
-    says: str = ""
+    note: str = ""
     """What comes of it, and why it is not searched."""
 
 
@@ -114,6 +114,6 @@ class Race:
         return attrs.evolve(scope, dialect=dialect)
 
 
-def told_by(*tests: str, says: str = "") -> ToldBy:
+def told_by(*tests: str, note: str = "") -> ToldBy:
     """Of tests/protocol, unless they say otherwise."""
-    return ToldBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), says)
+    return ToldBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), note)

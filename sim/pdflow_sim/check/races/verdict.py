@@ -132,8 +132,8 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
 
 def _tested(shown: ToldBy) -> RaceOutcome:
     """That they are there, and pass, is for them to say."""
-    says = f"{shown.says}; " if shown.says else ""
-    return RaceOutcome(summary=f"{says}told by a test", ok=True, where=" ".join(shown.tests))
+    note = f"{shown.note}; " if shown.note else ""
+    return RaceOutcome(summary=f"{note}told by a test", ok=True, where=" ".join(shown.tests))
 
 
 def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:

@@ -13,7 +13,7 @@ import msgspec
 
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS
+from pdflow_sim.check.state.shadow_state import OPERATION_TASKS
 from pdflow_sim.check.state.space import State
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -46,8 +46,8 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
         ],
         "late": _sorted([*links[link], frames[frame]] for link, frame in space.bags.values[state[space.bag]]),
         "tasks": _sorted(
-            [kind, nodes[node], space.judge.operations.values[about] if kind in ABOUT_OPERATIONS else nodes[about]]
-            for kind, node, about in space.tasks_of(state)
+            [kind, nodes[node], space.judge.operations.values[target] if kind in OPERATION_TASKS else nodes[target]]
+            for kind, node, target in space.tasks_of(state)
         ),
         "operations": _sorted(
             [*space.judge.operations.values[op], world.components.operations.by_value(flags)]

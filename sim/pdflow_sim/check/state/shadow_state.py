@@ -87,7 +87,7 @@ INITIAL_WORD = 1 << 32
 """What a lease word is as long as nobody has bumped it."""
 PIECE = 7
 """Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
-ABOUT_OPERATIONS = ("word", "stop")
+OPERATION_TASKS = ("word", "stop")
 """Tasks that are about an operation, not about a peer."""
 AGE = PIECE + 6
 """Above them: for how many ticks of its engine's clock it has been under way."""

@@ -26,7 +26,7 @@ from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from pdflow_sim.check.engines.roles import address_of
 from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, ScopeCluster
-from pdflow_sim.check.state.shadow_state import ABOUT_OPERATIONS, INITIAL_WORD, ShadowState
+from pdflow_sim.check.state.shadow_state import INITIAL_WORD, OPERATION_TASKS, ShadowState
 from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
@@ -236,8 +236,8 @@ class Slots:
     def _tasks(self, number: int) -> int:
         tasks = self.space.tasks
         renamed = (
-            (kind, self.node[node], self.operation[about] if kind in ABOUT_OPERATIONS else self.node[about])
-            for kind, node, about in tasks.values[number]
+            (kind, self.node[node], self.operation[target] if kind in OPERATION_TASKS else self.node[target])
+            for kind, node, target in tasks.values[number]
         )
         return tasks.of(tuple(sorted(renamed)))
 

@@ -182,7 +182,7 @@ class TurnRunner:
             for effect in effects:
                 kind = type(effect)
                 if kind is Tell:
-                    if _says_all(effect.event):
+                    if _is_sync(effect.event):
                         batch.append((node, effect, what))
                     if not lagging:
                         queue.append(self.events.of((cluster.at[effect.to], effect.event)))
@@ -279,7 +279,7 @@ def _forgets_former_life(node: Address, before: Any, after: Any, event: Any, eff
         raise Broken("S8", f"a frame of the life before makes {node} act, though {event.peer} has shown another")
 
 
-def _says_all(told: Any) -> bool:
+def _is_sync(told: Any) -> bool:
     """Whether it is the order of a SYNC, whose lists the ghosts know."""
     return isinstance(told, FrameOrdered) and isinstance(told.message, Sync)
 
