@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--ranges", type=int, default=7)
     given = parser.parse_args()
     mutants = [mutant for mutant in MUTANTS.values() if mutant.breaks and given.only in mutant.name]
-    met = 0
+    caught = 0
     for mutant in mutants:
         if mutant.scope.horizon:
             print(f"{mutant.name:36} not walked for: it rests on clocks", flush=True)
@@ -53,10 +53,10 @@ def main() -> None:
         runs = taken(mutant, given.ranges)
         short = len(runs) < given.ranges
         middle = NEVER if short else median(runs)
-        met += middle < NEVER
+        caught += middle < NEVER
         span = "" if short else f"   {format_runs(min(runs))} to {format_runs(max(runs))}"
         print(f"{mutant.name:36} {format_runs(middle):>12}{span}", flush=True)
-    print(f"{met} of {len(mutants)} within {RUNS:,} runs ({met / len(mutants):.0%})")
+    print(f"{caught} of {len(mutants)} within {RUNS:,} runs ({caught / len(mutants):.0%})")
 
 
 if __name__ == "__main__":

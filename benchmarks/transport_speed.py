@@ -66,11 +66,11 @@ class Writer:
     def __init__(self, kind: str, name: str, nbytes: int) -> None:
         self.ended: set[int] = set()
         self._news = trio.Event()
-        self.transport = KINDS[kind](name, self._tell)
+        self.transport = KINDS[kind](name, self._on_event)
         self.memory = self.transport.allocate(nbytes)
         self._last = 0
 
-    def _tell(self, event: TransportEvent) -> None:
+    def _on_event(self, event: TransportEvent) -> None:
         if isinstance(event, Ended):
             assert event.ok
             self.ended.add(event.op)

@@ -179,9 +179,9 @@ def at_load(cluster: Served, calibrated: Scenario, load: float, requests: int, f
     again = rows(played(cluster, file, folder / f"again-{load:g}"), edited.resolved).records
     own = folder / f"own-{load:g}"
     write(own, edited, measured_of(scenario, pages, 0), "benchmarks.twin")
-    same = as_it_came(live, folder / f"live-{load:g}.csv")
+    same = replayed_workload(live, folder / f"live-{load:g}.csv")
     half_step = costs[scenario.pools[-1].name].decode_step_ps(1, 500) / PS_PER_S / 2
-    shifted = as_it_came(live, folder / f"shifted-{load:g}.csv", half_step)
+    shifted = replayed_workload(live, folder / f"shifted-{load:g}.csv", half_step)
     simulated = simulate(edited.with_({"workload": same})).records
     print(f"\nload {load:.0%}: {requests} requests, {rate:g} per second")
     return report(
@@ -192,12 +192,14 @@ def at_load(cluster: Served, calibrated: Scenario, load: float, requests: int, f
     )
 
 
-def as_it_came(live: Records, file: Path, later_s: float = 0.0) -> dict[str, Any]:
+def replayed_workload(live: Records, file: Path, later_s: float = 0.0) -> dict[str, Any]:
     """A [workload] of the same requests, at the instants at which they reached the router; every other one later, but
     not behind the next."""
-    came = [arrival / 1e9 for arrival in live.arrival_ns]
-    came[1::2] = [min(at + later_s, after) for at, after in zip(came[1::2], [*came[2::2], inf], strict=False)]
-    rows = zip(came, live.input_tokens, live.output_tokens, strict=True)
+    arrivals_s = [arrival / 1e9 for arrival in live.arrival_ns]
+    arrivals_s[1::2] = [
+        min(at + later_s, after) for at, after in zip(arrivals_s[1::2], [*arrivals_s[2::2], inf], strict=False)
+    ]
+    rows = zip(arrivals_s, live.input_tokens, live.output_tokens, strict=True)
     lines = (f"{at:.9f},{prompt},{answer}" for at, prompt, answer in rows)
     file.write_text("\n".join(("at,prompt,answer", *lines)) + "\n")
     columns = {"arrival_s": "at", "input_tokens": "prompt", "output_tokens": "answer"}
@@ -249,17 +251,17 @@ def report(twin: dict[str, Row], own: dict[str, Row], again: dict[str, Row], cha
     """Print it; whether the aim is met."""
     heads = "".join(f"{head:>8}" for head in ("own", "again", "chance"))
     print(f"  {'':<13}{'share':>7}{'live p50':>10}{'sim p50':>9}{'error':>8}{'of':>5}{heads}")
-    met = True
+    in_aim = True
     for name, row in twin.items():
         aim = P99_AIM if name == "p99 TTFT" else STAGE_AIM if name in STAGES and row.share >= JUDGED else None
         verdict = "" if aim is None else "ok" if row.error <= aim else "NOT MET"
-        met = met and verdict != "NOT MET"
+        in_aim = in_aim and verdict != "NOT MET"
         others = "".join(f"{run[name].error if name in run else 0.0:>8.1%}" for run in (own, again, chance))
         print(
             f"  {name:<13}{row.share:>7.1%}{row.p50_ms:>10.2f}{row.other_p50_ms:>9.2f}{row.error:>8.1%}{row.counts:>5}"
             f"{others}  {verdict}"
         )
-    return met
+    return in_aim
 
 
 if __name__ == "__main__":

@@ -352,7 +352,7 @@ def life() -> Iterator[str]:
 def short(body: Mapping[str, Any]) -> str:
     """A value in a few words: its class, and whom it is for or what it carries."""
     kind = str(body["type"])
-    if kind == "Tell":
+    if kind == "SendLocal":
         return f"{body['to']}: {short(body['event'])}"
     for carried in ("message", "notification"):
         if isinstance(body.get(carried), dict):

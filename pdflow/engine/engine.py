@@ -57,9 +57,9 @@ class Engine:
         "_delta_ps",
         "_end_ps",
         "_first_ps",
-        "_heard_first",
-        "_heard_last",
+        "_first_unseen",
         "_known_ns",
+        "_last_unseen",
         "_log",
         "_only_room",
         "_planned_end_ps",
@@ -100,8 +100,8 @@ class Engine:
         self._known_ns = 0
         # The earliest and the latest thing that the running segment does not know of yet, and whether all of them
         # only made room, or came to ask for it.
-        self._heard_first: int | None = None
-        self._heard_last = -1
+        self._first_unseen: int | None = None
+        self._last_unseen = -1
         self._only_room = True
         self.wake_ns: int | None = None
         """What `wake_at()` says: the segment's end; standing still, when there is something to look at. Read only."""
@@ -123,20 +123,20 @@ class Engine:
         """Queue a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
         self._admission.enqueue(seq, now)
         if self._admission.waiting == 1:
-            self._hear_of_room(now)
+            self._on_admission_event(now)
 
     def loaded(self, seq: Sequence, now: int) -> None:
         """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
         self._scheduler.arrived(seq, now)
         self._only_room = False
-        self._hear(now)
+        self._on_change(now)
 
     def release(self, allocation: Allocation, now: int) -> None:
         """Someone else gives blocks back to the pool."""
         self._count_growth(now)
         self.pool.release(allocation)
         if self._admission.waiting:
-            self._hear_of_room(now)
+            self._on_admission_event(now)
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
         """Abort: no outcome of this sequence will be reported any more. Says what happened to its blocks."""
@@ -144,9 +144,9 @@ class Engine:
         answer = self._scheduler.drop(seq, now)
         if answer is Dropped.AFTER_STEP:
             self._only_room = False
-            self._hear(now)
+            self._on_change(now)
         elif answer is not Dropped.NOT_HERE and self._admission.waiting:
-            self._hear_of_room(now)
+            self._on_admission_event(now)
         return answer
 
     def advance(self, now: int) -> list[Outcome]:
@@ -177,7 +177,7 @@ class Engine:
                         log.add(start + first, first + delta, delta, steps - 1, weight)
             changed = scheduler.complete(steps, end, wake, outcomes)
             admission = self._admission
-            if self._heard_first is None and not admission.waiting and admission.seats_taken == admission.loading:
+            if self._first_unseen is None and not admission.waiting and admission.seats_taken == admission.loading:
                 # Nobody to compute for, nobody to admit: at most transfers under way.
                 self._steps = 0
                 self.wake_ns = None
@@ -258,20 +258,20 @@ class Engine:
 
         `changed`: the engine's own doing may have made room, so the queue is worth a look.
         """
-        heard = self._heard_first
+        unseen = self._first_unseen
         scheduler = self._scheduler
-        look = changed or (heard is not None and heard < before_ns)
+        look = changed or (unseen is not None and unseen < before_ns)
         some = scheduler.compose(start_ps, start_ns, before_ns, look, outcomes)
         if not some and before_ns < start_ns:
             before_ns = start_ns
-            some = scheduler.compose(start_ps, start_ns, before_ns, changed or heard is not None, outcomes)
+            some = scheduler.compose(start_ps, start_ns, before_ns, changed or unseen is not None, outcomes)
         self._known_ns = before_ns
-        heard = self._unheard(before_ns)
+        unseen = self._earliest_unseen(before_ns)
         if not some:
             self._steps = 0
-            self.wake_ns, self._heard_first = heard, None
+            self.wake_ns, self._first_unseen = unseen, None
             return
-        self._heard_first = heard
+        self._first_unseen = unseen
         chunks = scheduler.chunks
         first, delta, steps = scheduler.batch.segment(chunks, self.pool)
         if self._waking_ps and not self._steps:
@@ -295,9 +295,9 @@ class Engine:
         self._steps = self._planned_steps = steps
         self._end_ps = self._planned_end_ps = end_ps
         self.wake_ns = self._planned_wake_ns = wake = -(-end_ps // PS_PER_NS)
-        self._only_room = heard is None
-        if heard is not None and steps > 1 and heard < wake:
-            self._end_segment(heard)
+        self._only_room = unseen is None
+        if unseen is not None and steps > 1 and unseen < wake:
+            self._end_segment(unseen)
 
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
@@ -310,10 +310,10 @@ class Engine:
         self._steps = self._planned_steps
         self._end_ps = self._planned_end_ps
         self.wake_ns = wake = self._planned_wake_ns
-        heard = self._unheard(before_ns)
-        self._heard_first = heard
-        if heard is not None and heard < wake:
-            self._end_segment(heard)
+        unseen = self._earliest_unseen(before_ns)
+        self._first_unseen = unseen
+        if unseen is not None and unseen < wake:
+            self._end_segment(unseen)
         return True
 
     def _known_before(self, end_ns: int, steps: int) -> int:
@@ -324,33 +324,33 @@ class Engine:
         begun = self._start_ps + done * self._first_ps + self._delta_ps * (done * (done - 1) // 2)
         return max(self._known_ns, -(-begun // PS_PER_NS))
 
-    def _unheard(self, before_ns: int) -> int | None:
+    def _earliest_unseen(self, before_ns: int) -> int | None:
         """The earliest instant at which something may have happened that is not known yet."""
-        heard = self._heard_first
-        if heard is not None and heard < before_ns:
-            heard = before_ns if self._heard_last >= before_ns else None
+        unseen = self._first_unseen
+        if unseen is not None and unseen < before_ns:
+            unseen = before_ns if self._last_unseen >= before_ns else None
         missed = self._admission.missed
         if missed < 0:
-            return heard
-        if missed > self._heard_last:
-            self._heard_last = missed
-        return missed if heard is None or missed < heard else heard
+            return unseen
+        if missed > self._last_unseen:
+            self._last_unseen = missed
+        return missed if unseen is None or missed < unseen else unseen
 
-    def _hear(self, now: int) -> None:
+    def _on_change(self, now: int) -> None:
         """Something happened at `now`: be at the first boundary at which a step can be composed that knows of it."""
         wake = self.wake_ns
         if not self._steps:
             if wake is None:
                 self.wake_ns = now
             return
-        if self._heard_first is None:
-            self._heard_first = now
-        self._heard_last = now
+        if self._first_unseen is None:
+            self._first_unseen = now
+        self._last_unseen = now
         if self._steps > 1 and wake is not None and now < wake:
             self._end_segment(now)
 
-    def _hear_of_room(self, now: int) -> None:
-        """Hear, unless admitting the head of the queue would surely fail."""
+    def _on_admission_event(self, now: int) -> None:
+        """As `_on_change`, unless admitting the head of the queue would surely fail."""
         scheduler = self._scheduler
         spare = self._admission.spare_for_head()
         if spare < 0:
@@ -358,7 +358,7 @@ class Engine:
         # Near the limit the answer must not depend on how many steps were planned at once.
         most = scheduler.batch.size * (self._steps // self._block_size + 1)
         if spare >= most or spare >= self._growth_begun_before(now):
-            self._hear(now)
+            self._on_change(now)
 
     def _end_segment(self, now: int) -> None:
         """End the segment at the first boundary strictly after `now`, an instant before its end.

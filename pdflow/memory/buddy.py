@@ -94,7 +94,7 @@ class BuddyPool:
                 node += 1
         node <<= order - needed_order
         self._open[node] = 0
-        self._tell_ancestors(node, needed_order)
+        self._update_ancestors(node, needed_order)
         size = self.least_bytes << needed_order
         address = (node << needed_order) * self.least_bytes - self.capacity_bytes
         self._asked[address] = size_bytes
@@ -110,7 +110,7 @@ class BuddyPool:
         order = self._order(asked)
         node = (self.capacity_bytes + address) // self.least_bytes >> order
         del self._open[node]
-        self._tell_ancestors(node, order)
+        self._update_ancestors(node, order)
         size = self.least_bytes << order
         self.asked_bytes -= asked
         self.held_bytes -= size
@@ -134,7 +134,7 @@ class BuddyPool:
         """The orders of the free blocks in a node of this order; none is greater than the greatest."""
         return self._open.get(node, 1 << min(order, self._top))
 
-    def _tell_ancestors(self, node: int, order: int) -> None:
+    def _update_ancestors(self, node: int, order: int) -> None:
         """A node of this order has changed: what is free in all above it, or that they are wholly free."""
         tree = self._open
         while node > 1:

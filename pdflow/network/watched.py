@@ -35,27 +35,27 @@ class WatchedNetwork(FlowNetwork):
         flow = super().start(path, nbytes, now)
         route = self._paths[path]
         if route.index not in self._dirty:  # else `_settle` tells
-            self._tell(route.limits)
+            self._report_rates(route.limits)
         return flow
 
     def set_bandwidth(self, resource: ResourceId, bandwidth_bytes_per_s: int | None, now: int) -> None:
         """As of the other network."""
         super().set_bandwidth(resource, bandwidth_bytes_per_s, now)
         if bandwidth_bytes_per_s is None:
-            self._tell((self._resources[resource],))
+            self._report_rates((self._resources[resource],))
 
     def _settle(self) -> None:
         self._mark += 1
         links = links_around(self._dirty.values(), self._mark)
         super()._settle()
-        self._tell(links)
+        self._report_rates(links)
 
     def _leave(self, path: Path, gone: int, tick: int) -> None:
         super()._leave(path, gone, tick)
         if path.index not in self._dirty:
-            self._tell(path.limits)
+            self._report_rates(path.limits)
 
-    def _tell(self, links: Iterable[Resource]) -> None:
+    def _report_rates(self, links: Iterable[Resource]) -> None:
         ns = -((SNAP_TICKS - self._tick) >> TICK_BITS)
         for link in links:
             rate = sum(path.count * path.rate for path in link.paths.values())

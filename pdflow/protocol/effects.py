@@ -15,7 +15,7 @@ from pdflow.protocol.messages import Code, Completion, Done, Message, Register
 from pdflow.protocol.values import Address, Allocation, RequestId, Value, Xid
 
 
-class Tell(Value, frozen=True, gc=False):
+class SendLocal(Value, frozen=True, gc=False):
     """Hand an event to another endpoint of the same engine."""
 
     to: Address
@@ -148,7 +148,7 @@ class Note(Value, frozen=True, gc=False):
 
 
 Effect: TypeAlias = (
-    Tell
+    SendLocal
     | Send
     | Handshake
     | PostWrite

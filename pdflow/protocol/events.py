@@ -215,7 +215,7 @@ class PairMissing(Value, frozen=True, gc=False):
     op: Op
 
 
-class PeerHeard(Value, frozen=True, gc=False):
+class PeerResponded(Value, frozen=True, gc=False):
     """A sign of life of one P rank."""
 
     peer: Address
@@ -331,7 +331,7 @@ ConsumerSchedulerEvent: TypeAlias = (
     | PairLanded
     | PairFailed
     | PairMissing
-    | PeerHeard
+    | PeerResponded
     | PeerFenced
     | PeerRestarted
     | TimerFired
@@ -382,7 +382,7 @@ LocalEvent: TypeAlias = (
     | PairLanded
     | PairFailed
     | PairMissing
-    | PeerHeard
+    | PeerResponded
     | PeerFenced
     | PeerRestarted
 )

@@ -29,7 +29,7 @@ class TimeSeries:
         self.instants = array("q")
         self.values = array("q")
 
-    def tell(self, instant: int, value: int) -> None:
+    def record(self, instant: int, value: int) -> None:
         """From this instant on, which is none before the last, it is that. 0 before the first."""
         instants, values = self.instants, self.values
         value = min(value, MOST)

@@ -251,9 +251,9 @@ def _slo_rows(header: RunHeader, metrics: Metrics, separator: str) -> Iterator[t
     bounds = {"ttft": header.slo.ttft_ms, "tpot": header.slo.tpot_ms, "e2e": header.slo.e2e_ms}
     yield "goodput", f"{formatting.number(metrics.slo.goodput_rps)} requests/s"
     attainments = []
-    for name, met in metrics.slo.by_metric.items():
+    for name, attained in metrics.slo.by_metric.items():
         bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not header.class_slos else ""
-        attainments.append(f"{name.upper()}{bound} {formatting.percent(met)}")
+        attainments.append(f"{name.upper()}{bound} {formatting.percent(attained)}")
     yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *attainments))
 
 

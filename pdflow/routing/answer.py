@@ -10,9 +10,9 @@ receives one of them:
   P's by then, that answer cannot be used, and its leg is cancelled.
 - When the answer is whole, or the request has ended, nothing more is passed on.
 
-The driver reports the attempt that streams to the router's endpoint (`TokenCame`), which takes the other attempts back.
-Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt streams. A retry that
-was dispatched before the report was handled is not sent (`is_candidate`).
+The driver reports the attempt that streams to the router's endpoint (`FirstTokenDelivered`), which takes the other
+attempts back. Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt
+streams. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
 
 Legs are named by their attempt's request id: of one attempt, one leg brings the answer. Bytes, and what an engine's
 answer says, are the driver's.
@@ -53,7 +53,7 @@ class Ending(Enum):
 class FirstTokenUse(Value, frozen=True, gc=False):
     """What follows from P's first token, if the client's answer starts with it."""
 
-    tell: tuple[RequestId, ...]
+    forward: tuple[RequestId, ...]
     """Decode legs that await it."""
     cancel: tuple[RequestId, ...]
     """Legs of engines that compute the prompt too, and would start the answer again: they fail with CANCELLED."""
@@ -146,7 +146,7 @@ class Answer:
         self.over = True
         return FirstTokenUse((), ())
 
-    def piece_came(self, attempt: RequestId) -> PieceUse:
+    def piece_arrived(self, attempt: RequestId) -> PieceUse:
         """Of this attempt's answer. A driver that passes on whole streams asks for the first piece of each."""
         if not self.is_candidate(attempt):
             return PieceUse.DROP

@@ -81,7 +81,7 @@ class EngineReported(Value, frozen=True, gc=False):
     info: EngineInfo
 
 
-class TokenCame(Value, frozen=True, gc=False):
+class FirstTokenDelivered(Value, frozen=True, gc=False):
     """The client has received the first token of this attempt from the engine that decodes it.
 
     To be reported before the attempt's end, of one attempt of a request at most.
@@ -101,7 +101,7 @@ RouterEvent: TypeAlias = (
     | EngineLeaves
     | EngineJoins
     | EngineReported
-    | TokenCame
+    | FirstTokenDelivered
     | TimeReached
 )
 """A router knows those that its rules are about: `Router` neither EngineLeaves, EngineJoins nor

@@ -4,9 +4,9 @@ This is the only place that decides it, for every driver. A client that has rece
 receive the start of another one: two attempts may sample different tokens, and nothing can be taken back from a stream.
 So after the first token of an attempt has reached the client, no other attempt of the request is dispatched.
 
-What counts as received is the driver's to report (`TokenCame`). A client that does not stream receives its answer whole
-or not at all, so nothing is reported for it until the answer begins to pass. P's token (first_token = "prefill") is not
-reported either: the decode leg of every later attempt is given that token and continues behind it.
+What counts as received is the driver's to report (`FirstTokenDelivered`). A client that does not stream receives its
+answer whole or not at all, so nothing is reported for it until the answer begins to pass. P's token (first_token =
+"prefill") is not reported either: the decode leg of every later attempt is given that token and continues behind it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ whose answer reaches the client is the answer, and the other is taken back then.
 two fails before, the other goes on alone; only the failure of the last one is answered, or tried again if attempts are
 left: the hedge is none of those.
 
-It is the one endpoint of the router that has deadlines. `TokenCame` tells it that a request has its first token, before
-the deadline is judged: a long answer is no late one.
+It is the one endpoint of the router that has deadlines. `FirstTokenDelivered` reports that a request has its first
+token, before the deadline is judged: a long answer is no late one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdflow.protocol.values import Instant
 from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import Reply, RouterEffects
-from pdflow.routing.events import RequestArrived, RouterEvent, TokenCame
+from pdflow.routing.events import FirstTokenDelivered, RequestArrived, RouterEvent
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.policy import Choice
@@ -171,8 +171,8 @@ class HedgingRouter(GovernedRouter):
         if other is not None:
             self.pairs[attempt.request] = [other, attempt]
 
-    def _token_came(self, event: TokenCame) -> RouterEffects:
-        effects = super()._token_came(event)
+    def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
+        effects = super()._first_token_delivered(event)
         self.deadlines.due.pop(event.request, None)
         pair = self.pairs.get(event.request)
         return effects if pair is None else self._close(pair[0] if pair[1].started else pair[1])
@@ -215,5 +215,5 @@ class HedgingRouter(GovernedRouter):
 
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     **governed._ON,
-    TokenCame: HedgingRouter._token_came,
+    FirstTokenDelivered: HedgingRouter._first_token_delivered,
 }

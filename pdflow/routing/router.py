@@ -33,10 +33,10 @@ from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
     RouterEvent,
-    TokenCame,
 )
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.policy import Choice, Policy
@@ -222,14 +222,14 @@ class Router:
     def _next_number(self, attempt: Attempt) -> int:
         return attempt.number + 1
 
-    def _token_came(self, event: TokenCame) -> RouterEffects:
+    def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
         attempt = self.attempts.get(event.request_id)
         if attempt is None:
-            return self._token_came_late(event.request)
+            return self._late_first_token(event.request)
         attempt.started = True
         return ()
 
-    def _token_came_late(self, request: int) -> RouterEffects:
+    def _late_first_token(self, request: int) -> RouterEffects:
         """The client has received a token of an attempt that has been taken back since. The attempts that are under way
         would give it a second beginning, so the request fails."""
         effects: RouterEffects = ()
@@ -300,5 +300,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     ClientGone: Router._client_gone,
     EngineChanged: Router._engine_changed,
     EngineLost: Router._engine_lost,
-    TokenCame: Router._token_came,
+    FirstTokenDelivered: Router._first_token_delivered,
 }

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from pdflow.protocol.effects import Tell
+from pdflow.protocol.effects import SendLocal
 from pdflow.protocol.values import NEVER, Address, Instant
 
 
@@ -54,7 +54,7 @@ class Port:
         """The endpoint's own heap of deadlines, whose head is `wake_at`, without the call."""
 
 
-TELL: Final = Tell
+SEND_LOCAL: Final = SendLocal
 """Compiled, what is final is at hand, and a class that is not compiled is looked up by name each time."""
 
 Execute: TypeAlias = Callable[[Any, Any], None]
@@ -94,11 +94,11 @@ class Core:
         port.order = len(self.ports)
         self.ports[port.address] = port
 
-    def tell(self, port: Port, event: Any) -> None:
+    def send_local(self, port: Port, event: Any) -> None:
         """To be handled in this turn, behind what is there."""
         self.queue.append((port, event))
 
-    def tell_next(self, port: Port, event: Any) -> None:
+    def send_local_first(self, port: Port, event: Any) -> None:
         """To be handled in this turn, before anything else."""
         self.queue.insert(self.handled, (port, event))
 
@@ -121,7 +121,7 @@ class Core:
                     observe(port, event, effects, now)
                 for effect in effects:
                     kind = type(effect)
-                    told = ports.get(effect.to) if kind is TELL else None
+                    told = ports.get(effect.to) if kind is SEND_LOCAL else None
                     if told is not None:
                         queue.append((told, effect.event))
                     else:

@@ -85,7 +85,7 @@ class DecodeCore(Core):
         self._refuse_twice(handle)
         request = DecodeRequest(handle, event.prompt_tokens, event.digest, False, event.first_follows)
         self.requests.by_handle[handle] = request
-        self.requests.tell(DecodeQueued(handle, event.params, event.num_blocks, 0))
+        self.requests.send_local(DecodeQueued(handle, event.params, event.num_blocks, 0))
 
     def _alone(self, event: AloneRequested) -> None:
         handle = event.handle
@@ -104,7 +104,7 @@ class DecodeCore(Core):
         if request is None:
             return
         if not request.alone and request.stage < DecodeStage.LANDED:
-            requests.tell(DecodeAborted(request.handle, Code.CANCELLED))
+            requests.send_local(DecodeAborted(request.handle, Code.CANCELLED))
             return
         requests.drop(request, False)
         requests.end(request, Code.CANCELLED)
@@ -118,7 +118,7 @@ class DecodeCore(Core):
                 self.requests.loaded(request)
 
     def _prefill_reported(self, event: PrefillReported) -> None:
-        self.requests.tell(PrefillLegEnded(event.handle, event.ok))
+        self.requests.send_local(PrefillLegEnded(event.handle, event.ok))
 
     # The engine.
 
@@ -162,7 +162,7 @@ class DecodeCore(Core):
         others = [other for other in requests.awaited if other != handle] if together else []
         requests.wait_no_more(handle)
         for other in others:
-            requests.tell(DecodeAborted(other, effect.code))
+            requests.send_local(DecodeAborted(other, effect.code))
 
     # As one value, for whoever explores.
 

@@ -32,17 +32,17 @@ class DecodeRequests:
         """Requests that the engine has been told to drop and has not answered for: whether the protocol frees their
         blocks."""
 
-    def tell(self, event: Any) -> None:
+    def send_local(self, event: Any) -> None:
         """The protocol is told this next."""
-        self.core.tell(self.scheduler, event)
+        self.core.send_local(self.scheduler, event)
 
     def emit(self, effect: Any) -> None:
         """The driver is to do this."""
         self.core.pending_effects.append(effect)
 
-    def tell_granted(self, event: Any) -> None:
+    def report_admission(self, event: Any) -> None:
         """The protocol is told this before anything else happens: what ends the request must find its blocks known."""
-        self.core.tell_next(self.scheduler, event)
+        self.core.send_local_first(self.scheduler, event)
 
     def loaded(self, request: DecodeRequest) -> None:
         """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""

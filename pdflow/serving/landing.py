@@ -38,7 +38,7 @@ class Landing:
     def rejected(self, request: DecodeRequest) -> None:
         """The engine can never have it."""
         requests = self.requests
-        requests.tell(DecodeAborted(request.handle, Code.REJECTED))
+        requests.send_local(DecodeAborted(request.handle, Code.REJECTED))
 
     def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
         """The engine has given it blocks."""
@@ -51,9 +51,11 @@ class Landing:
         missing = request.prompt_tokens - hit_tokens
         requests.emit(Admit(handle))
         if missing:
-            requests.tell_granted(DecodeAdmitted(handle, staged, hit_tokens, missing, request.digest, requests.weights))
+            requests.report_admission(
+                DecodeAdmitted(handle, staged, hit_tokens, missing, request.digest, requests.weights)
+            )
         else:
-            requests.tell_granted(DecodeHit(handle))
+            requests.report_admission(DecodeHit(handle))
 
     def committed(self, request: DecodeRequest) -> None:
         """All KV has landed."""
@@ -142,7 +144,7 @@ class StagedLanding(Landing):
         request.staged = staged
         requests.emit(TakeRoom(handle, staged))
         self.admit(request, staged, 0)
-        requests.core.tell(requests.core.role, event)
+        requests.core.send_local(requests.core.role, event)
 
     def release(self, staged: Allocation) -> None:
         """Nothing lies there any more."""

@@ -41,7 +41,7 @@ class PieceLanding(StagedLanding):
     def enqueue(self, _: Port, effect: Enqueue) -> None:
         """It is let in when the protocol has said all that it has to say: it may end the request at once."""
         core = self.requests.core
-        core.tell(core.role, EntryDue(effect.request_id))
+        core.send_local(core.role, EntryDue(effect.request_id))
 
     def enter(self, event: EntryDue) -> None:
         request = self.requests.by_handle.get(event.handle)

@@ -75,7 +75,7 @@ class PrefillCore(Core):
         request = PrefillRequest(handle, event.request_id, event.prompt_tokens, event.digest, event.keeps)
         requests.by_handle[handle] = request
         if request.keeps:
-            requests.tell(PrefillQueued(handle, request.request_id))
+            requests.send_local(PrefillQueued(handle, request.request_id))
             refusal = self.sending.refusal(request.prompt_tokens)
             if refusal:
                 self.sending.end(request, Code.REJECTED, refusal)
@@ -91,7 +91,7 @@ class PrefillCore(Core):
             self.sending.aborted(request)
 
     def _withdrawn(self, event: PromptWithdrawn) -> None:
-        self.requests.tell(SourceWithdrawn(event.handle))
+        self.requests.send_local(SourceWithdrawn(event.handle))
 
     # The engine.
 

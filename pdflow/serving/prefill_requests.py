@@ -31,9 +31,9 @@ class PrefillRequests:
         self.awaited: dict[Handle, None] = {}
         """Prompts that the engine waits for before it begins another step."""
 
-    def tell(self, event: Any) -> None:
+    def send_local(self, event: Any) -> None:
         """The protocol is told this next."""
-        self.core.tell(self.scheduler, event)
+        self.core.send_local(self.scheduler, event)
 
     def emit(self, effect: Any) -> None:
         """The driver is to do this."""
@@ -43,19 +43,19 @@ class PrefillRequests:
         """The protocol may send from it, though it is still being computed."""
         request.held = True
         tokens, digest = request.prompt_tokens, request.digest
-        self.tell(PrefillBegun(request.handle, source, tokens, digest, self.weights))
+        self.send_local(PrefillBegun(request.handle, source, tokens, digest, self.weights))
 
     def finish(self, request: PrefillRequest, source: Allocation) -> None:
         """All of it may be sent from there."""
         request.answering = True
         tokens, digest = request.prompt_tokens, request.digest
-        self.tell(PrefillFinished(request.handle, source, tokens, digest, self.weights))
+        self.send_local(PrefillFinished(request.handle, source, tokens, digest, self.weights))
 
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
         """No KV comes of it. Who has aborted it needs no answer."""
         request.ended = True
         if request.keeps:
-            self.tell(PrefillAborted(request.handle, code))
+            self.send_local(PrefillAborted(request.handle, code))
         if code is not Code.CANCELLED:
             self.emit(EndPrefill(request.handle, code, reason))
 

@@ -227,7 +227,7 @@ class StagedSending(Sending):
         """Who has room now goes on."""
         requests = self.requests
         for handle in self.staging.victims():
-            requests.tell(SourceWithdrawn(handle))
+            requests.send_local(SourceWithdrawn(handle))
         while (admission := self.staging.admit_next()) is not None:
             handle, staged = admission
             going = self.outgoing[handle]

@@ -69,7 +69,7 @@ class StoreCore(Core):
     def _put(self, event: PutRequested) -> None:
         params = event.params
         put = Put(params.request_id, params, event.items, params.digest, params.weights)
-        self.tell(self.puts, self.ledger.start(put))
+        self.send_local(self.puts, self.ledger.start(put))
 
     def _look(self, event: LookupRequested) -> None:
         found = self.ledger.look(Lookup(event.request_id, event.xid, event.items, event.digest, event.weights))
@@ -82,7 +82,7 @@ class StoreCore(Core):
     def _withdrawn(self, event: CallWithdrawn) -> None:
         told = self.ledger.abort(event.request_id, event.xid)
         if told is not None:
-            self.tell(self.puts if type(told) is DecodeAborted else self.gets, told)
+            self.send_local(self.puts if type(told) is DecodeAborted else self.gets, told)
 
     # Being written to.
 
@@ -91,7 +91,7 @@ class StoreCore(Core):
         if never is None:
             self._ask()
         else:
-            self.tell(self.puts, never)
+            self.send_local(self.puts, never)
 
     def _ask(self) -> None:
         if self.memory.waiting and not self.asked:
@@ -101,7 +101,7 @@ class StoreCore(Core):
     def _admit_waiting(self, _: RoomDue) -> None:
         self.asked = False
         for event in self.ledger.admit_waiting(self.now):
-            self.tell(self.puts, event)
+            self.send_local(self.puts, event)
 
     def _commit(self, _: Port, effect: Commit) -> None:
         put = self.ledger.puts[effect.request_id]
@@ -110,7 +110,7 @@ class StoreCore(Core):
 
     def _offer(self, events: Offer) -> None:
         for event in events:
-            self.tell(self.gets, event)
+            self.send_local(self.gets, event)
 
     def _resolve(self, _: Port, effect: Resolve) -> None:
         """It could not be put: its request alone hears of it."""

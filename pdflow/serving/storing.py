@@ -81,12 +81,12 @@ class Storing(Sending):
             return ""
         return f"a prompt of {num_tokens} tokens is too long for a node of the store"
 
-    def tell_load(self, event: object) -> None:
-        self.requests.core.tell(self.scheduler, event)
+    def send_load_event(self, event: object) -> None:
+        self.requests.core.send_local(self.scheduler, event)
 
-    def tell_granted(self, event: object) -> None:
+    def report_admission(self, event: object) -> None:
         """Before anything else happens: what ends the load must find its blocks known."""
-        self.requests.core.tell_next(self.scheduler, event)
+        self.requests.core.send_local_first(self.scheduler, event)
 
     # What the store has of it already.
 
@@ -107,7 +107,7 @@ class Storing(Sending):
             return
         self.loading[request.request_id] = PromptLoad(request, params.num_tokens)
         blocks = -(-params.num_tokens // self.block_size)
-        self.tell_load(DecodeQueued(request.request_id, params, blocks, 0))
+        self.send_load_event(DecodeQueued(request.request_id, params, blocks, 0))
 
     def enqueue(self, _: Port, effect: Enqueue) -> None:
         load = self.loading[effect.request_id]
@@ -116,7 +116,7 @@ class Storing(Sending):
     def rejected(self, request: PrefillRequest, reason: str) -> None:
         """With a part that is loaded or without. It takes the same blocks."""
         if request.request_id in self.loading:
-            self.tell_load(DecodeAborted(request.request_id, Code.REJECTED))
+            self.send_load_event(DecodeAborted(request.request_id, Code.REJECTED))
         else:
             super().rejected(request, reason)
 
@@ -129,10 +129,10 @@ class Storing(Sending):
         load.protocol_frees = True
         here, there = event.hit_tokens, load.num_tokens
         if here >= there:
-            self.tell_granted(DecodeHit(request.request_id))
+            self.report_admission(DecodeHit(request.request_id))
         else:
             missing, weights = there - here, self.requests.weights
-            self.tell_granted(
+            self.report_admission(
                 DecodeAdmitted(request.request_id, event.allocation, here, missing, request.digest, weights)
             )
 
@@ -186,7 +186,7 @@ class Storing(Sending):
     def _over(self, request: PrefillRequest) -> None:
         """Nobody comes for it: were its lease waited for, so would be its blocks."""
         if request.held:
-            self.requests.tell(SourceWithdrawn(request.handle))
+            self.requests.send_local(SourceWithdrawn(request.handle))
         else:
             self.requests.wait_no_more(request.handle)
             self.settle(request)
@@ -208,7 +208,7 @@ class Storing(Sending):
             if request.dropping:
                 self.loading[request.request_id].code = Code.CANCELLED
             else:
-                self.tell_load(DecodeAborted(request.request_id, Code.CANCELLED))
+                self.send_load_event(DecodeAborted(request.request_id, Code.CANCELLED))
         elif handle in self.putting:
             del self.putting[handle]
             self.requests.emit(WithdrawPut(handle))

@@ -154,7 +154,7 @@ class LiveBuilder(EngineWiring):
         blocks_pool = CachingPool(blocks, 1) if pool.enable_prefix_caching else PagedPool(blocks)
         for rank in node.ranks.values():
             rank.transfers.adopt(lane_rules(self.method, self.pipeline_policy))
-        node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.came, model.eos)
+        node.engine = LiveEngine(model.runner(node), limits, blocks_pool, node.on_engine_output, model.eos)
         node.engine.stepped = node.event_log.stepped
         node.engine.settle = node.settle
 

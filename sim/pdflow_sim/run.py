@@ -206,11 +206,11 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
 def _stopping_between_turns(world: World) -> Iterator[list[int]]:
     """Ctrl-C ends the run after a whole turn, so that what is added up of it holds together; a second one ends all at
     once. What is yielded fills when it comes. Does nothing where Ctrl-C means something else already."""
-    came: list[int] = []
+    interrupts: list[int] = []
     before = signal.default_int_handler
 
     def stop(number: int, _: Any) -> None:
-        came.append(number)
+        interrupts.append(number)
         world.clock.stop()
         signal.signal(signal.SIGINT, before)
 
@@ -218,7 +218,7 @@ def _stopping_between_turns(world: World) -> Iterator[list[int]]:
     if ours:
         signal.signal(signal.SIGINT, stop)
     try:
-        yield came
+        yield interrupts
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)

@@ -27,7 +27,7 @@ def test_verdicts_are_of_what_was_not_fitted() -> None:
     assert verdict(cells) == "1 of 3 fitted; of the other 2 the median error is 20 %, the worst -30 % (c)."
 
 
-def test_two_of_six_cells_of_the_cpu_connector_are_fitted_and_met() -> None:
+def test_two_of_six_cells_of_the_cpu_connector_are_fitted_and_reproduced() -> None:
     assert len(cpu_connector.FITTED_ON) * 3 == len(cpu_connector.PUBLISHED_MS)
     for cell in cpu_connector.cells(*cpu_connector.fitted()):
         if cell.fitted:

@@ -10,7 +10,7 @@ pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 pytest.importorskip("tokenizers", reason="needs tokenizers: pip install 'pdflow[live]'")
 
 import pdflow
-from benchmarks.twin import as_it_came, compare, report
+from benchmarks.twin import compare, replayed_workload, report
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
 
@@ -18,7 +18,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.to
 def test_a_run_is_as_itself_and_slower_engines_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = pdflow.load(QUICKSTART).with_({"workload.requests": 40})
     one = pdflow.simulate(scenario).records
-    again = scenario.with_({"workload": as_it_came(one, tmp_path / "came.csv")})
+    again = scenario.with_({"workload": replayed_workload(one, tmp_path / "came.csv")})
     same = compare(one, pdflow.simulate(again).records)
     assert same["TTFT"].error < 1e-6
     assert report(same, same, same, same)
@@ -30,8 +30,8 @@ def test_a_run_is_as_itself_and_slower_engines_are_seen(tmp_path: Path, capsys: 
 
 def test_who_comes_later_does_not_come_behind_the_next(tmp_path: Path) -> None:
     records = pdflow.simulate(pdflow.load(QUICKSTART).with_({"workload.requests": 5})).records
-    as_it_came(records, tmp_path / "later.csv", later_s=1e6)
-    came = [float(line.split(",")[0]) for line in (tmp_path / "later.csv").read_text().splitlines()[1:]]
-    assert came == sorted(came)
-    assert came[1] == pytest.approx(records.arrival_ns[2] / 1e9)
-    assert came[2] == pytest.approx(records.arrival_ns[2] / 1e9)
+    replayed_workload(records, tmp_path / "later.csv", later_s=1e6)
+    arrivals_s = [float(line.split(",")[0]) for line in (tmp_path / "later.csv").read_text().splitlines()[1:]]
+    assert arrivals_s == sorted(arrivals_s)
+    assert arrivals_s[1] == pytest.approx(records.arrival_ns[2] / 1e9)
+    assert arrivals_s[2] == pytest.approx(records.arrival_ns[2] / 1e9)

@@ -11,7 +11,7 @@ from benchmarks.hand_bugs import FIRST, HAND, SECOND
 from benchmarks.mutate import by_hand, diff
 from pdflow.protocol.consumer.cells import ConsumerCells
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.effects import NOTHING, Effects, Tell
+from pdflow.protocol.effects import NOTHING, Effects, SendLocal
 from pdflow.protocol.events import FrameOrdered, ShardReleased
 from pdflow.protocol.messages import Sync
 from pdflow.protocol.producer.scheduler import ProducerScheduler
@@ -54,11 +54,11 @@ def test_a_sync_names_all_open_registrations_and_all_interest(dropped: str, monk
     def less(self: ConsumerScheduler, peer: Any) -> Effects:
         told: list[Any] = []
         for effect in original(self, peer):
-            assert isinstance(effect, Tell)
+            assert isinstance(effect, SendLocal)
             assert isinstance(effect.event, FrameOrdered)
             assert isinstance(effect.event.message, Sync)
             message = msgspec.structs.replace(effect.event.message, **{dropped: ()})
-            told.append(Tell(effect.to, FrameOrdered(effect.event.to, message)))
+            told.append(SendLocal(effect.to, FrameOrdered(effect.event.to, message)))
         return tuple(told)
 
     monkeypatch.setattr(ConsumerScheduler, "_sync", less)

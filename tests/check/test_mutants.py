@@ -155,7 +155,7 @@ def test_a_kill_is_a_story_that_replays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deadline-frees", "lease-word-ignored", "first-rank-frees", "seq-repeated"])
-def test_random_walks_meet_it_too(name: str) -> None:
+def test_random_walks_catch_it_too(name: str) -> None:
     kill = stray(MUTANTS[name], no_clock, range(3_000))
     assert kill.invariant.startswith(("S", "L"))
     assert kill.search == "walk"
@@ -163,7 +163,7 @@ def test_random_walks_meet_it_too(name: str) -> None:
 
 
 @pytest.mark.nightly
-def test_random_walks_meet_nine_in_ten() -> None:
+def test_random_walks_catch_nine_in_ten() -> None:
     """Within 10,000 runs (CHECKER 1.3(f))."""
     kills = [stray(mutant, no_clock) for mutant in KILLED if not (mutant.scope.horizon or mutant.scope.method)]
     missed = [kill.mutant for kill in kills if not kill.invariant]

@@ -100,7 +100,7 @@ def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], 
 
 
 @pytest.mark.parametrize("scope", WHOLE, ids=["frames", "memories"])
-def test_digests_do_not_depend_on_the_order_in_which_values_were_met(scope: Scope) -> None:
+def test_digests_do_not_depend_on_the_order_of_values(scope: Scope) -> None:
     told = wander(scope, list(range(100, 130)))
     used = relation(scope)
     explore(used)

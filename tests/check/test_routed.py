@@ -32,7 +32,7 @@ from pdflow_sim.check.moves.ordered import Worlds
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER
-from pdflow_sim.check.routed.judge import HEARD, RoutedInvariantChecker
+from pdflow_sim.check.routed.judge import DELIVERED, RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import Scope
@@ -123,8 +123,13 @@ def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_cl
     world = relation(Scope(attempts=2, pulls=True, streams=True, **PATIENT))
     for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         under_way = waiting(world, state, "D", ROUTER)
-        assert under_way in ([], ["TokenCame", "DecodeEnded"], ["TokenPassed", "DecodeEnded"], ["DecodeEnded"])
-        assert bool(world.space.ghost_of(state).legs[0] & HEARD) == (
+        assert under_way in (
+            [],
+            ["FirstTokenDelivered", "DecodeEnded"],
+            ["TokenPassed", "DecodeEnded"],
+            ["DecodeEnded"],
+        )
+        assert bool(world.space.ghost_of(state).legs[0] & DELIVERED) == (
             under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.space.ghost_of(state).clients[0] > 1
         )
 
@@ -150,7 +155,7 @@ def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
         (answer,) = answers(world, state)
         ended = world.space.ghost_of(state).clients == (ClientStage.COMPLETED,)
         assert (answer.streaming, answer.over) == (("r0.1", True) if ended else (None, False))
-        assert bool(world.space.ghost_of(state).legs[0] & HEARD) == ended
+        assert bool(world.space.ghost_of(state).legs[0] & DELIVERED) == ended
     assert ended
 
 
@@ -171,7 +176,7 @@ def test_what_an_answer_raises_is_a_violation() -> None:
 @pytest.mark.parametrize(
     ("client", "legs", "what"),
     [
-        (ClientStage.WAITING, (HEARD, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
+        (ClientStage.WAITING, (DELIVERED, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
         (ClientStage.FAILED, (0, 0), "client 0 receives a piece of r0.2, and is failed"),
     ],
 )
@@ -187,10 +192,10 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
 @pytest.mark.parametrize(
     ("outcome", "legs", "ending"),
     [
-        ("failed", HEARD, Ending.ERROR),
+        ("failed", DELIVERED, Ending.ERROR),
         ("failed", 0, Ending.BREAK_OFF),
         ("failed", 0, Ending.NOTHING),
-        ("completed", HEARD, Ending.BREAK_OFF),
+        ("completed", DELIVERED, Ending.BREAK_OFF),
         ("cancelled", 0, Ending.ERROR),
     ],
 )
@@ -201,7 +206,7 @@ def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: i
         judge_of(world).ended(shadow, Reply(0, outcome, Code.NONE, 1), ending)
 
 
-def test_only_a_router_hears_of_tokens() -> None:
+def test_tokens_are_reported_to_a_router_only() -> None:
     with pytest.raises(ValueError, match="streams: only the router's endpoint"):
         relation(Scope(streams=True))
 
@@ -441,7 +446,7 @@ def completes_with_the_prefill(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(routing._ON, PrefillAnswered, hasty)
 
 
-def hears_of_no_death(patch: pytest.MonkeyPatch) -> None:
+def ignores_deaths(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(routing._ON, EngineLost, lambda self, event: ())
 
 
@@ -477,8 +482,8 @@ def forgets_the_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(routing, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
 
 
-def hears_no_late_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Router, "_token_came_late", lambda self, request: ())
+def ignores_late_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Router, "_late_first_token", lambda self, request: ())
 
 
 STREAMS = Scope(attempts=2, pulls=True, d_restart=1, clocks=False, streams=True)
@@ -525,7 +530,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "never committed",
     ),
     "a death is not noticed": (
-        hears_of_no_death,
+        ignores_deaths,
         Scope(attempts=1, concurrent=False, p_restart=1, abort=0, **PATIENT),
         "L",
         "client 0 is WAITING",
@@ -555,7 +560,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "r0.2 is dispatched, and its client has the start of r0.1",
     ),
     "a token of an attempt that was taken back is nothing": (
-        hears_no_late_token,
+        ignores_late_tokens,
         STREAMS,
         "S6",
         "r0.2 is dispatched, and its client has the start of r0.1",

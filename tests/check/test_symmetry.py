@@ -117,7 +117,7 @@ def test_one_request_is_like_no_other() -> None:
     assert not Symmetry(relation(Scope()).space).others
 
 
-def test_what_something_tells_apart_is_not_alike() -> None:
+def test_distinguishable_requests_are_not_symmetric() -> None:
     # Of three requests, two share their blocks: the first and the third.
     symmetry = Symmetry(relation(Scope(requests=3, pool=2)).space)
     assert len(symmetry.others) == 1

@@ -216,7 +216,7 @@ def test_too_little_makes_no_model(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_run_tells_the_classes_of_its_trace_apart(tmp_path: Path) -> None:
+def test_a_run_reports_each_class_of_its_trace(tmp_path: Path) -> None:
     lines = [f"{k / 4},{200 + k},5,{('chat', '', 'batch')[k % 3]}" for k in range(12)]
     (tmp_path / "t.csv").write_text("\n".join(["t,in,out,tier", *lines]))
     columns = 'arrival_s = "t", input_tokens = "in", output_tokens = "out", class = "tier"'

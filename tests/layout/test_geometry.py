@@ -37,9 +37,9 @@ def test_answers_are_the_pairs(p: Sharding, d: Sharding, rule: Rule) -> None:
     assert geometry.pairs(p, d) == tuple(sorted((pair.p_rank, pair.d_rank) for pair in found))
     for p_rank in range(p.tp * p.pp):
         for d_rank in range(d.tp):
-            meet = (p_rank, d_rank) in geometry.pairs(p, d)
-            assert (d_rank in geometry.targets(p_rank, p, d)) == meet
-            assert (p_rank in geometry.sources(d_rank, p, d)) == meet
+            exchange = (p_rank, d_rank) in geometry.pairs(p, d)
+            assert (d_rank in geometry.targets(p_rank, p, d)) == exchange
+            assert (p_rank in geometry.sources(d_rank, p, d)) == exchange
     for pair in found:
         assert geometry.nbytes(pair.p_rank, pair.d_rank, p, d, 77) == 77 * pair.bytes_per_token
 

@@ -56,7 +56,7 @@ def played(overrides: dict[str, Any], file: Path = SMALL) -> World:
 
 def ttft_ms(world: World) -> float:
     records = world.records
-    return sum(first - came for first, came in zip(records.first_token_ns, records.arrival_ns, strict=True)) / (
+    return sum(first - arrival for first, arrival in zip(records.first_token_ns, records.arrival_ns, strict=True)) / (
         1e6 * len(records)
     )
 

@@ -12,7 +12,7 @@ from pdflow.methods.wire_profile import Occasion
 from pdflow.scenario import load
 from pdflow.scenario.reading.load import parse, resolve
 from pdflow_sim.network.fabric import FRAMES
-from pdflow_sim.observe.text_trace import ONE, Narrator
+from pdflow_sim.observe.text_trace import ONE, TextTrace
 from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
@@ -22,12 +22,12 @@ PIECES = {"cpu-staged": 4, "p2p-nccl-put": 2, "p2p-nccl-put-async": 2, "p2p-nccl
 """Of the one request that is told: two layers, of two chunks where a method goes by these."""
 
 
-def narrated(name: str, dialect: str) -> tuple[World, list[str]]:
+def traced(name: str, dialect: str) -> tuple[World, list[str]]:
     scenario = resolve(parse("one.toml", f'{ONE}[transfer]\nmethod = "{name}"\ndialect = "{dialect}"\n'))
     world, _ = prepare(scenario, RunOptions(), [])
-    narrator = Narrator(world)
+    trace = TextTrace(world)
     run(world, None, drain=True)
-    return world, narrator.lines
+    return world, trace.lines
 
 
 def messages(lines: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ def test_all_but_nixl_have_messages_of_their_own() -> None:
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
     wire_profile = METHODS[name].published.wire_profile
-    world, lines = narrated(name, "as-published")
+    world, lines = traced(name, "as-published")
     told = messages(lines)
     closing = [message.name for message in wire_profile.messages if message.when is Occasion.CLOSING]
     assert [message for message in closing if any(f"hears {message} behind" in line for line in lines)] == closing
@@ -68,7 +68,7 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_in_strict_what_is_told_is_what_is_counted(name: str) -> None:
-    world, lines = narrated(name, "strict")
+    world, lines = traced(name, "strict")
     asked = 2 * PIECES.get(name, 0) * METHODS[name].strict.asks
     assert world.fabric.messages == len(messages(lines)) + asked
 
@@ -88,8 +88,8 @@ def last_token_ms(method: str, dialect: str, **overrides: Any) -> float:
     }
     world, _ = prepare(load(SMALL, overrides=[f"{key}={value}" for key, value in settings.items()]), RunOptions(), [])
     run(world, None, drain=True)
-    [end], [came] = world.records.last_token_ns, world.records.arrival_ns
-    return (end - came) / 1e6
+    [end], [arrival] = world.records.last_token_ns, world.records.arrival_ns
+    return (end - arrival) / 1e6
 
 
 @pytest.mark.parametrize(

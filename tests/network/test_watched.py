@@ -21,11 +21,11 @@ def watched() -> tuple[WatchedNetwork, Told]:
     """And what it tells, without what it tells again."""
     told: Told = defaultdict(dict)
 
-    def tell(link: ResourceId, ns: int, rate: int) -> None:
+    def record_rate(link: ResourceId, ns: int, rate: int) -> None:
         if ns in told[link] or rate != list(told[link].values() or [0])[-1]:
             told[link][ns] = rate
 
-    return WatchedNetwork(tell), told
+    return WatchedNetwork(record_rate), told
 
 
 def integral(changes: dict[int, int], until: int) -> float:

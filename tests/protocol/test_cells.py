@@ -265,8 +265,8 @@ def test_only_differences_of_time_count(which, by) -> None:  # type: ignore[no-u
         assert later == (shifted(after, CONSUMER_TIMES, by), effects)
 
 
-def test_exploration_meets_every_phase() -> None:
-    met = {cell.phase for which in SPACES for cell in cells_of(space(*which), ProducerCell)}
-    assert met == set(ProducerPhase) - {ProducerPhase.GONE}
+def test_exploration_reaches_every_phase() -> None:
+    phases = {cell.phase for which in SPACES for cell in cells_of(space(*which), ProducerCell)}
+    assert phases == set(ProducerPhase) - {ProducerPhase.GONE}
     seen = {cell.phase for which in SPACES for cell in cells_of(space(*which), ConsumerCell)}
     assert seen == set(ConsumerPhase) - {ConsumerPhase.GONE, ConsumerPhase.HELD}

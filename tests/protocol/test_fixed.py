@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
-from pdflow.protocol.effects import Fence, Flush, Handshake, Note, PostRead, PostWrite, Send, Tell
+from pdflow.protocol.effects import Fence, Flush, Handshake, Note, PostRead, PostWrite, Send, SendLocal
 from pdflow.protocol.events import (
     FenceEnded,
     FenceOrdered,
@@ -233,7 +233,7 @@ def test_two_engines_with_one_id_are_both_refused() -> None:
     rank.handle(PeerLost("P.r0"), 0)
     rank.handle(FrameOrdered(("P.r0",), Sync(1, 1, (), ())), 0)
     effects = rank.handle(HandshakeEnded("P.r0", True, 101), 0)
-    assert [e.event for e in effects if type(e) is Tell] == [PeerRestarted("P", 102)]
+    assert [e.event for e in effects if type(e) is SendLocal] == [PeerRestarted("P", 102)]
     assert not any(type(e) is Send for e in effects)
     assert not rank.peers.connected
     assert not any(type(e) is Handshake for e in rank.handle(FrameOrdered(("P.r0",), Sync(2, 1, (), ())), 0))
@@ -323,14 +323,14 @@ def test_what_waits_for_a_connection_does_not_outlive_a_fence(answered: str) -> 
     c.at_rest()
 
 
-@pytest.mark.parametrize("met", ["before", "never before"])
-def test_a_life_that_answers_behind_a_fence_is_believed(met: str) -> None:
+@pytest.mark.parametrize("connected", ["before", "never before"])
+def test_a_life_that_answers_behind_a_fence_is_believed(connected: str) -> None:
     """D.r0 met the new P first, so D fenced the old one; D.r1 then dropped its own reply with the connection that it
     was closing, and a late frame of the dead life made it act (S8)."""
     c = Cluster(d=(engine_info("D", 2),))
-    c.holding = {"WRITE"} if met == "before" else {"handshake"}
+    c.holding = {"WRITE"} if connected == "before" else {"handshake"}
     c.prefill_and_admit("r", "x")
-    if met == "never before":
+    if connected == "never before":
         c.carry_out(c.find("handshake", "D.r0"))
     c.run()
     op = Op(c.frames(Register)[0].reg, 0, 1)
@@ -348,7 +348,7 @@ def test_a_life_that_answers_behind_a_fence_is_believed(met: str) -> None:
     c.holding = {"handshake"}
     c.run()
     assert len(c.freed) == 1
-    assert not any(type(e) is Tell for e in c.feed("D.r1", late))
+    assert not any(type(e) is SendLocal for e in c.feed("D.r1", late))
     c.at_rest()
 
 
@@ -358,7 +358,7 @@ def test_what_waits_for_a_connection_waits_on_when_a_new_life_answers_behind_a_f
     rank.handle(PeerLost("P.r0"), 0)
     assert rank.handle(FrameOrdered(("P.r0",), Release("x")), 0) == (Handshake("P.r0"),)
     rank.handle(FenceOrdered("P.r0"), 0)
-    assert rank.handle(HandshakeEnded("P.r0", True, 102), 0) == (Tell("D", PeerRestarted("P", 101)),)
+    assert rank.handle(HandshakeEnded("P.r0", True, 102), 0) == (SendLocal("D", PeerRestarted("P", 101)),)
     assert rank.handle(FrameOrdered(("P.r0",), Release("y")), 0) == ()
     assert Handshake("P.r0") in rank.handle(FenceEnded("P.r0"), 0)
     sent = rank.handle(HandshakeEnded("P.r0", True, 102), 0)
@@ -425,7 +425,7 @@ def test_d_that_never_raises_its_floor_takes_no_memory_without_bound() -> None:
     assert len(rank.store.tombs["D"].verdicts) <= 1
 
 
-def test_release_that_meets_a_registration_counts_when_that_has_gone() -> None:
+def test_a_release_counts_when_the_registration_has_ended() -> None:
     """It was forgotten: P kept a prompt that nobody wanted any more for the rest of a whole lease."""
     c = Cluster()
     c.holding = {"handshake"}

@@ -20,7 +20,7 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
-    Tell,
+    SendLocal,
 )
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.events import (
@@ -62,10 +62,10 @@ def breaks(c: Cluster, name: str, node: str, event: Any, *effects: Any) -> Invar
     return found.value
 
 
-def announced(event: PrefillBegun | PrefillFinished) -> Tell:
+def announced(event: PrefillBegun | PrefillFinished) -> SendLocal:
     """What a P scheduler makes of it, if it has not said so before."""
     source = Source(event.allocation, event.num_tokens, event.digest, event.weights, None)
-    return Tell("P.r0", SourceReady(event.xid, "r", source))
+    return SendLocal("P.r0", SourceReady(event.xid, "r", source))
 
 
 TICK = TimeReached()
@@ -201,13 +201,13 @@ def test_s7_only_what_was_sent_is_reported_as_sent() -> None:
     reg = write.op.reg
     breaks(c, "S7", "P.r0", TICK, Send("D.r0", CancelAck(reg, 0, Disposition.SENT, True)))
     breaks(c, "S7", "P.r0", TICK, Send("D.r0", RegisterAck(reg, 0, Progress.SENT, (0,))))
-    told = Tell("P", ShardReleased("x", 0, Code.NONE))
+    told = SendLocal("P", ShardReleased("x", 0, Code.NONE))
     breaks(c, "S7", "P.r0", WriteEnded(write.op, False), told)
 
 
 def test_s8_a_frame_of_another_life() -> None:
     c, write = in_flight()
-    breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notification), Tell("D", PairLanded(write.op, "P.r0")))
+    breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notification), SendLocal("D", PairLanded(write.op, "P.r0")))
 
 
 def test_s9_a_frame_that_moves_what_is_not_its_senders() -> None:

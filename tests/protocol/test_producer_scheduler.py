@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT
-from pdflow.protocol.effects import ReleaseBlocks, Tell
+from pdflow.protocol.effects import ReleaseBlocks, SendLocal
 from pdflow.protocol.events import (
     PrefillAborted,
     PrefillBegun,
@@ -37,7 +37,7 @@ def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
     p.handle(FINISHED, 0)
     assert p.handle(PrefillMissing("x", 0), 0) == ()
     assert p.handle(ShardReleased("x", 0, Code.NONE), 0) == ()
-    assert p.handle(PrefillMissing("x", 0), 0) == (Tell("P.r0", PrefillEnded("x", Code.NO_REQUEST)),)
+    assert p.handle(PrefillMissing("x", 0), 0) == (SendLocal("P.r0", PrefillEnded("x", Code.NO_REQUEST)),)
     assert p.handle(PrefillMissing("x", 1), 0) == ()
 
 
@@ -45,7 +45,7 @@ def test_a_prompt_begun_and_given_up_is_freed_when_every_rank_has_released_it() 
     p = scheduler()
     p.handle(BEGUN, 0)
     told = p.handle(PrefillAborted("x", Code.PREFILL_ABORTED), 0)
-    assert told == tuple(Tell(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
+    assert told == tuple(SendLocal(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
     assert p.handle(ShardReleased("x", 0, Code.PREFILL_ABORTED), 0) == ()
     assert p.handle(ShardReleased("x", 1, Code.PREFILL_ABORTED), 0) == (
         ReleaseBlocks("x", BLOCKS, Code.PREFILL_ABORTED),
@@ -58,5 +58,5 @@ def test_a_prompt_released_before_it_was_computed_is_remembered_until_it_is() ->
     p.handle(BEGUN, 0)
     p.handle(ShardReleased("x", 0, Code.EXPIRED), 0)
     assert p.handle(ShardReleased("x", 1, Code.EXPIRED), 0) == (ReleaseBlocks("x", BLOCKS, Code.EXPIRED),)
-    assert not any(type(effect) is Tell for effect in p.handle(FINISHED, 0))
+    assert not any(type(effect) is SendLocal for effect in p.handle(FINISHED, 0))
     assert not p.products

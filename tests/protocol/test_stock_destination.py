@@ -51,7 +51,7 @@ def test_r11_abort_before_allocation(dialect: Dialect, comes_to: int) -> None:
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock=WAITS)
-def test_r12_a_retry_meets_the_registration_before_it(dialect: Dialect, comes_to: str) -> None:
+def test_r12_a_retry_matches_the_earlier_registration(dialect: Dialect, comes_to: str) -> None:
     """The client goes away before its prompt is there, and comes again under the same X-Request-Id."""
     c = NamedCluster(dialect=dialect)
     first, again = "cmpl-u-11111111", "cmpl-u-22222222"

@@ -222,7 +222,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
 
 def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
     told = TimeSeries()
-    told.tell(0, 5 * 10**10)
+    told.record(0, 5 * 10**10)
     result = Result.of(nothing().header, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
     _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, told),)))
     assert curve.means == pytest.approx([1.0] * SLICES)

@@ -160,7 +160,7 @@ def test_a_large_run_is_written_as_a_stream(tmp_path: Path) -> None:
         records.prefill_engine[request], records.decode_engine[request] = "p-0", "d-0"
     told = TimeSeries()
     for instant in range(30_000):
-        told.tell(instant, 1 + instant % 2)
+        told.record(instant, 1 + instant % 2)
     recording = Recording((LinkCourse("l", 2, told),))
     written = 0
 

@@ -28,9 +28,9 @@ from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
-    TokenCame,
 )
 from pdflow.routing.governed import Rules
 from pdflow.routing.hedging import HedgingRouter
@@ -47,7 +47,7 @@ def test_the_first_attempt_that_answers_streams_and_the_other_is_dropped() -> No
     it = streamed()
     assert it.is_candidate(A)
     assert it.is_candidate(B)
-    assert [it.piece_came(attempt) for attempt in (B, A, B, A)] == [
+    assert [it.piece_arrived(attempt) for attempt in (B, A, B, A)] == [
         PieceUse.FIRST,
         PieceUse.DROP,
         PieceUse.PASS,
@@ -60,9 +60,9 @@ def test_the_first_attempt_that_answers_streams_and_the_other_is_dropped() -> No
 def test_an_attempt_that_streamed_stays_the_one_when_its_leg_has_failed() -> None:
     """Another attempt would start the answer again."""
     it = streamed()
-    it.piece_came(A)
+    it.piece_arrived(A)
     it.leg_ended("decode", A)
-    assert it.piece_came(B) is PieceUse.DROP
+    assert it.piece_arrived(B) is PieceUse.DROP
     assert it.ended("failed") is Ending.BREAK_OFF
 
 
@@ -71,22 +71,22 @@ def test_nothing_follows_the_end(outcome: Any) -> None:
     it = streamed(first_from_prefill=True)
     ending = it.ended(outcome)
     assert ending is (Ending.ERROR if outcome == "failed" else Ending.NOTHING)
-    assert it.piece_came(A) is PieceUse.DROP
+    assert it.piece_arrived(A) is PieceUse.DROP
     assert it.first_token_told(A, False) is None
     assert not it.decode_dispatched(A)
 
 
 def test_nothing_follows_a_whole_answer() -> None:
     it = streamed()
-    it.piece_came(A)
+    it.piece_arrived(A)
     it.whole(A)
-    assert it.piece_came(A) is it.piece_came(B) is PieceUse.DROP
+    assert it.piece_arrived(A) is it.piece_arrived(B) is PieceUse.DROP
     assert not it.is_candidate(A)
 
 
 def test_only_the_attempt_that_streams_has_a_whole_answer() -> None:
     it = streamed()
-    it.piece_came(A)
+    it.piece_arrived(A)
     before = it.fingerprint()
     with pytest.raises(LocalProtocolError):
         it.whole(B)
@@ -115,7 +115,7 @@ def test_without_that_nobody_awaits_anything() -> None:
     assert not it.alone_dispatched(B)
     with pytest.raises(LocalProtocolError):
         it.first_token_told(A, False)
-    assert it.piece_came(B) is PieceUse.FIRST
+    assert it.piece_arrived(B) is PieceUse.FIRST
 
 
 def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
@@ -123,16 +123,16 @@ def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
     it.decode_dispatched(A)
     assert it.first_token_told(A, True) == FirstTokenUse((), ())
     assert it.streaming == A
-    assert it.piece_came(A) is PieceUse.DROP, "D was not told that it ended"
+    assert it.piece_arrived(A) is PieceUse.DROP, "D was not told that it ended"
     assert not it.is_candidate(B)
 
 
 def test_ps_token_comes_too_late_for_an_answer_that_streams() -> None:
     it = streamed(first_from_prefill=True)
     it.alone_dispatched(A)
-    it.piece_came(A)
+    it.piece_arrived(A)
     assert it.first_token_told(B, False) is None
-    assert it.piece_came(A) is PieceUse.PASS
+    assert it.piece_arrived(A) is PieceUse.PASS
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -143,9 +143,9 @@ def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(s
     use = it.first_token_told(B, False)
     assert use == FirstTokenUse((), (A,) if streams else ())
     assert it.is_candidate(A) is not streams
-    assert it.fork().piece_came(A) is (PieceUse.DROP if streams else PieceUse.FIRST)
+    assert it.fork().piece_arrived(A) is (PieceUse.DROP if streams else PieceUse.FIRST)
     assert it.alone_dispatched(C), "this one continues behind it"
-    assert it.piece_came(C) is PieceUse.FIRST
+    assert it.piece_arrived(C) is PieceUse.FIRST
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -170,7 +170,7 @@ class Leg:
     attempt: str
     answers: bool
     """The client's answer comes from it."""
-    tells_first: bool = False
+    returns_first_token: bool = False
     """It is asked for the first token."""
     behind: bool = False
     """It continues behind P's first token."""
@@ -282,14 +282,14 @@ class Served(RuleBasedStateMachine):
             leg.behind = self.answer.first_told
         elif isinstance(effect, DispatchPrefill) and effect.keeps:
             leg.answers = False
-            leg.tells_first = self.ask("prefill_dispatched")
+            leg.returns_first_token = self.ask("prefill_dispatched")
         else:
             leg.behind = self.ask("alone_dispatched", attempt)
         self.legs[leg.role, attempt] = leg
 
     def answered_to_router(self) -> bool:
         """It has handled the report of an attempt that streams."""
-        return bool(self.reported) and not any(isinstance(event, TokenCame) for event in self.queue)
+        return bool(self.reported) and not any(isinstance(event, FirstTokenDelivered) for event in self.queue)
 
     def end(self, leg: Leg, code: Code, ends: bool = False) -> None:
         """The leg has ended: the endpoint will be told."""
@@ -354,7 +354,7 @@ class Served(RuleBasedStateMachine):
     @rule(pick=PICK, last=st.booleans())
     def piece(self, pick: int, last: bool) -> None:
         leg = any_of(self.answering(), pick)
-        piece = self.ask("piece_came", leg.attempt)
+        piece = self.ask("piece_arrived", leg.attempt)
         if piece is PieceUse.DROP:
             leg.dropped = True
             return
@@ -373,13 +373,13 @@ class Served(RuleBasedStateMachine):
 
     def report(self, attempt: str) -> None:
         self.reported.append(attempt)
-        self.queue.append(TokenCame(0, attempt))
+        self.queue.append(FirstTokenDelivered(0, attempt))
 
     @precondition(lambda self: self.prefilling())
     @rule(pick=PICK, ends=SELDOM)
     def prefill_answers(self, pick: int, ends: bool) -> None:
         leg = any_of(self.prefilling(), pick)
-        use = self.ask("first_token_told", leg.attempt, ends) if leg.tells_first else None
+        use = self.ask("first_token_told", leg.attempt, ends) if leg.returns_first_token else None
         if use is not None:
             assert not any((self.received, self.has_first, self.whole))
             self.has_first = self.answer.streams
@@ -387,13 +387,13 @@ class Served(RuleBasedStateMachine):
                 self.report(leg.attempt)
                 self.received.append(leg.attempt)
                 self.whole = True
-            for attempt in use.tell:
-                self.tell(attempt)
+            for attempt in use.forward:
+                self.forward(attempt)
             for attempt in use.cancel:
                 self.cancel(attempt)
         self.end(leg, Code.NONE, ends and use is not None)
 
-    def tell(self, attempt: str) -> None:
+    def forward(self, attempt: str) -> None:
         self.told[attempt] += 1
         for leg in (*self.legs.values(), *self.late):
             if (leg.role, leg.attempt) == ("decode", attempt):

@@ -142,7 +142,7 @@ def test_it_remembers_no_more_than_the_engine_can() -> None:
     assert len(it.known[0]) == len(it.holders) == 4
 
 
-def test_an_engine_that_came_up_empty_has_nothing() -> None:
+def test_a_restarted_engine_has_no_cached_prefixes() -> None:
     it, session = prefix_aware(2), SessionAffinity(2)
     it.choose(asked(0, 40, (1, 2)), None)
     it.forget(0)

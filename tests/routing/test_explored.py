@@ -25,9 +25,9 @@ from pdflow.routing.events import (
     EngineJoins,
     EngineLeaves,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
-    TokenCame,
 )
 from pdflow.routing.failure import after_failure
 from pdflow.routing.governed import GovernedRouter
@@ -89,7 +89,10 @@ def moves(state: State, answer: Make) -> Iterator[tuple[Any, State]]:
             if (hedged or failures or deaths) and request not in {begun for begun, _ in state.begun} | set(
                 state.answered
             ):
-                yield TokenCame(request, request_id), state._replace(begun=state.begun | {(request, request_id)})
+                yield (
+                    FirstTokenDelivered(request, request_id),
+                    state._replace(begun=state.begun | {(request, request_id)}),
+                )
         if failures:
             fewer = rest._replace(budget=(failures - 1, gone, deaths, leaves))
             bad = PrefillAnswered(request_id, None, Code.IO) if role(leg.effect) == "prefill" else None
@@ -203,8 +206,8 @@ def forgets_the_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hedging, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
 
 
-def hears_no_late_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HedgingRouter, "_token_came_late", lambda self, request: ())
+def ignores_late_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HedgingRouter, "_late_first_token", lambda self, request: ())
 
 
 def never_leaves(patch: pytest.MonkeyPatch) -> None:
@@ -222,7 +225,7 @@ def keeps_the_number(patch: pytest.MonkeyPatch) -> None:
         (answers_for_each, "are at work", (0, 0, 0, 0)),
         (never_leaves, "d-0|p-0", (0, 0, 0, 1)),
         (forgets_the_token, "has the start of an answer", (1, 0, 0, 0)),
-        (hears_no_late_token, "by another attempt|has the start of an answer", (1, 0, 0, 0)),
+        (ignores_late_tokens, "by another attempt|has the start of an answer", (1, 0, 0, 0)),
         (keeps_the_number, "is dispatched a second time", (2, 0, 0, 0)),
     ],
 )

@@ -33,9 +33,9 @@ def reports(role: Any, index: int, life: str = "") -> EngineReported:
     return EngineReported(role, index, EngineInfo(f"{role[0]}-{index}{life}", Shards(1, 1, 16)))
 
 
-def members_by_hand(heard: list[tuple[int, Seat]], now: int) -> set[Seat]:
+def members_by_hand(report_log: list[tuple[int, Seat]], now: int) -> set[Seat]:
     """Whoever has reported within the last while."""
-    return {seat for at, seat in heard if now - at < SILENCE}
+    return {seat for at, seat in report_log if now - at < SILENCE}
 
 
 def test_as_in_the_original_it_is_five_seconds_for_three() -> None:
@@ -48,18 +48,18 @@ SEATS: list[Seat] = [("prefill", 0), ("prefill", 1), ("decode", 0), ("decode", 1
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([None, *SEATS])), max_size=40))
 def test_a_member_is_who_has_reported_lately(steps: list[tuple[int, Seat | None]]) -> None:
-    roll, heard, now = Roll(SILENCE), list[tuple[int, Seat]](), 0
+    roll, report_log, now = Roll(SILENCE), list[tuple[int, Seat]](), 0
     for gap, seat in steps:
-        before = members_by_hand(heard, now)
+        before = members_by_hand(report_log, now)
         now += gap
         gone = roll.pass_to(now)
-        assert set(gone) == before - members_by_hand(heard, now)
+        assert set(gone) == before - members_by_hand(report_log, now)
         assert len(gone) == len(set(gone))
         if seat is not None:
             roll.reported(seat)
-            heard.append((now, seat))
-        assert set(roll.members) == members_by_hand(heard, now)
-        assert [seat in roll for seat in SEATS] == [seat in members_by_hand(heard, now) for seat in SEATS]
+            report_log.append((now, seat))
+        assert set(roll.members) == members_by_hand(report_log, now)
+        assert [seat in roll for seat in SEATS] == [seat in members_by_hand(report_log, now) for seat in SEATS]
         assert roll.fork().fingerprint() == roll.fingerprint()
 
 
@@ -90,7 +90,7 @@ def test_only_members_get_legs_and_every_client_is_answered_once(
     governed: Make, answer: Make, steps: list[Any], policy: str, dispatch: str, options: dict[str, Any]
 ) -> None:
     it = governed(policy=policy, dispatch=dispatch, max_attempts=3, silence_ns=SILENCE, **options)
-    heard: list[tuple[int, Seat]] = []
+    report_log: list[tuple[int, Seat]] = []
     out: set[Seat] = set()
     at_work: dict[tuple[str, str], Any] = {}
     arrived, answered, now = 0, list[int](), 0
@@ -103,7 +103,7 @@ def test_only_members_get_legs_and_every_client_is_answered_once(
         event: Any = None
         if what == "report":
             event = reports(args[0][0], args[0][1], args[1])
-            heard.append((now, args[0]))
+            report_log.append((now, args[0]))
         elif what == "arrive":
             event, arrived = RequestArrived(arrived), arrived + 1
         elif what in ("answer", "fail") and at_work:
@@ -119,7 +119,7 @@ def test_only_members_get_legs_and_every_client_is_answered_once(
             (out.add if what == "leave" else out.discard)(args[0])
         if event is None:
             continue
-        allowed = members_by_hand(heard, now) - out
+        allowed = members_by_hand(report_log, now) - out
         effects = it.handle(event, now)
         assert set(legs(effects)) <= allowed
         for effect in effects:

@@ -24,9 +24,9 @@ from pdflow.routing.events import (
     EngineJoins,
     EngineLeaves,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
-    TokenCame,
 )
 
 Make = Callable[..., Any]
@@ -58,11 +58,16 @@ def test_the_first_to_finish_is_the_answer_and_the_other_is_taken_back(hedged: A
     assert hedged.handle(DecodeEnded("r0.1"), 121) == ()
 
 
-def test_what_a_client_hears_the_beginning_of_is_gone_on_with(hedged: Any) -> None:
+def test_the_attempt_that_streams_first_continues(hedged: Any) -> None:
     """The other could only say the same from its start: its legs and blocks are taken back at once."""
-    assert hedged.handle(TokenCame(0, "r0.2"), 120) == (AbortLeg("prefill", 0, "r0.1"), AbortLeg("decode", 0, "r0.1"))
+    assert hedged.handle(FirstTokenDelivered(0, "r0.2"), 120) == (
+        AbortLeg("prefill", 0, "r0.1"),
+        AbortLeg("decode", 0, "r0.1"),
+    )
     assert (hedged.pairs, list(hedged.attempts)) == ({}, ["r0.2"])
-    assert hedged.handle(TokenCame(0, "r0.2"), 121) == hedged.handle(TokenCame(0, "r0.1"), 122) == ()
+    assert (
+        hedged.handle(FirstTokenDelivered(0, "r0.2"), 121) == hedged.handle(FirstTokenDelivered(0, "r0.1"), 122) == ()
+    )
     assert hedged.handle(DecodeEnded("r0.2"), 130)[-1] == Reply(0, "completed", Code.NONE, 2)
 
 
@@ -71,7 +76,7 @@ def test_a_token_of_the_attempt_that_was_taken_back_ends_the_request(hedged: Any
     it = hedged
     it.handle(DecodeEnded("r0.1", Code.STALLED), 110)
     it.handle(RequestArrived(1), 111)
-    assert it.handle(TokenCame(0, "r0.1"), 120)[-1] == Reply(0, "failed", Code.IO, 2)
+    assert it.handle(FirstTokenDelivered(0, "r0.1"), 120)[-1] == Reply(0, "failed", Code.IO, 2)
     assert list(it.by_request) == [1]
 
 
@@ -104,7 +109,7 @@ def test_whoever_leaves_takes_both_along(hedged: Any) -> None:
     assert effects[-1] == Reply(0, "cancelled", Code.CANCELLED, 2)
 
 
-@pytest.mark.parametrize("event", [TokenCame(0, "r0.1"), DecodeEnded("r0.1"), ClientGone(0)])
+@pytest.mark.parametrize("event", [FirstTokenDelivered(0, "r0.1"), DecodeEnded("r0.1"), ClientGone(0)])
 def test_who_has_a_token_or_needs_none_is_not_hedged(governed: Make, event: Any) -> None:
     it = governed(hedge_after_ns=AFTER)
     it.handle(RequestArrived(0), 0)
@@ -155,7 +160,9 @@ EVENTS = st.one_of(
     st.builds(EngineLost, ENGINES),
     st.builds(EngineLeaves, ENGINES),
     st.builds(EngineJoins, ENGINES),
-    st.builds(lambda request, number: TokenCame(request, f"r{request}.{number}"), REQUESTS, st.integers(1, 4)),
+    st.builds(
+        lambda request, number: FirstTokenDelivered(request, f"r{request}.{number}"), REQUESTS, st.integers(1, 4)
+    ),
     st.just(TimeReached()),
     st.just("answer"),
 )
@@ -195,7 +202,7 @@ class Played:
             if event.request in self.arrived:
                 return ()
             self.arrived.add(event.request)
-        if isinstance(event, TokenCame):
+        if isinstance(event, FirstTokenDelivered):
             attempt = (DispatchPrefill, event.request_id), (DispatchDecode, event.request_id)
             known = any(leg in self.ids for leg in (*attempt, (DispatchAlone, event.request_id)))
             if not known or event.request in self.begun or self.replies[event.request]:

@@ -21,9 +21,9 @@ from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
-    TokenCame,
 )
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.policy import Choice
@@ -145,7 +145,7 @@ def test_a_started_answer_is_not_begun_again(failure: Any) -> None:
     """Its client would receive two beginnings; so the failure is the request's, whatever attempts are left."""
     it = router(max_attempts=3)
     it.handle(RequestArrived(0), 0)
-    assert it.handle(TokenCame(0, "r0.1"), 1) == ()
+    assert it.handle(FirstTokenDelivered(0, "r0.1"), 1) == ()
     *aborts, reply = it.handle(failure, 2)
     assert (reply.outcome, reply.attempts) == ("failed", 1)
     assert all(isinstance(effect, AbortLeg) for effect in aborts)
@@ -155,9 +155,9 @@ def test_a_started_answer_is_not_begun_again(failure: Any) -> None:
 def test_a_started_answer_ends_as_any_other() -> None:
     it = router()
     it.handle(RequestArrived(0), 0)
-    it.handle(TokenCame(0, "r0.1"), 1)
+    it.handle(FirstTokenDelivered(0, "r0.1"), 1)
     assert it.handle(DecodeEnded("r0.1"), 2)[-1] == Reply(0, "completed", Code.NONE, 1)
-    assert it.handle(TokenCame(0, "r0.1"), 3) == ()
+    assert it.handle(FirstTokenDelivered(0, "r0.1"), 3) == ()
 
 
 def test_a_token_of_an_attempt_that_was_taken_back_ends_the_request() -> None:
@@ -165,7 +165,7 @@ def test_a_token_of_an_attempt_that_was_taken_back_ends_the_request() -> None:
     it = router(max_attempts=3)
     it.handle(RequestArrived(0), 0)
     it.handle(DecodeEnded("r0.1", Code.EXPIRED), 1)
-    assert it.handle(TokenCame(0, "r0.1"), 2) == (
+    assert it.handle(FirstTokenDelivered(0, "r0.1"), 2) == (
         AbortLeg("prefill", 1, "r0.2"),
         AbortLeg("decode", 1, "r0.2"),
         Reply(0, "failed", Code.IO, 2),
@@ -291,7 +291,11 @@ EVENTS = st.one_of(
     st.builds(DecodeEnded, st.builds("r{}.{}".format, st.integers(0, 5), st.integers(1, 3)), st.sampled_from(Code)),
     st.builds(EngineChanged, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"]), st.booleans()),
     st.builds(EngineLost, st.sampled_from(["p-0", "p-1", "d-0", "d-1", "d-2"])),
-    st.builds(lambda request, number: TokenCame(request, f"r{request}.{number}"), st.integers(0, 5), st.integers(1, 3)),
+    st.builds(
+        lambda request, number: FirstTokenDelivered(request, f"r{request}.{number}"),
+        st.integers(0, 5),
+        st.integers(1, 3),
+    ),
 )
 
 
@@ -392,7 +396,7 @@ def test_any_order_of_events(data: st.DataObject, policy: Any, dispatch: Any, ma
             leg = data.draw(st.sampled_from(decodes))
             if leg.request not in begun and not replies[leg.request]:
                 begun[leg.request] = leg.request_id
-                feed(TokenCame(leg.request, leg.request_id))
+                feed(FirstTokenDelivered(leg.request, leg.request_id))
         elif what == "gone" and arrived:
             feed(ClientGone(data.draw(st.integers(0, arrived - 1))))
         elif what == "engine":

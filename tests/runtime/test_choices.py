@@ -26,7 +26,7 @@ class SlowClient:
 
     def __init__(self) -> None:
         self.begun = False
-        self.heard: list[bytes] = []
+        self.sent: list[bytes] = []
         self._sending = False
 
     async def begin(self, status: int, headers: Any) -> None:
@@ -38,7 +38,7 @@ class SlowClient:
         for _ in range(3):
             await trio.sleep(0)
         self._sending = False
-        self.heard.append(data)
+        self.sent.append(data)
 
     async def end(self) -> None:
         pass
@@ -66,7 +66,7 @@ async def test_events_of_several_answers_are_not_sent_at_once() -> None:
             await several.answer(asked.fields, [[5, 6]], asked.asked)
     client.close()
     texts = ["", "", "", ""]
-    for event in slow.heard[:-1]:
+    for event in slow.sent[:-1]:
         (choice,) = msgspec.json.decode(event.removeprefix(b"data: "))["choices"]
         texts[choice["index"]] += choice["text"]
     assert texts == ["01234"] * 4

@@ -28,7 +28,7 @@ SHAPE = KvShape(2, 2, 64, 4, 16)
 SHARDS = Shards(1, 1, 16)
 
 
-class Heard(Rank):
+class RecordingRank(Rank):
     """A rank whose endpoint takes note."""
 
     def __init__(self, engine: str, transport: MakeTransport) -> None:
@@ -55,14 +55,14 @@ class Heard(Rank):
 @asynccontextmanager
 async def fenced(
     transport: MakeTransport, tamper: Callable[[bytes], bytes] = lambda metadata: metadata
-) -> AsyncIterator[tuple[Heard, Heard]]:
+) -> AsyncIterator[tuple[RecordingRank, RecordingRank]]:
     """P and D, which has fenced P at generation 5 and been met anew."""
-    p, d = Heard("p", transport), Heard("d", transport)
+    p, d = RecordingRank("p", transport), RecordingRank("d", transport)
     p.view[:] = b"\xff" * len(p.view)
     async with trio.open_nursery() as nursery:
         for rank in (p, d):
             await nursery.start(rank.transport.run)
-        await p.meet("d.r0", d.metadata_for("p.r0"))
+        await p.connect("d.r0", d.metadata_for("p.r0"))
         assert await p.writes(5)
         d.view[:] = bytes(len(d.view))
         d.fence("p.r0", 5)
@@ -70,7 +70,7 @@ async def fenced(
         with trio.fail_after(60):
             while "d.r0" in p.peers and transport is ClosingTransport:
                 await trio.sleep(0.001)
-        await p.meet("d.r0", tamper(d.metadata_for("p.r0")))
+        await p.connect("d.r0", tamper(d.metadata_for("p.r0")))
         yield p, d
         for rank in (p, d):
             await rank.transport.aclose()

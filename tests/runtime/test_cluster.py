@@ -240,11 +240,11 @@ async def test_a_stop_waits_for_no_lease_of_kv_that_nobody_is_left_to_fetch(tmp_
     with served(tmp_path, QUICKSTART, "pool.prefill.replicas=1", "pool.decode.replicas=1") as cluster:
         where = re.compile(r"who=prefill-0 .*takes requests at [\d.]+:(\d+)")
         with trio.fail_after(5):
-            while not (heard := where.search(cluster.log.read_text())):
+            while not (match := where.search(cluster.log.read_text())):
                 await trio.sleep(0.01)
         params = {"do_remote_decode": True, "pdflow": {"xid": "x"}}
         body = msgspec.json.encode({"prompt": prompt(50), "max_tokens": 1, "kv_transfer_params": params})
-        engine = Served(cluster.process, f"http://127.0.0.1:{heard[1]}", cluster.log)
+        engine = Served(cluster.process, f"http://127.0.0.1:{match[1]}", cluster.log)
         status, answer = await engine.exchange("POST", "/v1/completions", body)
         assert status == 200, answer
         assert (await blocks_in_use(cluster))["prefill-0"]

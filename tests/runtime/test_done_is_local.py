@@ -142,7 +142,7 @@ async def test_a_notification_follows_every_piece(transport: MakeTransport, righ
 def test_an_endpoint_that_is_configured_otherwise_is_not_served(model: TorchModel) -> None:
     builder = LiveBuilder(cluster(), TcpTransport)
     assert builder.done_is_remote
-    builder.transport = lambda me, tell: Held(me, tell, {}.__getitem__, "local")  # type: ignore[assignment]
+    builder.transport = lambda me, on_event: Held(me, on_event, {}.__getitem__, "local")  # type: ignore[assignment]
     with pytest.raises(AssertionError, match=r"prefill-0\.r0: DONE is local"):
         builder.prefill_node("prefill-0", model)
 

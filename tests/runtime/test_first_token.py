@@ -98,7 +98,7 @@ async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: s
     async with house(with_first(f"transfer.method={method}"), model) as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
         params = KvParams(home.p.config.info, "x-r", "r", 0)
-        for tells in (False, True):
+        for is_known in (False, True):
             prefill = home.p.begin("r", "x-r", prompt(100), sampling)
             leg = home.d.begin("r", params, prompt(100), sampling, first_follows=True)
             with trio.fail_after(20):
@@ -106,9 +106,9 @@ async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: s
                 while home.d.decoding.stage_of("r") is not DecodeStage.LOADED:
                     await trio.sleep(0.01)
             assert leg.job.seq.phase is Phase.LOADING, "its KV is here, and it does not decode yet"
-            if tells:
+            if is_known:
                 assert prefill.token is not None
-                home.d.tell_first(leg, prefill.token.token)
+                home.d.set_first_token(leg, prefill.token.token)
                 answer = await answer_of(leg)
                 alone = await home.ask_alone("a", prompt(100), sampling)
                 assert [prefill.token.token, *answer.tokens] == alone.tokens

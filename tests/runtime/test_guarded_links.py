@@ -22,7 +22,7 @@ from pdflow_runtime.security.proving import MAGIC, Proof
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls, tls_of
 from tests.runtime.support.house import cluster
-from tests.runtime.test_links import CANCEL, met, sides
+from tests.runtime.test_links import CANCEL, connected, sides
 
 SECRET = Secret(b"what all parts of this cluster know")
 OTHER = Secret(b"what parts of another cluster know")
@@ -32,10 +32,10 @@ HELLO = encode_frame(Hello("d.r0", 100, 1, 0, "p.r0", b"a token"))
 @pytest.mark.trio
 async def test_who_knows_the_secret_is_a_peer() -> None:
     async with sides("d", "p", secret=SECRET) as (d, p):
-        await met(d, p)
-        assert d.memory.met == [("p.r0", b"about p.r0")]
+        await connected(d, p)
+        assert d.memory.connected == [("p.r0", b"about p.r0")]
         d.links.send(d.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+        assert await p.endpoint.get(Received) == [Received("d.r0", 100, CANCEL)]
 
 
 @pytest.mark.parametrize("theirs", [None, OTHER])
@@ -44,17 +44,17 @@ async def test_who_does_not_know_it_is_no_peer_on_either_side(
     theirs: Secret | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sides("d", "p", "friend", secret=SECRET) as (d, p, friend):
-        await met(friend, p)
+        await connected(friend, p)
         d.links.secret = theirs
         d.links.handshake(d.port, Handshake("p.r0"))
-        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
         p.links.book["d"] = ("127.0.0.1", d.tcp)
         p.links.handshake(p.port, Handshake("d.r0"))
-        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
+        assert await p.endpoint.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
         friend.links.send(friend.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("friend.r0", 102, CANCEL)]
-        assert not [event for event in p.heard.events if type(event) is PeerLost]
-        assert d.memory.met == []
+        assert await p.endpoint.get(Received) == [Received("friend.r0", 102, CANCEL)]
+        assert not [event for event in p.endpoint.events if type(event) is PeerLost]
+        assert d.memory.connected == []
     told = " ".join(record.getMessage() for record in caplog.records)
     assert ("there is none here" if theirs is None else "it does not know the secret") in told
 
@@ -62,23 +62,23 @@ async def test_who_does_not_know_it_is_no_peer_on_either_side(
 @pytest.mark.trio
 async def test_memories_are_not_described_to_an_unauthenticated_peer() -> None:
     """An impostor where a peer was said to hear: all that he is told is a nonce."""
-    heard = bytearray()
+    received = bytearray()
 
     async def impostor(stream: trio.SocketStream) -> None:
-        heard.extend(await stream.receive_some())
+        received.extend(await stream.receive_some())
         await stream.send_all(bytes(64))
         async for data in stream:
-            heard.extend(data)
+            received.extend(data)
 
     async with sides("d", secret=SECRET) as (d,), trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, impostor, [listener])
         d.links.book["p"] = listener.socket.getsockname()[:2]
         d.links.handshake(d.port, Handshake("p.r0"))
-        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
         nursery.cancel_scope.cancel()
-    assert heard.startswith(MAGIC)
-    assert len(heard) == len(MAGIC) + 32
+    assert received.startswith(MAGIC)
+    assert len(received) == len(MAGIC) + 32
 
 
 async def greeted() -> tuple[bytes, bytes]:
@@ -91,14 +91,14 @@ async def greeted() -> tuple[bytes, bytes]:
 
     async def accept() -> None:
         await links[1].prove(False)
-        hello = await links[1].hear_hello()
+        hello = await links[1].receive_hello()
         await links[1].send_hello(encode_frame(Hello("p.r0", 101, 2, hello.nonce, "d.r0")))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
         await links[0].prove(True)
         await links[0].send_hello(HELLO)
-        assert (await links[0].hear_hello()).address == "p.r0"
+        assert (await links[0].receive_hello()).address == "p.r0"
     return bytes(sent[0]), bytes(sent[1])
 
 
@@ -120,7 +120,7 @@ async def accepts(data: bytes) -> bool:
     await one.send_eof()
     try:
         await link.prove(False)
-        await link.hear_hello()
+        await link.receive_hello()
     except ValueError:
         return False
     return True
@@ -206,11 +206,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
 @pytest.mark.trio
 async def test_streams_may_go_by_tls(tls: Callable[[str], Tls]) -> None:
     async with sides("d", "p", secret=SECRET, tls=tls("ours")) as (d, p):
-        await met(d, p)
+        await connected(d, p)
         for _ in range(100):
             d.links.send(d.port, Send("p.r0", CANCEL))
             p.links.send(p.port, Send("d.r0", CANCEL))
-        assert len(await p.heard.get(Received, 100)) == len(await d.heard.get(Received, 100)) == 100
+        assert len(await p.endpoint.get(Received, 100)) == len(await d.endpoint.get(Received, 100)) == 100
 
 
 @pytest.mark.parametrize("theirs", ["another", None])
@@ -219,13 +219,13 @@ async def test_who_has_no_certificate_of_our_authority_is_no_peer(
     theirs: str | None, tls: Callable[[str], Tls], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sides("d", "p", "friend", secret=SECRET, tls=tls("ours")) as (d, p, friend):
-        await met(friend, p)
+        await connected(friend, p)
         d.links.tls = None if theirs is None else tls(theirs)
         d.links.handshake(d.port, Handshake("p.r0"))
-        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded("p.r0", False, 0)]
         friend.links.send(friend.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("friend.r0", 102, CANCEL)]
-        assert not [event for event in p.heard.events if type(event) is PeerLost]
+        assert await p.endpoint.get(Received) == [Received("friend.r0", 102, CANCEL)]
+        assert not [event for event in p.endpoint.events if type(event) is PeerLost]
     assert [record for record in caplog.records if "a stream is refused" in record.getMessage()]
 
 

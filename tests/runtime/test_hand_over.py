@@ -91,7 +91,7 @@ async def test_kv_of_another_prompt_is_refused(model: TorchModel) -> None:
 
 
 @pytest.mark.trio
-async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_depend_on_the_transferred_kv(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of all tests here: were D to compute the prompt itself, whatever KV it got would do."""
     for node in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"pdflow_runtime.nodes.{node}.digest_of", lambda tokens, weights: 7)
@@ -106,7 +106,7 @@ async def test_tokens_follow_from_the_kv_that_came(model: TorchModel, monkeypatc
 
 @pytest.mark.parametrize(("method", "whose"), [("nixl-push", "p"), ("nixl-push", "d"), ("nixl-pull", "d")])
 @pytest.mark.trio
-async def test_a_memory_that_is_lost_is_met_anew(method: str, whose: str, model: TorchModel) -> None:
+async def test_a_lost_memory_is_reconnected(method: str, whose: str, model: TorchModel) -> None:
     """Though the stream of frames lives: READs of a peer whose transport had broken failed for good."""
     async with house(cluster(f"transfer.method={method}"), model, "tcp") as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
@@ -227,5 +227,5 @@ async def test_a_prefill_engine_that_has_started_anew_elsewhere_is_served_from_a
         (at,) = home.d.links.book.values()
         home.d.links.book["prefill-0"] = ("127.0.0.1", 1)
         assert await home.ask("r", prompt(20), sampling) == ([], Code.UNREACHABLE)
-        await home.d.links.learn("prefill-0", *at)
+        await home.d.links.update_address("prefill-0", *at)
         assert (await home.ask("s", prompt(20), sampling)).code is Code.NONE

@@ -16,7 +16,7 @@ from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
 from tests.runtime.http.world import LOCAL
-from tests.runtime.test_router_node import Town, counted, heard_of_one_request, settled, town
+from tests.runtime.test_router_node import Town, counted, exchange_one_request, settled, town
 
 SOON = 1
 FIRST = FirstToken(17, "cmpl-a", 5)
@@ -34,12 +34,12 @@ def told(text: bytes, ends: bool = False) -> tuple[int, bytes]:
     return 200, msgspec.json.encode({"kv_transfer_params": kv_params, "pdflow": first})
 
 
-async def heard(built: Town, turns: int = 6) -> bytes:
+async def received(built: Town, turns: int = 6) -> bytes:
     """What one client hears, where it comes to an end."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def ask() -> None:
-        heard.append(await heard_of_one_request(built))
+        received.append(await exchange_one_request(built))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -50,7 +50,7 @@ async def heard(built: Town, turns: int = 6) -> bytes:
     await settled()
     built.turn()
     assert not built.node.calls
-    return b"".join(heard)
+    return b"".join(received)
 
 
 def texts(answer: bytes) -> list[Any]:
@@ -75,7 +75,7 @@ async def test_a_late_request_has_a_second_attempt_and_the_first_to_speak_is_the
     """Both legs of the other are hung up on, long before the answer has ended."""
     async with town(hedge_after_ns=SOON) as built:
         built.answer_pieces["decode-1"] = [event("a"), event("b") + DONE]
-        assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
+        assert texts(await received(built)) == [{"text": "a"}, {"text": "b"}]
         assert sorted(built.asked) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
         assert sorted(built.left) == ["decode-0", "prefill-0", "prefill-1"]
         assert counted(built, "completed", "none") == 1
@@ -95,11 +95,11 @@ async def test_who_speaks_is_not_late() -> None:
 
 
 @pytest.mark.trio
-async def test_of_two_that_speak_at_once_one_is_heard() -> None:
+async def test_of_two_simultaneous_answers_one_is_streamed() -> None:
     async with town(hedge_after_ns=SOON) as built:
         both = [event("a"), event("b") + DONE]
         built.answer_pieces.update({"decode-0": both, "decode-1": both})
-        assert texts(await heard(built)) == [{"text": "a"}, {"text": "b"}]
+        assert texts(await received(built)) == [{"text": "a"}, {"text": "b"}]
         assert counted(built, "completed", "none") == 1
 
 
@@ -108,36 +108,36 @@ async def test_if_one_of_two_fails_the_other_is_waited_for() -> None:
     async with town(hedge_after_ns=SOON) as built:
         built.replies["decode-0"] = [(503, b"{}")]
         built.answer_pieces["decode-1"] = [event("a") + DONE]
-        assert texts(await heard(built)) == [{"text": "a"}]
+        assert texts(await received(built)) == [{"text": "a"}]
 
 
 @pytest.mark.trio
 async def test_who_hangs_up_leaves_neither_of_two() -> None:
     async with town(hedge_after_ns=SOON) as built:
-        assert await heard(built, turns=3) == b""
+        assert await received(built, turns=3) == b""
         assert sorted(built.left) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
 
 
 @pytest.mark.trio
 async def test_ps_token_is_given_at_once_and_d_goes_on_behind_it() -> None:
-    async with town(dispatch="sequential", tells_first=True) as built:
+    async with town(dispatch="sequential", returns_first_token=True) as built:
         built.replies["prefill-0"] = [told(event("P"))]
         async with await trio.open_tcp_stream(LOCAL, built.port) as stream, trio.open_nursery() as nursery:
-            heard_so_far = bytearray()
+            received_so_far = bytearray()
 
-            async def hear() -> None:
+            async def receive() -> None:
                 async for piece in stream:
-                    heard_so_far.extend(piece)
+                    received_so_far.extend(piece)
 
             body = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
             await stream.send_all(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
             )
-            nursery.start_soon(hear)
+            nursery.start_soon(receive)
             await settled()
             built.turn()
             await settled()
-            assert event("P") in heard_so_far, "D has not been asked yet"
+            assert event("P") in received_so_far, "D has not been asked yet"
             assert built.asked == ["prefill-0"]
             nursery.cancel_scope.cancel()
         (asked,) = built.bodies["prefill-0"]
@@ -149,7 +149,7 @@ async def test_ps_token_is_given_at_once_and_d_goes_on_behind_it() -> None:
 @pytest.mark.trio
 async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_with_it(dispatch: str) -> None:
     """Whatever the other P would have said."""
-    async with town(dispatch=dispatch, tells_first=True) as built:
+    async with town(dispatch=dispatch, returns_first_token=True) as built:
         built.replies["prefill-0"] = [told(event("P"))]
         built.replies["prefill-1"] = [told(event("Q"))]
         if dispatch == "sequential":
@@ -158,7 +158,7 @@ async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_wit
         answers: list[bytes] = []
 
         async def ask() -> None:
-            answers.append(await heard_of_one_request(built))
+            answers.append(await exchange_one_request(built))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -182,12 +182,12 @@ async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_wit
 
 @pytest.mark.trio
 async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> None:
-    async with town(dispatch="sequential", tells_first=True) as built:
+    async with town(dispatch="sequential", returns_first_token=True) as built:
         built.replies["prefill-0"] = [told(event("P"))]
         built.replies["decode-0"] = [(503, b"{}")]
         built.replies["prefill-1"] = [(503, b"{}")]
-        *heard_before, error = texts(await heard(built, turns=8))
-        assert heard_before == [{"text": "P"}]
+        *received_before, error = texts(await received(built, turns=8))
+        assert received_before == [{"text": "P"}]
         assert error["error"]["message"] == "the answer broke off"
         assert counted(built, "failed", "io") == 1
 
@@ -195,9 +195,9 @@ async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> No
 @pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
 @pytest.mark.trio
 async def test_an_answer_that_ends_with_ps_token_needs_no_d(dispatch: str) -> None:
-    async with town(dispatch=dispatch, tells_first=True) as built:
+    async with town(dispatch=dispatch, returns_first_token=True) as built:
         built.replies["prefill-0"] = [told(event("P") + DONE, ends=True)]
-        assert texts(await heard(built)) == [{"text": "P"}]
+        assert texts(await received(built)) == [{"text": "P"}]
         assert built.left == (["decode-0"] if dispatch == "concurrent" else [])
         assert counted(built, "completed", "none") == 1
 
@@ -205,11 +205,11 @@ async def test_an_answer_that_ends_with_ps_token_needs_no_d(dispatch: str) -> No
 @pytest.mark.trio
 async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
     """One P has told its token; the other attempt's is not even asked for one."""
-    async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
+    async with town(dispatch="sequential", returns_first_token=True, hedge_after_ns=SOON) as built:
         built.replies["prefill-0"] = [told(event("P"))]
         built.replies["prefill-1"] = [told(event("Q"))]
         built.answer_pieces["decode-1"] = [event("D") + DONE]
-        assert texts(await heard(built, turns=8)) in ([{"text": "P"}, {"text": "D"}], [{"text": "Q"}, {"text": "D"}])
+        assert texts(await received(built, turns=8)) in ([{"text": "P"}, {"text": "D"}], [{"text": "Q"}, {"text": "D"}])
         assert built.left == ["decode-0"]
         for name in ("decode-0", "decode-1"):
             assert built.bodies[name][0]["pdflow"]["first"]["token"] == FIRST.token
@@ -218,11 +218,11 @@ async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
 @pytest.mark.trio
 async def test_an_engine_that_computes_the_prompt_itself_does_not_start_the_answer_again() -> None:
     """It is asked first, and has no token when the hedge's P tells its own."""
-    async with town(dispatch="sequential", tells_first=True, hedge_after_ns=SOON) as built:
+    async with town(dispatch="sequential", returns_first_token=True, hedge_after_ns=SOON) as built:
         built.node.router.rules = Rules(disaggregation=Disaggregation(((100,), (0,))))
         built.replies["prefill-0"] = [told(event("P"))]
         built.answer_pieces["decode-1"] = [event("D") + DONE]
-        assert texts(await heard(built, turns=8)) == [{"text": "P"}, {"text": "D"}]
+        assert texts(await received(built, turns=8)) == [{"text": "P"}, {"text": "D"}]
         assert built.asked == ["decode-0", "prefill-0", "decode-1"]
         assert built.left == ["decode-0"]
         assert counted(built, "completed", "none") == 1

@@ -25,7 +25,7 @@ from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
 
 
-class Heard:
+class RecordingEndpoint:
     """An endpoint that only remembers."""
 
     timed = False
@@ -53,13 +53,13 @@ class Memory:
     def __init__(self, address: str) -> None:
         self.address = address
         self.transport = SimpleNamespace(fences="revoke")
-        self.met: list[tuple[str, bytes]] = []
+        self.connected: list[tuple[str, bytes]] = []
 
     def metadata_for(self, peer: str) -> bytes:
         return f"about {self.address}".encode()
 
-    async def meet(self, peer: str, metadata: bytes) -> None:
-        self.met.append((peer, metadata))
+    async def connect(self, peer: str, metadata: bytes) -> None:
+        self.connected.append((peer, metadata))
         if peer == "unreachable.r0":
             raise ValueError("no such memory")
 
@@ -69,10 +69,10 @@ class Side:
 
     def __init__(self, engine: str, incarnation: int, guarded: dict[str, Any]) -> None:
         self.node = LiveNode(engine)
-        self.heard = Heard()
+        self.endpoint = RecordingEndpoint()
         self.address = f"{engine}.r0"
         self.memory = Memory(self.address)
-        self.port: Port = self.node.add(self.address, self.heard, incarnation)
+        self.port: Port = self.node.add(self.address, self.endpoint, incarnation)
         self.links = RankLinks(self.node, {self.address: self.memory})  # type: ignore[dict-item]
         self.links.secret, self.links.tls = guarded.get("secret"), guarded.get("tls")
         self.tcp = 0
@@ -94,28 +94,28 @@ async def sides(*engines: str, **guarded: Any) -> AsyncIterator[list[Side]]:
         nursery.cancel_scope.cancel()
 
 
-async def met(d: Side, p: Side) -> None:
+async def connected(d: Side, p: Side) -> None:
     d.links.handshake(d.port, Handshake(p.address))
-    assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, True, p.port.incarnation)]
+    assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded(p.address, True, p.port.incarnation)]
 
 
 CANCEL = Cancel(Reg("d", 100, 1, "r"), 1)
 
 
 @pytest.mark.trio
-async def test_hello_tells_both_sides_who_speaks_and_how_its_memory_is_reached() -> None:
+async def test_hello_carries_the_address_and_memory_metadata_both_ways() -> None:
     async with sides("d", "p") as (d, p):
-        await met(d, p)
-        assert d.memory.met == [("p.r0", b"about p.r0")]
+        await connected(d, p)
+        assert d.memory.connected == [("p.r0", b"about p.r0")]
         p.links.handshake(p.port, Handshake("d.r0"))
-        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded("d.r0", True, 100)]
-        assert p.memory.met == [("d.r0", b"about d.r0")]
+        assert await p.endpoint.get(HandshakeEnded) == [HandshakeEnded("d.r0", True, 100)]
+        assert p.memory.connected == [("d.r0", b"about d.r0")]
         for number in range(50):
             d.links.send(d.port, Send("p.r0", Release(f"x{number}")))
-        frames = await p.heard.get(Received, 50)
+        frames = await p.endpoint.get(Received, 50)
         assert frames == [Received("d.r0", 100, Release(f"x{number}")) for number in range(50)]
         p.links.send(p.port, Send("d.r0", CANCEL))
-        assert await d.heard.get(Received) == [Received("p.r0", 101, CANCEL)]
+        assert await d.endpoint.get(Received) == [Received("p.r0", 101, CANCEL)]
 
 
 @pytest.mark.trio
@@ -125,7 +125,7 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
         d.links.book["impostor"] = ("127.0.0.1", p.tcp)
         for peer in ("nowhere.r0", "impostor.r0", "unheard-of.r0"):
             d.links.handshake(d.port, Handshake(peer))
-        ended = await d.heard.get(HandshakeEnded, 3)
+        ended = await d.endpoint.get(HandshakeEnded, 3)
         assert {(event.peer, event.ok) for event in ended} == {
             ("nowhere.r0", False),
             ("impostor.r0", False),
@@ -133,7 +133,7 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
         }
         p.links.book.clear()
         p.links.handshake(p.port, Handshake("d.r0"))
-        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
+        assert await p.endpoint.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
 @pytest.mark.trio
 async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> None:
     async with sides("d", "p") as (d, p):
-        await met(d, p)
+        await connected(d, p)
         stranger = await trio.open_tcp_stream("127.0.0.1", p.tcp)
         async with stranger:
             await stranger.send_all(data)
@@ -159,8 +159,8 @@ async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> 
                 while await stranger.receive_some():
                     pass
         d.links.send(d.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
-        assert not [event for event in p.heard.events if type(event) is PeerLost]
+        assert await p.endpoint.get(Received) == [Received("d.r0", 100, CANCEL)]
+        assert not [event for event in p.endpoint.events if type(event) is PeerLost]
 
 
 @pytest.mark.trio
@@ -171,13 +171,13 @@ async def test_silent_pending_connections_do_not_keep_peers_out(monkeypatch: pyt
     async with sides("d", "p") as (d, p):
         silent = [await trio.open_tcp_stream("127.0.0.1", p.tcp) for _ in range(4)]
         with trio.fail_after(20):
-            await met(d, p)
+            await connected(d, p)
             assert not await silent[0].receive_some()
             silent += [await trio.open_tcp_stream("127.0.0.1", p.tcp) for _ in range(5)]
             for stream in silent[1:5]:
                 assert not await stream.receive_some()
         d.links.send(d.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+        assert await p.endpoint.get(Received) == [Received("d.r0", 100, CANCEL)]
         for stream in silent:
             await stream.aclose()
 
@@ -193,46 +193,46 @@ def many_blocks() -> bytes:
 @pytest.mark.trio
 async def test_nonsense_behind_hello_ends_that_stream_alone(nonsense: bytes) -> None:
     async with sides("d", "p") as (d, p):
-        await met(d, p)
+        await connected(d, p)
         other = await trio.open_tcp_stream("127.0.0.1", p.tcp)
         async with other:
             await other.send_all(encode_frame(Hello("other.r0", 7, 1, 0, "p.r0")) + encode_frame(CANCEL) + nonsense)
             with trio.fail_after(10):
                 while await other.receive_some():
                     pass
-        assert await p.heard.get(PeerLost) == [PeerLost("other.r0")]
-        assert await p.heard.get(Received) == [Received("other.r0", 7, CANCEL)]
+        assert await p.endpoint.get(PeerLost) == [PeerLost("other.r0")]
+        assert await p.endpoint.get(Received) == [Received("other.r0", 7, CANCEL)]
         d.links.send(d.port, Send("p.r0", CANCEL))
-        assert (await p.heard.get(Received, 2))[1] == Received("d.r0", 100, CANCEL)
+        assert (await p.endpoint.get(Received, 2))[1] == Received("d.r0", 100, CANCEL)
 
 
 @pytest.mark.trio
 async def test_a_broken_stream_is_told_and_a_fence_is_not() -> None:
     async with sides("d", "p") as (d, p):
-        await met(d, p)
+        await connected(d, p)
         d.links.fence(d.port, Fence("p.r0"))
-        assert await p.heard.get(PeerLost) == [PeerLost("d.r0")]
+        assert await p.endpoint.get(PeerLost) == [PeerLost("d.r0")]
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert not [event for event in d.heard.events if type(event) is PeerLost]
+        assert not [event for event in d.endpoint.events if type(event) is PeerLost]
         d.links.send(d.port, Send("p.r0", CANCEL))
         d.links.handshake(d.port, Handshake("p.r0"))
-        await d.heard.get(HandshakeEnded, 2)
+        await d.endpoint.get(HandshakeEnded, 2)
         d.links.send(d.port, Send("p.r0", CANCEL))
-        assert await p.heard.get(Received) == [Received("d.r0", 100, CANCEL)]
+        assert await p.endpoint.get(Received) == [Received("d.r0", 100, CANCEL)]
 
 
 @pytest.mark.trio
 async def test_a_new_stream_of_a_peer_replaces_the_old_one() -> None:
     """A peer that has restarted, or whose old stream nobody has seen break yet."""
     async with sides("d", "p") as (d, p):
-        await met(d, p)
+        await connected(d, p)
         again = await trio.open_tcp_stream("127.0.0.1", p.tcp)
         async with again:
             await again.send_all(encode_frame(Hello("d.r0", 555, 9, 0, "p.r0")) + encode_frame(CANCEL))
-            assert await p.heard.get(PeerLost) == [PeerLost("d.r0")]
-            assert await p.heard.get(Received) == [Received("d.r0", 555, CANCEL)]
+            assert await p.endpoint.get(PeerLost) == [PeerLost("d.r0")]
+            assert await p.endpoint.get(Received) == [Received("d.r0", 555, CANCEL)]
             assert p.links.incarnation_of("p.r0", "d.r0") == 555
-            assert await d.heard.get(PeerLost) == [PeerLost("p.r0")]
+            assert await d.endpoint.get(PeerLost) == [PeerLost("p.r0")]
 
 
 @pytest.mark.trio
@@ -249,28 +249,28 @@ async def test_who_takes_no_frames_is_lost_and_nobody_waits() -> None:
                 p.links.send(p.port, Send("silent.r0", large))
                 if not _ % 1000:
                     await trio.sleep(0)
-            assert await p.heard.get(PeerLost) == [PeerLost("silent.r0")]
+            assert await p.endpoint.get(PeerLost) == [PeerLost("silent.r0")]
 
 
 @pytest.mark.trio
-async def test_a_stream_that_ends_while_memories_meet_is_no_handshake() -> None:
+async def test_a_stream_that_ends_during_connect_fails_the_handshake() -> None:
     """Its end has been told by then: an endpoint that heard of success afterwards would talk to nobody for ever."""
     async with sides("d", "p") as (d, p):
-        meeting, go_on = trio.Event(), trio.Event()
-        meet = d.memory.meet
+        connecting, go_on = trio.Event(), trio.Event()
+        connect = d.memory.connect
 
         async def slowly(peer: str, metadata: bytes) -> None:
-            meeting.set()
+            connecting.set()
             await go_on.wait()
-            await meet(peer, metadata)
+            await connect(peer, metadata)
 
-        d.memory.meet = slowly  # type: ignore[method-assign]
+        d.memory.connect = slowly  # type: ignore[method-assign]
         d.links.handshake(d.port, Handshake(p.address))
-        await meeting.wait()
+        await connecting.wait()
         p.links.fence(p.port, Fence(d.address))
-        await d.heard.get(PeerLost)
+        await d.endpoint.get(PeerLost)
         go_on.set()
-        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
 
 
 @pytest.mark.parametrize("fences", ["close", "revoke"])
@@ -279,23 +279,23 @@ async def test_a_hello_that_may_be_void_leads_nowhere_and_ends_its_stream(fences
     """Where fences close: it may have been said before one, and whoever tries it again would never get there."""
     async with sides("unreachable", "p") as (d, p):
         p.memory.transport.fences = fences
-        await met(d, p)
+        await connected(d, p)
         p.links.handshake(p.port, Handshake(d.address))
-        assert await p.heard.get(HandshakeEnded) == [HandshakeEnded(d.address, False, 0)]
+        assert await p.endpoint.get(HandshakeEnded) == [HandshakeEnded(d.address, False, 0)]
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert bool([event for event in d.heard.events if event == PeerLost(p.address)]) == (fences == "close")
+        assert bool([event for event in d.endpoint.events if event == PeerLost(p.address)]) == (fences == "close")
 
 
 @pytest.mark.trio
-async def test_an_engine_that_hears_elsewhere_now_is_tried_there_before_its_next_request() -> None:
+async def test_a_new_engine_address_is_tried_before_the_next_request() -> None:
     async with sides("d", "p") as (d, p):
         d.links.book["p"] = ("127.0.0.1", 1)
         d.links.handshake(d.port, Handshake(p.address))
-        assert await d.heard.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
         async with trio.open_nursery() as nursery:
             for _ in range(2):
-                nursery.start_soon(d.links.learn, "p", "127.0.0.1", p.tcp)
-        assert (await d.heard.get(HandshakeEnded, 2))[1:] == [HandshakeEnded(p.address, True, p.port.incarnation)]
-        await d.links.learn("p", "127.0.0.1", p.tcp)
+                nursery.start_soon(d.links.update_address, "p", "127.0.0.1", p.tcp)
+        assert (await d.endpoint.get(HandshakeEnded, 2))[1:] == [HandshakeEnded(p.address, True, p.port.incarnation)]
+        await d.links.update_address("p", "127.0.0.1", p.tcp)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert len(d.heard.events) == 2
+        assert len(d.endpoint.events) == 2

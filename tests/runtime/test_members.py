@@ -34,8 +34,8 @@ def reporting() -> Town:
     return Town(10.0, SILENCE_NS)
 
 
-def hear(built: Town, *reports: EngineAddress | EngineLeaving | EngineGone) -> list[str]:
-    answers = [built.node.members.hear(news) for news in reports]
+def apply_report(built: Town, *reports: EngineAddress | EngineLeaving | EngineGone) -> list[str]:
+    answers = [built.node.members.apply_report(news) for news in reports]
     built.turn()
     return answers
 
@@ -48,15 +48,15 @@ def up(built: Town) -> list[str]:
 async def test_who_reports_is_a_member_until_it_is_silent(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
     assert not built.front.healthy()
-    hear(built, engine_address("prefill-0"), engine_address("decode-1"))
+    apply_report(built, engine_address("prefill-0"), engine_address("decode-1"))
     assert up(built) == ["prefill-0", "decode-1"]
     assert built.front.healthy()
     await trio.sleep(3)
-    hear(built, engine_address("prefill-0"))
+    apply_report(built, engine_address("prefill-0"))
     await trio.sleep(3)
     assert up(built) == ["prefill-0"]
     assert not built.front.healthy()
-    hear(built, engine_address("decode-1"))
+    apply_report(built, engine_address("decode-1"))
     assert up(built) == ["prefill-0", "decode-1"]
 
 
@@ -65,17 +65,17 @@ async def test_engines_that_do_both_need_nobody_who_decodes() -> None:
     built = reporting()
     built.node.decode.clear()
     assert not built.front.healthy()
-    hear(built, engine_address("prefill-0"))
+    apply_report(built, engine_address("prefill-0"))
     assert built.front.healthy()
 
 
 @pytest.mark.trio
 async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(engine_address, ENGINES))
-    hear(built, EngineGone("decode-0"), EngineGone("decode-1", 7))
+    apply_report(built, *map(engine_address, ENGINES))
+    apply_report(built, EngineGone("decode-0"), EngineGone("decode-1", 7))
     assert up(built) == ["prefill-0", "prefill-1", "decode-1"], "no word of another life counts"
-    hear(built, engine_address("decode-0", 2, 200))
+    apply_report(built, engine_address("decode-0", 2, 200))
     assert up(built) == list(ENGINES)
     assert not built.node.members.drained
 
@@ -83,13 +83,13 @@ async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.Mock
 @pytest.mark.trio
 async def test_who_leaves_gets_nothing_new_and_its_next_life_does(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(engine_address, ENGINES))
-    hear(built, EngineLeaving("prefill-0", 1), EngineLeaving("prefill-1", 7))
+    apply_report(built, *map(engine_address, ENGINES))
+    apply_report(built, EngineLeaving("prefill-0", 1), EngineLeaving("prefill-1", 7))
     assert up(built) == list(ENGINES[1:])
-    hear(built, engine_address("prefill-0"))
+    apply_report(built, engine_address("prefill-0"))
     assert up(built) == list(ENGINES[1:]), "it goes on reporting while it ends what it has"
-    hear(built, EngineGone("prefill-0", 1))
-    hear(built, engine_address("prefill-0", 2, 200))
+    apply_report(built, EngineGone("prefill-0", 1))
+    apply_report(built, engine_address("prefill-0", 2, 200))
     assert up(built) == list(ENGINES)
 
 
@@ -98,21 +98,21 @@ async def test_of_two_processes_that_report_one_engine_the_younger_is_taken(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     built = reporting()
-    hear(built, engine_address("decode-0", 1, 100, port=1))
-    assert hear(built, engine_address("decode-0", 2, 200, port=2)) == [""]
+    apply_report(built, engine_address("decode-0", 1, 100, port=1))
+    assert apply_report(built, engine_address("decode-0", 2, 200, port=2)) == [""]
     assert built.node.members.addresses["decode-0"].http.port == 2
-    assert hear(built, engine_address("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
+    assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
     assert built.node.members.addresses["decode-0"].http.port == 2
     await trio.sleep(6)
-    assert hear(built, engine_address("decode-0", 1, 100, port=1)) == [""], "which is silent now"
+    assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [""], "which is silent now"
     assert built.node.members.addresses["decode-0"].http.port == 1
-    assert "there is no engine nobody-0" in hear(built, engine_address("nobody-0"))[0]
+    assert "there is no engine nobody-0" in apply_report(built, engine_address("nobody-0"))[0]
 
 
 @pytest.mark.trio
 async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
-    hear(built, *map(engine_address, ENGINES))
+    apply_report(built, *map(engine_address, ENGINES))
     built.front.admin.change("decode-0", False)
     built.turn()
     for news in (
@@ -121,7 +121,7 @@ async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_
         EngineGone("decode-0", 1),
         engine_address("decode-0", 2, 200),
     ):
-        hear(built, news)
+        apply_report(built, news)
         assert "decode-0" not in up(built)
     assert built.node.members.drained == {"decode-0"}
     built.front.admin.change("decode-0", True)
@@ -130,44 +130,44 @@ async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_
 
 
 @pytest.mark.trio
-async def test_a_router_that_begins_anew_learns_from_engines_who_is_drained(
+async def test_a_restarted_router_gets_drained_engines_from_their_reports(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """They got requests again, though an operator had drained them, and nobody had said otherwise."""
     built = reporting()
     drained = msgspec.structs.replace(engine_address("decode-0"), drained=True)
-    hear(built, engine_address("prefill-0"), engine_address("decode-1"), drained)
+    apply_report(built, engine_address("prefill-0"), engine_address("decode-1"), drained)
     assert up(built) == ["prefill-0", "decode-1"]
     assert built.node.members.drained == {"decode-0"}
     built.front.admin.change("decode-0", True)
-    hear(built, drained)
+    apply_report(built, drained)
     assert up(built) == ["prefill-0", "decode-0", "decode-1"], "its report is older than the order"
-    hear(built, EngineGone("decode-0"), drained)
+    apply_report(built, EngineGone("decode-0"), drained)
     assert up(built) == ["prefill-0", "decode-0", "decode-1"]
 
 
 @pytest.mark.trio
 async def test_nodes_of_a_store_are_members_like_engines(autojump_clock: trio.testing.MockClock) -> None:
     built = Town(10.0, SILENCE_NS, ["store-0", "store-1"])
-    hear(built, *map(engine_address, ENGINES), engine_address("store-0"))
+    apply_report(built, *map(engine_address, ENGINES), engine_address("store-0"))
 
     def there() -> list[int | None]:
         return [at and at.incarnation for at in built.node.members.stores.values()]
 
     assert there() == [1, None]
     assert not built.front.healthy()
-    hear(built, engine_address("store-1", 2, 200), EngineLeaving("store-1", 2))
+    apply_report(built, engine_address("store-1", 2, 200), EngineLeaving("store-1", 2))
     assert there() == [1, 2]
     assert built.front.healthy()
-    assert hear(built, engine_address("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
+    assert apply_report(built, engine_address("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
     await trio.sleep(3)
-    hear(built, *map(engine_address, ENGINES), engine_address("store-0", 3, 300))
+    apply_report(built, *map(engine_address, ENGINES), engine_address("store-0", 3, 300))
     await trio.sleep(3)
     assert there() == [3, None]
     assert not built.front.healthy()
-    hear(built, engine_address("store-1", 1, 100), EngineGone("store-0", 1))
+    apply_report(built, engine_address("store-1", 1, 100), EngineGone("store-0", 1))
     assert there() == [3, 1], "the silent one's word is believed again, and no word of a life that is over"
-    hear(built, EngineGone("store-0", 3))
+    apply_report(built, EngineGone("store-0", 3))
     assert there() == [None, 1]
 
 
@@ -178,14 +178,14 @@ async def test_nodes_of_a_store_are_members_like_engines(autojump_clock: trio.te
 async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
     secret = Secret(b"what all parts of this cluster know")
     gate = Gate(secret, "router")
-    heard: list[tuple[str, int]] = []
+    received: list[tuple[str, int]] = []
     drained: list[bool] = []
     forgetful = False
 
     async def router(request: HttpRequest, responder: Responder) -> None:
         gate.check(request)
         news = msgspec.json.decode(request.body)
-        heard.append((news["type"], news["incarnation"]))
+        received.append((news["type"], news["incarnation"]))
         drained.append(news.get("drained", True))
         await responder.reply(503 if forgetful else 200, (JSON,), b'{"drained":true}')
 
@@ -193,49 +193,49 @@ async def test_reports_come_evenly_and_heal_a_router_that_begins_anew() -> None:
         reporter = Reporter(engine_address("decode-0", 9), Signer(secret), 0.05)
         nursery.start_soon(reporter.run)
         await settled()
-        assert not heard, "it has not been told to whom"
-        reporter.tell(Coordinates(LOCAL, server.port))
+        assert not received, "it has not been told to whom"
+        reporter.set_router(Coordinates(LOCAL, server.port))
         with trio.fail_after(5):
-            while len(heard) < 3:
+            while len(received) < 3:
                 await trio.sleep(0.005)
-            assert set(heard) == {("up", 9)}
+            assert set(received) == {("up", 9)}
             assert drained == [False, True, True], "what it was answered it says the next time"
             forgetful = True
             await reporter.leave()
-            assert heard[-1] == ("leaving", 9)
-            count = len(heard)
-            while len(heard) < count + 4:
+            assert received[-1] == ("leaving", 9)
+            count = len(received)
+            while len(received) < count + 4:
                 await trio.sleep(0.005)
-            assert heard[count : count + 4] == [("up", 9), ("leaving", 9)] * 2, "a new router hears of both"
+            assert received[count : count + 4] == [("up", 9), ("leaving", 9)] * 2, "a new router hears of both"
         nursery.cancel_scope.cancel()
     await reporter.end()
 
 
 @pytest.mark.trio
 async def test_nothing_is_reported_behind_the_end() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     async def router(request: HttpRequest, responder: Responder) -> None:
-        heard.append(msgspec.json.decode(request.body)["type"])
+        received.append(msgspec.json.decode(request.body)["type"])
         await responder.reply(200, (JSON,), b"{}")
 
     async with serving(router) as server:
         reporter = Reporter(engine_address("decode-0"), UNSIGNED, 0.01)
-        reporter.tell(Coordinates(LOCAL, server.port))
+        reporter.set_router(Coordinates(LOCAL, server.port))
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(reporter.run)
-                while not heard:
+                while not received:
                     await trio.sleep(0.005)
                 await reporter.end()
-        assert heard[-1] == "gone"
+        assert received[-1] == "gone"
 
 
 @pytest.mark.trio
 async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     async with trio.open_nursery() as nursery:
         reporter = Reporter(engine_address("decode-0"), UNSIGNED, 0.01)
-        reporter.tell(Coordinates(LOCAL, 1))
+        reporter.set_router(Coordinates(LOCAL, 1))
         nursery.start_soon(reporter.run)
         await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
@@ -304,7 +304,7 @@ async def test_a_removed_engine_is_stopped_once_it_has_no_requests() -> None:
             await settled()
         assert built.stopped == ["decode-1"], "the other one is at work"
         assert (await admin(built, "DELETE", f"{PATH}/nobody-1"))[0] == 404
-        built.node.members.hear(EngineGone("prefill-0"))
+        built.node.members.apply_report(EngineGone("prefill-0"))
         built.turn()
         await settled()
         built.turn()
@@ -318,7 +318,7 @@ async def test_engines_are_added_while_there_are_vacant_ones() -> None:
     async with town() as built:
         started: list[str] = []
         built.front.admin = Admin(built.node, ["decode-1"], started.append)  # type: ignore[misc]
-        built.node.members.hear(EngineGone("decode-1"))
+        built.node.members.apply_report(EngineGone("decode-1"))
         built.turn()
         status, body = await admin(built, "POST", PATH, b'{"pool": "decode"}')
         assert (status, body) == (202, b'{"engine":"decode-1"}')
@@ -339,10 +339,10 @@ async def test_an_engine_that_was_told_to_end_may_be_added_again() -> None:
     async with town() as built:
         started: list[str] = []
         built.front.admin = Admin(built.node, [], started.append)  # type: ignore[misc]
-        built.node.members.hear(EngineGone("decode-0"))
+        built.node.members.apply_report(EngineGone("decode-0"))
         built.turn()
         assert (await admin(built, "POST", PATH, b'{"pool": "decode"}'))[0] == 409, "it has died, and is started again"
-        built.node.members.hear(EngineGone("decode-1", for_good=True))
+        built.node.members.apply_report(EngineGone("decode-1", for_good=True))
         built.turn()
         status, body = await admin(built, "POST", PATH, b'{"pool": "decode"}')
         assert (status, body) == (202, b'{"engine":"decode-1"}')

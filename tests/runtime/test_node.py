@@ -11,8 +11,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.effects import Note, Tell
-from pdflow.protocol.events import PeerHeard, TimeReached
+from pdflow.protocol.effects import Note, SendLocal
+from pdflow.protocol.events import PeerResponded, TimeReached
 from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Instant, S, Value
 from pdflow.serving.core import Port
@@ -31,11 +31,11 @@ class Scripted:
 
     def __init__(self, answers: dict[Any, tuple[Any, ...]]) -> None:
         self.answers = answers
-        self.heard: list[tuple[Any, Instant]] = []
+        self.events: list[tuple[Any, Instant]] = []
         self.deadlines = Deadlines()
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        self.heard.append((event, now))
+        self.events.append((event, now))
         if type(event) is TimeReached:
             self.deadlines.heap.clear()
         return self.answers.get(event, ())
@@ -63,7 +63,7 @@ async def handled(node: LiveNode, *endpoints: Scripted, count: int) -> None:
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
-            while sum(len(endpoint.heard) for endpoint in endpoints) < count:
+            while sum(len(endpoint.events) for endpoint in endpoints) < count:
                 await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
 
@@ -73,9 +73,9 @@ async def test_effects_are_done_in_order_and_before_the_next_event(
     autojump_clock: MockClock,
 ) -> None:
     node = Made()
-    one, two = PeerHeard("one"), PeerHeard("two")
-    first = Scripted({one: (Do("a"), Tell("second", PeerHeard("told")), Do("b"))})
-    second = Scripted({two: (Do("c"),), PeerHeard("told"): (Do("d"),)})
+    one, two = PeerResponded("one"), PeerResponded("two")
+    first = Scripted({one: (Do("a"), SendLocal("second", PeerResponded("told")), Do("b"))})
+    second = Scripted({two: (Do("c"),), PeerResponded("told"): (Do("d"),)})
     a, b = node.add("first", first, 1), node.add("second", second, 1)
     node.put(a, one)
     node.put(b, two)
@@ -84,17 +84,17 @@ async def test_effects_are_done_in_order_and_before_the_next_event(
 
 
 @pytest.mark.trio
-async def test_a_deadline_is_judged_behind_all_that_came_before_it(autojump_clock: MockClock) -> None:
+async def test_a_deadline_is_handled_after_all_earlier_events(autojump_clock: MockClock) -> None:
     """C11: what has arrived by the turn in which a deadline is due counts."""
-    node, late = Made(), PeerHeard("late")
+    node, late = Made(), PeerResponded("late")
     endpoint = Scripted({})
     port = node.add("e", endpoint, 1)
     endpoint.due(now_ns() + S)
-    node.feed(port, PeerHeard("early"))
+    node.feed(port, PeerResponded("early"))
     await trio.sleep(1.5)
     node.put(port, late)
     await handled(node, endpoint, count=3)
-    assert [event for event, _ in endpoint.heard][1:] == [late, TimeReached()]
+    assert [event for event, _ in endpoint.events][1:] == [late, TimeReached()]
 
 
 @pytest.mark.trio
@@ -103,9 +103,9 @@ async def test_deadlines_come_when_they_are_due(autojump_clock: MockClock) -> No
     port = node.add("e", endpoint, 1)
     begun = now_ns()
     endpoint.due(begun + 7 * S)
-    node.feed(port, PeerHeard("something"))
+    node.feed(port, PeerResponded("something"))
     await handled(node, endpoint, count=2)
-    _, (event, when) = endpoint.heard
+    _, (event, when) = endpoint.events
     assert event == TimeReached()
     assert 7 * S <= when - begun < 7.1 * S
 
@@ -117,7 +117,7 @@ async def test_a_deadline_that_comes_of_what_the_engine_did_is_not_slept_through
     class Leasing(Scripted):
         def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
             answer = super().handle(event, now)
-            if event == PeerHeard("computed"):
+            if event == PeerResponded("computed"):
                 self.due(now + 7 * S)
             return answer
 
@@ -126,10 +126,10 @@ async def test_a_deadline_that_comes_of_what_the_engine_did_is_not_slept_through
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         await trio.testing.wait_all_tasks_blocked()
-        node.feed(port, PeerHeard("computed"))
+        node.feed(port, PeerResponded("computed"))
         await trio.sleep(8)
         nursery.cancel_scope.cancel()
-    assert [event for event, _ in endpoint.heard] == [PeerHeard("computed"), TimeReached()]
+    assert [event for event, _ in endpoint.events] == [PeerResponded("computed"), TimeReached()]
 
 
 @pytest.mark.trio
@@ -141,26 +141,26 @@ async def test_a_peer_that_sends_many_frames_waits_and_no_other_does(autojump_cl
     async def talk() -> None:
         nonlocal offered
         for _ in range(3 * MOST_FRAMES):
-            await node.offer(port, PeerHeard("much"))
+            await node.offer(port, PeerResponded("much"))
             offered += 1
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(talk)
         await trio.testing.wait_all_tasks_blocked()
         assert offered == MOST_FRAMES
-        node.put(port, PeerHeard("our own"))
+        node.put(port, PeerResponded("our own"))
         nursery.start_soon(node.run)
         with trio.fail_after(10):
             while offered < 3 * MOST_FRAMES:
                 await trio.sleep(0.001)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    assert len(endpoint.heard) == 3 * MOST_FRAMES + 1
+    assert len(endpoint.events) == 3 * MOST_FRAMES + 1
 
 
 @pytest.mark.trio
 async def test_notes_are_counted(autojump_clock: MockClock) -> None:
-    node, odd = Made(), PeerHeard("odd")
+    node, odd = Made(), PeerResponded("odd")
     endpoint = Scripted({odd: (Note("that was odd"),)})
     port = node.add("e", endpoint, 1)
     for _ in range(3):

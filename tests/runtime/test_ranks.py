@@ -49,7 +49,7 @@ class Nowhere:
 
 def rank(put: Callable[[Any], None] = lambda event: None, dtype: str = "") -> Rank:
     layouts = LayoutBook(SHAPE, "push", "exactly-once")
-    transport: Any = lambda address, tell: Nowhere()  # noqa: E731
+    transport: Any = lambda address, on_event: Nowhere()  # noqa: E731
     return Rank(EngineInfo("e", Shards(1, 1, 16)), 0, SHAPE, 8, layouts, transport, put, 1, dtype=dtype)
 
 
@@ -84,7 +84,7 @@ async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], in_stag
     if "cell_bytes" in wrong and not in_staging:
         message = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
     with pytest.raises(ValueError, match=message):
-        await here.meet("p", described(MEMORY, Room("pages", bad)) if in_staging else described(bad))
+        await here.connect("p", described(MEMORY, Room("pages", bad)) if in_staging else described(bad))
     assert not here.peers
 
 
@@ -93,9 +93,9 @@ async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], in_stag
 async def test_kv_in_another_dtype_is_refused_with_both_named(theirs: str, ours: str) -> None:
     here = rank(dtype=ours)
     with pytest.raises(ValueError, match=rf"p keeps KV in {theirs}, e\.r0 in {ours}: give all engines one model\.kv_"):
-        await here.meet("p", described(MEMORY, dtype=theirs))
-    await here.meet("p", described(MEMORY, dtype=ours))
-    await here.meet("q", described(MEMORY))
+        await here.connect("p", described(MEMORY, dtype=theirs))
+    await here.connect("p", described(MEMORY, dtype=ours))
+    await here.connect("q", described(MEMORY))
     assert [*here.peers] == ["p", "q"], "one that does not say its dtype is known by its sizes"
 
 
@@ -103,8 +103,8 @@ async def test_kv_in_another_dtype_is_refused_with_both_named(theirs: str, ours:
 async def test_one_that_can_be_is_known_from_then_on() -> None:
     here = rank()
     with pytest.raises(ValueError, match="p describes a memory"):
-        await here.meet("p", described(MEMORY, slots=0))
-    await here.meet("p", described(MEMORY))
+        await here.connect("p", described(MEMORY, slots=0))
+    await here.connect("p", described(MEMORY))
     assert here.peers["p"].memory == MEMORY
 
 
@@ -113,7 +113,7 @@ async def test_one_that_can_be_is_known_from_then_on() -> None:
 async def test_nor_one_that_is_sharded_as_none_can_be(shards: tuple[int, int, int]) -> None:
     here = rank()
     with pytest.raises(ValueError, match="p describes a memory"):
-        await here.meet("p", described(MEMORY, shards=shards))
+        await here.connect("p", described(MEMORY, shards=shards))
     assert not here.peers
 
 
@@ -126,21 +126,21 @@ async def test_what_waits_for_its_pieces_ends_with_its_peer_and_does_not_go_to_t
     registration = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
     op, done = Op(reg, 0, 0), Done(reg, 0, 5, 1, weights)
     written: list[int] = here.transport.written  # type: ignore[attr-defined]
-    await here.meet("d.r0", described(MEMORY))
+    await here.connect("d.r0", described(MEMORY))
     here.write(PostWrite(op, "d.r0", Allocation(3, (2,)), registration, 1, done))
     here.transfers.offer("x", Piece(0, 0, 16))
-    here.heard(Ended(written[0], True))
-    here.heard(PeerGone("d.r0"))
+    here.on_transport_event(Ended(written[0], True))
+    here.on_transport_event(PeerGone("d.r0"))
     assert told == [WriteEnded(op, False)]
-    await here.meet("d.r0", described(MEMORY))
+    await here.connect("d.r0", described(MEMORY))
     here.transfers.offer("x", Piece(1, 0, 16))
     assert len(written) == 1
 
 
 @given(data=st.binary(max_size=60))
 def test_bytes_that_describe_nothing_are_a_sentence(data: bytes) -> None:
-    async def meet() -> None:
+    async def connect() -> None:
         with pytest.raises(ValueError, match="p does not say how its memory is reached"):
-            await rank().meet("p", data)
+            await rank().connect("p", data)
 
-    trio.run(meet)
+    trio.run(connect)

@@ -22,7 +22,7 @@ from pdflow_sim.check.scopes.scope import ENDLESS, TOKENS, Scope
 from pdflow_sim.check.state.digest import digest
 from tests.runtime.support.held import HeldTransfers, Wires
 from tests.runtime.support.told import NotToldOn, Told, digest_of
-from tests.runtime.support.told_methods import telling
+from tests.runtime.support.told_methods import replay_of
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
 STEPS = 50
@@ -93,10 +93,10 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock) -> None:
     counterexample: CounterexampleFile = TOLD[name]
     async with trio.open_nursery() as nursery:
-        told = telling(counterexample.scope, nursery)
+        told = replay_of(counterexample.scope, nursery)
         await told.begin()
         for step in counterexample.steps:
-            await told.tell(step.move)
+            await told.make_named(step.move)
             assert digest(told.world, told.state) == step.after
         nursery.cancel_scope.cancel()
 
@@ -105,7 +105,7 @@ async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock
 async def test_what_a_former_life_has_written_is_not_taken_for_the_present_ones(mock_clock: MockClock) -> None:
     """Its notice comes when D has met P's next life (S8)."""
     async with trio.open_nursery() as nursery:
-        told = telling(Scope(p_restart=1, sync=1), nursery)
+        told = replay_of(Scope(p_restart=1, sync=1), nursery)
         await told.begin()
         for move in (
             "finish x0",
@@ -122,7 +122,7 @@ async def test_what_a_former_life_has_written_is_not_taken_for_the_present_ones(
             "handshake D.r0 -> P.r0",
             "notice PostWrite u0-d0000000 r0->r0 by P.r0",
         ):
-            await told.tell(move)
+            await told.make_named(move)
         nursery.cancel_scope.cancel()
 
 
@@ -180,7 +180,7 @@ async def walk(scope: Scope, seed: int) -> Told:
     chance = random.Random(seed)
     trouble_from, last = chance.randrange(STEPS // 2), chance.choice(PUT_OFF)
     async with trio.open_nursery() as nursery:
-        told = telling(scope, nursery)
+        told = replay_of(scope, nursery)
         await told.begin()
         with suppress(NotToldOn):
             for step in range(STEPS):
@@ -235,7 +235,7 @@ CLOCKS = {
 
 @pytest.mark.parametrize("name", CLOCKS)
 @pytest.mark.trio
-async def test_deadlines_come_when_they_are_due_behind_what_came_with_them(name: str, mock_clock: MockClock) -> None:
+async def test_deadlines_fire_when_due_after_events_of_the_same_instant(name: str, mock_clock: MockClock) -> None:
     fired = 0
     mock_clock.jump(0.5e-9)  # so that a nanosecond is one, whatever floats make of it
     for seed in range(WALKS):
@@ -245,7 +245,7 @@ async def test_deadlines_come_when_they_are_due_behind_what_came_with_them(name:
             return chance.choice(moves) if moves and chance.random() < 0.3 else None
 
         async with trio.open_nursery() as nursery:
-            told = telling(CLOCKS[name], nursery)
+            told = replay_of(CLOCKS[name], nursery)
             await told.begin()
             with suppress(NotToldOn):
                 for _ in range(2 * STEPS):

@@ -51,7 +51,7 @@ class Town:
         stores: Sequence[str] = (),
         hedge_after_ns: int | None = None,
         dispatch: Dispatch = "concurrent",
-        tells_first: bool = False,
+        returns_first_token: bool = False,
     ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
@@ -62,7 +62,7 @@ class Town:
             router = GovernedRouter(*router_args)
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
-        told = {"stores": stores, "tells_first": tells_first}
+        told = {"stores": stores, "returns_first_token": returns_first_token}
         self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
@@ -127,7 +127,7 @@ async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
         async with serving(answer) as server:
             here = Coordinates(LOCAL, server.port)
             built.servers[name], built.addresses[name] = server, EngineAddress(name, here, here)
-            built.node.members.hear(built.addresses[name])
+            built.node.members.apply_report(built.addresses[name])
             await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
@@ -152,7 +152,7 @@ async def test_a_leg_that_is_taken_back_before_its_first_turn_is_never_asked_for
     async with town() as built, trio.open_nursery() as nursery:
         nursery.start_soon(built.ask)
         await settled()
-        built.node.members.hear(EngineGone("decode-0"))
+        built.node.members.apply_report(EngineGone("decode-0"))
         built.turn()
         await settled()
         assert sorted(built.asked) == ["decode-1", "prefill-1"]
@@ -161,7 +161,7 @@ async def test_a_leg_that_is_taken_back_before_its_first_turn_is_never_asked_for
 
 @pytest.mark.parametrize("lost", [("prefill-0",), ("prefill-0", "prefill-1"), ("decode-0",)])
 @pytest.mark.trio
-async def test_an_answer_that_a_client_has_heard_the_beginning_of_is_not_begun_anew(
+async def test_an_answer_that_has_started_to_stream_is_not_retried(
     lost: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """P dies, its own answer not there yet, when D speaks already, with or without another P to try; or D dies."""
@@ -186,7 +186,7 @@ async def test_an_answer_that_a_client_has_heard_the_beginning_of_is_not_begun_a
             await settled()
             assert sorted(built.asked) == ["decode-0", "prefill-0"]
             for name in lost:
-                built.node.members.hear(EngineGone(name))
+                built.node.members.apply_report(EngineGone(name))
             built.turn()
             with trio.fail_after(5):
                 await ended.wait()
@@ -202,17 +202,17 @@ async def test_a_token_and_the_death_of_its_engine_in_one_turn(order: str) -> No
         answers: list[bytes] = []
 
         async def ask() -> None:
-            answers.append(await heard_of_one_request(built))
+            answers.append(await exchange_one_request(built))
 
         nursery.start_soon(ask)
         await settled()
         built.turn()
         if order == "the death first":
             # The legs have been asked, and the answer begins to pass while the news waits in the queue.
-            built.node.members.hear(EngineGone("decode-0"))
+            built.node.members.apply_report(EngineGone("decode-0"))
         await settled()
         if order == "the token first":
-            built.node.members.hear(EngineGone("decode-0"))
+            built.node.members.apply_report(EngineGone("decode-0"))
         for _ in range(4):
             built.turn()
             await settled()
@@ -249,8 +249,8 @@ async def test_a_client_that_does_not_stream_has_received_nothing_before_the_end
 async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
     async with town() as built:
         built.front.admin.change("prefill-1", False)
-        built.node.members.hear(EngineGone("prefill-1"))
-        built.node.members.hear(built.addresses["prefill-1"])
+        built.node.members.apply_report(EngineGone("prefill-1"))
+        built.node.members.apply_report(built.addresses["prefill-1"])
         built.turn()
         assert built.up == [[True, False], [True, True]]
         built.front.admin.change("prefill-1", True)
@@ -265,7 +265,7 @@ async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
         async with built.client.request("GET", at.host, at.port, "/health") as response:
             await response.read()
         assert len(built.servers["decode-0"].connections) == 1
-        built.node.members.hear(EngineGone("decode-0"))
+        built.node.members.apply_report(EngineGone("decode-0"))
         await settled()
         assert not built.servers["decode-0"].connections
 
@@ -292,7 +292,7 @@ def counted(built: Town, outcome: str, code: str) -> float:
     return built.node.meter.registry.get_sample_value("pdflow_router_requests_total", labels) or 0.0
 
 
-async def heard_of_one_request(built: Town) -> bytes:
+async def exchange_one_request(built: Town) -> bytes:
     """All that a client hears until it is hung up on, or its answer has come."""
     stream = await trio.open_tcp_stream(LOCAL, built.port)
     async with stream:
@@ -304,7 +304,7 @@ async def heard_of_one_request(built: Town) -> bytes:
 @pytest.mark.trio
 async def test_an_answer_that_broke_off_has_failed_and_was_not_taken_back_by_its_client() -> None:
     async with town("decode-0", "decode-1") as built, trio.open_nursery() as nursery:
-        nursery.start_soon(heard_of_one_request, built)
+        nursery.start_soon(exchange_one_request, built)
         await settled()
         built.turn()
         await settled()
@@ -339,16 +339,16 @@ async def test_an_answer_that_ends_with_an_error_has_failed() -> None:
     """The client has heard it all."""
     async with town() as built, trio.open_nursery() as nursery:
         built.answer_pieces["decode-0"] = [b"data: {}\n\n", EXPIRED + DONE]
-        heard: list[bytes] = []
+        received: list[bytes] = []
 
         async def ask() -> None:
-            heard.append(await heard_of_one_request(built))
+            received.append(await exchange_one_request(built))
 
         nursery.start_soon(ask)
         for _ in range(4):
             await settled()
             built.turn()
-        assert len(heard) == 1
-        assert b"no answer: expired" in heard[0]
+        assert len(received) == 1
+        assert b"no answer: expired" in received[0]
         assert counted(built, "failed", "expired") == 1
         assert counted(built, "completed", "none") == 0

@@ -95,7 +95,7 @@ async def asked(resolved: ResolvedScenario) -> AsyncIterator[Asked]:
         async with serving(silent) as engine, serving(front) as server:
             at = Coordinates(LOCAL, engine.port)
             for info in (*prefill, *decode):
-                node.members.hear(EngineAddress(info.engine, at, at))
+                node.members.apply_report(EngineAddress(info.engine, at, at))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.run)
                 yield Asked(node, server.port)

@@ -157,7 +157,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
         assert told.format(**paths) in line_of([argument.format(**paths) for argument in edits], monkeypatch)
 
 
-def test_without_its_client_one_hears_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
     told = line_of(["serve.store_url=valkey://127.0.0.1"], monkeypatch)
     assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in told

@@ -15,7 +15,7 @@ from tests.runtime.support.house import cluster
 
 
 @pytest.mark.trio
-async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None:
+async def test_engines_that_end_at_the_same_moment_are_reported_to_the_router() -> None:
     process = await trio.lowlevel.open_process(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -24,7 +24,7 @@ async def test_the_router_hears_of_engines_that_end_at_the_same_moment() -> None
     gone = [EngineGone(name) for name in ("prefill-0", "decode-0", "decode-1")]
     async with trio.open_nursery() as nursery:
         for news in gone:
-            nursery.start_soon(supervisor._tell, news)
+            nursery.start_soon(supervisor._send_to_router, news)
     await process.stdin.aclose()
     output = b"".join([data async for data in process.stdout])
     await process.wait()

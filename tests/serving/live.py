@@ -33,7 +33,7 @@ from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.store.calls import StoredKv
 from pdflow_runtime.store.node import LiveStoreNode
-from pdflow_runtime.transports.base import DoneMeans, Fences, Tell, Transport
+from pdflow_runtime.transports.base import DoneMeans, EventSink, Fences, Transport
 from tests.serving.script import Abort, Arrive, Call, Do, Event, FirstToken, Look, Store, Together, Wait
 from tests.serving.scripted_engine import LAYER_NS, EngineModel
 from tests.serving.setting import (
@@ -80,7 +80,7 @@ class NoTransport:
     done_means: DoneMeans = "remote"
     fences: Fences = "revoke"
 
-    def __call__(self, me: Address, tell: Tell, /) -> Transport:
+    def __call__(self, me: Address, on_event: EventSink, /) -> Transport:
         raise AssertionError("ranks are recorded, and have no transport")
 
 
@@ -209,7 +209,7 @@ class Links:
     def lose(self, me: Address, peer: Address) -> None:
         raise AssertionError("a scripted transport loses nobody")
 
-    async def learn(self, engine: EngineId, host: str, tcp_port: int) -> None:
+    async def update_address(self, engine: EngineId, host: str, tcp_port: int) -> None:
         """Where peers hear is no matter here."""
 
 
@@ -270,7 +270,7 @@ class Nursery:
         trio.lowlevel.spawn_system_task(task, *args)
 
 
-class Teller:
+class RecordedChannel:
     """The end of a decode leg that its client reads."""
 
     def __init__(self, record: Record, request_id: str) -> None:
@@ -397,7 +397,7 @@ class Live:
                     self._abort(leg)
             case FirstToken(r):
                 if (leg := self.legs.get(r)) is not None:
-                    self.node.tell_first(leg, FIRST)
+                    self.node.set_first_token(leg, FIRST)
             case Store(what, r):
                 self._answered(what, request_id_of(r), r)
             case Look(r):
@@ -419,7 +419,7 @@ class Live:
         if self.setting.role in ("prefill", "store"):
             leg.answered = Answered(self.record, leg)
         else:
-            leg.tell = Teller(self.record, leg.request_id)
+            leg.send_channel = RecordedChannel(self.record, leg.request_id)
 
     def _begin(self, step: Arrive) -> Any:
         node, r = self.node, step.r
@@ -466,18 +466,18 @@ class Live:
             self._run_until(self.now + LAYER_NS)
         outcomes = self.engine.do(step, self.now)
         if known and step.act == "token":
-            self.node.came(Token(self.engine.seqs[step.r], 1, None, None))
+            self.node.on_engine_output(Token(self.engine.seqs[step.r], 1, None, None))
         if known and step.act == "layer":
-            self.node.came(LayerComputed(self.engine.layers_done - 1, self.now))
+            self.node.on_engine_output(LayerComputed(self.engine.layers_done - 1, self.now))
         for outcome in outcomes:
-            self._tell(outcome)
+            self._deliver(outcome)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _deliver(self, outcome: Outcome) -> None:
         if isinstance(outcome, Finished):
-            self.node.came(Token(outcome.seq, 1, None, "length"))
+            self.node.on_engine_output(Token(outcome.seq, 1, None, "length"))
         if isinstance(outcome, ChunkBegun) and not outcome.seq.prefill_only:
             return
-        self.node.came(outcome)
+        self.node.on_engine_output(outcome)
 
     def _run_until(self, until: Instant) -> None:
         """All deadlines that are due by then."""

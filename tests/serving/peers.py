@@ -64,7 +64,7 @@ class Peers:
         self.life = PEER_LIFE
         self.asked: list[int] = []
         """Ranks of the node that want a handshake."""
-        self.met: set[int] = set()
+        self.connected: set[int] = set()
         """Ranks that had one that went well."""
         self.registrations: dict[tuple[int, int], Register] = {}
         """By request and rank: what the node has registered."""
@@ -88,7 +88,7 @@ class Peers:
     def peer(self, rank: int) -> str:
         return rank_address(self.ends.peer, rank)
 
-    def hear(self, calls: list[Call]) -> None:
+    def on_calls(self, calls: list[Call]) -> None:
         """What a node has done in a step."""
         for call in calls:
             rank = rank_of(call.subject)
@@ -127,7 +127,7 @@ class Peers:
     def _possible(self) -> list[Peer]:
         found = [Peer(what, NOBODY, rank) for rank in self.asked for what in ("connected", "unreachable")]
         found += [Peer("fenced", NOBODY, rank) for rank in self.fences]
-        found += [Peer("lost", NOBODY, rank) for rank in sorted(self.met)]
+        found += [Peer("lost", NOBODY, rank) for rank in sorted(self.connected)]
         for r, rank in self.open:
             effect = self.open[r, rank]
             found += [Peer("ended", r, rank), Peer("broken", r, rank)]
@@ -140,18 +140,18 @@ class Peers:
         found = [
             Peer(what, r, rank)
             for r, rank in self.registrations
-            if rank in self.met
+            if rank in self.connected
             for what in ("accepted", "done", "failed", "failed unflushed")
         ]
-        found += [Peer("cancelled", r, rank) for r, rank in self.cancels if rank in self.met]
-        found += [Peer("sync answered", NOBODY, rank) for rank in self.syncs if rank in self.met]
-        return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.met)]
+        found += [Peer("cancelled", r, rank) for r, rank in self.cancels if rank in self.connected]
+        found += [Peer("sync answered", NOBODY, rank) for rank in self.syncs if rank in self.connected]
+        return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.connected)]
 
     def _of_consumer(self) -> list[Peer]:
         ranks = range(self.setting.ranks)
         whats = ("taken", "release") if self.ends.pulls else ("register", "cancel", "release")
         found = [Peer(what, r, rank) for r in self.requested for rank in ranks for what in whats]
-        return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.met)]
+        return found + [Peer("exited", NOBODY, rank) for rank in sorted(self.connected)]
 
     # What is said.
 
@@ -165,14 +165,14 @@ class Peers:
                 self.asked.remove(rank)
                 ok = what == "connected"
                 if ok:
-                    self.met.add(rank)
+                    self.connected.add(rank)
                 event = HandshakeEnded(peer, ok, self.life if ok else 0)
             case "fenced" if rank in self.fences:
                 self.fences.remove(rank)
-                self.met.discard(rank)
+                self.connected.discard(rank)
                 event = FenceEnded(peer)
-            case "lost" | "exited" if rank in self.met:
-                self.met.discard(rank)
+            case "lost" | "exited" if rank in self.connected:
+                self.connected.discard(rank)
                 event = PeerLost(peer) if what == "lost" else PeerExited(peer)
             case "ended" | "broken" if (r, rank) in self.open:
                 effect = self.open.pop((r, rank))

@@ -91,7 +91,7 @@ class Pair:
             return
         ours, theirs = await self._both(event)
         for peers in self.peers.values():
-            peers.hear(ours)
+            peers.on_calls(ours)
         for call in ours:
             if call.kind in ("store look", "store put"):
                 self.asked[call.kind.removeprefix("store ")].append(number_of(call.subject))

@@ -385,7 +385,7 @@ class Simulated:
         if step.act == "layer" and step in self.engine.possible():
             self._run_until(self.now + _layer_ns())
         for outcome in self.engine.do(step, self.now):
-            self.node.came(outcome)
+            self.node.on_engine_output(outcome)
         self.node.rearm()
 
     def _run_until(self, until: Instant) -> None:

@@ -111,7 +111,7 @@ def test_a_prompt_that_never_fits_is_rejected_and_the_protocol_knows() -> None:
     bench.core.assert_empty("P")
 
 
-def test_an_abort_frees_the_queue_and_tells_the_protocol() -> None:
+def test_an_abort_frees_the_queue_and_reaches_the_protocol() -> None:
     bench = PrefillBench()
     bench.request()
     assert bench.role(RequestAborted("x")) == [Drop("x")]

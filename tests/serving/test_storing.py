@@ -143,7 +143,7 @@ def test_what_cannot_be_loaded_is_computed() -> None:
     assert bench.told() == []
 
 
-def test_blocks_that_the_protocol_never_heard_of_are_given_back() -> None:
+def test_blocks_unknown_to_the_protocol_are_released() -> None:
     bench = StoringBench()
     bench.loading()
     bench.failed(Code.IO)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pdflow.protocol.effects import AnswerPrefill, Commit, Enqueue, FreeBlocks, Note, Quarantine, Tell
+from pdflow.protocol.effects import AnswerPrefill, Commit, Enqueue, FreeBlocks, Note, Quarantine, SendLocal
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.values import NEVER, Address, Allocation, Instant
@@ -65,7 +65,7 @@ class RemoteDecode(msgspec.Struct):
 class Down(msgspec.Struct):
     """Connector metadata of one step: what ranks are told, and whose load is to be reported as failed."""
 
-    tells: list[tuple[Address, Any]] = []
+    local_events: list[tuple[Address, Any]] = []
     failed: list[Handle] = []
 
 
@@ -82,7 +82,7 @@ class SchedulerSide:
         self.record: list[Any] = []
         """Effects that are for the record."""
         core.add(port)
-        core.do.update({Tell: self.tell, Note: self.note})
+        core.do.update({SendLocal: self.send_local, Note: self.note})
 
     def feed(self, event: Any) -> None:
         self.core.feed(self.core.role, event, self.clock())
@@ -90,8 +90,8 @@ class SchedulerSide:
     def note(self, _: Port, effect: Any) -> None:
         self.record.append(effect)
 
-    def tell(self, _: Port, effect: Tell) -> None:
-        self.down.tells.append((effect.to, effect.event))
+    def send_local(self, _: Port, effect: SendLocal) -> None:
+        self.down.local_events.append((effect.to, effect.event))
 
     def mint(self, blocks: list[int]) -> Allocation:
         return Allocation(self.generations(), tuple(blocks))
@@ -219,7 +219,7 @@ class DecodeSide(SchedulerSide):
 
     def has_pending_push_work(self) -> bool:
         endpoint: Any = self.port.endpoint
-        return bool(self.down.tells or self.down.failed or endpoint.cells)
+        return bool(self.down.local_events or self.down.failed or endpoint.cells)
 
 
 class PrefillSide(SchedulerSide):
@@ -299,7 +299,7 @@ class PrefillSide(SchedulerSide):
 
     def has_pending_push_work(self) -> bool:
         endpoint: Any = self.port.endpoint
-        return bool(self.down.tells or endpoint.products)
+        return bool(self.down.local_events or endpoint.products)
 
 
 class WorkerSide:
@@ -320,12 +320,12 @@ class WorkerSide:
     def does(self, kinds: tuple[type, ...]) -> None:
         """Effects of these kinds are carried out by this worker's transport."""
         self.core.do.update(dict.fromkeys(kinds, self.do))
-        self.core.do[Tell] = self.tell
+        self.core.do[SendLocal] = self.send_local
 
     def do(self, port: Port, effect: Any) -> None:
         self.carry_out(port.address, effect)
 
-    def tell(self, _: Port, effect: Tell) -> None:
+    def send_local(self, _: Port, effect: SendLocal) -> None:
         self.up.append(effect.event)
 
     def feed(self, event: Any) -> None:
@@ -343,7 +343,7 @@ class WorkerSide:
 
     def bind_connector_metadata(self, metadata: Down) -> None:
         self.failed.update(metadata.failed)
-        for to, event in metadata.tells:
+        for to, event in metadata.local_events:
             if to == self.port.address:
                 self.feed(event)
 

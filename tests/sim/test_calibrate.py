@@ -31,7 +31,7 @@ TRAFFIC = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("truth", [Factors(linear=1.25, host_ps=2 * 10**9), Factors(linear=0.8, attention=1.5)])
-def test_what_ten_requests_took_tells_the_others(lay: Callable[..., Any], truth: Factors) -> None:
+def test_ten_measured_requests_predict_the_others(lay: Callable[..., Any], truth: Factors) -> None:
     scenario = lay(TRAFFIC, ALONE)
     pool = scenario.pools[0]
     real = ran(scenario, {pool.name: scaled(step_cost(scenario.model, pool, scenario.base_dir), truth)})

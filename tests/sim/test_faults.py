@@ -251,7 +251,7 @@ def test_one_fault_moves_no_other(play: Play, lines: Callable[[Any], bytes]) -> 
 
 
 @pytest.mark.parametrize("dialect", ["strict", "vllm-compat"])
-def test_a_p_that_is_back_under_its_id_before_d_has_met_it(play: Play, dialect: str) -> None:
+def test_p_restarts_under_its_id_before_the_handshake_with_d(play: Play, dialect: str) -> None:
     """D pulls from blocks of a life that it never knew: only strict's lease word shows that they are another's."""
     pull = {"transfer.method": "nixl-pull", "transfer.dialect": dialect, "network.http_latency_s": 0.002}
     crash = 'kind = "crash", engine = "p-0", at_s = 0.0225, restart_after_s = 0'

@@ -95,7 +95,7 @@ def test_the_time_until_an_engine_is_silent_is_configurable(play: Play) -> None:
     assert 13.25 <= max(refused(world)) <= 13.751
 
 
-def test_who_cannot_be_heard_gets_nothing_and_loses_nothing(play: Play) -> None:
+def test_an_engine_whose_reports_are_lost_gets_no_requests_and_loses_none(play: Play) -> None:
     """The last report that comes through is that of 3.75 s, the next one that of 15.75 s."""
     partition = '[{ kind = "partition", from = "p-0", to = "router", at_s = 4, for_s = 10 }]'
     world = play(STEADY | {"fault": partition})

@@ -180,7 +180,7 @@ def test_d_computes_what_is_lost(play: Play, dialect: str, again: list[int]) -> 
     assert world.records.attempts == again
 
 
-def test_what_came_through_host_memory_is_in_the_stores(play: Play) -> None:
+def test_kv_that_passed_through_host_memory_is_in_the_stores(play: Play) -> None:
     """Over PCIe at P and at D, and not at the store, whose memory is its host's."""
     world = play(STORE | ONE | {"transfer.kv_buffer_device": "cpu"})
     assert {name for name, *_ in world.fabric.paths.names} == {"p-0.r0 d2h", "d-0.r0 h2d"}

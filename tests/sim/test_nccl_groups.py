@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.methods.nccl.table import Groups
-from pdflow_sim.observe.text_trace import Narrator
+from pdflow_sim.observe.text_trace import TextTrace
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.worlds import random_worlds, scenarios
 
@@ -52,14 +52,14 @@ def watched(most: int) -> Callable[[Any], None]:
         assert world.shipping.groups.most == most
         groups = world.shipping.groups = Watched(most)
 
-        def tell(who: str, what: str) -> None:
+        def trace_line(who: str, what: str) -> None:
             if what.startswith(("announces and sends", "fetches")):
                 p_rank, d_rank = sorted((who, what.rpartition(": ")[2]), reverse=True)
                 group = groups.open[p_rank, d_rank]
                 assert group.users
                 assert group.ready_ns <= world.clock.now
 
-        world.metrics.tell = tell
+        world.metrics.trace_line = trace_line
 
     return watch
 
@@ -117,13 +117,13 @@ def test_who_is_busy_is_waited_for(play: Play) -> None:
 
 
 def test_a_text_trace_has_the_groups(play: Play) -> None:
-    narrators: list[Narrator] = []
+    traces: list[TextTrace] = []
 
     def prepared(world: Any) -> None:
-        narrators.append(Narrator(world))
+        traces.append(TextTrace(world))
 
     play(IN_TURN | {"transfer.nccl_max_groups": 1, "workload.requests": 4}, checked=False, prepared=prepared)
-    lines = [line for line in narrators[0].lines if "group" in line]
+    lines = [line for line in traces[0].lines if "group" in line]
     assert [" ".join(line.split()) for line in lines] == [
         "p-0.r0 makes a group: d-0.r0",
         "p-0.r0 evicts its group: d-0.r0",
@@ -135,7 +135,7 @@ def test_a_text_trace_has_the_groups(play: Play) -> None:
     ]
 
 
-def test_an_engine_that_comes_back_meets_its_peers_anew(play: Play) -> None:
+def test_a_restarted_engine_repeats_its_handshakes(play: Play) -> None:
     """Its groups are gone, and its handshake makes them: nine would be made again, and d-0's next is not."""
     crash = '[{ kind = "crash", engine = "d-0", at_s = 3.5, restart_after_s = 0.1 }]'
     world = play(IN_TURN | {"transfer.nccl_max_groups": 1, "fault": crash})

@@ -98,5 +98,5 @@ def test_the_results_are_those_of_a_run_of_which_nothing_was_written_down(tmp_pa
 def test_a_course_keeps_the_last_value_of_each_instant_and_only_changes() -> None:
     course = TimeSeries()
     for instant, value in ((0, 0), (5, 7), (5, 3), (6, 3), (8, 2**70), (9, 1), (9, 2**70)):
-        course.tell(instant, value)
+        course.record(instant, value)
     assert (course.instants.tolist(), course.values.tolist()) == ([5, 8], [3, 2**63 - 1])

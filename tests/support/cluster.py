@@ -23,7 +23,7 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
-    Tell,
+    SendLocal,
 )
 from pdflow.protocol.events import (
     DecodeAborted,
@@ -171,9 +171,9 @@ class Cluster(Network):
             for effect in effects:
                 out.append(effect)
                 self.log.append((at, effect))
-                if type(effect) is Tell and effect.to in self.lagging:
+                if type(effect) is SendLocal and effect.to in self.lagging:
                     self.pending.append(Item("order", at, effect.to, effect.event))
-                elif type(effect) is Tell:
+                elif type(effect) is SendLocal:
                     queue.append((effect.to, effect.event))
                 elif not self.begin(at, effect):
                     self.do(at, effect)

@@ -33,7 +33,7 @@ SCHEDULES = 1000
 ACTIONS = 120
 PARALLELISMS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2))
 
-MOST_TELLING = ((2, 1), (1, 2))
+MOST_FAULTS = ((2, 1), (1, 2))
 """Where two ranks meet one, most of the faults show."""
 
 
@@ -101,7 +101,7 @@ def test_with_this_guard_it_would_not_be_vllm(guard: str, pulls: bool) -> None:
     """Each fault is really vLLM's, and the schedules do reach it."""
     mended = msgspec.structs.replace(VLLM_STOCK, **{guard: True})
     with pytest.raises(AssertionError, match="alone"):
-        all_played(pulls, mended, MOST_TELLING)
+        all_played(pulls, mended, MOST_FAULTS)
 
 
 def test_a_completion_for_a_rank_without_a_handshake_stops_vllms_engine() -> None:

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, SendLocal
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,
@@ -204,7 +204,7 @@ def send_from_ranks(cell: ConsumerCell, bits: int, message: Message, ctx: Consum
     effects: list[Effect] = []
     for d_rank, peers in by_rank.items():
         mine = msgspec.structs.replace(message, d_rank=d_rank) if type(message) is Register else message
-        effects.append(Tell(ctx.ranks[d_rank], FrameOrdered(tuple(peers), mine)))
+        effects.append(SendLocal(ctx.ranks[d_rank], FrameOrdered(tuple(peers), mine)))
     return tuple(effects)
 
 
@@ -217,7 +217,7 @@ def order_reads(cell: ConsumerCell, registration: Register, ctx: ConsumerContext
         readers = tuple([len(ctx.geometry.targets(s, p, d)) for s in sources])
         addresses = tuple([rank_address(engine, s) for s in sources])
         mine = msgspec.structs.replace(registration, d_rank=rank) if rank else registration
-        effects.append(Tell(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
+        effects.append(SendLocal(ctx.ranks[rank], ReadOrdered(addresses, readers, cell.params, mine)))
     return tuple(effects)
 
 
@@ -227,7 +227,7 @@ def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerCo
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
         peer = rank_address(cell.params.prefill.engine, p_rank)
         if peer in silent and not cell.settled >> i & 1:
-            effects.append(Tell(ctx.ranks[d_rank], FenceOrdered(peer)))
+            effects.append(SendLocal(ctx.ranks[d_rank], FenceOrdered(peer)))
     return tuple(effects)
 
 
@@ -251,12 +251,12 @@ def release_prompt(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -
             else:
                 message = Completion(cell.params.request_id, len(ctx.geometry.targets(p_rank, p, d)))
             peer = rank_address(cell.params.prefill.engine, p_rank)
-            effects.append(Tell(ctx.ranks[rank], FrameOrdered((peer,), message)))
+            effects.append(SendLocal(ctx.ranks[rank], FrameOrdered((peer,), message)))
     idle = idle_ranks(cell, {p_rank for _, p_ranks in sources for p_rank in p_ranks})
     if idle and ctx.dialect.control_frames:
-        effects.append(Tell(ctx.ranks[0], FrameOrdered(idle, Release(cell.params.xid))))
+        effects.append(SendLocal(ctx.ranks[0], FrameOrdered(idle, Release(cell.params.xid))))
     elif idle and (ctx.pulls or not registered):
-        effects.append(Tell(ctx.ranks[0], FrameOrdered(idle, Completion(cell.params.request_id, 1))))
+        effects.append(SendLocal(ctx.ranks[0], FrameOrdered(idle, Completion(cell.params.request_id, 1))))
     return tuple(effects)
 
 
@@ -268,7 +268,7 @@ def release_idle_ranks(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
     if ctx.dialect.control_frames:
         message = Taken(cell.params.xid, 0, 1)
     idle = idle_ranks(cell, {p_rank for p_rank, _ in cell.pairs})
-    return (Tell(ctx.ranks[0], FrameOrdered(idle, message)),) if idle else NOTHING
+    return (SendLocal(ctx.ranks[0], FrameOrdered(idle, message)),) if idle else NOTHING
 
 
 def idle_ranks(cell: ConsumerCell, busy: set[int]) -> tuple[Address, ...]:

@@ -38,14 +38,14 @@ CELL_TIMERS = (TimerKind.DEADLINE, TimerKind.STALL, TimerKind.CANCEL, TimerKind.
 class PrefillPeer:
     """What D knows of one prefill engine: the requests it owes us, the blocks they bind, and when it last spoke."""
 
-    __slots__ = ("blocks", "heard", "held", "info", "requests", "sync_at", "synced")
+    __slots__ = ("blocks", "held", "info", "last_seen", "requests", "sync_at", "synced")
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
         self.requests: dict[RequestId, None] = {}
         self.held: deque[RequestId] = deque()
         self.blocks = 0
-        self.heard: dict[Address, Instant] = {}
+        self.last_seen: dict[Address, Instant] = {}
         """When each P rank last showed life; since then nothing was expected of one that is missing here."""
         self.sync_at: Instant | None = None
         self.synced = 0
@@ -55,13 +55,19 @@ class PrefillPeer:
         other.requests = self.requests.copy()
         other.held = self.held.copy()
         other.blocks = self.blocks
-        other.heard = self.heard.copy()
+        other.last_seen = self.last_seen.copy()
         other.sync_at, other.synced = self.sync_at, self.synced
         return other
 
     def fingerprint(self) -> Hashable:
         """Without what the cells of its requests say already, but for their order."""
-        return (tuple(sorted(self.heard.items())), self.sync_at, self.synced, tuple(self.held), tuple(self.requests))
+        return (
+            tuple(sorted(self.last_seen.items())),
+            self.sync_at,
+            self.synced,
+            tuple(self.held),
+            tuple(self.requests),
+        )
 
 
 class ConsumerCells:
@@ -252,7 +258,7 @@ class ConsumerCells:
 
     def _suspect(self, peer: PrefillPeer, now: Instant) -> bool:
         after = self.context.timers.suspect_ns
-        return any(now - heard >= after for heard in peer.heard.values())
+        return any(now - last_seen >= after for last_seen in peer.last_seen.values())
 
 
 def _cell_order(cell: ConsumerCell) -> RequestId:

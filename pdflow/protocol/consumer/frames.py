@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable
 from typing import Final, TypeAlias, TypeVar, cast
 
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import Effect, Effects, Note, Tell
-from pdflow.protocol.events import PairFailed, PairLanded, PairMissing, PairReported, PeerHeard
+from pdflow.protocol.effects import Effect, Effects, Note, SendLocal
+from pdflow.protocol.events import PairFailed, PairLanded, PairMissing, PairReported, PeerResponded
 from pdflow.protocol.ids import EngineInfo, Op, Reg, rank_of
 from pdflow.protocol.messages import (
     CancelAck,
@@ -89,7 +89,7 @@ class ConsumerFrames:
         if not self._mine(message.reg):
             return (Note("consumer: DONE of another incarnation"),)
         op = Op(message.reg, rank_of(sender), self.rank)
-        return (Tell(self.scheduler, PairLanded(op, sender, message)),)
+        return (SendLocal(self.scheduler, PairLanded(op, sender, message)),)
 
     def _completed(self, sender: Address, message: Completion) -> Effects:
         if self.counts:
@@ -98,7 +98,7 @@ class ConsumerFrames:
                 return (Note("consumer: completion of an unknown request"),)
             sender = writer
         reg = Reg(self.engine, 0, 0, message.request_id)
-        return (Tell(self.scheduler, PairLanded(Op(reg, rank_of(sender), self.rank), sender)),)
+        return (SendLocal(self.scheduler, PairLanded(Op(reg, rank_of(sender), self.rank), sender)),)
 
     def _counted(self, sender: Address, request_id: RequestId) -> Address | None:
         """Whose completion this passes for: where senders are not told apart, the next writer's, whoever sent it (R14).
@@ -119,23 +119,23 @@ class ConsumerFrames:
             return (Note("consumer: REG_ACK of another incarnation"),)
         op = Op(message.reg, rank_of(sender), self.rank)
         if message.targets and self.rank not in message.targets:
-            return (Tell(self.scheduler, PairFailed(op, sender, Code.LAYOUT, False)),)
-        return (Tell(self.scheduler, PairReported(op, sender, message.progress)),)
+            return (SendLocal(self.scheduler, PairFailed(op, sender, Code.LAYOUT, False)),)
+        return (SendLocal(self.scheduler, PairReported(op, sender, message.progress)),)
 
     def _failed(self, sender: Address, message: Fail) -> Effects:
         if not self._mine(message.reg):
             return (Note("consumer: FAIL of another incarnation"),)
         op = Op(message.reg, rank_of(sender), self.rank)
-        return (Tell(self.scheduler, PairFailed(op, sender, message.code, message.flushed)),)
+        return (SendLocal(self.scheduler, PairFailed(op, sender, message.code, message.flushed)),)
 
     def _cancel_answered(self, sender: Address, message: CancelAck) -> Effects:
         if not self._mine(message.reg):
             return (Note("consumer: CANCEL_ACK of another incarnation"),)
         op = Op(message.reg, rank_of(sender), self.rank)
-        return (Tell(self.scheduler, PairFailed(op, sender, Code.CANCELLED, message.flushed)),)
+        return (SendLocal(self.scheduler, PairFailed(op, sender, Code.CANCELLED, message.flushed)),)
 
     def _sync_answered(self, sender: Address, message: SyncReply) -> Effects:
-        effects: list[Effect] = [Tell(self.scheduler, PeerHeard(sender))]
+        effects: list[Effect] = [SendLocal(self.scheduler, PeerResponded(sender))]
         p_rank = rank_of(sender)
         answered = set()
         for item in message.items:
@@ -144,15 +144,15 @@ class ConsumerFrames:
             answered.add(item.reg)
             op = Op(item.reg, p_rank, self.rank)
             if item.progress is not Progress.UNKNOWN:
-                effects.append(Tell(self.scheduler, PairReported(op, sender, item.progress, True)))
+                effects.append(SendLocal(self.scheduler, PairReported(op, sender, item.progress, True)))
             elif item.code is not Code.NONE:
-                effects.append(Tell(self.scheduler, PairFailed(op, sender, item.code, item.flushed)))
+                effects.append(SendLocal(self.scheduler, PairFailed(op, sender, item.code, item.flushed)))
         asked = self.synced.get(sender)
         if asked is not None and asked.seq == message.seq:
             del self.synced[sender]
             for reg in asked.open:
                 if reg not in answered:
-                    effects.append(Tell(self.scheduler, PairMissing(Op(reg, p_rank, self.rank))))
+                    effects.append(SendLocal(self.scheduler, PairMissing(Op(reg, p_rank, self.rank))))
         return tuple(effects)
 
 

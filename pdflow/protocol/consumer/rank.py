@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar, cast
 from pdflow.protocol.consumer.frames import ON_FRAME, ConsumerFrames
 from pdflow.protocol.consumer.reads import ConsumerReads, ReadCell
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, Tell
+from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, SendLocal
 from pdflow.protocol.events import (
     ConsumerRankEvent,
     FenceEnded,
@@ -183,7 +183,7 @@ class ConsumerRank:
         if type(message) is Register:
             self.frames.unregistered(message)
             op = Op(message.reg, rank_of(peer), self.rank)
-            return (Tell(self.scheduler, PairFailed(op, peer, Code.UNREACHABLE, True)),)
+            return (SendLocal(self.scheduler, PairFailed(op, peer, Code.UNREACHABLE, True)),)
         return (Note("consumer: frame to an unreachable peer"),)
 
     def _fence_ordered(self, event: FenceOrdered, now: Instant) -> Effects:
@@ -205,7 +205,7 @@ class ConsumerRank:
                 self.reading.wait(read)
                 effects += self._connect(source)
             else:
-                effects += (Tell(self.scheduler, PairFailed(op, source, Code.UNREACHABLE, True)),)
+                effects += (SendLocal(self.scheduler, PairFailed(op, source, Code.UNREACHABLE, True)),)
         return effects
 
     def _connect(self, peer: Address) -> Effects:
@@ -248,7 +248,7 @@ class ConsumerRank:
             return self._refuse_duplicate(peer, before, pending)
         if before is not None:
             # What waited here was meant for the life that is over.
-            effects = (Tell(self.scheduler, PeerRestarted(engine_of(peer), before)),)
+            effects = (SendLocal(self.scheduler, PeerRestarted(engine_of(peer), before)),)
             effects += self.reading.fail_waiting(peer, Code.PEER_RESTARTED)
             pending = tuple(m for m in pending if type(m) is not Register)
         if peer in self.fencing:
@@ -265,7 +265,7 @@ class ConsumerRank:
         """A life that was over has answered: two engines share one id, and neither can be trusted (PROTOCOL 7.3)."""
         effects: Effects = (Note("consumer: DUPLICATE_ENGINE_ID"),)
         if before is not None:
-            effects += (Tell(self.scheduler, PeerRestarted(engine_of(peer), before)),)
+            effects += (SendLocal(self.scheduler, PeerRestarted(engine_of(peer), before)),)
         for message in pending:
             effects += self._undeliverable(peer, message)
         return effects + self.reading.fail_waiting(peer, Code.UNREACHABLE)
@@ -284,7 +284,7 @@ class ConsumerRank:
         self.fencing.discard(peer)
         self.reading.drop_waiting(peer)
         kept = tuple(m for m in self.pending.pop(peer, ()) if type(m) is not Register)
-        effects: Effects = (Tell(self.scheduler, PeerFenced(peer, self.rank, self.newest)),)
+        effects: Effects = (SendLocal(self.scheduler, PeerFenced(peer, self.rank, self.newest)),)
         if kept:
             self.pending[peer] = kept
             effects += self._connect(peer)

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import msgspec
 
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effects, Note, PostRead, ReadWord, Send, Tell
+from pdflow.protocol.effects import NOTHING, Effects, Note, PostRead, ReadWord, Send, SendLocal
 from pdflow.protocol.events import PairFailed, PairLanded, ReadEnded, WordRead
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op
@@ -121,7 +121,7 @@ class ConsumerReads:
         if self.dialect.doubts_reads and self._too_long(since, now):
             return self.failed(event.op, Code.STALE)
         del self.reads[event.op]
-        return (Tell(self.scheduler, PairLanded(read.op, read.source)),)
+        return (SendLocal(self.scheduler, PairLanded(read.op, read.source)),)
 
     def word_read(self, event: WordRead, now: Instant) -> Effects:
         """A word unchanged after the data proves that the pin covered them: a seqlock."""
@@ -132,12 +132,12 @@ class ConsumerReads:
             return self.failed(event.op, Code.STALE)
         del self.reads[event.op]
         taken = Taken(read.params.xid, self.rank, read.readers)
-        return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
+        return (SendLocal(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
 
     def failed(self, op: Op, code: Code) -> Effects:
         """Give up an open READ. It writes nothing from here on, so that its pair is settled."""
         read = self.reads.pop(op)
-        return (Tell(self.scheduler, PairFailed(op, read.source, code, True)),)
+        return (SendLocal(self.scheduler, PairFailed(op, read.source, code, True)),)
 
     # How long a vLLM P may be trusted to have kept a prompt.
 

@@ -37,7 +37,17 @@ from pdflow.protocol.consumer.cell import (
     release_prompt,
     send_from_ranks,
 )
-from pdflow.protocol.effects import NOTHING, Commit, Effects, Enqueue, FreeBlocks, Outcome, Quarantine, Resolve, Tell
+from pdflow.protocol.effects import (
+    NOTHING,
+    Commit,
+    Effects,
+    Enqueue,
+    FreeBlocks,
+    Outcome,
+    Quarantine,
+    Resolve,
+    SendLocal,
+)
 from pdflow.protocol.events import (
     DecodeAborted,
     DecodeAdmitted,
@@ -92,7 +102,7 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
     if not ctx.pulls:
         if len(pairs) == 1:
             peer = rank_address(params.prefill.engine, pairs[0][0])
-            return waiting, (Tell(ctx.ranks[0], FrameOrdered((peer,), registration)),)
+            return waiting, (SendLocal(ctx.ranks[0], FrameOrdered((peer,), registration)),)
         return waiting, send_from_ranks(waiting, everything(waiting), registration, ctx)
     return waiting, order_reads(waiting, registration, ctx)
 

@@ -28,7 +28,7 @@ from pdflow.protocol.consumer.cell import (
 from pdflow.protocol.consumer.cells import FIRST_SEQ, ConsumerCells, PrefillPeer
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, SendLocal
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
     ConsumerSchedulerEvent,
@@ -42,7 +42,7 @@ from pdflow.protocol.events import (
     PairMissing,
     PairReported,
     PeerFenced,
-    PeerHeard,
+    PeerResponded,
     PeerRestarted,
     PrefillLegEnded,
     TimeReached,
@@ -191,18 +191,18 @@ class ConsumerScheduler:
         if cell is None:
             return (Note(f"consumer: {type(event).__name__} for nothing open"),)
         peer = store.peers[cell.params.prefill.engine]
-        if event.sender in peer.heard:
-            peer.heard[event.sender] = now
+        if event.sender in peer.last_seen:
+            peer.last_seen[event.sender] = now
         return store.apply(cell, event, now)
 
     def _missing(self, event: PairMissing, now: Instant) -> Effects:
         cell = self.store.cells.get(event.op.reg.request_id)
         return NOTHING if cell is None else self.store.apply(cell, event, now)
 
-    def _heard(self, event: PeerHeard, now: Instant) -> Effects:
+    def _peer_responded(self, event: PeerResponded, now: Instant) -> Effects:
         peer = self.store.peers.get(engine_of(event.peer))
-        if peer is not None and event.peer in peer.heard:
-            peer.heard[event.peer] = now
+        if peer is not None and event.peer in peer.last_seen:
+            peer.last_seen[event.peer] = now
         return NOTHING
 
     def _to_all_of(self, engine: EngineId, event: CellEvent, now: Instant) -> Effects:
@@ -268,7 +268,7 @@ class ConsumerScheduler:
         """Something is open towards this peer: from now on it must show life, and be told what we want."""
         # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
         for rank in self._writers(peer):
-            peer.heard[rank_address(peer.info.engine, rank)] = now
+            peer.last_seen[rank_address(peer.info.engine, rank)] = now
         self._arm_sync(peer, now)
 
     def _writers(self, peer: PrefillPeer) -> tuple[int, ...]:
@@ -289,7 +289,7 @@ class ConsumerScheduler:
         """Once a second while something is open: say what we want, and judge who has been silent for too long."""
         if not peer.requests or self._all_given_up(peer):
             peer.sync_at = None
-            peer.heard.clear()
+            peer.last_seen.clear()
             return NOTHING
         effects = self._judge(peer, now) if self.store.context.dialect.control_frames else NOTHING
         self._arm_sync(peer, now)
@@ -307,7 +307,7 @@ class ConsumerScheduler:
     def _judge(self, peer: PrefillPeer, now: Instant) -> Effects:
         store = self.store
         dead = store.context.timers.dead_ns
-        silent = frozenset(rank for rank, heard in peer.heard.items() if now - heard >= dead)
+        silent = frozenset(rank for rank, last_seen in peer.last_seen.items() if now - last_seen >= dead)
         if not silent:
             return NOTHING
         effects: list[Effect] = [*self._to_all_of(peer.info.engine, RequestFailed(Code.PEER_DEAD), now)]
@@ -341,7 +341,7 @@ class ConsumerScheduler:
             except ValueError:
                 continue
             to = tuple(rank_address(peer.info.engine, p_rank) for p_rank in sources)
-            effects.append(Tell(address, FrameOrdered(to, message)))
+            effects.append(SendLocal(address, FrameOrdered(to, message)))
         return tuple(effects)
 
     def _prefill_id(self, cell: ConsumerCell) -> RequestId:
@@ -372,7 +372,7 @@ ON: Final[dict[type, Handler]] = dict(
         _on(PairLanded, ConsumerScheduler._for_pair),
         _on(PairFailed, ConsumerScheduler._for_pair),
         _on(PairMissing, ConsumerScheduler._missing),
-        _on(PeerHeard, ConsumerScheduler._heard),
+        _on(PeerResponded, ConsumerScheduler._peer_responded),
         _on(PeerFenced, ConsumerScheduler._fenced),
         _on(PeerRestarted, ConsumerScheduler._restarted),
         _on(TimeReached, ConsumerScheduler._time_reached),

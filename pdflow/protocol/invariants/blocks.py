@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from pdflow.protocol.effects import Commit, Effects, Enqueue, FreeBlocks, Quarantine, ReleaseBlocks, Resolve, Tell
+from pdflow.protocol.effects import Commit, Effects, Enqueue, FreeBlocks, Quarantine, ReleaseBlocks, Resolve, SendLocal
 from pdflow.protocol.events import (
     DecodeAdmitted,
     DecodeHit,
@@ -136,7 +136,7 @@ class BlockOracle:
         self._produced(node, event)
 
     def _prefilled(self, node: Address, event: PrefillFinished, effects: Effects) -> None:
-        if effects and type(effects[0]) is Tell and type(effects[0].event) is SourceReady:
+        if effects and type(effects[0]) is SendLocal and type(effects[0].event) is SourceReady:
             self._produced(node, event)
 
     def _produced(self, node: Address, event: PrefillBegun | PrefillFinished) -> None:
@@ -159,7 +159,7 @@ class BlockOracle:
 def _registration_in(effects: Effects) -> Register | None:
     """What D asks for, as its scheduler tells its ranks."""
     for effect in effects:
-        if type(effect) is Tell:
+        if type(effect) is SendLocal:
             told = effect.event
             if type(told) is ReadOrdered:
                 return told.registration

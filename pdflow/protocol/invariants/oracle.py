@@ -44,7 +44,7 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
-    Tell,
+    SendLocal,
 )
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.events import (
@@ -150,7 +150,7 @@ class Oracle(OperationOracle):
 
     # Frames, and what is reported of transfers.
 
-    def _told(self, node: Address, effect: Tell, event: Event) -> None:
+    def _told(self, node: Address, effect: SendLocal, event: Event) -> None:
         told = effect.event
         if type(told) is not ShardReleased or told.code is not Code.NONE:
             return
@@ -175,7 +175,7 @@ class Oracle(OperationOracle):
                 read.reading = False
             self._notification_arrived(node, sender, Reg(engine_of(node), 0, 0, message.request_id), None)
 
-    def _met(self, node: Address, event: HandshakeEnded, effects: Effects) -> None:
+    def _handshake_ended(self, node: Address, event: HandshakeEnded, effects: Effects) -> None:
         if event.ok:
             self._lives[node, engine_of(event.peer)] = event.incarnation
 
@@ -234,7 +234,7 @@ _ON_EVENT: dict[type, InvariantChecker] = {
     FenceEnded: Oracle._fenced,
     PeerExited: Oracle._fenced,
     Received: Oracle._received,
-    HandshakeEnded: Oracle._met,
+    HandshakeEnded: Oracle._handshake_ended,
     PairLanded: Oracle._pair_event,
     PairFailed: Oracle._pair_event,
     PairReported: Oracle._pair_event,
@@ -246,7 +246,7 @@ _ON_EFFECT: dict[type, InvariantChecker] = {
     Quarantine: Oracle._quarantined,
     FreeBlocks: Oracle._freed,
     ReleaseBlocks: Oracle._released,
-    Tell: Oracle._told,
+    SendLocal: Oracle._told,
     PostWrite: Oracle._write_posted,
     PostRead: Oracle._read_posted,
     Flush: Oracle._flush_posted,

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, Tell
+from pdflow.protocol.effects import NOTHING, BumpWord, Effects, Handshake, Note, SendLocal
 from pdflow.protocol.events import ShardReleased
 from pdflow.protocol.ids import Reg, rank_address
 from pdflow.protocol.messages import Code, Register, SyncItem
@@ -210,7 +210,7 @@ class ProducerCells:
             self.remember_dead(cell.xid, Code.EXPIRED)
         if not self.context.dialect.registrations_end:
             self._forget_namesakes(cell.request_id)
-        released: Effects = (Tell(self.scheduler, ShardReleased(cell.xid, self.context.rank, code)),)
+        released: Effects = (SendLocal(self.scheduler, ShardReleased(cell.xid, self.context.rank, code)),)
         return released if source.lease_word is None else (BumpWord(source.lease_word), *released)
 
     def _forget_namesakes(self, request_id: RequestId) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
 from pdflow.protocol.deadlines import Deadlines
-from pdflow.protocol.effects import NOTHING, Effect, Effects, Note, Tell
+from pdflow.protocol.effects import NOTHING, Effect, Effects, Note, SendLocal
 from pdflow.protocol.events import (
     FenceEnded,
     FlushEnded,
@@ -303,7 +303,7 @@ class ProducerRank:
         # One timer stands for both: an open registration's prompt is asked for first, its grant judged after that.
         store.update(key, cell.expecting(NEVER))
         store.deadlines.push(cell.registration_until, Timer(TimerKind.REGISTRATION, key))
-        return (Tell(store.scheduler, PrefillMissing(cell.xid, store.context.rank)),)
+        return (SendLocal(store.scheduler, PrefillMissing(cell.xid, store.context.rank)),)
 
 
 Handler: TypeAlias = Callable[[ProducerRank, ProducerRankEvent, Instant], Effects]

@@ -41,7 +41,7 @@ from pdflow.protocol.producer.writes import (
     retired,
     shard_taken,
     source_lost,
-    source_meets_open,
+    source_matches_open,
     write_ended,
     write_stopped,
 )
@@ -49,7 +49,7 @@ from pdflow.protocol.values import Instant
 
 RULES: Rules = {
     **rows(Register, registered, OPEN, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),
-    **rows(SourceReady, source_meets_open, OPEN),
+    **rows(SourceReady, source_matches_open, OPEN),
     **rows(PrefillEnded, prefill_ended, OPEN),
     **rows(PrefillEnded, source_lost, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),
     **rows(SourceCompleted, completed, LEASED, JOINING, READY, IN_FLIGHT, SETTLING),

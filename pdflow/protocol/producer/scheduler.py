@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from pdflow.protocol.dialect import Dialect
-from pdflow.protocol.effects import NOTHING, AnswerPrefill, Effects, Note, ReleaseBlocks, Tell
+from pdflow.protocol.effects import NOTHING, AnswerPrefill, Effects, Note, ReleaseBlocks, SendLocal
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
     PrefillAborted,
@@ -118,7 +118,7 @@ class ProducerScheduler:
             product, allocation=event.allocation, holders=(1 << len(self.ranks)) - 1
         )
         source = Source(event.allocation, event.num_tokens, event.digest, event.weights, None, False)
-        return tuple(Tell(rank, SourceReady(event.xid, product.request_id, source)) for rank in self.ranks)
+        return tuple(SendLocal(rank, SourceReady(event.xid, product.request_id, source)) for rank in self.ranks)
 
     def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
         xid, allocation, num_tokens = event.xid, event.allocation, event.num_tokens
@@ -128,7 +128,7 @@ class ProducerScheduler:
             raise LocalProtocolError(f"prefill of {xid!r} finished, but it is not being prefilled")
         request_id = product.request_id
         rank_words: tuple[LeaseWord, ...] = ()
-        tells = []
+        local_events = []
         if product.allocation is None:
             self.products[xid] = msgspec.structs.replace(
                 product, allocation=allocation, complete=True, holders=(1 << len(self.ranks)) - 1
@@ -138,14 +138,14 @@ class ProducerScheduler:
                 if lease_word is not None:
                     rank_words = (*rank_words, lease_word)
                 source = Source(allocation, num_tokens, digest, weights, lease_word)
-                tells.append(Tell(rank, SourceReady(xid, request_id, source)))
+                local_events.append(SendLocal(rank, SourceReady(xid, request_id, source)))
         elif product.holders:
             self.products[xid] = msgspec.structs.replace(product, complete=True)
-            tells = [Tell(rank, SourceCompleted(xid)) for rank in self.ranks]
+            local_events = [SendLocal(rank, SourceCompleted(xid)) for rank in self.ranks]
         else:
             del self.products[xid]
         params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, rank_words, digest, weights)
-        return (*tells, AnswerPrefill(request_id, params))
+        return (*local_events, AnswerPrefill(request_id, params))
 
     def _mint_word(self) -> LeaseWord:
         """A fresh 64-bit word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
@@ -164,13 +164,13 @@ class ProducerScheduler:
             self.products[event.xid] = msgspec.structs.replace(product, complete=True)
         else:
             del self.products[event.xid]
-        return tuple(Tell(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+        return tuple(SendLocal(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
 
     def _withdrawn(self, event: SourceWithdrawn, now: Instant) -> Effects:
         product = self.products.get(event.xid)
         if product is None or not product.holders:
             return (Note("producer scheduler: nothing to withdraw"),)
-        return tuple(Tell(rank, event) for rank in self.ranks)
+        return tuple(SendLocal(rank, event) for rank in self.ranks)
 
     def _shard_released(self, event: ShardReleased, now: Instant) -> Effects:
         product = self.products.get(event.xid)
@@ -192,4 +192,4 @@ class ProducerScheduler:
         product = self.products.get(event.xid)
         if product is not None and (product.allocation is None or product.holders >> event.rank & 1):
             return NOTHING
-        return (Tell(self.ranks[event.rank], PrefillEnded(event.xid, Code.NO_REQUEST)),)
+        return (SendLocal(self.ranks[event.rank], PrefillEnded(event.xid, Code.NO_REQUEST)),)

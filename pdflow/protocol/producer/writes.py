@@ -60,7 +60,7 @@ def acknowledge(cell: ProducerCell, d_rank: int, ctx: ProducerContext) -> Effect
 
 
 def end_registration(
-    cell: ProducerCell, code: Code, flushed: bool, now: Instant, ctx: ProducerContext, tell: bool = True
+    cell: ProducerCell, code: Code, flushed: bool, now: Instant, ctx: ProducerContext, notify: bool = True
 ) -> Stepped:
     """The registration ends without its data: tell its ranks, answer who asked, and give the product back.
 
@@ -69,7 +69,7 @@ def end_registration(
     assert cell.reg is not None
     verdict = SyncItem(cell.reg, Progress.UNKNOWN, code, flushed)
     effects: Effects = NOTHING
-    if ctx.dialect.control_frames and tell:
+    if ctx.dialect.control_frames and notify:
         written = bool(cell.in_flight_mask) or cell.phase in (IN_FLIGHT, SETTLING)
         how = Disposition.DRAINED if written else Disposition.NOT_STARTED
         answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.cancel_waiters]
@@ -166,7 +166,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
     return cell.becoming_in_flight(in_flight_mask), tuple(writes)
 
 
-# Rules. `source_meets_open` and `registered` are the match, in both orders.
+# Rules. `source_matches_open` and `registered` are the match, in both orders.
 
 
 def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -185,16 +185,16 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
     if phase is JOINING and join == NEVER and not ctx.dialect.waits_for_all_ranks:
         join = now + ctx.timers.join_ns
     until = now + ctx.timers.registration_ttl_ns if ctx.dialect.registrations_end else NEVER
-    met = cell.becoming_registered(phase, event, targets, until, join)
+    matched = cell.becoming_registered(phase, event, targets, until, join)
     if not ctx.dialect.writes_registered_only:
-        met = met.registered_by_all()
+        matched = matched.registered_by_all()
     if phase is OPEN:
-        return met, acknowledge(met, event.d_rank, ctx)
-    after, effects = proceed(met, now, ctx)
+        return matched, acknowledge(matched, event.d_rank, ctx)
+    after, effects = proceed(matched, now, ctx)
     return after, effects + acknowledge(after, event.d_rank, ctx)
 
 
-def source_meets_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
+def source_matches_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
     join = NEVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
     until = now + ctx.timers.lease_ns if event.source.complete else NEVER
     return proceed(cell.becoming_sourced(event.source, event.request_id, until, join), now, ctx)
@@ -253,7 +253,7 @@ def source_lost(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: Prod
 
 
 def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: ProducerContext) -> Stepped:
-    return end_registration(cell, Code.PEER_RESTARTED, True, now, ctx, tell=False)
+    return end_registration(cell, Code.PEER_RESTARTED, True, now, ctx, notify=False)
 
 
 def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:

@@ -220,7 +220,7 @@ def _hello(m: Hello) -> int:
         + w[m.nonce.bit_length()]
         + w[m.echo.bit_length()]
         + _text(m.to)
-        + _binary(m.about)
+        + _binary(m.metadata)
     )
 
 

@@ -53,7 +53,7 @@ class Hello(Value, frozen=True, gc=False, tag="HELLO"):
     """The opener's nonce in the acceptor's HELLO: proof that this life is running now. 0 in the opener's."""
     to: Address = ""
     """Whom the opener wants to speak to, where several ranks hear at one place."""
-    about: bytes = b""
+    metadata: bytes = msgspec.field(default=b"", name="about")
     """What the other side's transport must know to reach this rank's memory. Opaque here."""
 
 
@@ -186,8 +186,8 @@ def _hello_problem(hello: Hello) -> Problem:
         or range_problem("echo", hello.echo, 0, MAX_U64)
         or (text_problem("to", hello.to, MAX_NAME_BYTES) if hello.to else "")
         or (
-            f"about has {len(hello.about):,} bytes, at most {MAX_HANDSHAKE_BYTES:,}"
-            if len(hello.about) > MAX_HANDSHAKE_BYTES
+            f"metadata has {len(hello.metadata):,} bytes, at most {MAX_HANDSHAKE_BYTES:,}"
+            if len(hello.metadata) > MAX_HANDSHAKE_BYTES
             else ""
         )
     )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.figures.metrics import completed
-from pdflow.results.figures.slo import Classes, Served, SloTargets, met_by
+from pdflow.results.figures.slo import Classes, Served, SloTargets, attained_by_metric
 from pdflow.results.files.bench_json import statements
 from pdflow.results.records import Records
 from pdflow.results.result import Result
@@ -92,5 +92,5 @@ def good_of(
         classes = Classes.of(records.classes, len(records))
         bounds = [of_class.get(name, slo) for name in classes.names]
         codes = classes.codes[done]
-    met = met_by(slo, served, bounds, codes)
-    return np.logical_and.reduce(list(met.values())) if met else None
+    attained = attained_by_metric(slo, served, bounds, codes)
+    return np.logical_and.reduce(list(attained.values())) if attained else None

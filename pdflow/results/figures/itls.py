@@ -43,10 +43,10 @@ def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]
         ends = engines.get(engine)
         if ends is None:
             ends = engines[engine] = _Ends(logs[engine])
-        came = ends.of_steps(steps)
-        waits = np.diff(came)
+        step_ends = ends.of_steps(steps)
+        waits = np.diff(step_ends)
         if len(waits) < tokens - 1:
-            second = int(came[0]) + last_ns - int(came[-1]) - first_ns
+            second = int(step_ends[0]) + last_ns - int(step_ends[-1]) - first_ns
             waits = np.concatenate(([second], waits))
         yield [int(wait) / NS_PER_S for wait in waits]
 

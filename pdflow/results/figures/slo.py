@@ -93,20 +93,20 @@ def judge(
     of_class: Sequence[SloTargets | None] = (),
     codes: IntColumn | None = None,
 ) -> SloMetrics | None:
-    """How far the bounds of `met_by` were met. None if nothing is demanded."""
-    met = met_by(slo, served, of_class, codes)
-    if not met:
+    """How far the bounds of `attained_by_metric` were met. None if nothing is demanded."""
+    attained = attained_by_metric(slo, served, of_class, codes)
+    if not attained:
         return None
-    good = int(np.count_nonzero(np.logical_and.reduce(list(met.values()))))
+    good = int(np.count_nonzero(np.logical_and.reduce(list(attained.values()))))
     return SloMetrics(
         good=good,
         goodput_rps=share(good * NS_PER_S, duration_ns),
         attainment=share(good, ended),
-        by_metric={name: share(int(np.count_nonzero(those)), ended) for name, those in met.items()},
+        by_metric={name: share(int(np.count_nonzero(those)), ended) for name, those in attained.items()},
     )
 
 
-def met_by(
+def attained_by_metric(
     slo: SloTargets | None,
     served: Served,
     of_class: Sequence[SloTargets | None] = (),

@@ -301,15 +301,15 @@ def _class(row: ClassMetrics) -> dict[str, Any]:
     }
 
 
-def _slo(slo: SloTargets | None, met: SloMetrics | None) -> dict[str, Any] | None:
-    if slo is None or met is None:
+def _slo(slo: SloTargets | None, attained: SloMetrics | None) -> dict[str, Any] | None:
+    if slo is None or attained is None:
         return None
     return {
         "ttft_ms": slo.ttft_ms,
         "tpot_ms": slo.tpot_ms,
         "e2e_ms": slo.e2e_ms,
-        "good": met.good,
-        "goodput_rps": met.goodput_rps,
-        "attainment": met.attainment,
-        "attainment_by_metric": met.by_metric,
+        "good": attained.good,
+        "goodput_rps": attained.goodput_rps,
+        "attainment": attained.attainment,
+        "attainment_by_metric": attained.by_metric,
     }

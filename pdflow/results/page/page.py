@@ -79,9 +79,9 @@ def verdict(result: FinishedRun) -> Html:
         rate = f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
         lines.append(tag("p", tag("b", rate), "; the scenario has no SLO."))
     else:
-        met = f"The SLO was met by {formatting.percent(metrics.slo.attainment)} of requests"
+        attainment = f"The SLO was met by {formatting.percent(metrics.slo.attainment)} of requests"
         goodput = f": a goodput of {formatting.number(metrics.slo.goodput_rps)} requests/s."
-        lines.append(tag("p", tag("b", met), goodput))
+        lines.append(tag("p", tag("b", attainment), goodput))
     if not metrics.ttft.mean_ms:
         lines.append(tag("p", "No request got a first token, or none waited for it."))
     else:

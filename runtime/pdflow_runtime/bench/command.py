@@ -125,14 +125,14 @@ async def _until_ended_or_told(load: Load, ledger: Ledger, plan: BenchPlan, quie
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
-            async def hear(scope: trio.CancelScope) -> None:
+            async def stop_on_signal(scope: trio.CancelScope) -> None:
                 nonlocal told
                 async for _ in signals:
                     told = True
                     scope.cancel()
 
             sending = trio.CancelScope()
-            nursery.start_soon(hear, sending)
+            nursery.start_soon(stop_on_signal, sending)
             if not quiet:
                 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
                 nursery.start_soon(BenchProgress(ledger, plan.name, plan.workload.requests).show, console)

@@ -63,7 +63,7 @@ class Conversation:
         self._tokens.extend(self._contents.made(f"{self._name}/{turn}", new))
         return list(self._tokens)
 
-    def hear(self, turn: int, answer: list[int], expected: int) -> None:
+    def add_answer(self, turn: int, answer: list[int], expected: int) -> None:
         """What the answer was, and how long it was to be."""
         kept = answer[:expected]
         missing = self._contents.made(f"{self._name}/{turn}/answer", expected - len(kept))

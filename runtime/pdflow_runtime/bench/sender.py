@@ -74,7 +74,7 @@ class Sender:
         ledger, answer, scope = self.ledger, AnswerReader(), trio.CancelScope()
         patience = ClientDeadline.of(self.timeouts, ledger.records.arrival_ns[number], leaves_ns)
 
-        def heard(piece: bytes) -> None:
+        def on_piece(piece: bytes) -> None:
             waited_for_first = not answer.times
             answer.feed(piece, ledger.clock.now())
             if waited_for_first and answer.times:
@@ -84,7 +84,7 @@ class Sender:
         ledger.sent(number)
         try:
             with scope:
-                await self.ask(body, heard)
+                await self.ask(body, on_piece)
                 answer.end()
         except (UpstreamError, BrokenAnswerError) as error:
             ledger.over(number, answer, "failed", str(error))
@@ -99,8 +99,8 @@ class Sender:
     def _deadline(self, until: tuple[Instant, str] | None) -> float:
         return inf if until is None else self.ledger.clock.deadline(until[0])
 
-    async def ask(self, body: bytes, heard: Callable[[bytes], None]) -> None:
-        """`heard` is told the answer's body as it comes.
+    async def ask(self, body: bytes, on_piece: Callable[[bytes], None]) -> None:
+        """`on_piece` is called with each piece of the answer's body.
 
         BrokenAnswerError if it is an error instead, UpstreamError if it breaks off.
         """
@@ -110,4 +110,4 @@ class Sender:
                 raise BrokenAnswerError(refusal(response.status, await response.read(ERROR_BYTES)))
             async with aclosing(response.pieces()) as pieces:
                 async for piece in pieces:
-                    heard(piece)
+                    on_piece(piece)

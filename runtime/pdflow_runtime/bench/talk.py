@@ -84,7 +84,7 @@ class Talk:
                 turn.session.turns
             ):
                 return at
-            conversation.hear(turn.turn_index, answer.token_ids, request.output_tokens)
+            conversation.add_answer(turn.turn_index, answer.token_ids, request.output_tokens)
             await clock.sleep_until(at)
             following = self._turn(turn.session, turn.turn_index + 1, at)
             if following is None:

@@ -17,7 +17,17 @@ import attrs
 
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, EngineId, Instant, RequestId, S
-from pdflow_runtime.observe.event_log import TOKEN, FirstPiecePassed, Frame, Met, Moved, Noted, Page, Passed, Sent
+from pdflow_runtime.observe.event_log import (
+    TOKEN,
+    FirstPiecePassed,
+    Frame,
+    Moved,
+    Noted,
+    Page,
+    Passed,
+    PeerConnected,
+    Sent,
+)
 from pdflow_runtime.observe.rows import timed
 
 Samples: TypeAlias = list[int]
@@ -46,7 +56,7 @@ class Delays:
     api_server_ns: dict[EngineId, Samples]
     """From where the router sends a leg until the engine has it."""
     control_ns: Samples
-    met_ns: Samples
+    handshake_ns: Samples
     transfers: list[MeasuredTransfer]
 
 
@@ -63,11 +73,11 @@ class _Seen:
     def __init__(self) -> None:
         self._marks: defaultdict[RequestId, dict[str, Instant]] = defaultdict(dict)
         self._sent: list[tuple[Instant, Sent]] = []
-        self._heard: dict[int, Instant] = {}
+        self._first_piece_at: dict[int, Instant] = {}
         self._frame_sent_at: dict[tuple[RequestId, str, Address, Address], Instant] = {}
         self._moved: defaultdict[RequestId, list[Moved]] = defaultdict(list)
         self._control: Samples = []
-        self._met: Samples = []
+        self._handshake_ns: Samples = []
 
     def take(self, t: Instant, noted: Noted) -> None:
         match noted:
@@ -76,18 +86,18 @@ class _Seen:
             case Sent():
                 self._sent.append((t, noted))
             case FirstPiecePassed(request=request):
-                self._heard[request] = t
+                self._first_piece_at[request] = t
             case Frame():
                 self._frame(t, noted)
-            case Met(lasted_ns=lasted):
-                self._met.append(lasted)
+            case PeerConnected(lasted_ns=lasted):
+                self._handshake_ns.append(lasted)
             case Moved(request_id=request_id):
                 self._moved[request_id].append(noted)
 
     def _frame(self, t: Instant, frame: Frame) -> None:
         # Of frames that are alike the latest is taken for what was heard: there are few at a time.
         key = (frame.request_id, frame.kind, frame.sender, frame.receiver)
-        if not frame.heard:
+        if not frame.received:
             self._frame_sent_at[key] = t
             return
         began = self._frame_sent_at.pop(key, None)
@@ -104,14 +114,14 @@ class _Seen:
             arrived = marks.get("handoff" if sent.role == "decode" else "route")
             if arrived is not None:
                 api_servers[sent.engine].append(arrived - t)
-            if sent.role != "prefill" and TOKEN in marks and sent.request in self._heard:
-                hops.append(self._heard[sent.request] - marks[TOKEN])
+            if sent.role != "prefill" and TOKEN in marks and sent.request in self._first_piece_at:
+                hops.append(self._first_piece_at[sent.request] - marks[TOKEN])
         moved = [_transfer(self._marks[request_id], shards) for request_id, shards in self._moved.items()]
         return Delays(
             hop_ns=hops,
             api_server_ns=dict(api_servers),
             control_ns=self._control,
-            met_ns=self._met,
+            handshake_ns=self._handshake_ns,
             transfers=[transfer for transfer in moved if transfer is not None],
         )
 
@@ -157,7 +167,7 @@ def link_values(whole: Delays, found: Delays, synthetic: bool) -> LinkValues:
         per_message_s=message_ns / S,
         per_descriptor_s=descriptor_ns / S,
         control_latency_s=typical(found.control_ns) / S,
-        handshake_s=median(whole.met_ns) / S if whole.met_ns else None,
+        handshake_s=median(whole.handshake_ns) / S if whole.handshake_ns else None,
         http_latency_s=typical(found.hop_ns) / S,
     )
 

@@ -52,7 +52,7 @@ class Job:
     given: int = 0
     """How many of the tokens, at their end, are the answer's beginning already: P's, where it has told some. They may
     be named as late as its KV: `LiveEngine.loaded` looks again."""
-    tells_first: bool = False
+    returns_first_token: bool = False
     """Of a prompt that is computed for others: the answer's first token is told, too."""
 
 

@@ -55,10 +55,15 @@ class _Answer:
 
 
 class LiveEngine:
-    """See the module. `tell` must not wait. `eos`: tokens that end an answer unless it ignores them."""
+    """See the module. `on_output` must not wait. `eos`: tokens that end an answer unless it ignores them."""
 
     def __init__(
-        self, runner: Runner, limits: Limits, pool: PagedPool, tell: Callable[[Told], None], eos: Iterable[int] = ()
+        self,
+        runner: Runner,
+        limits: Limits,
+        pool: PagedPool,
+        on_output: Callable[[Told], None],
+        eos: Iterable[int] = (),
     ) -> None:
         if limits.async_scheduling:
             raise ValueError("a live engine composes a step when the one before it has ended: no async_scheduling")
@@ -71,11 +76,11 @@ class LiveEngine:
         self._batch: Final = NamedBatch(limits.block_size)
         self._scheduler: Final = Scheduler(limits, pool, self._batch, False, None)
         self._runner: Final = runner
-        self._tell: Final = tell
+        self._on_output: Final = on_output
         self._eos: Final = frozenset(eos)
         self._answers: dict[Sequence, _Answer] = {}
         self._bell = trio.Event()
-        self._telling: Sequence | None = None
+        self._reporting: Sequence | None = None
         self._held = False
         self.reports_chunks = False
         """Whether ChunkBegun is told of each part of a prompt that is computed for others, and then LayerComputed."""
@@ -114,7 +119,7 @@ class LiveEngine:
 
     def finish(self, seq: Sequence) -> None:
         """The token of it that is being told is its last: `Finished` comes with the end of this step."""
-        if self._telling is not seq:
+        if self._reporting is not seq:
             raise ValueError(f"sequence {seq.index} is to finish with a token, and none of it is being told")
         self._end(seq)
 
@@ -202,21 +207,21 @@ class LiveEngine:
         if scheduler.compose(now * PS_PER_NS, now, now + 1, True, outcomes):
             works = self._begun(now)
         for outcome in outcomes:
-            self._tell(outcome)
+            self._on_output(outcome)
         if self.reports_chunks and works:
             for seq, new in self._scheduler.chunks:
                 if seq.prefill_only:
-                    self._tell(ChunkBegun(seq, seq.computed, new, now, now))
+                    self._on_output(ChunkBegun(seq, seq.computed, new, now, now))
         return works
 
     def _layer_done(self, layer: int, at: Instant) -> None:
-        self._tell(LayerComputed(layer, at))
+        self._on_output(LayerComputed(layer, at))
 
     def _begun(self, now: int) -> list[tuple[Sequence, Work]]:
         self._batch.name_blocks(self.pool)
         works = []
         for seq, new in self._scheduler.chunks:
-            told = not seq.prefill_only or self._answers[seq].job.tells_first
+            told = not seq.prefill_only or self._answers[seq].job.returns_first_token
             needs_token = told and seq.computed + new == seq.target
             works.append((seq, self._work(seq, seq.computed, new, needs_token, False)))
         for seq, context in self._batch.contexts():
@@ -245,15 +250,15 @@ class LiveEngine:
         now = now_ns()
         for (seq, _), sampled in zip(works, results, strict=True):
             if sampled is not None and not seq.dropping:
-                self._came(seq, sampled, now)
+                self._append_token(seq, sampled, now)
         outcomes: list[Outcome] = []
         self._scheduler.complete(1, now * PS_PER_NS, now, outcomes)
         for outcome in outcomes:
             if type(outcome) is Finished or type(outcome) is Prefilled:
                 del self._answers[outcome.seq]
-            self._tell(outcome)
+            self._on_output(outcome)
 
-    def _came(self, seq: Sequence, sampled: Sampled, now: int) -> None:
+    def _append_token(self, seq: Sequence, sampled: Sampled, now: int) -> None:
         """A token: the scheduler hears of it, too, if it is the last one."""
         answer = self._answers[seq]
         answer.tokens.append(sampled.token)
@@ -265,9 +270,9 @@ class LiveEngine:
         if stops:
             self._end(seq)
         last = len(answer.tokens) - answer.prompt == seq.output_tokens
-        self._telling = seq
-        self._tell(Token(seq, sampled.token, sampled.logprobs, "stop" if stops else "length" if last else None))
-        self._telling = None
+        self._reporting = seq
+        self._on_output(Token(seq, sampled.token, sampled.logprobs, "stop" if stops else "length" if last else None))
+        self._reporting = None
 
     def _end(self, seq: Sequence) -> None:
         answer = self._answers[seq]

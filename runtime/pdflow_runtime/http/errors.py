@@ -50,19 +50,19 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-class _HeardDetail(msgspec.Struct, frozen=True):
+class _UpstreamErrorDetail(msgspec.Struct, frozen=True):
     message: str
     param: str | None = None
     code: str | int | None = None
 
 
-class _Heard(msgspec.Struct, frozen=True):
+class _UpstreamErrorBody(msgspec.Struct, frozen=True):
     """What other servers say of an error, which may be less than what we do."""
 
-    error: _HeardDetail
+    error: _UpstreamErrorDetail
 
 
-_heard = msgspec.json.Decoder(_Heard)
+_upstream_error = msgspec.json.Decoder(_UpstreamErrorBody)
 
 
 class OpenAIError(PdflowError):
@@ -75,10 +75,10 @@ class OpenAIError(PdflowError):
         self.code = code
 
     @classmethod
-    def heard(cls, status: int, body: bytes) -> OpenAIError | None:
+    def from_response(cls, status: int, body: bytes) -> OpenAIError | None:
         """What another server answered; None if that is not an error of this form."""
         try:
-            error = _heard.decode(body).error
+            error = _upstream_error.decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return cls(status, error.message, param=error.param, code=error.code)

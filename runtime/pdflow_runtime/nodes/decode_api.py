@@ -35,7 +35,7 @@ class FirstToCome:
     def __init__(self, first: FirstToken | None = None) -> None:
         self.first = first
         self.leg: DecodeLeg | None = None
-        self.met: Final = trio.Event()
+        self.leg_arrived: Final = trio.Event()
 
 
 class DecodeApi(EngineApi[LiveDecodeNode]):
@@ -57,10 +57,10 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
         if (request.method, request.path) != ("POST", "/first_token"):
             return False
-        await self._hear_first(request, responder)
+        await self._receive_first_token(request, responder)
         return True
 
-    async def _hear_first(self, request: HttpRequest, responder: Responder) -> None:
+    async def _receive_first_token(self, request: HttpRequest, responder: Responder) -> None:
         """P has told the first token of an attempt whose decode leg is here, or on its way."""
         first = self.checked(decoded(_first, request.body))
         request_id = named(request)
@@ -68,9 +68,9 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         pair.first = first
         try:
             if pair.leg is None:
-                await pair.met.wait()
+                await pair.leg_arrived.wait()
             else:
-                self.node.tell_first(pair.leg, first.token)
+                self.node.set_first_token(pair.leg, first.token)
         finally:
             if pair.leg is None:
                 del self.to_come[request_id]
@@ -86,18 +86,18 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
             leg = node.begin_alone(request_id, tokens, sampling, first)
         else:
             params, at = read_decode(self.method, asked.body.kv_transfer_params)
-            await node.links.learn(params.prefill.engine, at.host, at.port)
+            await node.links.update_address(params.prefill.engine, at.host, at.port)
             leg = node.begin(request_id, params, tokens, sampling, first, between.first_follows)
             if between.first_follows:
                 pair = self.to_come.setdefault(request_id, pair)
                 pair.leg = leg
-                pair.met.set()
+                pair.leg_arrived.set()
                 if pair.first is not None:
-                    node.tell_first(leg, pair.first.token)
-        tell = self._stream if asked.asked.stream else self._whole
+                    node.set_first_token(leg, pair.first.token)
+        send_answer = self._stream if asked.asked.stream else self._whole
         try:
             async with aclosing(self._pieces(leg, asked.asked, pair)) as pieces:
-                await tell(pieces, pair, asked, responder)
+                await send_answer(pieces, pair, asked, responder)
         finally:
             if between.first_follows:
                 del self.to_come[request_id]

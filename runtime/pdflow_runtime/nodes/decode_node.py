@@ -70,7 +70,7 @@ class DecodeLeg:
         """Whose KV it decodes from: a prefill engine's, or a store's."""
         self.source_weights = 0
         """That KV's, if the request says it, as one does whose KV is read."""
-        self.tell, self.receive_channel = trio.open_memory_channel[TokenOrEnd](math.inf)
+        self.send_channel, self.receive_channel = trio.open_memory_channel[TokenOrEnd](math.inf)
         """Bounded by the tokens that it may generate."""
 
 
@@ -125,7 +125,7 @@ class LiveDecodeNode(LiveEngineNode):
         first_follows: bool = False,
     ) -> DecodeLeg:
         """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
-        P has told; one that follows is told by `tell_first`."""
+        P has told; one that follows is told by `set_first_token`."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
         leg.source, leg.source_weights = params.prefill.engine, params.weights
         blocks = -(-len(tokens) // self.config.info.shards.block_size)
@@ -134,7 +134,7 @@ class LiveDecodeNode(LiveEngineNode):
         self.put(self.role, asked)
         return leg
 
-    def tell_first(self, leg: DecodeLeg, token: int) -> None:
+    def set_first_token(self, leg: DecodeLeg, token: int) -> None:
         """P has computed the answer's first token, and its client has it."""
         leg.job.tokens = [*leg.prompt, token]
         if self.legs.get(leg.request_id) is leg:
@@ -178,14 +178,14 @@ class LiveDecodeNode(LiveEngineNode):
 
     # The engine.
 
-    def came(self, outcome: Told) -> None:
-        """The engine has something to tell."""
+    def on_engine_output(self, outcome: Told) -> None:
+        """Handle one outcome of the engine."""
         match outcome:
             case Token(seq=seq):
                 leg = self.legs[seq.handle]
                 if seq.generated == 0:
                     self.first(leg)
-                leg.tell.send_nowait(outcome)
+                leg.send_channel.send_nowait(outcome)
             case Admitted(seq=seq):
                 assert seq.allocation is not None
                 self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
@@ -234,7 +234,7 @@ class LiveDecodeNode(LiveEngineNode):
         self.event_log.generated(leg.request_id, leg.job.given + leg.job.seq.generated)
         if effect.code is Code.WEIGHTS and leg.source is not None:
             self._refused_weights(leg.source, leg.source_weights)
-        leg.tell.send_nowait(effect.code)
+        leg.send_channel.send_nowait(effect.code)
 
     def _refused_weights(self, source: EngineId, weights: int) -> None:
         """Said once of each peer: every request that it sends ends like this."""

@@ -32,7 +32,7 @@ class Known(NamedTuple):
 
 
 class LiveEngineNode(RankedNode):
-    """Subclasses say in `came` what the engine's outcomes mean."""
+    """Subclasses say in `on_engine_output` what the engine's outcomes mean."""
 
     pool_role: ClassVar[str]
     """What its pool's `role` says; of an aggregated engine, decode."""
@@ -76,8 +76,8 @@ class LiveEngineNode(RankedNode):
     def is_drained(self) -> bool:
         return self.pool.free == self.pool.num_blocks
 
-    def came(self, outcome: Told) -> None:
-        """The engine has something to tell."""
+    def on_engine_output(self, outcome: Told) -> None:
+        """Handle one outcome of the engine."""
         raise NotImplementedError
 
     @property

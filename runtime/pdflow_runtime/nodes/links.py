@@ -81,7 +81,7 @@ class RankLink:
     async def send_hello(self, hello: bytes) -> None:
         await self.stream.send_all(hello if self.proof is None else self.proof.ours(hello) + hello)
 
-    async def hear_hello(self) -> Hello:
+    async def receive_hello(self) -> Hello:
         """The peer's first frame. ValueError if it is another, or none, or nobody's who knows the secret."""
         claimed = b"" if self.proof is None else await self._take(MAC_BYTES)
         head = await self._take(LENGTH_BYTES)
@@ -147,8 +147,8 @@ class RankLinks:
             task_status.started()
             await trio.serve_listeners(self._accepted, [listener], handler_nursery=nursery)
 
-    async def learn(self, engine: EngineId, host: str, tcp_port: int) -> None:
-        """A request says where an engine hears.
+    async def update_address(self, engine: EngineId, host: str, tcp_port: int) -> None:
+        """A request says where the ranks of an engine listen.
 
         If that is somewhere else than before, it has started anew. Endpoints that have failed to reach it would not try
         for up to a minute, and fail this request at once: so they are told first what comes of trying there.
@@ -185,7 +185,7 @@ class RankLinks:
     def handshake(self, port: Port, effect: Handshake) -> None:
         link = self.links.get((port.address, effect.peer))
         if link is not None:
-            self._nursery.start_soon(self._meet, link)
+            self._nursery.start_soon(self._connect_memory, link)
         elif (address := self.book.get(engine_of(effect.peer))) is not None:
             self._nursery.start_soon(self._open, port, effect.peer, *address)
         else:
@@ -217,7 +217,7 @@ class RankLinks:
             return
         self._adopt(link)
         self._nursery.start_soon(self._serve, link)
-        await self._meet(link)
+        await self._connect_memory(link)
 
     async def _reached(self, port: Port, peer: Address, host: str, tcp_port: int) -> RankLink:
         stream: trio.abc.Stream = await trio.open_tcp_stream(host, tcp_port)
@@ -235,7 +235,7 @@ class RankLinks:
         nonce = secrets.randbits(63) | 1
         await link.prove(True)
         await link.send_hello(self._hello(link.port, nonce, 0, peer))
-        hello = await link.hear_hello()
+        hello = await link.receive_hello()
         if hello.address != peer or hello.echo != nonce:
             raise ValueError(f"{hello.address} answers there")
 
@@ -259,7 +259,7 @@ class RankLinks:
     async def _welcome(self, link: RankLink) -> None:
         """The acceptor's half. ValueError for a stranger, or for who asks for somebody else."""
         await link.prove(False)
-        hello = await link.hear_hello()
+        hello = await link.receive_hello()
         port = self.node.ports.get(hello.to)
         if port is None or hello.to not in self.ranks:
             raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
@@ -279,12 +279,12 @@ class RankLinks:
             before.scope.cancel()
             self.node.put(link.port, PeerLost(link.hello.address))
 
-    async def _meet(self, link: RankLink) -> None:
+    async def _connect_memory(self, link: RankLink) -> None:
         """Reach the memory of whoever is at the other end, and say how that went."""
         rank, hello = self.ranks[link.port.address], link.hello
         ok = True
         try:
-            await within(PATIENCE_S, lambda: rank.meet(hello.address, hello.about))
+            await within(PATIENCE_S, lambda: rank.connect(hello.address, hello.metadata))
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
             log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
             ok = False

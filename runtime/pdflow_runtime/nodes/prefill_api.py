@@ -27,8 +27,8 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         between = self.between(asked)
         self.prompts.check_length(len(tokens), 1)
         request_params = read_prefill(self.method, asked.body.kv_transfer_params)
-        node.learn_stores(request_params.stores)
-        sampling = self.sampling(asked.asked, len(tokens)) if between.tells_first else None
+        node.update_stores(request_params.stores)
+        sampling = self.sampling(asked.asked, len(tokens)) if between.returns_first_token else None
         leg = node.begin(asked.request_id, request_params.xid, tokens, sampling)
         try:
             await leg.answered.wait()
@@ -38,7 +38,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         if leg.params is None:
             raise ended(leg.code, leg.why)
         params = decode_json(leg.params, leg.at or self.here, self.method)
-        if between.tells_first:
+        if between.returns_first_token:
             first = self._first_answer(leg, asked)
             if first.ends and not between.decodes:
                 node.withdraw(leg.xid)

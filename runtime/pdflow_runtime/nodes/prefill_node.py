@@ -126,12 +126,12 @@ class LivePrefillNode(LiveEngineNode):
             raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
         most = 1 if sampling is None else sampling.max_tokens
         seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens), handle=xid)
-        job = Job(seq, tokens, sampling or GREEDY, tells_first=sampling is not None)
+        job = Job(seq, tokens, sampling or GREEDY, returns_first_token=sampling is not None)
         leg = self.legs[xid] = LivePrefillLeg(request_id, xid, job, keeps)
         self.put(self.role, self.request(leg))
         return leg
 
-    def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
+    def update_stores(self, stores: tuple[Coordinates, ...]) -> None:
         """The latest request says where the nodes of a store take requests. Kept where KV goes to one."""
 
     def request(self, leg: LivePrefillLeg) -> PrefillRequested:
@@ -151,8 +151,8 @@ class LivePrefillNode(LiveEngineNode):
 
     # The engine.
 
-    def came(self, outcome: Told) -> None:
-        """The engine has something to tell: a prompt's token, if it is wanted, and that its KV is there."""
+    def on_engine_output(self, outcome: Told) -> None:
+        """Handle one outcome of the engine: a prompt's token, if it is wanted, or the end of its computation."""
         match outcome:
             case Token(seq=seq):
                 told = self.legs.get(seq.handle)

@@ -37,12 +37,12 @@ from pdflow_runtime.nodes.notifications import read_notification
 from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
 from pdflow_runtime.transports.base import (
     Ended,
+    EventSink,
     Fenced,
     Flushed,
     NotificationArrived,
     PeerGone,
     Stopped,
-    Tell,
     Transport,
     TransportEvent,
     WordArrived,
@@ -117,7 +117,7 @@ class Rank:
         shape: KvShape,
         num_blocks: int,
         layouts: LayoutBook,
-        transport: Callable[[Address, Tell], Transport],
+        transport: Callable[[Address, EventSink], Transport],
         put: Callable[[Any], None],
         incarnation: int,
         staging_factory: StagingFactory | None = None,
@@ -139,7 +139,7 @@ class Rank:
         self.room: Final = (
             None if staging_factory is None else staging_factory(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
         )
-        self.transport: Final = transport(self.address, self.heard)
+        self.transport: Final = transport(self.address, self.on_transport_event)
         nbytes = end if self.room is None else end_of(self.room)
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
         self.peers: dict[Address, RankMetadata] = {}
@@ -166,7 +166,7 @@ class Rank:
         self.meter = self.transfers.meter = meter
 
     def metadata_for(self, peer: Address) -> bytes:
-        """For this peer's `meet`."""
+        """For this peer's `connect`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
             RankMetadata(
@@ -182,7 +182,7 @@ class Rank:
             )
         )
 
-    async def meet(self, peer: Address, metadata: bytes) -> None:
+    async def connect(self, peer: Address, metadata: bytes) -> None:
         """Reach a peer's memory. Raises ValueError if that is not described, or not to be reached by what is here."""
         try:
             known = _metadata_decoder.decode(metadata)
@@ -296,7 +296,7 @@ class Rank:
 
     # What the transport tells.
 
-    def heard(self, event: TransportEvent) -> None:
+    def on_transport_event(self, event: TransportEvent) -> None:
         match event:
             case Ended(number, ok):
                 self.transfers.ended(number, ok)

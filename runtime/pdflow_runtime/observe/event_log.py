@@ -91,11 +91,11 @@ class Frame(_Note, frozen=True, gc=False, tag="frame"):
     kind: str
     sender: Address
     receiver: Address
-    heard: bool
+    received: bool
 
 
-class Met(_Note, frozen=True, gc=False, tag="met"):
-    """A rank has met another: `t` is when it set out to."""
+class PeerConnected(_Note, frozen=True, gc=False, tag="met"):
+    """A rank's handshake with a peer has succeeded: `t` is when it began."""
 
     peer: Address
     lasted_ns: int
@@ -127,7 +127,7 @@ class Stepped(_Note, frozen=True, gc=False, tag="step"):
 
 
 Noted: TypeAlias = (
-    RequestReceived | Sent | FirstPiecePassed | Replied | Passed | Generated | Frame | Met | Moved | Stepped
+    RequestReceived | Sent | FirstPiecePassed | Replied | Passed | Generated | Frame | PeerConnected | Moved | Stepped
 )
 
 
@@ -154,7 +154,7 @@ class EventLog:
         self.noted = 0
         self.write: Callable[[Noted], None] | None = None
         self.engines: tuple[Sequence[EngineInfo], Sequence[EngineInfo]] = ((), ())
-        self._meeting: Final[dict[tuple[Address, Address], Instant]] = {}
+        self._handshakes: Final[dict[tuple[Address, Address], Instant]] = {}
         self._turns: Final[dict[type, Callable[[Address, Any, Instant], None]]] = {
             RequestArrived: self._arrived,
             DispatchPrefill: self._prefill_sent,
@@ -170,8 +170,8 @@ class EventLog:
             ReadEnded: self._read,
             Received: self._received,
             Send: self._send,
-            Handshake: self._meets,
-            HandshakeEnded: self._met,
+            Handshake: self._handshake_begun,
+            HandshakeEnded: self._handshake_ended,
             Commit: self._stage("notify"),
         }
 
@@ -198,7 +198,7 @@ class EventLog:
     def passed(self, request_id: RequestId, stage: str, at: Instant | None = None) -> None:
         self.note(Passed(now_ns() if at is None else at, request_id, stage))
 
-    def heard(self, request: int) -> None:
+    def first_piece_passed(self, request: int) -> None:
         self.note(FirstPiecePassed(now_ns(), request))
 
     def generated(self, request_id: RequestId, tokens: int) -> None:
@@ -264,13 +264,13 @@ class EventLog:
         else:
             self.note(Frame(now, _request_id(message), type(message).__name__, event.sender, address, True))
 
-    def _meets(self, address: Address, effect: Handshake, now: Instant) -> None:
-        self._meeting[address, effect.peer] = now
+    def _handshake_begun(self, address: Address, effect: Handshake, now: Instant) -> None:
+        self._handshakes[address, effect.peer] = now
 
-    def _met(self, address: Address, event: HandshakeEnded, now: Instant) -> None:
-        begun = self._meeting.pop((address, event.peer), None)
+    def _handshake_ended(self, address: Address, event: HandshakeEnded, now: Instant) -> None:
+        begun = self._handshakes.pop((address, event.peer), None)
         if begun is not None and event.ok:
-            self.note(Met(begun, event.peer, now - begun))
+            self.note(PeerConnected(begun, event.peer, now - begun))
 
     def _send(self, address: Address, effect: Send, now: Instant) -> None:
         message = effect.message

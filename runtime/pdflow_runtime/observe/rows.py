@@ -114,7 +114,7 @@ class _RowTable:
                 self._bytes[request_id] += nbytes
                 self.totals.bytes_moved += nbytes
                 self.totals.transfers += 1
-            case Frame(heard=False):
+            case Frame(received=False):
                 self.totals.messages += 1
 
     def _sent(self, row: int, sent: Sent) -> None:
@@ -180,7 +180,7 @@ class _Engines:
     def stepped(self, name: str, t: Instant, noted: Stepped) -> None:
         lasted_ps = noted.lasted_ns * PS_PER_NS
         self.steps.setdefault(name, Steps()).add(t * PS_PER_NS, lasted_ps, 0, 1, noted.later)
-        self.blocks[name].tell(t + noted.lasted_ns, noted.used)
+        self.blocks[name].record(t + noted.lasted_ns, noted.used)
         self._busy_ns[name] += noted.lasted_ns
         self._peak[name] = max(self._peak[name], noted.used)
 

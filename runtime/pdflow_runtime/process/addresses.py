@@ -87,5 +87,5 @@ class RouterAddress(msgspec.Struct, frozen=True, tag="router"):
 
 News = EngineAddress | EngineLeaving | EngineGone
 read_news = msgspec.json.Decoder(News).decode
-read_heard = msgspec.json.Decoder(ReportAnswer).decode
+read_report_answer = msgspec.json.Decoder(ReportAnswer).decode
 read_router = msgspec.json.Decoder(RouterAddress).decode

@@ -88,7 +88,7 @@ class Cluster:
         self.up_s: Final = UP_S + weights_bytes(scenario) / SLOWEST_BYTES_PER_S
         """For a process to say that it is up."""
         self.stopping = False
-        self._telling: Final = trio.Lock()
+        self._send_lock: Final = trio.Lock()
         """Two engines may end at once, and only one may write."""
 
     async def run(self, up: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class Cluster:
             self._nursery = nursery
             components = await self._start_all()
             self.router = components.pop(ROUTER)
-            nursery.start_soon(self._hear_router)
+            nursery.start_soon(self._read_router)
             for component in components.values():
                 await self._live(component)
             patience = 2 * self.scenario.serve.drain_s + 5
@@ -172,7 +172,7 @@ class Cluster:
 
     async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
         """An engine is up: the router is told, and its end is waited for."""
-        await self._tell(msgspec.json.decode(component.first_line, type=EngineAddress))
+        await self._send_to_router(msgspec.json.decode(component.first_line, type=EngineAddress))
         if self.reports:
             assert component.process.stdin is not None
             with suppress(trio.BrokenResourceError):
@@ -185,7 +185,7 @@ class Cluster:
         if self.stopping:
             return
         for_good = component.process.returncode == 0
-        await self._tell(EngineGone(component.name, for_good=for_good))
+        await self._send_to_router(EngineGone(component.name, for_good=for_good))
         if for_good:
             log.info("%s has ended", component.name)
             return
@@ -207,7 +207,7 @@ class Cluster:
             await self._live(component, deaths)
             return
 
-    async def _hear_router(self) -> None:
+    async def _read_router(self) -> None:
         """Each line names an engine that is to be added."""
         stdout = self.router.process.stdout
         assert stdout is not None
@@ -221,11 +221,11 @@ class Cluster:
         at = urlsplit(self.router.first_line.decode().strip())
         return Coordinates(reached_at(at.hostname or ""), at.port or 0)
 
-    async def _tell(self, news: News) -> None:
+    async def _send_to_router(self, news: News) -> None:
         stdin = self.router.process.stdin
         assert stdin is not None
         try:
-            async with self._telling:
+            async with self._send_lock:
                 await stdin.send_all(msgspec.json.encode(news) + b"\n")
         except trio.BrokenResourceError:
             log.warning("the router does not hear any more")

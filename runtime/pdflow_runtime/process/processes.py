@@ -39,14 +39,14 @@ async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio
         scope.cancel()
 
 
-async def hear_stdin(scope: trio.CancelScope, heard: Callable[[bytes], None]) -> None:
+async def read_stdin(scope: trio.CancelScope, on_line: Callable[[bytes], None]) -> None:
     """Each line of it; when it ends, whoever had the other end is gone, and the scope is cancelled."""
     rest = b""
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stdin:
         async for data in stdin:
             *lines, rest = (rest + bytes(data)).split(b"\n")
             for line in lines:
-                heard(line)
+                on_line(line)
     log.info("whoever started this has let go of it: stopping")
     scope.cancel()
 

@@ -22,7 +22,14 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving, News, reached_at, read_heard
+from pdflow_runtime.process.addresses import (
+    EngineAddress,
+    EngineGone,
+    EngineLeaving,
+    News,
+    reached_at,
+    read_report_answer,
+)
 from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -47,7 +54,7 @@ class Reporter:
         self._leaving = False
         self._running: Final = trio.CancelScope()
 
-    def tell(self, router: Coordinates) -> None:
+    def set_router(self, router: Coordinates) -> None:
         """The router is there."""
         self.router = router
         self._told.set()
@@ -81,22 +88,22 @@ class Reporter:
         if at is None:
             return
         body = msgspec.json.encode(news)
-        came_to = f"no answer within {self._every_s:g} s"
+        result = f"no answer within {self._every_s:g} s"
         try:
             with trio.move_on_after(self._every_s):
                 headers = (JSON, *self._signer.sign(ROUTER, "POST", PATH, body))
                 async with self._client.request("POST", at.host, at.port, PATH, headers, body) as response:
                     answer = await response.read()
-                    error = OpenAIError.heard(response.status, answer) if response.status != 200 else None
-                    came_to = "" if response.status == 200 else str(error or response.status)
-                    if not came_to:
-                        self.address = msgspec.structs.replace(self.address, drained=read_heard(answer).drained)
+                    error = OpenAIError.from_response(response.status, answer) if response.status != 200 else None
+                    result = "" if response.status == 200 else str(error or response.status)
+                    if not result:
+                        self.address = msgspec.structs.replace(self.address, drained=read_report_answer(answer).drained)
         except (UpstreamError, msgspec.DecodeError) as error:
-            came_to = str(error)
-        if came_to != self._last_result:
-            self._last_result = came_to
-            if came_to:
-                log.warning("the router at %s:%d does not know of us: %s", at.host, at.port, came_to)
+            result = str(error)
+        if result != self._last_result:
+            self._last_result = result
+            if result:
+                log.warning("the router at %s:%d does not know of us: %s", at.host, at.port, result)
             else:
                 log.info("the router at %s:%d knows of us", at.host, at.port)
 

@@ -36,14 +36,14 @@ from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached_at, read_router
 from pdflow_runtime.process.component import arguments, record_of, run_component
-from pdflow_runtime.process.processes import drain_on_signal, end_process, hear_stdin
+from pdflow_runtime.process.processes import drain_on_signal, end_process, read_stdin
 from pdflow_runtime.process.reports import Reporter, router_at
 from pdflow_runtime.security.secret import secret_beyond_loopback
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import tls_of
 from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node, stores_of
-from pdflow_runtime.transports.base import DoneMeans, Fences, MakeTransport, Tell, Transport
+from pdflow_runtime.transports.base import DoneMeans, EventSink, Fences, MakeTransport, Transport
 from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.library import gpus
 
@@ -72,7 +72,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     every_ns = heartbeat_ns(scenario)
     reporter = Reporter(address, Signer(secret), math.inf if every_ns is None else every_ns / S)
     if router is not None:
-        reporter.tell(router)
+        reporter.set_router(router)
     try:
         with record.of(node, scenario, node.config.incarnation):
             await serve(node, make_api, scenario, listeners, gate, reporter, child)
@@ -122,7 +122,7 @@ async def serve(
             nursery.start_soon(leave)
 
         if child:
-            nursery.start_soon(hear_stdin, scope, lambda line: reporter.tell(read_router(line).at))
+            nursery.start_soon(read_stdin, scope, lambda line: reporter.set_router(read_router(line).at))
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
         api = make_api(address.kv, gate, drain)
         async with trio.open_nursery() as serving:
@@ -185,8 +185,8 @@ class AtHost:
         fences: Fences = self._make.fences
         return fences
 
-    def __call__(self, me: Address, tell: Tell, /) -> Transport:
-        made: Transport = self._make(me, tell, host=self._host)
+    def __call__(self, me: Address, on_event: EventSink, /) -> Transport:
+        made: Transport = self._make(me, on_event, host=self._host)
         return made
 
 

@@ -96,7 +96,7 @@ class Admin:
             raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
         if isinstance(message, EngineAddress) and not (is_address(message.http) and is_address(message.kv)):
             raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
-        if problem := self.members.hear(message):
+        if problem := self.members.apply_report(message):
             raise OpenAIError(409, problem)
         return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_operator))
 

@@ -106,8 +106,8 @@ class Call:
         """What the answer itself said, in the place of its end, of why it has none."""
         if not self._error:
             return Code.NONE
-        heard = OpenAIError.heard(502, self._error[len(EVENT) :].partition(b"\n")[0])
-        return Code.IO if heard is None else Code.__members__.get(str(heard.code), Code.IO)
+        error = OpenAIError.from_response(502, self._error[len(EVENT) :].partition(b"\n")[0])
+        return Code.IO if error is None else Code.__members__.get(str(error.code), Code.IO)
 
     def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
         self.answer.leg_ended(role, request_id)
@@ -151,10 +151,10 @@ class Leg:
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
     async def prefill(
-        self, body: bytes, method: str, tells_first: bool = False
+        self, body: bytes, method: str, returns_first_token: bool = False
     ) -> tuple[KvParams | None, FirstAnswer | None, Code]:
         """What P answers: where its KV is, and the answer's first token; or why there is none."""
-        asked = self._asked(self.call.path if tells_first else "/v1/completions", body)
+        asked = self._asked(self.call.path if returns_first_token else "/v1/completions", body)
         answer = None
         try:
             with trio.move_on_after(self.patience_s):
@@ -171,11 +171,11 @@ class Leg:
             params, _ = read_decode(method, decoded.kv_transfer_params)
         except (msgspec.DecodeError, ParamsError):
             return None, None, Code.IO
-        if tells_first and decoded.pdflow is None:
+        if returns_first_token and decoded.pdflow is None:
             return None, None, Code.IO
         return params, decoded.pdflow, Code.NONE
 
-    async def tell(self, first: FirstToken) -> None:
+    async def forward(self, first: FirstToken) -> None:
         """P's token, to a decode leg that waits for it. Without it that one fails, or is late."""
         try:
             async with self._asked("/first_token", msgspec.json.encode(first)) as response:
@@ -193,7 +193,7 @@ class Leg:
                     patience.deadline = math.inf
                     if response.status != 200:
                         return self._refused(response.status, await response.read())
-                    piece = call.answer.piece_came(self.request_id)
+                    piece = call.answer.piece_arrived(self.request_id)
                     if piece is PieceUse.DROP:
                         return None
                     if piece is PieceUse.FIRST:
@@ -219,7 +219,7 @@ class Leg:
 
     def _refused(self, status: int, answer: bytes) -> Code:
         """An engine's error: where the request is at fault, the client is told in the engine's words."""
-        error = OpenAIError.heard(status, answer)
+        error = OpenAIError.from_response(status, answer)
         if error is None:
             return Code.IO
         if status == 401:

@@ -44,7 +44,7 @@ class Several:
         self.first: dict[str, Any] | None = None
         """The first event or answer: its id and its time are everybody's."""
         self.usage: dict[str, int] = {}
-        self._telling: Final = trio.Lock()
+        self._send_lock: Final = trio.Lock()
         """A client that is slow must not hear the answers mixed up."""
 
     async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: AnswerOptions) -> None:
@@ -128,7 +128,7 @@ class Several:
         if not chunk["choices"]:
             return
         chunk["choices"] = [{**choice, "index": index} for choice in chunk["choices"]]
-        async with self._telling:
+        async with self._send_lock:
             if not self.responder.begun:
                 await self.responder.begin(200, (EVENT_STREAM,))
             await self.responder.send(b"data: %b\n\n" % _encode({**chunk, **self.first}))
@@ -145,4 +145,4 @@ class Several:
 
 def refused(status: int, answer: bytes) -> OpenAIError:
     """An error as the client is to hear it."""
-    return OpenAIError.heard(status, answer) or OpenAIError(status, "no answer")
+    return OpenAIError.from_response(status, answer) or OpenAIError(status, "no answer")

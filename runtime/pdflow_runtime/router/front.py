@@ -34,7 +34,7 @@ from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import is_loopback, reached_at, read_news, url_of
 from pdflow_runtime.process.component import arguments, record_of, run_component
-from pdflow_runtime.process.processes import drain_on_signal, hear_stdin
+from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
@@ -166,7 +166,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
         patience_s=scenario.transfer.deadline_s + LATER_S,
         signer=Signer(secret),
         stores=stores_of(scenario),
-        tells_first=scenario.router.first_token == "prefill",
+        returns_first_token=scenario.router.first_token == "prefill",
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
@@ -206,10 +206,10 @@ async def serve(
         nursery.start_soon(app.admin.run)
         if child:
 
-            def heard(line: bytes) -> None:
-                node.members.hear(read_news(line))
+            def on_line(line: bytes) -> None:
+                node.members.apply_report(read_news(line))
 
-            nursery.start_soon(hear_stdin, scope, heard)
+            nursery.start_soon(read_stdin, scope, on_line)
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listener, app)
             app.here = Coordinates(reached_at(serve_config.host), server.port)

@@ -94,11 +94,11 @@ class Members:
         self._put(EngineJoins(name))
         self._put(EngineChanged(name, name in self.addresses))
 
-    def hear(self, news: News) -> str:
+    def apply_report(self, news: News) -> str:
         """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
         name = news.engine
         if name in self._stores:
-            return self._hear_store(news)
+            return self._apply_store_report(news)
         if name not in self.seats:
             return f"there is no engine {name}; there are {', '.join(self.seats)}"
         known = self.addresses.get(name)
@@ -156,7 +156,7 @@ class Members:
 
     # Nodes of the store.
 
-    def _hear_store(self, news: News) -> str:
+    def _apply_store_report(self, news: News) -> str:
         """One is up, or gone; one that leaves is there until then."""
         name, known = news.engine, self._stores[news.engine]
         number = list(self._stores).index(name)

@@ -29,7 +29,7 @@ from pdflow.routing.effects import (
     EngineSilent,
     Reply,
 )
-from pdflow.routing.events import ClientGone, DecodeEnded, PrefillAnswered, TokenCame
+from pdflow.routing.events import ClientGone, DecodeEnded, FirstTokenDelivered, PrefillAnswered
 from pdflow.routing.governed import GovernedRouter
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
@@ -59,7 +59,7 @@ NUMBERS: Final = 40
 
 class LiveRouterNode(LiveNode):
     """Args: the engines of each role, as the endpoint counts them; method is the scenario's; `stores` are the nodes of
-    its store, by number; `tells_first`: the client has its first token from P."""
+    its store, by number; `returns_first_token`: the client has its first token from P."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LiveRouterNode(LiveNode):
         patience_s: float = math.inf,
         signer: Signer = UNSIGNED,
         stores: Sequence[str] = (),
-        tells_first: bool = False,
+        returns_first_token: bool = False,
     ) -> None:
         super().__init__("router")
         self.router: Final = router
@@ -83,7 +83,7 @@ class LiveRouterNode(LiveNode):
         self.client: Final = client
         self.patience_s: Final = patience_s
         self.signer: Final = signer
-        self.tells_first: Final = tells_first
+        self.returns_first_token: Final = returns_first_token
         self.members: Final = Members(
             router,
             stores,
@@ -116,11 +116,11 @@ class LiveRouterNode(LiveNode):
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
-            call.answer = Answer(call.streams, self.tells_first)
-            call.report = lambda request_id: self.put(self.port, TokenCame(number, request_id))
+            call.answer = Answer(call.streams, self.returns_first_token)
+            call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
             self.calls[number] = call
             self.meter.open.inc()
-            alone = self.tells_first and call.one_token
+            alone = self.returns_first_token and call.one_token
             self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone))
             try:
                 await call.over.wait()
@@ -136,7 +136,7 @@ class LiveRouterNode(LiveNode):
     def _first(self, call: Call, number: int) -> None:
         """The first piece of its answer is here."""
         self.meter.first_token(call.begun_ns)
-        self.event_log.heard(number)
+        self.event_log.first_piece_passed(number)
 
     # Effects.
 
@@ -152,16 +152,18 @@ class LiveRouterNode(LiveNode):
             sent = self._aggregated(call, leg, effect, self._alone_body(call, effect.request_id))
         self._begin(call, "prefill", effect.request_id, sent)
 
-    async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, tells_first: bool) -> None:
+    async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, returns_first_token: bool) -> None:
         stores = tuple(NOT_UP if address is None else address.http for address in self.members.stores.values())
         kv_params = prefill_json(effect.xid, self.method, stores)
-        if tells_first:
-            between = Between(tells_first=True, decodes=self.router.dispatch == "concurrent")
+        if returns_first_token:
+            between = Between(returns_first_token=True, decodes=self.router.dispatch == "concurrent")
             body = call.decode_body(kv_params, between)
         else:
             body = call.prefill_body(kv_params)
-        params, first, code = await leg.prefill(body, self.method, tells_first)
-        ends = tells_first and first is not None and await self._first_token_told(call, first, effect.request_id)
+        params, first, code = await leg.prefill(body, self.method, returns_first_token)
+        ends = (
+            returns_first_token and first is not None and await self._first_token_told(call, first, effect.request_id)
+        )
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
 
     async def _first_token_told(self, call: Call, first_answer: FirstAnswer, request_id: RequestId) -> bool:
@@ -183,9 +185,9 @@ class LiveRouterNode(LiveNode):
         elif first_answer.ends:
             call.piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
-        for attempt in use.tell:
+        for attempt in use.forward:
             leg = Leg(call, self.client, call.decoding[attempt], attempt, self.patience_s, self.signer)
-            call.nursery.start_soon(leg.tell, first_answer.first)
+            call.nursery.start_soon(leg.forward, first_answer.first)
         for attempt in use.cancel:
             self._cancel_leg(attempt)
         return first_answer.ends
@@ -218,7 +220,7 @@ class LiveRouterNode(LiveNode):
             return
         leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
         between = None
-        if self.tells_first:
+        if self.returns_first_token:
             call.decoding[effect.request_id] = address
             between = Between(first=call.told, first_follows=call.answer.decode_dispatched(effect.request_id))
         body = call.decode_body(self._params(effect.params, source.kv), between)

@@ -70,7 +70,7 @@ class StoreApi(ComponentApi):
         need = -(-params.num_tokens // self.node.config.info.shards.block_size)
         if not params.num_tokens or blocks_of(items) != need:
             raise OpenAIError(400, f"{blocks_of(items)} blocks of objects, and {need} for {params.num_tokens} tokens")
-        await self.node.links.learn(params.prefill.engine, at.host, at.port)
+        await self.node.links.update_address(params.prefill.engine, at.host, at.port)
         try:
             call = self.node.start(params, items)
         except KeyError as error:

@@ -126,7 +126,7 @@ class Backing:
         """In a thread. Who is cancelled leaves it to end by itself, and its place in `limiter` taken until then."""
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
 
-    def _tell_once(self, kind: str, text: str) -> None:
+    def _warn_once(self, kind: str, text: str) -> None:
         """Of its kind, until that is over: anybody may cause as many as he likes."""
         if kind not in self._told:
             self._told.add(kind)
@@ -185,7 +185,7 @@ class Backing:
         try:
             await self._call(put, self._writing)
         except RefusedError as error:
-            self._tell_once("refused", f"does not take what is put: {error}; requests go on without it")
+            self._warn_once("refused", f"does not take what is put: {error}; requests go on without it")
             self._refusing_until = now_ns() + int(WATCHED_S * S)
             self._not_saved(keys, "refused")
         except ServerError as error:
@@ -250,7 +250,7 @@ class Backing:
         found, bad = await self._call(get, self._reading)
         if bad is not None:
             self.counts["bad"] += 1
-            self._tell_once(bad, f"has a value for {form.name(batch[len(found)].key)} that {bad}: it is not used")
+            self._warn_once(bad, f"has a value for {form.name(batch[len(found)].key)} that {bad}: it is not used")
         elif len(found) < len(batch):
             self.counts["missed"] += 1
         return found

@@ -137,5 +137,5 @@ class StoreClient:
 
 def code_of(status: int, answer: bytes) -> Code:
     """The protocol's word for why a node has refused."""
-    error = OpenAIError.heard(status, answer)
+    error = OpenAIError.from_response(status, answer)
     return Code.IO if error is None else Code.__members__.get(str(error.code), Code.IO)

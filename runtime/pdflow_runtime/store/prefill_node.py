@@ -100,7 +100,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         super().secured_by(secret, tls)
         self.client.signer = Signer(secret)
 
-    def learn_stores(self, stores: tuple[Coordinates, ...]) -> None:
+    def update_stores(self, stores: tuple[Coordinates, ...]) -> None:
         self.stores = stores
 
     def begin(
@@ -144,7 +144,7 @@ class LiveStorePrefillNode(LivePrefillNode):
             xid, digest, weights = load_xid(leg.xid), self._digest(leg), self.config.weights
             found = await self.client.look(node, at, leg.request_id, xid, items[:-1], digest=digest, weights=weights)
         if found.params is not None and found.at is not None:
-            await self.links.learn(found.params.prefill.engine, found.at.host, found.at.port)
+            await self.links.update_address(found.params.prefill.engine, found.at.host, found.at.port)
         self.put(self.role, StoreAnswered(leg.xid, found.params))
 
     def withdraw_found(self, port: Port, effect: WithdrawFound) -> None:
@@ -154,13 +154,13 @@ class LiveStorePrefillNode(LivePrefillNode):
         if at.port:
             self.nursery.start_soon(self.client.withdraw, name, at, params.request_id, params.xid)
 
-    def came(self, outcome: Told) -> None:
+    def on_engine_output(self, outcome: Told) -> None:
         if isinstance(outcome, Admitted):
             seq = outcome.seq
             assert seq.allocation is not None
             self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
         else:
-            super().came(outcome)
+            super().on_engine_output(outcome)
 
     def enqueue_loading(self, port: Port, effect: EnqueueLoading) -> None:
         leg = self.legs[effect.handle]
@@ -173,7 +173,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         leg = self.legs[effect.handle]
         old, job = leg.job.seq, leg.job
         seq = Seq(0, old.prompt_tokens, old.output_tokens, prefill_only=True, prefix=old.prefix, handle=old.handle)
-        leg.job = Job(seq, job.tokens, job.sampling, tells_first=job.tells_first)
+        leg.job = Job(seq, job.tokens, job.sampling, returns_first_token=job.returns_first_token)
         self.submit(leg)
 
     def commit(self, port: Port, effect: Commit) -> None:

@@ -21,11 +21,11 @@ from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
+    EventSink,
     Fences,
     Flushed,
     PeerGone,
     Stopped,
-    Tell,
     TransportError,
     WordArrived,
 )
@@ -63,8 +63,8 @@ class StreamAgent(Host):
     done_means: ClassVar[DoneMeans] = "remote"
     fences: ClassVar[Fences] = "revoke"
 
-    def __init__(self, me: Address, tell: Tell) -> None:
-        super().__init__(me, tell)
+    def __init__(self, me: Address, on_event: EventSink) -> None:
+        super().__init__(me, on_event)
         self._listener: socket.socket | None = None
         self._nursery: trio.Nursery | None = None
         self._finished = trio.Event()
@@ -113,7 +113,7 @@ class StreamAgent(Host):
     @abstractmethod
     def _post_word(self, op: int, link: AgentLink, address: int) -> None: ...
 
-    async def _learn_of_end(self, link: AgentLink) -> None:
+    async def _confirm_end(self, link: AgentLink) -> None:
         """Wait for proof that the peer has let go of a stream that broke, where breaking is none."""
 
     async def _attend(self) -> None:
@@ -206,7 +206,7 @@ class StreamAgent(Host):
         link = self._links.get(peer)
         listed = self._listed(op, link, pieces, writing=True)
         if link is None or listed is None or self._memory is None:
-            self._tell(Ended(op, False))
+            self._on_event(Ended(op, False))
             return
         packed, checked = listed
         link.writes[op] = checked
@@ -219,14 +219,14 @@ class StreamAgent(Host):
         link = self._links.get(peer)
         listed = self._listed(op, link, pieces, writing=False)
         if link is None or listed is None:
-            self._tell(Ended(op, False))
+            self._on_event(Ended(op, False))
         else:
             self._post_read(op, link, listed[1])
 
     def read_word(self, op: int, peer: Address, address: int) -> None:
         link = self._links.get(peer)
         if link is None or not 0 <= address < link.description.nbytes:
-            self._tell(WordArrived(op, None))
+            self._on_event(WordArrived(op, None))
         else:
             self._post_word(op, link, address)
 
@@ -247,14 +247,14 @@ class StreamAgent(Host):
     def stop(self, op: int) -> None:
         for link in self._links.values():
             if link.take_back(op):
-                self._tell(Stopped(op))
+                self._on_event(Stopped(op))
                 self._waits.ended(op)
                 return
 
     def flush(self, peer: Address) -> None:
         link = self._links.get(peer)
         if link is None:
-            self._tell(Flushed(peer, False))
+            self._on_event(Flushed(peer, False))
         else:
             self._waits.flush(peer, link.operations())
 
@@ -295,7 +295,7 @@ class StreamAgent(Host):
                 nursery.start_soon(link.stream.pump)
                 nursery.start_soon(self._attend_link, link)
                 try:
-                    await self._hear_answers(link)
+                    await self._read_answers(link)
                 except StreamBrokenError as broken:
                     unexpected = link.open
                     link.lost = link.lost or (link.open and not isinstance(broken, StreamFinishedError))
@@ -331,7 +331,7 @@ class StreamAgent(Host):
         if link.open:
             self._close_link(link)
 
-    async def _hear_answers(self, link: AgentLink) -> None:
+    async def _read_answers(self, link: AgentLink) -> None:
         while True:
             message = await link.stream.message()
             if isinstance(message, OperationEnded):
@@ -358,7 +358,7 @@ class StreamAgent(Host):
         self._fail(link)
         lost = isinstance(broken, StreamLostError) or not await link.stream.wait_for_end()
         if lost and posted:
-            await self._learn_of_end(link)
+            await self._confirm_end(link)
 
     def _close_link(self, link: AgentLink) -> None:
         """Nothing more of ours leaves on it."""
@@ -371,12 +371,12 @@ class StreamAgent(Host):
     def _ended(self, link: AgentLink, op: int, ok: bool) -> None:
         link.writes.pop(op, None)
         link.reads.pop(op, None)
-        self._tell(Ended(op, ok))
+        self._on_event(Ended(op, ok))
         self._waits.ended(op)
 
     def _word_arrived(self, link: AgentLink, op: int, value: int | None) -> None:
         link.word_reads.discard(op)
-        self._tell(WordArrived(op, value))
+        self._on_event(WordArrived(op, value))
         self._waits.ended(op)
 
     def _fail(self, link: AgentLink) -> None:
@@ -402,4 +402,4 @@ class StreamAgent(Host):
     def _perhaps_gone(self, peer: Address) -> None:
         streams = (*self._links.values(), *self._closing)
         if all(link.peer != peer for link in streams) and all(guest.name != peer for guest in self._guests):
-            self._tell(PeerGone(peer))
+            self._on_event(PeerGone(peer))

@@ -10,7 +10,7 @@ import msgspec
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
@@ -36,8 +36,8 @@ ANYWHERE: Final = (1 << 64) - 1
 class AskingAgent(TcpStreams):
     """Args: host, an address of this machine that peers can reach."""
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
-        super().__init__(me, tell)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
+        super().__init__(me, on_event)
         self._host: Final = host
         self._address: tuple[str, int] = (host, 0)
 

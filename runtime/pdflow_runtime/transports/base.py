@@ -6,7 +6,7 @@ It decides how bytes move, and that none moves which must not; it decides nothin
 The promises, which the conformance suite holds every transport to:
 
 - No call but `connect`, `run` and `aclose` waits. What became of an operation is told by an event, in trio's thread.
-  `tell` must only take note of it: it may be called from within a call.
+  `on_event` must only take note of it: it may be called from within a call.
 - Each operation ends exactly once, in Ended, Stopped or WordArrived. Ended(ok=False) says nothing about bytes that are
   still under way: a fence does. Nor does Ended(ok=True) of a WRITE where `done_means` is local: a flush does.
 - A notice is told to the peer after all bytes of its WRITE have landed, and not at all if some have not.
@@ -106,7 +106,7 @@ class PeerGone(Value, frozen=True, gc=False):
 
 
 TransportEvent: TypeAlias = Ended | Stopped | WordArrived | NotificationArrived | Fenced | Flushed | PeerGone
-Tell: TypeAlias = Callable[[TransportEvent], None]
+EventSink: TypeAlias = Callable[[TransportEvent], None]
 
 
 class Transport(Protocol):
@@ -181,4 +181,4 @@ class MakeTransport(Protocol):
     @property
     def fences(self) -> Fences: ...
 
-    def __call__(self, me: Address, tell: Tell, /) -> Transport: ...
+    def __call__(self, me: Address, on_event: EventSink, /) -> Transport: ...

@@ -21,7 +21,7 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from pdflow_runtime.security.pending_connections import PendingConnections
-from pdflow_runtime.transports.base import NotificationArrived, Tell, TransportError
+from pdflow_runtime.transports.base import EventSink, NotificationArrived, TransportError
 from pdflow_runtime.transports.copying import Motion, RegionBase
 from pdflow_runtime.transports.streams.links import Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
@@ -60,12 +60,12 @@ _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 class Host(ABC):
     """Args: me, the name by which peers know this rank; tell, which takes note of what happened."""
 
-    def __init__(self, me: Address, tell: Tell) -> None:
+    def __init__(self, me: Address, on_event: EventSink) -> None:
         self.me: Final = me
         self.life: Final = secrets.randbits(63)
         self.token: Final = secrets.token_bytes(TOKEN_BYTES)
-        self._tell: Final = tell
-        self._waits: Final = Waits(tell)
+        self._on_event: Final = on_event
+        self._waits: Final = Waits(on_event)
         self._memory: RegionBase | None = None
         self._guests: set[Guest] = set()
         self._strangers: Final = PendingConnections(MAX_STRANGERS, SocketStream.close)
@@ -181,7 +181,7 @@ class Host(ABC):
                 if guest not in self._guests:
                     raise StreamFinishedError("it is dismissed")
                 if landed and message.notification is not None:
-                    self._tell(NotificationArrived(guest.name, message.notification))
+                    self._on_event(NotificationArrived(guest.name, message.notification))
                 self._answer(guest, OutgoingMessage(frame(OperationEnded(message.op, landed))))
             elif isinstance(message, ReadRequest | ReadWordRequest | ReadOver):
                 answer = self._serve_read(guest, message)

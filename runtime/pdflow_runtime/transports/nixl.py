@@ -31,7 +31,7 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
-from pdflow_runtime.transports.base import MissingBackend, Tell, TransportError
+from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
 from pdflow_runtime.transports.copying import RegionBase
 from pdflow_runtime.transports.registered import (
     DRAM,
@@ -197,8 +197,8 @@ class NixlTransport(RegisteredAgent):
 
     name: Final = "nixl"
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
-        super().__init__(me, tell, host)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
+        super().__init__(me, on_event, host)
         self._local: Final = NixlAgent(f"{me}-{self.life:x}")
         self._reading: Counter[Guest] = Counter()
         """Of each guest, how many READs of our memory it has under way."""

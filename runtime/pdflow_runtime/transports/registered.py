@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pdflow.protocol.values import Address
-from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped, Motion, RegionBase
 from pdflow_runtime.transports.moving import FetchingAgent
 from pdflow_runtime.transports.streams.links import AgentLink, Remote
@@ -74,8 +74,8 @@ class LibraryFetch(Motion):
 class RegisteredAgent(TcpStreams, FetchingAgent):
     """Args: host, an address of this machine that peers can reach, for the streams of messages."""
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
-        super().__init__(me, tell)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
+        super().__init__(me, on_event)
         self._host: Final = host
         self._port = 0
         self._agent_metadata = b""

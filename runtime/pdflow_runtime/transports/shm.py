@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from pdflow.protocol.values import Address
-from pdflow_runtime.transports.base import Tell, TransportError, WordArrived
+from pdflow_runtime.transports.base import EventSink, TransportError, WordArrived
 from pdflow_runtime.transports.copying import Copy, Mapped
 from pdflow_runtime.transports.moving import FetchingAgent
 from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
@@ -47,8 +47,8 @@ class ShmTransport(FetchingAgent):
 
     name: Final = "shm"
 
-    def __init__(self, me: Address, tell: Tell, folder: Path = FOLDER) -> None:
-        super().__init__(me, tell)
+    def __init__(self, me: Address, on_event: EventSink, folder: Path = FOLDER) -> None:
+        super().__init__(me, on_event)
         self._folder: Final = folder
         self._region: OwnedRegion | None = None
         self._own: OwnedRegion | None = None
@@ -132,4 +132,4 @@ class ShmTransport(FetchingAgent):
 
     def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         assert isinstance(link.remote, Mapped)
-        self._tell(WordArrived(op, word_at(link.remote.view, address)))
+        self._on_event(WordArrived(op, word_at(link.remote.view, address)))

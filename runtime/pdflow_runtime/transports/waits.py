@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pdflow.protocol.values import Address
-from pdflow_runtime.transports.base import Fenced, Flushed, Tell
+from pdflow_runtime.transports.base import EventSink, Fenced, Flushed
 
 
 class Wait:
@@ -22,8 +22,8 @@ class Wait:
 class Waits:
     """Operations are named by their numbers, links and copies by themselves."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell: Final = tell
+    def __init__(self, on_event: EventSink) -> None:
+        self._on_event: Final = on_event
         self._fences: list[Wait] = []
         self._flushes: dict[Address, deque[Wait]] = {}
 
@@ -56,11 +56,11 @@ class Waits:
         for peer in tuple(self._flushes):
             flushes = self._flushes.get(peer, deque())
             while flushes and not flushes[0].of:
-                self._tell(Flushed(peer, flushes.popleft().ok))
+                self._on_event(Flushed(peer, flushes.popleft().ok))
             if not flushes and self._flushes.get(peer) is flushes:  # whoever is told may flush again at once
                 del self._flushes[peer]
         over = [fence for fence in self._fences if not fence.of]
         if over:
             self._fences = [fence for fence in self._fences if fence.of]
             for fence in over:
-                self._tell(Fenced(fence.peer))
+                self._on_event(Fenced(fence.peer))

@@ -51,5 +51,5 @@ class ClientTimeouts:
         """Whether a request that has not ended has got one, from an attempt that is under way."""
         if self.records.first_token_ns[request] >= 0:
             return True
-        came = self.router.first_tokens.came
-        return any(came(attempt) for attempt in self.router.attempts_of(request))
+        delivered = self.router.first_tokens.delivered
+        return any(delivered(attempt) for attempt in self.router.attempts_of(request))

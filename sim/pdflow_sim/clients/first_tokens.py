@@ -16,7 +16,7 @@ class FirstTokens:
         self.link = link
         self.nodes = nodes
 
-    def came(self, attempt: Attempt) -> bool:
+    def delivered(self, attempt: Attempt) -> bool:
         """Whether the client has a token of this attempt."""
         return 0 <= self.at(attempt) <= self.link.clock.now - self.link.http_ns
 

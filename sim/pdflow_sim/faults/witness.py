@@ -29,7 +29,7 @@ class Witness:
         self.clock = clock
         self.nodes = nodes
         self.oracle: Oracle | None = None
-        self.unheard: dict[Op, tuple[Flight, bool]] = {}
+        self.unseen: dict[Op, tuple[Flight, bool]] = {}
         """WRITEs that have ended and whose process has not looked yet, and whether they have landed."""
         self.landed: set[Op] = set()
         """WRITEs that have landed, though their handle says otherwise or is still to come."""
@@ -43,7 +43,7 @@ class Witness:
 
         def observe(node: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
             if type(event) is WriteEnded:
-                self.unheard.pop(event.op, None)
+                self.unseen.pop(event.op, None)
                 if event.op in self.landed and not event.ok:
                     # Data that have landed are not undone by an error: their notice counts when D looks at it.
                     event = PeerLost(rank_address(event.op.reg.engine, event.op.d_rank))
@@ -57,7 +57,7 @@ class Witness:
         if self.oracle is None:
             return
         if writer.alive:
-            self.unheard[flight.op] = (flight, True)
+            self.unseen[flight.op] = (flight, True)
         else:
             self._over(flight, True)
 
@@ -65,7 +65,7 @@ class Witness:
         if self.oracle is None:
             return
         if writer.alive:
-            self.unheard.setdefault(flight.op, (flight, False))
+            self.unseen.setdefault(flight.op, (flight, False))
         else:
             self._over(flight, False)
 
@@ -82,9 +82,9 @@ class Witness:
             return
         for engine in node.engines:
             oracle.lost(engine)
-        mine = [item for item in self.unheard.values() if engine_of(item[0].p_port.address) == node.name]
+        mine = [item for item in self.unseen.values() if engine_of(item[0].p_port.address) == node.name]
         for flight, landed in mine:
-            del self.unheard[flight.op]
+            del self.unseen[flight.op]
             self._over(flight, landed)
         if lands or node not in self.nodes.prefills:
             return

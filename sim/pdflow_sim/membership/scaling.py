@@ -88,10 +88,10 @@ class Scaling:
         there = self.nodes.slots.of_pool(pool.name)
         members = [Member(slot, State.SERVING if i < pool.replicas else State.DOWN) for i, slot in enumerate(there)]
         for member in members[pool.replicas :]:
-            self.tell(EngineLeaves(member.slot.name))
+            self.notify_router(EngineLeaves(member.slot.name))
         return members
 
-    def tell(self, event: EngineLeaves | EngineJoins) -> None:
+    def notify_router(self, event: EngineLeaves | EngineJoins) -> None:
         self.router.feed(self.router.port, event)
 
     def node(self, member: Member) -> SimEngineNode:
@@ -145,7 +145,7 @@ class Scaling:
     def start(self, member: Member, lag_ns: int) -> None:
         if member.state == State.LEAVING:
             member.state = State.SERVING
-            self.tell(EngineJoins(self.node(member).name))
+            self.notify_router(EngineJoins(self.node(member).name))
             return
         member.state = State.STARTING
         member.since = self.clock.now
@@ -162,7 +162,7 @@ class Scaling:
             return
         member.state = State.SERVING
         self.count("started")
-        self.tell(EngineJoins(self.node(member).name))
+        self.notify_router(EngineJoins(self.node(member).name))
         if self.on_start is not None:
             self.on_start(member.slot)
 
@@ -172,7 +172,7 @@ class Scaling:
             self.close(member)
             return
         member.state = State.LEAVING
-        self.tell(EngineLeaves(self.node(member).name))
+        self.notify_router(EngineLeaves(self.node(member).name))
 
     def left(self, engine: EngineId) -> None:
         """Nobody has a leg there any more, nor needs its KV by the router's count."""

@@ -225,16 +225,16 @@ class Fabric:
         if flight.reads != self.pulls:
             return 0
         self.messages += len(self.requesting)
-        if self.metrics.tell is not None:
+        if self.metrics.trace_line is not None:
             for message in self.requesting:
                 self.trace_send(flight, message)
         return self.requesting_ns
 
     def trace_send(self, flight: Flight, message: ProfileMessage, what: str = "") -> None:
-        """Tell that one of the two sends this."""
+        """Trace that one of the two sends this."""
         by, to = (flight.p_port, flight.d_port) if message.by is Side.P else (flight.d_port, flight.p_port)
-        assert self.metrics.tell is not None
-        self.metrics.tell(by.address, f"sends {message.name}{what}: {to.address}")
+        assert self.metrics.trace_line is not None
+        self.metrics.trace_line(by.address, f"sends {message.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
         """It has been posted."""

@@ -67,16 +67,16 @@ class GroupedShipping(Shipping):
 
     def note(self, use: Use) -> None:
         """What it took to have a group, in numbers and in words."""
-        metrics, tell = self.metrics, self.metrics.tell
+        metrics, trace_line = self.metrics, self.metrics.trace_line
         if use.closed:
             metrics.count("NCCL groups evicted", len(use.closed))
         if use.again:
             metrics.count("NCCL groups made again")
-        if tell is not None:
+        if trace_line is not None:
             for p_rank, d_rank in use.closed:
-                tell(p_rank, f"evicts its group: {d_rank}")
+                trace_line(p_rank, f"evicts its group: {d_rank}")
             p_rank, d_rank = use.group.ranks
-            tell(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
+            trace_line(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
 
     def leave(self, in_flight: PieceInFlight) -> None:
         self.release_group(in_flight)

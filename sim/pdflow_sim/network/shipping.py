@@ -316,8 +316,8 @@ class Shipping:
 
     def hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
         flight = in_flight.operation.flight
-        if self.metrics.tell is not None:
-            self.tell(in_flight, hop)
+        if self.metrics.trace_line is not None:
+            self.trace_hop(in_flight, hop)
         if hop is Hop.WIRE and (flight.p_port.address, in_flight.operation.xid) in self.evicted:
             self.lost(in_flight)
         elif hop is Hop.WIRE:
@@ -331,7 +331,7 @@ class Shipping:
         """Announce it, and have that answered."""
         fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += self.asks
-        if self.metrics.tell is not None and self.asking:
+        if self.metrics.trace_line is not None and self.asking:
             fabric.trace_send(
                 flight, self.asking[0], f" of {describe_piece(in_flight.piece, in_flight.operation.layers)}"
             )
@@ -340,14 +340,14 @@ class Shipping:
     def send_behind(self, in_flight: PieceInFlight) -> None:
         fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += len(self.behind)
-        if self.metrics.tell is not None:
+        if self.metrics.trace_line is not None:
             for message in self.behind:
                 fabric.trace_send(flight, message)
 
-    def tell(self, in_flight: PieceInFlight, hop: Hop) -> None:
+    def trace_hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
         """Say what this piece does next."""
-        flight, tell = in_flight.operation.flight, self.metrics.tell
-        assert tell is not None
+        flight, trace_line = in_flight.operation.flight, self.metrics.trace_line
+        assert trace_line is not None
         what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
         if hop is Hop.WIRE:
             for message in self.asking[1:]:
@@ -355,9 +355,11 @@ class Shipping:
             ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
-            tell(by.address, f"{verb} {describe_piece(in_flight.piece, in_flight.operation.layers)}: {other.address}")
+            trace_line(
+                by.address, f"{verb} {describe_piece(in_flight.piece, in_flight.operation.layers)}: {other.address}"
+            )
         else:
-            tell((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
+            trace_line((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
 
     def copy_out(self, in_flight: PieceInFlight) -> None:
         self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)

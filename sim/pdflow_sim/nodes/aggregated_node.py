@@ -60,7 +60,7 @@ class AggregatedNode(SimEngineNode):
         """The router takes the request back."""
         self.feed(self.role, RequestAborted(request_id))
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         """The engine has generated a request's last token."""
         assert type(outcome) is Finished
         self.feed(self.role, EngineFinished(outcome.seq.handle))

@@ -106,7 +106,7 @@ class SimDecodeNode(SimEngineNode):
 
     # The engine.
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         if type(outcome) is Admitted:
             seq = outcome.seq
             allocation = seq.allocation

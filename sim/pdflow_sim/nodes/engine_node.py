@@ -55,7 +55,7 @@ class SimEngineNode(PeerNode):
         """What former lives counted."""
         if self.poll_ns:
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
-            self.receive = self.hear
+            self.receive = self.on_frame
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> SimPort:
         port = super().add(address, endpoint, incarnation, side)
@@ -63,7 +63,7 @@ class SimEngineNode(PeerNode):
             self.ranks.append(port)
         return port
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         """One outcome of the engine."""
         raise NotImplementedError
 
@@ -97,7 +97,7 @@ class SimEngineNode(PeerNode):
         engine = self.engine
         outcomes = engine.advance(self.clock.now)
         for outcome in outcomes:
-            self.came(outcome)
+            self.on_engine_output(outcome)
         self.rearm()
 
     @property
@@ -125,18 +125,18 @@ class SimEngineNode(PeerNode):
             return
         self.held = True
         self.timer = FAR
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, "its engine waits")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, "its engine waits")
         for outcome in engine.freeze(self.clock.now):
-            self.came(outcome)
+            self.on_engine_output(outcome)
 
     def resume_steps(self) -> None:
         """The engine goes on."""
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         self.held = False
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, "its engine goes on")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, "its engine goes on")
         engine.thaw(self.clock.now)
         self.rearm()
 
@@ -157,7 +157,7 @@ class SimEngineNode(PeerNode):
         engine = self.engine
         if isinstance(engine, HostedEngine):
             for outcome in engine.stretch(self.clock.now, until):
-                self.came(outcome)
+                self.on_engine_output(outcome)
         if engine.wake_ns is not None and engine.wake_ns > self.clock.now:
             self.rearm()
 
@@ -222,7 +222,7 @@ class SimEngineNode(PeerNode):
         boundary = self.engine.next_boundary(self.clock.now)
         return 0 if boundary is None else boundary - self.clock.now
 
-    def hear(self, port: SimPort, event: Any) -> None:
+    def on_frame(self, port: SimPort, event: Any) -> None:
         """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
         now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
 

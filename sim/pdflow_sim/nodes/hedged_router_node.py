@@ -38,20 +38,20 @@ class HedgedRouterNode(SimRouterNode):
         if event is TIME_REACHED:
             for request in self.deadlines.late(self.clock.now):
                 for attempt in self.attempts_of(request):
-                    if self.first_tokens.came(attempt):
-                        self.token_came(attempt, self.first_tokens.at(attempt))
+                    if self.first_tokens.delivered(attempt):
+                        self.first_token_delivered(attempt, self.first_tokens.at(attempt))
         self.feed(port, event)
 
     def answered(self, event: RouterEvent) -> None:
         if isinstance(event, (DecodeEnded, PrefillAnswered)):
             for attempt in self.pairs.get(request_of(event.request_id), ()):
-                if self.first_tokens.came(attempt):
-                    self.token_came(attempt, self.first_tokens.at(attempt))
+                if self.first_tokens.delivered(attempt):
+                    self.first_token_delivered(attempt, self.first_tokens.at(attempt))
         super().answered(event)
 
-    def token_came(self, attempt: Attempt, at: Instant) -> None:
+    def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
         """Behind the token of the other attempt, if that came first."""
         for other in self.pairs.get(attempt.request, ()):
-            if self.first_tokens.came(other) and self.first_tokens.at(other) < at:
-                super().token_came(other, self.first_tokens.at(other))
-        super().token_came(attempt, at)
+            if self.first_tokens.delivered(other) and self.first_tokens.at(other) < at:
+                super().first_token_delivered(other, self.first_tokens.at(other))
+        super().first_token_delivered(attempt, at)

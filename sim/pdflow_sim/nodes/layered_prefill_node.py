@@ -71,14 +71,14 @@ class SimLayeredPrefillNode(SimPrefillNode):
 
     # What the engine computes.
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         assert type(outcome) is ChunkBegun or type(outcome) is Prefilled
         if self.held and (type(outcome) is ChunkBegun or self._is_postponed(outcome)):
             self.postponed.append(outcome)
         elif type(outcome) is ChunkBegun:
             self.begun(outcome)
         else:
-            super().came(outcome)
+            super().on_engine_output(outcome)
 
     def _is_postponed(self, outcome: ChunkBegun | Prefilled) -> bool:
         return any(other.seq is outcome.seq for other in self.postponed)
@@ -128,9 +128,9 @@ class SimLayeredPrefillNode(SimPrefillNode):
             tokens = self.layers * self.legs[handle].seq.prompt_tokens
         else:
             tokens = piece.stop - piece.start
-        if self.metrics.tell is not None:
+        if self.metrics.trace_line is not None:
             what = "all layers" if piece is None else describe_piece(piece, self.layers)
-            self.metrics.tell(self.name, f"copies {what}, {hop.value}")
+            self.metrics.trace_line(self.name, f"copies {what}, {hop.value}")
         nbytes = tokens * staging.size.bytes_per_token
         for number, rank in enumerate(self.ranks):
             self.carrier.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
@@ -142,16 +142,16 @@ class SimLayeredPrefillNode(SimPrefillNode):
     # Room to send from.
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, f"takes room in {self.method.p_memory.value}")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, f"takes room in {self.method.p_memory.value}")
 
     def leave_room(self, port: Port, effect: LeaveRoom) -> None:
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, f"gives back room in {self.method.p_memory.value}")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, f"gives back room in {self.method.p_memory.value}")
 
     def free(self, port: Port, effect: FreePrompt) -> None:
-        if self.staging is not None and self.metrics.tell is not None:
-            self.metrics.tell(self.name, "frees the prompt's KV blocks")
+        if self.staging is not None and self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, "frees the prompt's KV blocks")
         super().free(port, effect)
 
     def newest_generation(self) -> int:
@@ -172,9 +172,9 @@ class SimLayeredPrefillNode(SimPrefillNode):
         for outcome in postponed:
             if type(outcome) is ChunkBegun:
                 start, end = outcome.start_ns + waited, outcome.end_ns + waited
-                self.came(ChunkBegun(outcome.seq, outcome.computed, outcome.new, start, end))
+                self.on_engine_output(ChunkBegun(outcome.seq, outcome.computed, outcome.new, start, end))
             else:
-                self.came(outcome)
+                self.on_engine_output(outcome)
 
     def assert_empty(self) -> None:
         super().assert_empty()

@@ -45,7 +45,7 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         had = landing.has(generation, piece)
         takes = landing.takes(generation, piece)
         if takes and not had:
-            self.tell_of_room(rank, piece)
+            self.trace_admission(rank, piece)
         return takes
 
     def await_room(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
@@ -55,15 +55,15 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         self.feed(self.role, PieceArrived(rank, generation, piece))
 
     def take_piece(self, port: Port, effect: TakePiece) -> None:
-        self.tell_of_room(effect.rank, effect.piece)
+        self.trace_admission(effect.rank, effect.piece)
 
     def accept_piece(self, port: Port, effect: AcceptPiece) -> None:
         for then in self.then.pop(effect.name):
             then()
 
-    def tell_of_room(self, rank: Address, piece: Piece) -> None:
-        if self.metrics.tell is not None:
-            self.metrics.tell(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
+    def trace_admission(self, rank: Address, piece: Piece) -> None:
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
         """What lies in the host's memory comes over PCIe."""

@@ -102,7 +102,7 @@ class SimPrefillNode(SimEngineNode):
 
     # The engine.
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         """The engine has computed a prompt's KV."""
         assert type(outcome) is Prefilled
         seq = outcome.seq
@@ -175,10 +175,10 @@ class SimPrefillNode(SimEngineNode):
 
     # Transfers.
 
-    def hear(self, port: SimPort, event: Any) -> None:
+    def on_frame(self, port: SimPort, event: Any) -> None:
         if self.writer is not None and type(event) is Received:
-            self.writer.came(port, event)
-        super().hear(port, event)
+            self.writer.on_notification(port, event)
+        super().on_frame(port, event)
 
     def polled(self, arg: tuple[SimPort, Any]) -> None:
         if self.writer is not None and type(arg[1]) is Received:

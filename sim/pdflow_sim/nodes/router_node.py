@@ -30,10 +30,10 @@ from pdflow.routing.events import (
     ClientGone,
     DecodeEnded,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
     RouterEvent,
-    TokenCame,
 )
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
@@ -147,8 +147,8 @@ class SimRouterNode(SimNode):
         self.stamp(event)
         if type(event) is PrefillAnswered and event.params is None:
             attempt = self.attempts.get(event.request_id)
-            if attempt is not None and self.first_tokens.came(attempt):
-                self.token_came(attempt, self.first_tokens.at(attempt))
+            if attempt is not None and self.first_tokens.delivered(attempt):
+                self.first_token_delivered(attempt, self.first_tokens.at(attempt))
         if self.answers and isinstance(event, (DecodeEnded, PrefillAnswered)):
             self.leg_ended("decode" if isinstance(event, DecodeEnded) else "prefill", event.request_id)
         if self.first_follows and isinstance(event, DecodeEnded):
@@ -193,13 +193,13 @@ class SimRouterNode(SimNode):
         use = self.answer_of(attempt.request).first_token_told(request_id, attempt.prefill_only)
         if use is None:
             return False
-        for leg in use.tell:
+        for leg in use.forward:
             told = FirstTokenTold(self.attempts[leg].d, leg)
             self.clock.call(self.to_decode[told.engine], self.first_token_arrived, told)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
-            self.feed(self.port, TokenCame(attempt.request, request_id))
+            self.feed(self.port, FirstTokenDelivered(attempt.request, request_id))
         return True
 
     def cancel_leg(self, attempt: Attempt) -> None:
@@ -231,7 +231,7 @@ class SimRouterNode(SimNode):
         engines = self.endpoint.decode if leg == "decode" else self.endpoint.prefill
         for attempt, at in begun:
             if self.awaits(attempt.request_id):
-                self.token_came(attempt, at)
+                self.first_token_delivered(attempt, at)
         self.answered(EngineLost(engines[position].engine))
 
     def at(self, leg: str, position: int) -> list[Attempt]:
@@ -240,10 +240,10 @@ class SimRouterNode(SimNode):
             return [attempt for attempt in self.attempts.values() if attempt.d_open and attempt.d == position]
         return [attempt for attempt in self.attempts.values() if attempt.p_open and attempt.p == position]
 
-    def token_came(self, attempt: Attempt, at: Instant) -> None:
+    def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
         """The first token of this attempt has come to the client, which was generated then."""
-        if self.answer_of(attempt.request).piece_came(attempt.request_id) is PieceUse.FIRST:
-            self.feed(self.port, TokenCame(attempt.request, attempt.request_id))
+        if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
+            self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 
     def dispatch_prefill(self, port: SimPort, effect: DispatchPrefill) -> None:
         records, request = self.metrics.records, effect.request

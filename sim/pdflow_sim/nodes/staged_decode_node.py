@@ -53,12 +53,12 @@ class SimStagedDecodeNode(SimDecodeNode):
             self.feed(self.role, RoomDue())
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, f"takes room in {self.method.d_memory.value}")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, f"takes room in {self.method.d_memory.value}")
 
     def give_back_room(self, port: Port, effect: GiveBackRoom) -> None:
-        if self.metrics.tell is not None:
-            self.metrics.tell(self.name, f"gives back room in {self.method.d_memory.value}")
+        if self.metrics.trace_line is not None:
+            self.metrics.trace_line(self.name, f"gives back room in {self.method.d_memory.value}")
 
     # The engine has made room.
 
@@ -71,8 +71,8 @@ class SimStagedDecodeNode(SimDecodeNode):
         for rank in ports:
             for hop, layers in load_hops:
                 nbytes = layers * size.bytes_per_token * tokens
-                if self.metrics.tell is not None:
-                    self.metrics.tell(self.name, f"copies {layers} layers, {hop.value}")
+                if self.metrics.trace_line is not None:
+                    self.metrics.trace_line(self.name, f"copies {layers} layers, {hop.value}")
                 self.carrier.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:

@@ -138,13 +138,13 @@ class SimStorePrefillNode(SimPrefillNode):
         """Nobody will come for this one."""
         self.clock.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         if type(outcome) is Admitted:
             seq = outcome.seq
             assert seq.allocation is not None
             self.feed(self.role, EngineAdmitted(seq.handle, seq.allocation, seq.cached_tokens))
         else:
-            super().came(outcome)
+            super().on_engine_output(outcome)
 
     def enqueue_loading(self, port: Port, effect: EnqueueLoading) -> None:
         seq = self.legs[effect.handle].seq

@@ -26,7 +26,7 @@ class Writer:
         """Finished prompts without a registration."""
         self.ticks_at: Instant = -1
 
-    def came(self, port: SimPort, event: Any) -> None:
+    def on_notification(self, port: SimPort, event: Any) -> None:
         """A notification has come; the engine's next step will wake the thread at the latest."""
         self.inbox.append((port, event))
         self.look_ahead()

@@ -40,25 +40,25 @@ class RecordedEngine(HostedEngine):
 
     def advance(self, now: Instant) -> list[Outcome]:
         """As of the other engine."""
-        self._tell_growth(now)
+        self._record_growth(now)
         outcomes = super().advance(now)
-        self._told.tell(now, self.kv_blocks_used(now))
+        self._told.record(now, self.kv_blocks_used(now))
         return outcomes
 
     def release(self, allocation: Allocation, now: Instant) -> None:
         """As of the other engine."""
-        self._tell_growth(now)
+        self._record_growth(now)
         super().release(allocation, now)
-        self._told.tell(now, self.kv_blocks_used(now))
+        self._told.record(now, self.kv_blocks_used(now))
 
     def drop(self, seq: Sequence, now: Instant) -> Dropped:
         """As of the other engine."""
-        self._tell_growth(now)
+        self._record_growth(now)
         dropped = super().drop(seq, now)
-        self._told.tell(now, self.kv_blocks_used(now))
+        self._told.record(now, self.kv_blocks_used(now))
         return dropped
 
-    def _tell_growth(self, now: Instant) -> None:
+    def _record_growth(self, now: Instant) -> None:
         """Of the running segment, which nothing has changed since the last word."""
         each, told, first = self.limits.block_size, self._told, self._first_ps
         last = told.instants[-1] if told.instants else 0
@@ -72,7 +72,7 @@ class RecordedEngine(HostedEngine):
             at = -(-(start + span_of(first, delta, steps)) // PS_PER_NS)
             if at >= now:
                 return
-            told.tell(at, used + batch.growth_over(steps))
+            told.record(at, used + batch.growth_over(steps))
 
 
 class Recorder:
@@ -87,13 +87,13 @@ class Recorder:
         rates = self.rates
 
         def told(resource: ResourceId, ns: Instant, rate: int) -> None:
-            rates[resource].tell(ns, rate)
+            rates[resource].record(ns, rate)
 
         return WatchedNetwork(told)
 
     def died(self, engine: EngineId, now: Instant) -> None:
         """Its memory is gone."""
-        self.kv_blocks[engine].tell(now, 0)
+        self.kv_blocks[engine].record(now, 0)
 
     def recording(self, links: list[tuple[str, ResourceId, int | None]]) -> Recording:
         """All that was told, by the names and capacities of `links`."""

@@ -31,7 +31,7 @@ class RunMetrics:
         """By engine: of those that decode."""
         self.corrupted: set[RequestId] = set()
         """Attempts whose KV at D is not all their prompt's, which D does not know."""
-        self.tell: Callable[[Address, str], None] | None = None
+        self.trace_line: Callable[[Address, str], None] | None = None
         """The text trace: given in words who copies what and which memories are taken
         (`pdflow_sim.observe.text_trace`).
         """

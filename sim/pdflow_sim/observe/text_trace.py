@@ -32,28 +32,28 @@ from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
 
-class Narrator:
-    """Listens to one world."""
+class TextTrace:
+    """Writes what one world does, line by line."""
 
     def __init__(self, world: World) -> None:
         self.lines: list[str] = []
         self.world = world
         self.wire_profile = world.fabric.wire_profile
-        world.metrics.tell = self.add_line
+        world.metrics.trace_line = self.add_line
         world.watch(self.observe)
 
     def add_line(self, who: Address, what: str) -> None:
         self.lines.append(f"{who:<13} {what}".rstrip())
 
     def observe(self, node: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-        told = self.heard(event) if type(event) is Received else _told(EVENTS, event)
+        told = self.describe_received(event) if type(event) is Received else _told(EVENTS, event)
         if told:
             self.add_line(node, told)
         for effect in effects:
             if what := self.spoken(node, effect):
                 self.add_line(node, what)
 
-    def heard(self, event: Received) -> str:
+    def describe_received(self, event: Received) -> str:
         """Of messages only those that come with data: the others are told as they are sent."""
         if type(event.message) in (Done, Completion) and (name := self.name_of(event.message)):
             return f"hears {name} behind the data: {event.sender}"
@@ -83,8 +83,8 @@ class Narrator:
 
 
 def _told(phrases: dict[type, Callable[[Any], str]], what: Any) -> str:
-    tell = phrases.get(type(what))
-    return tell(what) if tell is not None else ""
+    phrase = phrases.get(type(what))
+    return phrase(what) if phrase is not None else ""
 
 
 EVENTS: dict[type, Callable[[Any], str]] = {
@@ -144,12 +144,12 @@ dispatch = "concurrent"
 def one_request(method: str, dialect: str = "strict") -> list[str]:
     """That request by this method."""
     scenario_text = f'{ONE}[transfer]\nmethod = "{method}"\ndialect = "{dialect}"\n'
-    return narrate(resolve(parse("one.toml", scenario_text)))
+    return trace_run(resolve(parse("one.toml", scenario_text)))
 
 
-def narrate(scenario: ResolvedScenario) -> list[str]:
+def trace_run(scenario: ResolvedScenario) -> list[str]:
     """A run of this scenario, to the last thing that happens."""
     world, _ = prepare(scenario, RunOptions(), [])
-    narrator = Narrator(world)
+    trace = TextTrace(world)
     run(world, None, drain=True)
-    return narrator.lines
+    return trace.lines

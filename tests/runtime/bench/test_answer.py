@@ -19,7 +19,7 @@ THREE = b"".join(
 )
 
 
-def heard(*pieces: bytes) -> AnswerReader:
+def read_answer(*pieces: bytes) -> AnswerReader:
     """Each piece a nanosecond after the one before."""
     answer = AnswerReader()
     for now, piece in enumerate(pieces):
@@ -31,7 +31,7 @@ def heard(*pieces: bytes) -> AnswerReader:
 def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
     whole = THREE + TOLD + DONE
     offsets = [0, *boundaries, len(whole)]
-    answer = heard(*(whole[a:b] for a, b in pairwise(offsets)))
+    answer = read_answer(*(whole[a:b] for a, b in pairwise(offsets)))
     answer.end()
     assert ("".join(answer.pieces), len(answer.times), answer.output_tokens, answer.prompt_tokens) == ("aé", 3, 3, 5)
     assert answer.times == sorted(answer.times)
@@ -39,13 +39,13 @@ def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
 
 def test_each_event_is_a_token_and_the_servers_count_goes_first() -> None:
     two = COMPLETION.event(AnswerPiece(0, "a b")), COMPLETION.event(AnswerPiece(0, " c", "length"))
-    assert heard(*two).output_tokens == 2
-    answer = heard(*two, TOLD)
+    assert read_answer(*two).output_tokens == 2
+    answer = read_answer(*two, TOLD)
     assert (answer.output_tokens, answer.times) == (3, [0, 1])
 
 
-def test_tokens_of_one_event_came_together() -> None:
-    answer = heard(
+def test_tokens_of_one_event_have_one_time() -> None:
+    answer = read_answer(
         COMPLETION.event(AnswerPiece(0, "a", token_ids=[4])),
         COMPLETION.event(AnswerPiece(0, "bcd", "length", token_ids=[5, 6, 7])),
     )
@@ -55,12 +55,12 @@ def test_tokens_of_one_event_came_together() -> None:
 
 def test_the_event_that_opens_a_chat_is_no_token() -> None:
     role, text = ChatAnswer("x", 0, "m").event(AnswerPiece(0, "hi", "stop")).split(b"\n\n")[:2]
-    answer = heard(role + b"\n\n", text + b"\n\n")
+    answer = read_answer(role + b"\n\n", text + b"\n\n")
     assert answer.times == [1]
 
 
 def test_other_lines_and_line_ends_mean_nothing() -> None:
-    assert heard(b": ping\r\n\r\nevent: x\r\n" + THREE.replace(b"\n", b"\r\n") + DONE).done
+    assert read_answer(b": ping\r\n\r\nevent: x\r\n" + THREE.replace(b"\n", b"\r\n") + DONE).done
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
 )
 def test_an_invalid_answer_is_explained(answer: bytes, message: str) -> None:
     with pytest.raises(BrokenAnswerError, match=message):
-        heard(answer).end()
+        read_answer(answer).end()
 
 
 def test_an_error_is_quoted_as_one_short_line() -> None:
@@ -93,4 +93,4 @@ def test_an_error_is_quoted_as_one_short_line() -> None:
 @given(st.binary())
 def test_any_bytes_are_refused_in_one_line(data: bytes) -> None:
     with pytest.raises(BrokenAnswerError, match=r"\A.*\Z"):
-        heard(b"data:" + data + b"\n").end()
+        read_answer(b"data:" + data + b"\n").end()

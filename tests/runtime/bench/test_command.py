@@ -62,11 +62,11 @@ async def test_a_run_prints_its_table_and_writes_what_was_asked_for(tmp_path: Pa
 
 @pytest.mark.trio
 async def test_ctrl_c_keeps_what_there_is_and_exits_130(tmp_path: Path) -> None:
-    heard = trio.Event()
+    second_request = trio.Event()
 
     async def odd(number: int, responder: Responder) -> bool:
         if number == 2:
-            heard.set()
+            second_request.set()
         return False
 
     flags = ("--num-prompts", "1000", "--max-concurrency", "1", *SMALL, "--quiet", "--out", str(tmp_path))
@@ -76,7 +76,7 @@ async def test_ctrl_c_keeps_what_there_is_and_exits_130(tmp_path: Path) -> None:
                 [*PDFLOW, "--port", str(port), *flags], check=False, stdout=subprocess.DEVNULL, task_status=task_status
             )
         )
-        await heard.wait()
+        await second_request.wait()
         process.send_signal(signal.SIGINT)
         with trio.fail_after(20):
             assert await process.wait() == 130

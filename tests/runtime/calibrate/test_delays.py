@@ -11,10 +11,10 @@ from pdflow_runtime.observe.event_log import (
     TOKEN,
     FirstPiecePassed,
     Frame,
-    Met,
     Moved,
     Page,
     Passed,
+    PeerConnected,
     RequestReceived,
     Sent,
 )
@@ -54,7 +54,7 @@ def one(number: int, at: int, nbytes: int) -> list[Page]:
             "decode-0",
             9,
             [
-                Met(at - 9, "prefill-0.r0", 700 * US),
+                PeerConnected(at - 9, "prefill-0.r0", 700 * US),
                 Passed(at + 80 * US - 9, name, "handoff"),
                 Passed(at + 90 * US - 9, name, "d_admit"),
                 Frame(at + 180 * US - 9, name, "Register", "decode-0.r0", "prefill-0.r0", False),
@@ -89,11 +89,11 @@ def test_of_several_ranks_the_largest_shard_counts() -> None:
 
 
 def test_messages_that_are_of_no_request_are_timed_too() -> None:
-    def taken(t: int, heard: bool) -> Frame:
-        return Frame(t, "", "Taken", "decode-0.r0", "prefill-0.r0", heard)
+    def taken(t: int, received: bool) -> Frame:
+        return Frame(t, "", "Taken", "decode-0.r0", "prefill-0.r0", received)
 
-    sent, heard = [taken(t * US, False) for t in (10, 500)], [taken(t * US, True) for t in (5, 45, 520)]
-    assert delays([Page("decode-0", 0, sent), Page("prefill-0", 0, heard)]).control_ns == [35 * US, 20 * US]
+    sent, received = [taken(t * US, False) for t in (10, 500)], [taken(t * US, True) for t in (5, 45, 520)]
+    assert delays([Page("decode-0", 0, sent), Page("prefill-0", 0, received)]).control_ns == [35 * US, 20 * US]
 
 
 def test_the_size_of_synthetic_kv_is_ignored() -> None:

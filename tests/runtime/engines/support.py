@@ -75,13 +75,13 @@ class Bench:
         self.memories = memories(model.config, dtype, blocks, block_size, tp)
         pool = CachingPool(blocks, 1) if caching else PagedPool(blocks)
         runner = TorchRunner(model, self.memories.cache(dtype))
-        self.engine = LiveEngine(runner, Limits(block_size=block_size, **limits), pool, self.came, eos)
+        self.engine = LiveEngine(runner, Limits(block_size=block_size, **limits), pool, self.on_engine_output, eos)
         self.told: list[object] = []
         self.answers: dict[Seq, list[Token]] = {}
         self.hook: Callable[[object], None] = lambda outcome: None
         self.ended: dict[Seq, trio.Event] = {}
 
-    def came(self, outcome: object) -> None:
+    def on_engine_output(self, outcome: object) -> None:
         self.told.append(outcome)
         if isinstance(outcome, Token):
             self.answers[outcome.seq].append(outcome)

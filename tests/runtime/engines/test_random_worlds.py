@@ -41,11 +41,11 @@ class Bench:
         self.pool = CachingPool(blocks, draw.choice((1, 2))) if draw.random() < 0.6 else PagedPool(blocks)
         budget = draw.choice((7, 16, 64))
         limits = Limits(max_num_seqs=draw.randint(1, 7), max_num_batched_tokens=budget, block_size=block_size)
-        self.engine = LiveEngine(self.runner, limits, self.pool, self.came)
+        self.engine = LiveEngine(self.runner, limits, self.pool, self.on_engine_output)
         self.answers: dict[Sequence, list[int]] = {}
         self.events: dict[Sequence, trio.Event] = {}
 
-    def came(self, outcome: Told) -> None:
+    def on_engine_output(self, outcome: Told) -> None:
         assert outcome.seq in self.answers, "of what was dropped, nothing is told"
         match outcome:
             case Token(seq=seq):

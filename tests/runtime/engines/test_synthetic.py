@@ -55,13 +55,13 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
         expected |= {outcome.seq.index: outcome.at_ns for outcome in simulated.advance(wake)}  # type: ignore[union-attr]
     ended: dict[int, int] = {}
 
-    def tell(outcome: Told) -> None:
+    def on_output(outcome: Told) -> None:
         if isinstance(outcome, Finished):
             ended[outcome.seq.index] = outcome.at_ns - began
 
     memory = rank_memory(SHAPE, BLOCKS, 1)
     region = memoryview(bytearray(SHAPE.rank_block_bytes(1) * BLOCKS))
-    live = LiveEngine(SyntheticRunner(COST, SHAPE, [memory], [region], 512), limits, PagedPool(22), tell)
+    live = LiveEngine(SyntheticRunner(COST, SHAPE, [memory], [region], 512), limits, PagedPool(22), on_output)
     began = int(trio.current_time() * 1e9)
     for index, (prompt, output) in enumerate(lengths):
         live.submit(Job(Sequence(index, prompt, output), [index] * prompt))

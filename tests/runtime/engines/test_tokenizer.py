@@ -24,7 +24,7 @@ def test_text_survives(tiny: Path, text: str) -> None:
     assert all(2 <= token < 512 for token in tokens)
 
 
-def test_the_text_that_it_learned_from_takes_fewer_tokens_than_bytes(tiny: Path) -> None:
+def test_its_training_text_takes_fewer_tokens_than_bytes(tiny: Path) -> None:
     tokenizer = Tokenizer(tiny)
     text = "the prefill engine reads all tokens of the prompt"
     assert len(tokenizer.encode(text)) < len(text) / 2

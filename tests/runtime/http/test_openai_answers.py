@@ -178,11 +178,11 @@ def test_models_and_what_follows_from_them() -> None:
 
 def test_an_error_that_was_heard_is_the_one_that_was_told() -> None:
     told = OpenAIError(503, "no answer: deadline", param="prompt", code="DEADLINE")
-    heard = OpenAIError.heard(503, told.body())
-    assert heard is not None
-    assert (heard.status, str(heard), heard.param, heard.code) == (503, str(told), "prompt", "DEADLINE")
+    received = OpenAIError.from_response(503, told.body())
+    assert received is not None
+    assert (received.status, str(received), received.param, received.code) == (503, str(told), "prompt", "DEADLINE")
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": "no"}', b'{"error": {"message": 3}}'])
 def test_what_is_no_error_is_not_taken_for_one(body: bytes) -> None:
-    assert OpenAIError.heard(500, body) is None
+    assert OpenAIError.from_response(500, body) is None

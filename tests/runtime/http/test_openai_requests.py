@@ -47,7 +47,7 @@ def test_omitted_fields_have_openais_defaults(api: str) -> None:
 
 
 @each_api
-def test_what_is_said_is_heard(api: str) -> None:
+def test_request_fields_are_decoded(api: str) -> None:
     request = read(
         api,
         model="tiny",
@@ -320,12 +320,12 @@ def test_any_messages_are_a_request_or_an_error(fields: dict[str, Any], value: A
 
 
 @given(fields=st.dictionaries(st.text(max_size=5), values, max_size=5))
-def test_a_request_sent_on_is_what_came_but_for_what_was_exchanged(fields: dict[str, Any]) -> None:
+def test_a_forwarded_request_differs_only_in_the_replaced_fields(fields: dict[str, Any]) -> None:
     try:
-        came = read_fields(json.dumps({"kv_transfer_params": {"evil": 1}} | fields).encode())
+        received = read_fields(json.dumps({"kv_transfer_params": {"evil": 1}} | fields).encode())
     except OpenAIError:
         assume(False)  # numbers that JSON has not
-    on = rewritten(came, drop=["kv_transfer_params"], put={"max_tokens": 1})
+    on = rewritten(received, drop=["kv_transfer_params"], put={"max_tokens": 1})
     left = fields | {"max_tokens": 1}
     left.pop("kv_transfer_params", None)
     assert json.loads(on) == left

@@ -299,7 +299,7 @@ async def test_a_stream_that_fails_is_closed(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.trio
-async def test_expectation_is_met_before_the_body_comes() -> None:
+async def test_100_continue_is_sent_before_the_body_arrives() -> None:
     async with serving(echo) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
         await stream.send_all(b"POST /p HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert await until(stream, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -83,14 +83,14 @@ async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str
             [builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode")
         )
         client = HttpClient()
-        tells_first = scenario.router.first_token == "prefill"
+        returns_first_token = scenario.router.first_token == "prefill"
         stores = stores_of(scenario)
         node_args = (governed_of(builder), prefill, decode, method, client)
-        node = LiveRouterNode(*node_args, stores=stores, tells_first=tells_first)
+        node = LiveRouterNode(*node_args, stores=stores, returns_first_token=returns_first_token)
         for address in addresses[:2]:
-            node.members.hear(address)
+            node.members.apply_report(address)
         if home.store is not None:
-            node.members.hear(EngineAddress(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
+            node.members.apply_report(EngineAddress(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
         front = Front(node, model.prompts, Admin(node, [], None), Gate(None, "router"))
         server = await stack.enter_async_context(serving(front))
         front.here = Coordinates(LOCAL, server.port)

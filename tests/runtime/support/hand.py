@@ -95,7 +95,7 @@ class Hand:
 
     def report_prompt(self, seq: Sequence) -> None:
         assert _take(self.computed, seq)
-        self.node.came(Prefilled(seq, 0))
+        self.node.on_engine_output(Prefilled(seq, 0))
 
     def give(self, seq: Sequence, allocation: Allocation, cached_tokens: int) -> None:
         """It has blocks from now on."""
@@ -104,7 +104,7 @@ class Hand:
         self.loading.append(seq)
 
     def report_admitted(self, seq: Sequence) -> None:
-        self.node.came(Admitted(seq, 0))
+        self.node.on_engine_output(Admitted(seq, 0))
 
     def preempt(self, seq: Sequence) -> None:
         """Its blocks are others' for a while."""
@@ -115,7 +115,7 @@ class Hand:
         """To its end."""
         assert _take(self.decoding, seq)
         self._free(seq)
-        self.node.came(Finished(seq, 0))
+        self.node.on_engine_output(Finished(seq, 0))
 
     def decode_all(self) -> None:
         """What is loaded is decoded to its end, which takes no time."""

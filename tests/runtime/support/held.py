@@ -24,12 +24,12 @@ from pdflow_runtime.nodes.transfers import InFlightTransfers, MakePlan
 from pdflow_runtime.transports.base import (
     DoneMeans,
     Ended,
+    EventSink,
     Fenced,
     Fences,
     Flushed,
     NotificationArrived,
     Stopped,
-    Tell,
     Transport,
     WordArrived,
 )
@@ -65,19 +65,19 @@ class Operation:
         for at, data in self.air.popleft():
             self.target[at : at + len(data)] = data
 
-    def tell_notice(self) -> None:
+    def report_notification(self) -> None:
         assert self.notification is not None
         assert self.other is not None
-        self.other.tell(NotificationArrived(self.poster.address, self.notification))
+        self.other.on_event(NotificationArrived(self.poster.address, self.notification))
 
     def end(self, ok: bool) -> None:
-        self.poster.tell(Ended(self.number, ok))
+        self.poster.on_event(Ended(self.number, ok))
 
     def end_stopped(self) -> None:
-        self.poster.tell(Stopped(self.number))
+        self.poster.on_event(Stopped(self.number))
 
-    def tell_word(self, value: int) -> None:
-        self.poster.tell(WordArrived(self.number, value))
+    def report_word(self, value: int) -> None:
+        self.poster.on_event(WordArrived(self.number, value))
 
 
 class Held:
@@ -86,10 +86,10 @@ class Held:
     name = "held"
     fences: Fences = "revoke"
 
-    def __init__(self, address: Address, tell: Tell, where: Where, done_means: DoneMeans = "remote") -> None:
+    def __init__(self, address: Address, on_event: EventSink, where: Where, done_means: DoneMeans = "remote") -> None:
         self.done_means: Final[DoneMeans] = done_means
         self.address: Final = address
-        self.tell: Final = tell
+        self.on_event: Final = on_event
         self.where: Final = where
         self.posted: Final[deque[Operation]] = deque()
         self.memory = bytearray()
@@ -129,10 +129,10 @@ class Held:
         """A test ends it."""
 
     def end_flush(self, peer: Address, ok: bool) -> None:
-        self.tell(Flushed(peer, ok))
+        self.on_event(Flushed(peer, ok))
 
     def end_fence(self, peer: Address) -> None:
-        self.tell(Fenced(peer))
+        self.on_event(Fenced(peer))
 
     def forget(self, peer: Address) -> None:
         raise AssertionError("nobody asks for that")
@@ -156,7 +156,7 @@ class HeldTransfers(InFlightTransfers):
     ) -> None:
         super().__init__(transport, numbers, make_plan, self._end, incarnation, self._prove_by)
         self.holds = False
-        self.tell: Final = put
+        self.on_event: Final = put
         self.ends: dict[Op, WriteEnded | WriteStopped | ReadEnded] = {}
         """Of operations that are over, and nobody has been told."""
         self._really_flush: Final = flush
@@ -167,7 +167,7 @@ class HeldTransfers(InFlightTransfers):
         if self.holds:
             self.ends[event.op] = event
         else:
-            self.tell(event)
+            self.on_event(event)
 
     def _prove_by(self, peer: Address, then: Callable[[bool], None]) -> None:
         if self.holds:

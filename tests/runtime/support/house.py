@@ -121,7 +121,7 @@ class House:
         if legs.params is None:
             return Answer([], legs.code)
         if legs.at is not None:
-            await self.d.links.learn(legs.params.prefill.engine, legs.at.host, legs.at.port)
+            await self.d.links.update_address(legs.params.prefill.engine, legs.at.host, legs.at.port)
         return await answer_of(self.d.begin(name, legs.params, tokens, sampling))
 
     def send(self, name: str, tokens: list[int], sampling: Sampling) -> DecodeLeg | LivePrefillLeg:

@@ -16,7 +16,7 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports import tcp
-from pdflow_runtime.transports.base import DoneMeans, Ended, Fenced, Fences, Flushed, Tell, TransportEvent
+from pdflow_runtime.transports.base import DoneMeans, Ended, EventSink, Fenced, Fences, Flushed, TransportEvent
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import AgentHello, Description, Write, frame
 from pdflow_runtime.transports.streams.stream import OutgoingMessage
@@ -49,9 +49,9 @@ class LocalTransport(TcpTransport):
     done_means: ClassVar[DoneMeans] = "local"
     delay_s: ClassVar[Callable[[int], float]] = scattered
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
         super().__init__(me, self._sift, host)
-        self._outer = tell
+        self._outer = on_event
         self._done: dict[int, tuple[Address, int]] = {}
         """WRITEs that have ended for whoever posted them, and not at the peer: which, and how many fences of it ago."""
         self._fenced: Counter[Address] = Counter()
@@ -124,8 +124,8 @@ class ClosingTransport(TcpTransport):
 
     fences: ClassVar[Fences] = "close"
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1") -> None:
-        super().__init__(me, tell, host)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
+        super().__init__(me, on_event, host)
         self._fences = 0
         self._void: dict[Address, int] = {}
         """Whose descriptions are void, and of how many fences."""

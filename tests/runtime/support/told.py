@@ -35,7 +35,7 @@ from pdflow_runtime.nodes.engine_node import LiveEngineNode, NodeConfig
 from pdflow_runtime.nodes.node import TIME_REACHED
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.nodes.ranks import WORD_BYTES, LayoutBook, StagingFactory
-from pdflow_runtime.transports.base import Tell
+from pdflow_runtime.transports.base import EventSink
 from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.engines.roles import WEIGHTS
 from pdflow_sim.check.moves.acts import Move
@@ -69,7 +69,7 @@ def digest_of(tokens: list[int], weights: int) -> int:
     return DIGEST + tokens[0]
 
 
-class Heard:
+class TurnRecorder:
     """What a world's endpoints heard and answered in a move, for its user to empty. The world remembers no turn."""
 
     def __init__(self, world: Relation) -> None:
@@ -92,13 +92,13 @@ class Told:
 
     def __init__(self, scope: Scope, nursery: trio.Nursery) -> None:
         self.world: Final = relation(scope)
-        self.heard_there: Final = Heard(self.world)
+        self.world_turns: Final = TurnRecorder(self.world)
         self.cluster: Final = self.world.space.cluster
         self.state: State = self.world.space.beginning()
         self.oracle: Final = Oracle(self.cluster.geometry, scope.done_is_remote)
         self.nursery: Final = nursery
         self.shape = SHAPE
-        self.heard: list[Turn] = []
+        self.live_turns: list[Turn] = []
         self.nodes: dict[EngineId, LiveEngineNode] = {}
         self.scopes: dict[EngineId, trio.CancelScope] = {}
         self.lives: Counter[EngineId] = Counter()
@@ -135,7 +135,7 @@ class Told:
             "abort prefill": self.abort_prefill,
             "cancel prefill": self.cancel_prefill,
             "hit": self.hit,
-            "report": self.tell_admitted,
+            "report": self.report_admitted,
             "preempt": self.preempt,
             "end": self.end,
         }
@@ -149,7 +149,7 @@ class Told:
         self.state = self.world.turns.start()
         await self.agree("the beginning")
 
-    async def tell(self, name: str) -> None:
+    async def make_named(self, name: str) -> None:
         """The move of this name, in both worlds."""
         move = names.find(self.world, self.state, name)
         assert move is not None, f"{name} is not possible"
@@ -202,10 +202,10 @@ class Told:
         self.take_posted()
         self.all_were_posted(name)
         for engine in self.nodes:
-            live, world = (self.of_engine(engine, turns) for turns in (self.heard, self.heard_there.turns))
+            live, world = (self.of_engine(engine, turns) for turns in (self.live_turns, self.world_turns.turns))
             assert live == world, differing(name, live, world)
-        self.heard.clear()
-        self.heard_there.turns.clear()
+        self.live_turns.clear()
+        self.world_turns.turns.clear()
         for node in self.nodes.values():
             if not self.cluster.scope.decodes:
                 hand(node).decode_all()
@@ -286,8 +286,8 @@ class Told:
         with scope:
             await node.run()
 
-    def make_transport(self, address: Address, tell: Tell) -> Held:
-        return Held(address, tell, self.transport, "remote" if self.cluster.scope.done_is_remote else "local")
+    def make_transport(self, address: Address, on_event: EventSink) -> Held:
+        return Held(address, on_event, self.transport, "remote" if self.cluster.scope.done_is_remote else "local")
 
     def transport(self, address: Address) -> Held:
         found = self.nodes[engine_of(address)].ranks[address].transport
@@ -296,7 +296,7 @@ class Told:
 
     def observe(self, address: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
         self.take_posted()
-        self.heard.append(Turn(address, event, effects))
+        self.live_turns.append(Turn(address, event, effects))
         self.oracle.observe(address, event, effects, now)
         for effect in effects:
             if isinstance(effect, ReadWord):
@@ -369,7 +369,7 @@ class Told:
     def decode(self, i: int) -> None:
         node = self.nodes[self.cluster.d_of[i].engine]
         assert isinstance(node, LiveDecodeNode)
-        (queued,) = [turn.event for turn in self.heard_there.turns if type(turn.event) is DecodeQueued]
+        (queued,) = [turn.event for turn in self.world_turns.turns if type(turn.event) is DecodeQueued]
         sampling = Sampling(max_tokens=1)
         tokens = [self.cluster.product_of[i]] * TOKENS
         self.decodes[i] = node.begin(self.cluster.requests[i], queued.params, tokens, sampling)
@@ -377,13 +377,13 @@ class Told:
     def admit(self, i: int) -> None:
         self.hand_at_d(i).give(self.sequence(i), self.cluster.targets[i], self.cluster.scope.hit_tokens)
         if not self.cluster.scope.late:
-            self.tell_admitted(i)
+            self.report_admitted(i)
 
     def hit(self, i: int) -> None:
         """All of it is in D's prefix cache: nothing has to land."""
         self.admit(i)
 
-    def tell_admitted(self, i: int) -> None:
+    def report_admitted(self, i: int) -> None:
         self.hand_at_d(i).report_admitted(self.sequence(i))
 
     def preempt(self, i: int) -> None:
@@ -469,7 +469,7 @@ class Told:
             word_value = self.world.components.tasks.word_value(self.state, effect)
             unchanged = word_value == self.world.space.judge.word_values[effect.source, effect.index]
             assert self.stands(effect) == unchanged, "P's memory says otherwise"
-            self.operation(target).tell_word(word_value)
+            self.operation(target).report_word(word_value)
 
     def stands(self, effect: ReadWord) -> bool:
         """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
@@ -481,7 +481,7 @@ class Told:
 
     async def shake(self, name: Address, peer: Address) -> None:
         node, other = self.nodes[engine_of(name)], self.nodes[engine_of(peer)]
-        await node.ranks[name].meet(peer, other.ranks[peer].metadata_for(name))
+        await node.ranks[name].connect(peer, other.ranks[peer].metadata_for(name))
         node.put(node.ports[name], HandshakeEnded(peer, True, other.config.incarnation))
 
     def unreachable(self, i: int) -> None:
@@ -513,7 +513,7 @@ class Told:
         operation.land()
 
     def deliver_notification(self, i: int) -> None:
-        self.of_move(i)[0].tell_notice()
+        self.of_move(i)[0].report_notification()
 
     def ended(self, i: int) -> None:
         operation, flags = self.of_move(i)

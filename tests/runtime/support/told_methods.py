@@ -227,7 +227,7 @@ class ToldMethod(Told):
         blocks = Allocation(LOADED + i, tuple(range(first, first + self.cluster.d_blocks)))
         self.hand_at_d(i).give(self.sequence(i), blocks, 0)
         if not self.cluster.scope.late:
-            self.tell_admitted(i)
+            self.report_admitted(i)
 
     def copied(self, at_p: int, i: int) -> None:
         info, names = (self.cluster.p_of, self.cluster.xids) if at_p else (self.cluster.d_of, self.cluster.requests)
@@ -299,7 +299,7 @@ class ToldMethod(Told):
             operation.end(True)
 
     def deliver_notification(self, i: int) -> None:
-        self.last[self.key(i)[0]].tell_notice()
+        self.last[self.key(i)[0]].report_notification()
 
     def ended(self, i: int) -> None:
         key, flags = self.key(i)
@@ -311,7 +311,7 @@ class ToldMethod(Told):
         event = transfers.ends.pop(effect.op)
         if flags & ENDED_ERR and isinstance(event, WriteStopped):
             raise NotToldOn("it has stopped, and nothing of it is left that could fail")
-        transfers.tell(event)
+        transfers.on_event(event)
 
     async def task(self, i: int) -> None:
         kind, number, target = self.world.space.tasks_of(self.state)[i]
@@ -324,6 +324,6 @@ class ToldMethod(Told):
         await super().task(i)
 
 
-def telling(scope: Scope, nursery: trio.Nursery) -> Told:
+def replay_of(scope: Scope, nursery: trio.Nursery) -> Told:
     """A telling of a story of this scope."""
     return ToldMethod(scope, nursery) if scope.method else Told(scope, nursery)

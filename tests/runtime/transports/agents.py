@@ -45,7 +45,7 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "nccl": partial(NcclTransport, library=StandIn()),
     "local": LocalTransport,
     "closing": ClosingTransport,
-    "nccl on GPUs": lambda me, tell: NcclTransport(me, tell, library=real_library()),
+    "nccl on GPUs": lambda me, on_event: NcclTransport(me, on_event, library=real_library()),
 }
 EMBEDDED = ("shm", "tcp", "nccl")
 UNLIKE_THEM = ("local", "closing")
@@ -113,7 +113,7 @@ class Agent:
     def __init__(self, kind: str, name: str, nbytes: int = REGION_BYTES) -> None:
         self.told: list[TransportEvent] = []
         self._news = trio.Event()
-        self.transport = KINDS[kind](name, self._tell)
+        self.transport = KINDS[kind](name, self._on_event)
         self.memory: Any = tensor_of(self.transport, nbytes) if "," in kind else self.transport.allocate(nbytes)
         self._last_op = 0
         self._wrote_to: dict[int, str] = {}
@@ -122,11 +122,11 @@ class Agent:
     def done_is_local(self) -> bool:
         return self.transport.done_means == "local"
 
-    def _tell(self, event: TransportEvent) -> None:
+    def _on_event(self, event: TransportEvent) -> None:
         self.told.append(event)
         self._news.set()
 
-    async def heard(self, event: TransportEvent) -> None:
+    async def wait_for(self, event: TransportEvent) -> None:
         """Wait until this has been told."""
         with trio.fail_after(PATIENCE_S):
             while event not in self.told:

@@ -48,7 +48,7 @@ async def test_pieces_of_any_length_arrive_before_their_notification(kind: str, 
     async with pair(kind) as (p, d):
         scrambled(p)
         p.write("d.r0", [(7, 11, length)], notification=b"n")
-        await d.heard(NotificationArrived("p.r0", b"n"))
+        await d.wait_for(NotificationArrived("p.r0", b"n"))
         assert d.memory[11 : 11 + length] == p.memory[7 : 7 + length]
         assert d.memory[11 + length] == 0
 
@@ -59,7 +59,7 @@ async def test_a_notification_needs_no_bytes(kind: str) -> None:
         assert d.told == [NotificationArrived("p.r0", b"nothing but this")]
 
 
-async def test_a_write_without_notice_tells_its_target_nothing(kind: str) -> None:
+async def test_a_write_without_notification_does_not_notify_its_target(kind: str) -> None:
     async with pair(kind) as (p, d):
         assert await p.landed(p.write("d.r0", [(0, 0, 8)]))
         assert d.told == []
@@ -134,12 +134,12 @@ async def test_a_lease_word_is_read(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.memory[64:72] = (2**64 - 2).to_bytes(8, "little")
         d.transport.read_word(1, "p.r0", 64)
-        await d.heard(WordArrived(1, 2**64 - 2))
+        await d.wait_for(WordArrived(1, 2**64 - 2))
         for op, address in enumerate((-8, 4, REGION_BYTES - 7, REGION_BYTES, 2**64), start=2):
             d.transport.read_word(op, "p.r0", address)
-            await d.heard(WordArrived(op, None))
+            await d.wait_for(WordArrived(op, None))
         d.transport.read_word(9, "nobody.r0", 0)
-        await d.heard(WordArrived(9, None))
+        await d.wait_for(WordArrived(9, None))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ async def test_whoever_is_not_connected_is_not_reached(kind: str) -> None:
         assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
         assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
         p.transport.flush("d.r0")
-        await p.heard(Flushed("d.r0", False))
+        await p.wait_for(Flushed("d.r0", False))
         p.transport.fence("d.r0", 3)
-        await p.heard(Fenced("d.r0"))
+        await p.wait_for(Fenced("d.r0"))
 
 
 async def test_fence_then_no_byte_lands(kind: str) -> None:
@@ -182,7 +182,7 @@ async def test_fence_then_no_byte_lands(kind: str) -> None:
         while untouched(d):
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 5)
-        await d.heard(Fenced("p.r0"))
+        await d.wait_for(Fenced("p.r0"))
         d.memory[:] = bytes(REGION_BYTES)
         seen = len(d.notifications())
         landed = [await p.landed(op) for op in ops]
@@ -197,13 +197,13 @@ async def test_a_fence_keeps_out_what_its_transport_declares(kind: str) -> None:
         scrambled(p)
         before = d.transport.describe()
         d.transport.fence("p.r0", 5)
-        await d.heard(Fenced("p.r0"))
+        await d.wait_for(Fenced("p.r0"))
         assert not await p.landed(p.write("d.r0", [(0, 0, 64)], generation=5, notification=b"old"))
         if d.transport.fences == "close":
             assert not await p.landed(
                 p.write("d.r0", [(0, 0, 64)], generation=6, notification=b"over the old connection")
             )
-            await meets_anew(p, d, before)
+            await reconnects(p, d, before)
         elif p.done_is_local:
             await forgives(p)
         assert await p.landed(p.write("d.r0", [(0, 64, 64)], generation=6, notification=b"new"))
@@ -214,7 +214,7 @@ async def test_a_fence_keeps_out_what_its_transport_declares(kind: str) -> None:
         assert not any(d.memory[:64])
 
 
-async def meets_anew(p: Agent, d: Agent, before: bytes) -> None:
+async def reconnects(p: Agent, d: Agent, before: bytes) -> None:
     """By what it was told before the fence it may not come in again; by what it is told now it may."""
     with trio.fail_after(PATIENCE_S):
         while "d.r0" in p.transport._links:
@@ -228,7 +228,7 @@ async def forgives(p: Agent) -> None:
     """A flush has failed: so do all, up to the next fence."""
     assert not await p.flushed("d.r0")
     p.transport.fence("d.r0", 0)
-    await p.heard(Fenced("d.r0"))
+    await p.wait_for(Fenced("d.r0"))
 
 
 async def test_a_fence_of_one_peer_is_not_another_s(kind: str) -> None:
@@ -247,7 +247,7 @@ async def test_a_fence_ends_our_reads(kind: str) -> None:
         while untouched(d):
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 0)
-        await d.heard(Fenced("p.r0"))
+        await d.wait_for(Fenced("p.r0"))
         assert [event.op for event in d.told if isinstance(event, Ended)] == ops
         d.memory[:] = bytes(REGION_BYTES)
         p.memory[8:] = bytes(REGION_BYTES - 8)
@@ -261,7 +261,7 @@ async def test_a_writer_s_fence_ends_what_it_posted(kind: str) -> None:
         p.memory[:] = b"\xff" * REGION_BYTES
         ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(20)]
         p.transport.fence("d.r0", 0)
-        await p.heard(Fenced("d.r0"))
+        await p.wait_for(Fenced("d.r0"))
         fenced_at = p.told.index(Fenced("d.r0"))
         ended = [event for event in p.told[:fenced_at] if isinstance(event, Ended)]
         assert sorted(event.op for event in ended) == ops
@@ -288,7 +288,7 @@ async def test_a_flush_ends_behind_what_was_posted_before(kind: str) -> None:
         p.transport.flush("d.r0")
         second = p.write("d.r0", [(0, 4 * MIB, 4 * MIB)])
         p.transport.flush("d.r0")
-        await p.heard(Flushed("d.r0", True))
+        await p.wait_for(Flushed("d.r0", True))
         assert d.memory[: 4 * MIB] == p.memory[: 4 * MIB]
         with trio.fail_after(PATIENCE_S):
             while p.told.count(Flushed("d.r0", True)) < 2:
@@ -321,7 +321,7 @@ async def test_no_flush_ends_well_behind_what_may_be_lost(kind: str) -> None:
     async with pair(kind) as (p, d):
         ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(4)]
         p.transport._lose(p.transport._links["d.r0"])
-        await p.heard(PeerGone("d.r0"))
+        await p.wait_for(PeerGone("d.r0"))
         await p.transport.connect("d.r0", d.transport.describe())
         done = [op for op in ops if await p.ended(op)]
         assert not p.done_is_local or done == ops
@@ -337,7 +337,7 @@ async def test_what_is_stopped_before_it_was_posted_never_is(kind: str) -> None:
         ops = [p.write("d.r0", [(i, 0, 1) for i in range(10_000)], notification=b"n") for _ in range(20)]
         p.transport.stop(ops[-1])
         p.transport.flush("d.r0")
-        await p.heard(Flushed("d.r0", True))
+        await p.wait_for(Flushed("d.r0", True))
         stopped = Stopped(ops[-1]) in p.told
         assert stopped or p.done_is_local
         assert len(d.notifications()) == 20 - stopped
@@ -352,7 +352,7 @@ async def test_forgetting_ends_everything_with_that_peer(kind: str) -> None:
         p.transport.flush("d.r0")
         p.transport.forget("d.r0")
         assert {event.op for event in p.told if isinstance(event, Ended)} == set(ops)
-        await p.heard(Flushed("d.r0", False))
+        await p.wait_for(Flushed("d.r0", False))
         assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
         await p.transport.connect("d.r0", d.transport.describe())
         assert await p.landed(p.write("d.r0", [(0, 0, 8)]))
@@ -376,8 +376,8 @@ async def test_closing_with_work_in_flight(kind: str) -> None:
 async def test_a_peer_that_is_lost_is_told_on_both_sides_and_can_be_met_anew(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.transport._lose(p.transport._links["d.r0"])
-        await p.heard(PeerGone("d.r0"))
-        await d.heard(PeerGone("p.r0"))
+        await p.wait_for(PeerGone("d.r0"))
+        await d.wait_for(PeerGone("p.r0"))
         assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
         await d.transport.connect("p.r0", p.transport.describe())
         await p.transport.connect("d.r0", d.transport.describe())

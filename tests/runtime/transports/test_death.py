@@ -22,9 +22,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def test_a_writer_that_is_killed_is_gone_and_nothing_of_it_lands(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(NotificationArrived("p.r0", b"whole"))
+            await d.wait_for(NotificationArrived("p.r0", b"whole"))
             p.send_signal(signal.SIGKILL)
-            await d.heard(PeerGone("p.r0"))
+            await d.wait_for(PeerGone("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
             seen = len(d.told)
             await trio.testing.wait_all_tasks_blocked()
@@ -38,7 +38,7 @@ async def test_every_notification_of_a_killed_writer_is_behind_its_bytes(kind: s
             while not d.memory[0]:
                 await trio.lowlevel.checkpoint()
             p.send_signal(signal.SIGKILL)
-            await d.heard(PeerGone("p.r0"))
+            await d.wait_for(PeerGone("p.r0"))
             assert not d.notifications() or all(d.memory)
 
 
@@ -50,7 +50,7 @@ async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
             await p.ended(ops[0])
             d.send_signal(signal.SIGKILL)
             p.transport.fence("d.r0", 1)
-            await p.heard(Fenced("d.r0"))
+            await p.wait_for(Fenced("d.r0"))
             assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
             assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
 
@@ -61,7 +61,7 @@ async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
             await p.transport.connect("d.r0", d.description)
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             d.send_signal(signal.SIGKILL)
-            await p.heard(PeerGone("d.r0"))
+            await p.wait_for(PeerGone("d.r0"))
             assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
 
 
@@ -72,7 +72,7 @@ async def test_reads_of_a_killed_peer_end(kind: str) -> None:
             ops = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             await d.ended(ops[0])
             p.send_signal(signal.SIGKILL)
-            await d.heard(PeerGone("p.r0"))
+            await d.wait_for(PeerGone("p.r0"))
             assert [event.op for event in d.told if isinstance(event, Ended)] == ops
             d.memory[:] = bytes(REGION_BYTES)
             assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
@@ -90,7 +90,7 @@ async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) 
             await trio.testing.wait_all_tasks_blocked()
             assert p.told == [Ended(op, True)] * p.done_is_local
             d.send_signal(signal.SIGCONT)
-            await p.heard(Fenced("d.r0"))
+            await p.wait_for(Fenced("d.r0"))
             assert [event.op for event in p.told if isinstance(event, Ended)] == [op]
 
 
@@ -109,10 +109,10 @@ async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) 
     """H6: it had checked its lease, and was paused before it wrote."""
     async with agents(kind, "d.r0") as (d,):
         with child(kind, "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(NotificationArrived("p.r0", b"whole"))
+            await d.wait_for(NotificationArrived("p.r0", b"whole"))
             p.send_signal(signal.SIGSTOP)
             d.transport.fence("p.r0", 1)
-            await d.heard(Fenced("p.r0"))
+            await d.wait_for(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
             seen = len(d.notifications())
             p.send_signal(signal.SIGCONT)

@@ -168,7 +168,7 @@ async def test_a_guest_that_misbehaves_is_shown_out(
             await stream.send_all(frame(hello) + frame(message))
             assert await closed(stream) == frame(Welcome())
         assert "the stream of x.r0 is closed" in caplog.text
-        await d.heard(PeerGone("x.r0"))
+        await d.wait_for(PeerGone("x.r0"))
         assert untouched(d)
         assert await p.ended(p.write("d.r0", [(0, 0, 8)], notification=b"unharmed"))
 
@@ -243,7 +243,7 @@ async def test_a_host_that_answers_nonsense_is_left(kind: str, reply: bytes) -> 
     async with agents(kind, "d.r0", "x.r0") as (d, x), nonsense(x, reply) as description:
         await d.transport.connect("x.r0", description)
         assert not await d.ended(d.write("x.r0", [(0, 0, 8)]))
-        await d.heard(PeerGone("x.r0"))
+        await d.wait_for(PeerGone("x.r0"))
         assert untouched(d)
 
 
@@ -284,7 +284,7 @@ async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
         assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text
         async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as description:
             await d.transport.connect("x.r0", description)
-            await d.heard(PeerGone("x.r0"))
+            await d.wait_for(PeerGone("x.r0"))
         assert "the stream to x.r0 is closed: 4 bodies wait" in caplog.text
 
 

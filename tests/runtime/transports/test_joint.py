@@ -27,7 +27,7 @@ class Joined(Agent):
     def __init__(self, kind: str, name: str, owner: Agent) -> None:
         self.told = []
         self._news = trio.Event()
-        self.transport = KINDS[kind](name, self._tell)
+        self.transport = KINDS[kind](name, self._on_event)
         self.memory = join(self.transport, owner.transport)
         self._last_op = 0
         self._wrote_to = {}
@@ -59,7 +59,7 @@ async def test_a_fence_of_one_keeps_no_peer_of_the_other_out(kind: str) -> None:
         for agent in (put, get):
             await p.transport.connect(agent.transport.me, agent.transport.describe())
         get.transport.fence("p.r0", 7)
-        await get.heard(Fenced("p.r0"))
+        await get.wait_for(Fenced("p.r0"))
         assert not await p.landed(p.write("store.get.r0", [(0, 0, 8)], generation=7))
         assert untouched(put)
         p.memory[:8] = b"12345678"

@@ -32,14 +32,14 @@ def both(ident: bytes) -> tuple[NcclGroup, NcclGroup]:
     """Two ranks of a group, in threads of one process."""
     library = StandIn()
     first, second = NcclGroup(library, ident, 0), NcclGroup(library, ident, 1)
-    meeting = threading.Thread(target=first.open, args=(HostStaging(),))
-    meeting.start()
+    opening = threading.Thread(target=first.open, args=(HostStaging(),))
+    opening.start()
     second.open(HostStaging())
-    meeting.join()
+    opening.join()
     return first, second
 
 
-def test_ranks_meet_and_leave_no_file_behind() -> None:
+def test_ranks_connect_and_leave_no_file_behind() -> None:
     before = group_files()
     both(StandIn().ncclGetUniqueId().internal)
     assert group_files() <= before
@@ -120,9 +120,9 @@ async def test_a_refused_write_sends_nothing() -> None:
 async def test_what_comes_after_a_fence_stays_in_the_buffer_and_the_group_goes_on() -> None:
     async with agents("nccl", "d.r0") as (d,):
         with child("nccl", "p.r0", d.transport.describe().hex()) as p:
-            await d.heard(NotificationArrived("p.r0", b"whole"))
+            await d.wait_for(NotificationArrived("p.r0", b"whole"))
             d.transport.fence("p.r0", 1)
-            await d.heard(Fenced("p.r0"))
+            await d.wait_for(Fenced("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
             assert await trio.to_thread.run_sync(p.next_message) == "refused"
             assert untouched(d)
@@ -170,11 +170,11 @@ def test_one_rank_moves_vram_to_itself() -> None:
 async def test_two_ranks_on_two_gpus_write_and_read() -> None:
     async with agents("nccl on GPUs", "d.r0") as (d,):
         with child("nccl on GPUs", "p.r0", d.transport.describe().hex(), env={"CUDA_VISIBLE_DEVICES": "1"}) as p:
-            await d.heard(NotificationArrived("p.r0", b"whole"))
+            await d.wait_for(NotificationArrived("p.r0", b"whole"))
             assert bytes(d.memory) == b"\x01" * REGION_BYTES
             await d.transport.connect("p.r0", p.description)
             d.memory[:] = bytes(REGION_BYTES)
             d.transport.fence("p.r0", 1)
-            await d.heard(Fenced("p.r0"))
+            await d.wait_for(Fenced("p.r0"))
             assert await d.ended(d.read("p.r0", [(0, 0, REGION_BYTES)]))
             assert bytes(d.memory) == b"\x01" * REGION_BYTES

@@ -50,7 +50,7 @@ async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
         assert await d.ended(d.read("p.r0", [(0, 0, REGION_BYTES)]))
         assert d.memory == bytes(p.memory)
         d.transport.read_word(9, "p.r0", 8)
-        await d.heard(WordArrived(9, int.from_bytes(bytes(range(8, 16)), "little")))
+        await d.wait_for(WordArrived(9, int.from_bytes(bytes(range(8, 16)), "little")))
 
 
 @pytest.mark.trio

@@ -74,7 +74,7 @@ async def test_a_reset_is_no_proof_that_the_target_has_closed() -> None:
         assert Fenced("d.r0") not in p.told
         assert PeerGone("p.r0") not in d.told
         box.open = True
-        await p.heard(Fenced("d.r0"))
+        await p.wait_for(Fenced("d.r0"))
         # Nothing of the old stream lands from here on, though its target's side was never closed by the middlebox.
         d.memory[:] = bytes(REGION_BYTES)
         assert box.streams[0][1].socket.fileno() != -1
@@ -95,12 +95,12 @@ async def test_a_new_connection_is_proof_as_well() -> None:
             await trio.lowlevel.checkpoint()
         box.open = False
         box.reset()
-        await p.heard(Ended(1, False))
+        await p.wait_for(Ended(1, False))
         p.transport.fence("d.r0", 1)
         box.open = True
         box.limit = 1 << 60
         await p.transport.connect("d.r0", description)
-        await p.heard(Fenced("d.r0"))
+        await p.wait_for(Fenced("d.r0"))
         assert await p.ended(p.write("d.r0", [(0, 0, 8)], generation=2))
         nursery.cancel_scope.cancel()
 
@@ -115,8 +115,8 @@ async def test_a_connection_that_breaks_takes_the_other_direction_with_it() -> N
         while len(box.streams) == 0:
             await trio.lowlevel.checkpoint()
         box.reset()
-        await p.heard(PeerGone("d.r0"))
-        await d.heard(Ended(d.read("p.r0", [(0, 0, 8)]), False))
+        await p.wait_for(PeerGone("d.r0"))
+        await d.wait_for(Ended(d.read("p.r0", [(0, 0, 8)]), False))
         nursery.cancel_scope.cancel()
 
 

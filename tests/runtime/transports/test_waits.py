@@ -20,12 +20,12 @@ def test_a_flush_that_has_failed_waits_for_those_before_it() -> None:
 def test_whoever_is_told_may_flush_again_at_once() -> None:
     told: list[TransportEvent] = []
 
-    def tell(event: TransportEvent) -> None:
+    def on_event(event: TransportEvent) -> None:
         told.append(event)
         if len(told) < 4:
             waits.flush("d.r0", [])
 
-    waits = Waits(tell)
+    waits = Waits(on_event)
     waits.flush("d.r0", [1])
     waits.ended(1)
     assert told == [Flushed("d.r0", True)] * 4

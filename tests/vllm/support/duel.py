@@ -97,7 +97,7 @@ class Duel:
         scheduler = self.vllm["P"].scheduler
         scheduler.on_new_request(prompt.vllm)
         scheduler.update_state_after_alloc(prompt.vllm, Blocks(prompt.blocks), 0)
-        self.stock["P"].tell(PrefillQueued(prompt.xid, name))
+        self.stock["P"].feed_scheduler(PrefillQueued(prompt.xid, name))
 
     def do_finish(self, index: int) -> None:
         prompt = self.prompts[index]
@@ -106,7 +106,7 @@ class Duel:
         prompt.vllm.status = RequestStatus.FINISHED_LENGTH_CAPPED
         self.vllm["P"].scheduler.request_finished(prompt.vllm, (list(prompt.blocks),))
         allocation = Allocation(index, prompt.blocks)
-        self.stock["P"].tell(PrefillFinished(prompt.xid, allocation, PROMPT_BLOCKS * BLOCK, 7, 1))
+        self.stock["P"].feed_scheduler(PrefillFinished(prompt.xid, allocation, PROMPT_BLOCKS * BLOCK, 7, 1))
         self.unshipped = True
 
     def do_abort_prefill(self, index: int) -> None:
@@ -114,7 +114,7 @@ class Duel:
         prompt.state = "aborted"
         prompt.vllm.status = RequestStatus.FINISHED_ABORTED
         self.vllm["P"].scheduler.request_finished(prompt.vllm, (list(prompt.blocks),))
-        self.stock["P"].tell(PrefillAborted(prompt.xid, Code.CANCELLED))
+        self.stock["P"].feed_scheduler(PrefillAborted(prompt.xid, Code.CANCELLED))
 
     def do_decode(self, name: str, index: int, known: bool) -> None:
         """`known`: the router has waited for P's answer, so that D knows P's id of the prompt."""
@@ -136,7 +136,7 @@ class Duel:
         decode = Decode(len(self.decodes), name, params, request(name, told, PROMPT_BLOCKS * BLOCK))
         self.decodes.append(decode)
         self.vllm["D"].scheduler.on_new_request(decode.vllm)
-        self.stock["D"].tell(DecodeQueued(name, params, PROMPT_BLOCKS, 0))
+        self.stock["D"].feed_scheduler(DecodeQueued(name, params, PROMPT_BLOCKS, 0))
 
     def do_admit(self, index: int, num_blocks: int) -> None:
         decode = self.decodes[index]
@@ -147,14 +147,14 @@ class Duel:
         self.stock["D"].blocks[index] = decode.name
         allocation = Allocation(index, decode.blocks)
         start = (PROMPT_BLOCKS - num_blocks) * BLOCK
-        self.stock["D"].tell(DecodeAdmitted(decode.name, allocation, start, tokens, 7, 1))
+        self.stock["D"].feed_scheduler(DecodeAdmitted(decode.name, allocation, start, tokens, 7, 1))
 
     def do_abort(self, index: int) -> None:
         decode = self.decodes[index]
         decode.state = "aborted" if decode.state == "admitted" else "gone"
         decode.vllm.status = RequestStatus.FINISHED_ABORTED
         self.vllm["D"].scheduler.request_finished(decode.vllm, (list(decode.blocks),))
-        self.stock["D"].tell(DecodeAborted(decode.name, Code.CANCELLED))
+        self.stock["D"].feed_scheduler(DecodeAborted(decode.name, Code.CANCELLED))
 
     def do_step(self, engine: str, heartbeat: bool) -> None:
         if engine == "P":

@@ -19,7 +19,7 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
-    Tell,
+    SendLocal,
 )
 from pdflow.protocol.events import HandshakeEnded, Received, TimeReached, TimerFired, WriteEnded
 from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
@@ -77,10 +77,10 @@ class StockEngine:
 
     # What the engine's core tells its scheduler.
 
-    def tell(self, event: Any) -> None:
+    def feed_scheduler(self, event: Any) -> None:
         resolved = False
         for effect in self.scheduler.handle(event, self.now):
-            if type(effect) is Tell:
+            if type(effect) is SendLocal:
                 self.rank_events[int(effect.to.rpartition(".r")[2])].append(effect.event)
             elif type(effect) is AnswerPrefill:
                 self.answers[effect.request_id] = effect.params
@@ -99,7 +99,7 @@ class StockEngine:
         if heartbeat:
             for timer in self.scheduler.armed():
                 if timer.kind is TimerKind.SYNC:
-                    self.tell(TimerFired(timer))
+                    self.feed_scheduler(TimerFired(timer))
         for rank, box in enumerate(self.mail):
             box.append(self.rank_events[rank])
             self.rank_events[rank] = []
@@ -125,7 +125,7 @@ class StockEngine:
         while all(self.reports):
             for reports in self.reports:
                 for event in reports.popleft():
-                    self.tell(event)
+                    self.feed_scheduler(event)
 
     def write(self, rank: int) -> None:
         """A pass of the writer: registrations are read, the rest waits for the results."""
@@ -153,7 +153,7 @@ class StockEngine:
         address = rank_address(self.engine, rank)
         for effect in self.ranks[rank].handle(event, self.now):
             kind = type(effect)
-            if kind is Tell:
+            if kind is SendLocal:
                 self.told[rank].append(effect.event)
             elif kind is Send:
                 self.sent.append((address, effect))

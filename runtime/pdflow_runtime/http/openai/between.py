@@ -27,7 +27,7 @@ class FirstToken(msgspec.Struct, frozen=True):
 class Between(msgspec.Struct, frozen=True):
     """With a leg."""
 
-    tells_first: bool = False
+    returns_first_token: bool = msgspec.field(default=False, name="tells_first")
     """To P: answer with the first token, too."""
     decodes: bool = False
     """To P: a decode leg is under way already."""

@@ -27,7 +27,7 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.asking import AskingAgent
-from pdflow_runtime.transports.base import Tell, TransportError
+from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Copy, Mapped, Motion
 from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup, NcclStaging
 from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, gpus, real_library
@@ -206,8 +206,10 @@ class NcclTransport(AskingAgent):
     """Args: host, an address of this machine that peers can reach, for the streams of messages; library, if it is not
     to be what this machine has."""
 
-    def __init__(self, me: Address, tell: Tell, host: str = "127.0.0.1", library: Library | None = None) -> None:
-        super().__init__(me, tell, host)
+    def __init__(
+        self, me: Address, on_event: EventSink, host: str = "127.0.0.1", library: Library | None = None
+    ) -> None:
+        super().__init__(me, on_event, host)
         self._library: Final = library or library_here()
         self._stands_in: Final = isinstance(self._library, StandIn)
 

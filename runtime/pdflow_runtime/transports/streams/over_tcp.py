@@ -31,7 +31,7 @@ class TcpStreams(StreamAgent):
     async def _dial(self, description: Description) -> socket.socket:
         return await dialled(description.host, description.port)
 
-    async def _learn_of_end(self, link: AgentLink) -> None:
+    async def _confirm_end(self, link: AgentLink) -> None:
         """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
         pause_s = FIRST_AGAIN_S
         while link in self._closing:

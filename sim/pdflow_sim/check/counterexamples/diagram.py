@@ -35,7 +35,7 @@ from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
-from pdflow_sim.check.state.turns import HEARD
+from pdflow_sim.check.state.turns import SENDING_EFFECTS
 
 
 @attrs.frozen
@@ -131,6 +131,6 @@ class DiagramRecorder:
             self.add_line(Style.PHASE, node, text)
         for effect in effects:
             style, at, text, *to = EFFECTS.get(type(effect), something)(node, effect)
-            if node in self.space.cluster.orphans and type(effect) in HEARD:
+            if node in self.space.cluster.orphans and type(effect) in SENDING_EFFECTS:
                 style, to = Style.LOST, [WIRE]
             self.add_line(style, at, text, *to)

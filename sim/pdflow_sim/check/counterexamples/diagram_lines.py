@@ -30,8 +30,8 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
+    SendLocal,
     StopWrite,
-    Tell,
 )
 from pdflow.protocol.events import DecodeAdmitted, PrefillBegun, PrefillFinished, PrefillLegEnded, PrefillQueued
 from pdflow.protocol.messages import Code
@@ -252,7 +252,7 @@ def _posted(verb: str, source: str, effect: PostWrite | PostRead) -> str:
 
 
 EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
-    Tell: lambda node, effect: (Style.TOLD, node, named(effect.event), effect.to),
+    SendLocal: lambda node, effect: (Style.TOLD, node, named(effect.event), effect.to),
     Send: lambda node, effect: (Style.SENT, node, f"{named(effect.message)} to {effect.to}", WIRE),
     Handshake: lambda node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
     Flush: lambda node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),

@@ -63,7 +63,7 @@ def explore(start: Explorable) -> Explored:
     spared: dict[Finding, int] = {}
     """The faults that a story did without."""
 
-    def tell(broken: Violation, number: int, faults: int) -> None:
+    def record_violation(broken: Violation, number: int, faults: int) -> None:
         if faults > spared.get(broken.finding, -1):
             spared[broken.finding] = faults
             lines = [broken.what] + [broken.action] * bool(broken.action)
@@ -84,7 +84,7 @@ def explore(start: Explorable) -> Explored:
                     try:
                         after = world.after(move)
                     except Violation as broken:
-                        tell(broken, number, world.faults)
+                        record_violation(broken, number, world.faults)
                         continue
                     name = after.fingerprint()
                     if name not in seen:
@@ -96,7 +96,7 @@ def explore(start: Explorable) -> Explored:
                         world.at_rest()
                         found.ends += 1
                     except Violation as broken:
-                        tell(broken, number, world.faults)
+                        record_violation(broken, number, world.faults)
             worlds = following
     found.states = len(seen)
     return found

@@ -18,7 +18,7 @@ from pdflow.protocol.effects import (
     FreeBlocks,
     ReleaseBlocks,
     Resolve,
-    Tell,
+    SendLocal,
 )
 from pdflow.protocol.events import PrefillBegun, PrefillFinished, SourceWithdrawn
 from pdflow.protocol.values import Address, Allocation, EngineId, Instant, Value
@@ -189,8 +189,8 @@ class Role:
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         """What the scheduler's endpoint is told, and what is said to whoever asked. Raises AssertionError for what an
         engine would not bear."""
-        heard, emitted = SchedulerStub(), list[Any]()
-        port = Port(self.engine, heard, 1)
+        stub, emitted = SchedulerStub(), list[Any]()
+        port = Port(self.engine, stub, 1)
         core = self.core(port, emitted)
         move = self.moves().get(type(event))
         if move is not None:
@@ -200,8 +200,8 @@ class Role:
         else:
             core.feed(port, RequestedEffects(event), now)
         self.handled(core)
-        told = [self.as_told(event) for event in heard.told]
-        return (*(Tell(self.engine, event) for event in told), *emitted, *self.shadow_events(told))
+        told = [self.as_told(event) for event in stub.told]
+        return (*(SendLocal(self.engine, event) for event in told), *emitted, *self.shadow_events(told))
 
     # What subclasses say.
 

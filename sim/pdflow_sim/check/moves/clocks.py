@@ -199,7 +199,7 @@ def aged(body: Any) -> Any:
             for key, cell in other.cells.items()
         }
         for peer in other.store.peers.values():
-            peer.heard = {address: _nearer(at) for address, at in peer.heard.items()}
+            peer.last_seen = {address: _nearer(at) for address, at in peer.last_seen.items()}
             peer.sync_at = None if peer.sync_at is None else _nearer(peer.sync_at)
     elif isinstance(other, ConsumerRank):
         reading = other.reading

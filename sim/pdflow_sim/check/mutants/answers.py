@@ -21,7 +21,7 @@ def _any_attempts(self: Answer, attempt: RequestId) -> PieceUse:
 
 
 def _unreported(self: Answer, attempt: RequestId) -> PieceUse:
-    piece = _piece_came(self, attempt)
+    piece = _piece_arrived(self, attempt)
     return PieceUse.PASS if piece is PieceUse.FIRST else piece
 
 
@@ -37,7 +37,7 @@ def _goes_on(self: Answer, outcome: Literal["completed", "failed", "cancelled"])
     return ending
 
 
-_piece_came = Answer.piece_came
+_piece_arrived = Answer.piece_arrived
 _ended = Answer.ended
 
 STREAMED = Scope(attempts=2, pulls=True, d_restart=1, abort=0, clocks=False, streams=True)
@@ -47,7 +47,7 @@ ANSWERS = (
         name="any-attempts-pieces-pass",
         drops="The first attempt to bring a piece of the answer brings all of it. A client would get two beginnings.",
         source="issue 16: the router's answer",
-        patches=(Swap(Answer.piece_came, _any_attempts),),
+        patches=(Swap(Answer.piece_arrived, _any_attempts),),
         scope=STREAMED,
         breaks="S6",
     ),
@@ -55,7 +55,7 @@ ANSWERS = (
         name="first-piece-is-not-reported",
         drops="The endpoint is told which attempt streams. A retry would follow, and its answer be dropped for ever.",
         source="issue 16: the router's answer",
-        patches=(Swap(Answer.piece_came, _unreported),),
+        patches=(Swap(Answer.piece_arrived, _unreported),),
         scope=Scope(dialect=VLLM_COMPAT, attempts=2, pulls=True, d_restart=1, abort=0, streams=True),
         breaks="L",
     ),

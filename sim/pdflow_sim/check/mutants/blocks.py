@@ -26,7 +26,7 @@ from pdflow.protocol.consumer.rules import (
     resolve,
     settle,
 )
-from pdflow.protocol.effects import NOTHING, Effects, Outcome, Resolve, Tell
+from pdflow.protocol.effects import NOTHING, Effects, Outcome, Resolve, SendLocal
 from pdflow.protocol.events import (
     DecodeAborted,
     FenceEnded,
@@ -114,7 +114,10 @@ def _one_asker(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: Pro
 
 
 def _ordered_is_done(self: ConsumerRank, event: FenceOrdered, now: Instant) -> Effects:
-    return (*_fence_ordered(self, event, now), Tell(self.scheduler, PeerFenced(event.peer, self.rank, self.newest)))
+    return (
+        *_fence_ordered(self, event, now),
+        SendLocal(self.scheduler, PeerFenced(event.peer, self.rank, self.newest)),
+    )
 
 
 def _one_fence_for_all(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
@@ -135,7 +138,7 @@ def _waiting_frames_kept(self: ConsumerRank, event: PeerExited | FenceEnded, now
 
 def _unfenced(cell: ConsumerCell, event: PrefillRestarted, now: Instant, ctx: ConsumerContext) -> Stepped:
     after, effects = prefill_restarted(cell, event, now, ctx)
-    return after, tuple([e for e in effects if not (isinstance(e, Tell) and isinstance(e.event, FenceOrdered))])
+    return after, tuple([e for e in effects if not (isinstance(e, SendLocal) and isinstance(e.event, FenceOrdered))])
 
 
 _fence_ordered = ConsumerRank._fence_ordered

@@ -24,7 +24,7 @@ from pdflow_sim.check.scopes.scope import Scope
 
 def _always_the_protocols(self: DecodeCore, event: RequestAborted) -> None:
     if event.handle in self.requests.by_handle:
-        self.requests.tell(DecodeAborted(event.handle, Code.CANCELLED))
+        self.requests.send_local(DecodeAborted(event.handle, Code.CANCELLED))
 
 
 def _always_the_engines(self: DecodeCore, event: RequestAborted) -> None:

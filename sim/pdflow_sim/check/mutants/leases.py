@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow.protocol.consumer.reads import ConsumerReads, ReadCell
-from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, Tell
+from pdflow.protocol.effects import NOTHING, Effects, ReadWord, ReleaseBlocks, Send, SendLocal
 from pdflow.protocol.events import PairLanded, ReadEnded, ShardReleased, SourceReady, WordRead
 from pdflow.protocol.messages import Code, Register, Release, Sync, Taken
 from pdflow.protocol.producer.cell import (
@@ -156,7 +156,7 @@ def _landed_after_data(self: ConsumerReads, event: ReadEnded, now: Instant) -> E
         return self.failed(event.op, Code.IO)
     del self.reads[event.op]
     taken = Taken(read.params.xid, self.rank, read.readers)
-    return (Tell(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
+    return (SendLocal(self.scheduler, PairLanded(read.op, read.source)), Send(read.source, taken))
 
 
 def _readers_counted(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:

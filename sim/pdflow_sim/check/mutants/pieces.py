@@ -8,7 +8,7 @@ import msgspec
 
 from pdflow.methods.lanes import Lanes, Operation
 from pdflow.methods.shipment import Piece, Shipment
-from pdflow.protocol.effects import NOTHING, Effects, ReleaseBlocks, Tell
+from pdflow.protocol.effects import NOTHING, Effects, ReleaseBlocks, SendLocal
 from pdflow.protocol.events import (
     PrefillAborted,
     PrefillEnded,
@@ -93,7 +93,7 @@ def _released_at_once(self: ProducerScheduler, event: PrefillAborted, now: Insta
     if product is None or product.complete or product.allocation is None:
         return _aborted(self, event, now)
     del self.products[event.xid]
-    told = tuple(Tell(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+    told = tuple(SendLocal(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
     return (*told, ReleaseBlocks(event.xid, product.allocation, event.code))
 
 

@@ -81,7 +81,7 @@ def _fail_unread(self: ConsumerFrames, sender: Address, message: Fail) -> Effect
 
 
 def _refused_in_silence(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
-    return end_registration(cell, event.code, True, now, ctx, tell=False)
+    return end_registration(cell, event.code, True, now, ctx, notify=False)
 
 
 def _refuses_in_silence(self: ProducerFrames, sender: Address, message: Register, code: Code) -> Effects:

@@ -64,7 +64,7 @@ def _silence_unnoticed(self: ConsumerScheduler, peer: PrefillPeer, now: Instant)
 
 def _silence_unfenced(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
     dead = self.store.context.timers.dead_ns
-    if all(now - heard < dead for heard in peer.heard.values()):
+    if all(now - last_seen < dead for last_seen in peer.last_seen.values()):
         return NOTHING
     return self._to_all_of(peer.info.engine, RequestFailed(Code.PEER_DEAD), now)
 

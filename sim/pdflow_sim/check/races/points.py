@@ -217,20 +217,22 @@ def second_cancel(space: StateSpace, state: State, move: Move) -> bool:
 @point("P is told that a WRITE has failed of which a part has landed")
 def error_after_landing(space: StateSpace, state: State, move: Move) -> bool:
     return (
-        move[0] == "ended" and error_heard(space, state, move) and operation(space, state, move)[1] >> PIECE + 3 & 7 > 0
+        move[0] == "ended"
+        and error_reported(space, state, move)
+        and operation(space, state, move)[1] >> PIECE + 3 & 7 > 0
     )
 
 
 # Signals that are missing.
 
 
-def error_heard(space: StateSpace, state: State, move: Move) -> bool:
+def error_reported(space: StateSpace, state: State, move: Move) -> bool:
     return bool(operation(space, state, move)[1] & ENDED_ERR) and stage(space, state) == RequestStage.ADMITTED
 
 
 @point("P is told that a WRITE has failed for which D waits")
 def write_fails(space: StateSpace, state: State, move: Move) -> bool:
-    return move[0] == "ended" and error_heard(space, state, move)
+    return move[0] == "ended" and error_reported(space, state, move)
 
 
 @point("P cannot reach a D that waits")

@@ -129,7 +129,7 @@ MISSING = (
         source="by reading",
         stock=Unmodelled(ONE_EVENT),
         compat=Unmodelled(ONE_EVENT),
-        strict=told_by("tests/runtime/test_links.py::test_a_stream_that_ends_while_memories_meet_is_no_handshake"),
+        strict=told_by("tests/runtime/test_links.py::test_a_stream_that_ends_during_connect_fails_the_handshake"),
     ),
     Race(
         number="R38",

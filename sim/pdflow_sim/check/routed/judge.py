@@ -30,13 +30,13 @@ class LegState(IntFlag):
     P_OPEN = 2
     D_SENT = 4
     D_OPEN = 8
-    HEARD = 16
+    DELIVERED = 16
     """Its client has received its first token, or its whole answer at once."""
     TOLD = 32
     """And the router's endpoint knows."""
 
 
-P_SENT, P_OPEN, D_SENT, D_OPEN, HEARD, TOLD = (leg.value for leg in LegState)
+P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, TOLD = (leg.value for leg in LegState)
 OPEN = P_OPEN | D_OPEN
 OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
@@ -84,13 +84,13 @@ class RoutedInvariantChecker(InvariantChecker):
             raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
         if draft.clients[effect.request] != ClientStage.WAITING:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
-        told = self.heard(draft, effect.request, TOLD)
+        told = self.streaming(draft, effect.request, TOLD)
         if told:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has the start of {told}")
         _put_leg(draft, i, draft.legs[i] | sent | opened)
         return i
 
-    def heard(self, draft: PartialState | ShadowState, request: int, flag: int = HEARD) -> RequestId:
+    def streaming(self, draft: PartialState | ShadowState, request: int, flag: int = DELIVERED) -> RequestId:
         """The attempt of whose answer a client has the start, or of which the endpoint knows so; "" if of none."""
         mine = zip(self.cluster.requests, self.cluster.client_of, draft.legs, strict=True)
         return next((attempt for attempt, whose, leg in mine if whose == request and leg & flag), "")
@@ -98,20 +98,20 @@ class RoutedInvariantChecker(InvariantChecker):
     def received(self, shadow: ShadowState, i: int) -> None:
         """A piece of this attempt's answer is passed on to its client."""
         attempt, request = self.cluster.requests[i], self.cluster.client_of[i]
-        client, heard = shadow.clients[request], self.heard(shadow, request)
+        client, streaming = shadow.clients[request], self.streaming(shadow, request)
         if client != ClientStage.WAITING:
             raise Broken(
                 "S6", f"client {request} receives a piece of {attempt}, and is {ClientStage(client).name.lower()}"
             )
-        if heard not in ("", attempt):
-            raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {heard}")
+        if streaming not in ("", attempt):
+            raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {streaming}")
 
     def ended(self, shadow: ShadowState, effect: Reply, ending: Ending) -> None:
         """What a client is told of its request's end fits what it has received."""
-        heard = self.heard(shadow, effect.request)
-        failed = Ending.BREAK_OFF if heard else Ending.ERROR
+        streaming = self.streaming(shadow, effect.request)
+        failed = Ending.BREAK_OFF if streaming else Ending.ERROR
         if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):
-            has = f"has the start of {heard}" if heard else "has received nothing"
+            has = f"has the start of {streaming}" if streaming else "has received nothing"
             raise Broken("S6", f"client {effect.request} {has}, and its end is {ending.name}: {effect.outcome}")
 
     def taken_back(self, draft: PartialState, effect: AbortLeg) -> None:
@@ -128,10 +128,10 @@ class RoutedInvariantChecker(InvariantChecker):
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
         if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != RequestStage.COMMITTED:
             raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
-        heard = self.heard(draft, effect.request)
-        if effect.outcome == "completed" and heard != self.cluster.requests[mine[effect.attempts - 1]]:
-            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has received {heard or 'nothing'}")
-        if heard and effect.outcome == "failed":
+        streaming = self.streaming(draft, effect.request)
+        if effect.outcome == "completed" and streaming != self.cluster.requests[mine[effect.attempts - 1]]:
+            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has received {streaming or 'nothing'}")
+        if streaming and effect.outcome == "failed":
             self.goal("broke off")
         self.over(draft, mine, answer)
         draft.clients = tuple(

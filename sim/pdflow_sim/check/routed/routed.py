@@ -25,10 +25,10 @@ from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
     EngineLost,
+    FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
     RouterEvent,
-    TokenCame,
 )
 from pdflow.routing.router import Router
 from pdflow.serving.effects import EndDecode, EndPrefill
@@ -37,7 +37,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
-from pdflow_sim.check.routed.judge import D_OPEN, HEARD, P_OPEN, TOLD, RoutedInvariantChecker
+from pdflow_sim.check.routed.judge import D_OPEN, DELIVERED, P_OPEN, TOLD, RoutedInvariantChecker
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
@@ -73,7 +73,7 @@ class RouterDriver:
             ReportPrefill: self.report_arrives,
             PrefillAnswered: self.prefill_answered,
             DecodeEnded: self.decode_ended,
-            TokenCame: self.token_came,
+            FirstTokenDelivered: self.first_token_delivered,
             TokenPassed: self.token_passed,
             EngineLost: self.engine_lost,
             EngineChanged: self.engine_changed,
@@ -98,8 +98,8 @@ class RouterDriver:
     def revoked_attempts(self, state: State) -> int:
         """Attempts that the router took back because their client had the start of one before."""
         shadow, cluster = self.space.ghost_of(state), self.cluster
-        heard = [self.judge.heard(shadow, client) for client in range(self.space.scope.requests)]
-        begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in heard]
+        streaming = [self.judge.streaming(shadow, client) for client in range(self.space.scope.requests)]
+        begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in streaming]
         return sum(
             stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(shadow.stages)
         )
@@ -148,7 +148,7 @@ class RouterDriver:
         elif isinstance(effect, EndDecode):
             if self.space.scope.streams and effect.code is Code.NONE:
                 client = self.cluster.client_of[self.judge.attempt(effect.handle)]
-                yield ROUTER, TokenCame(client, effect.handle)
+                yield ROUTER, FirstTokenDelivered(client, effect.handle)
             yield ROUTER, DecodeEnded(effect.handle, effect.code)
         elif isinstance(effect, EndPrefill):
             request_id = self.cluster.prefill_ids[self.cluster.xids.index(effect.handle)]
@@ -236,7 +236,7 @@ class RouterDriver:
         clients do not stream it is the first, too. Of a leg that was taken back no piece comes, as of its token."""
         i = self.judge.attempt(event.request_id)
         if event.code is Code.NONE and self.space.ghost_of(draft).legs[i] & D_OPEN:
-            piece = self.piece_came(draft, i)
+            piece = self.piece_arrived(draft, i)
             if piece is PieceUse.DROP:
                 return
             client = self.cluster.client_of[i]
@@ -246,22 +246,22 @@ class RouterDriver:
         self.ends_leg(draft, i, D_OPEN)
         self.at_router(draft, event)
 
-    def token_came(self, draft: Draft, event: TokenCame) -> None:
+    def first_token_delivered(self, draft: Draft, event: FirstTokenDelivered) -> None:
         """The first piece of an answer. Over the connection of a leg that has been taken back nothing comes."""
         i = self.judge.attempt(event.request_id)
-        if not self.space.ghost_of(draft).legs[i] & D_OPEN or self.piece_came(draft, i) is not PieceUse.FIRST:
+        if not self.space.ghost_of(draft).legs[i] & D_OPEN or self.piece_arrived(draft, i) is not PieceUse.FIRST:
             return
         link = self.cluster.http[event.request_id, self.cluster.d_of[i].engine, ROUTER]
         slot = self.space.first_link + link
         passed = self.space.frames.of(TokenPassed(event.request, event.request_id))
         draft[slot] = self.space.chans.of((passed, *self.space.chans.values[draft[slot]]))
 
-    def piece_came(self, draft: Draft, i: int) -> PieceUse:
+    def piece_arrived(self, draft: Draft, i: int) -> PieceUse:
         """Of this attempt's answer. What is not dropped reaches the client."""
-        piece = self.answers.answer(draft, self.cluster.client_of[i], Answer.piece_came, self.cluster.requests[i])
+        piece = self.answers.answer(draft, self.cluster.client_of[i], Answer.piece_arrived, self.cluster.requests[i])
         if piece is not PieceUse.DROP:
             self.judge.received(self.space.ghost_of(draft), i)
-            self.space.put_ghost(draft, "legs", i, self.space.ghost_of(draft).legs[i] | HEARD)
+            self.space.put_ghost(draft, "legs", i, self.space.ghost_of(draft).legs[i] | DELIVERED)
         return piece
 
     def token_passed(self, draft: Draft, event: TokenPassed) -> None:
@@ -269,7 +269,7 @@ class RouterDriver:
         if not shadow.legs[i] & D_OPEN and shadow.clients[event.request] == ClientStage.WAITING:
             self.judge.goal("a token of a leg that was taken back")
         self.space.put_ghost(draft, "legs", i, shadow.legs[i] | TOLD)
-        self.at_router(draft, TokenCame(event.request, event.request_id))
+        self.at_router(draft, FirstTokenDelivered(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
         """No leg ends with that: it may have reached, or yet reach, the engine that has started since."""

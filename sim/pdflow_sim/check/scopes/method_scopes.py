@@ -141,8 +141,8 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     if early:
         shared = Scope(**of, **faults, requests=2, same_product=True, clocks=False, abort=0)
         yield _named(f"{name}, two attempts at one prompt", shared, DELIVERED | goals)
-        unheard = Scope(**of, **faults, drop=1, sync=1, cancel=1)
-        yield _named(f"{name}, drop, SYNC and repeated CANCEL", unheard, EVERY_END | goals, nightly=True)
+        repeated = Scope(**of, **faults, drop=1, sync=1, cancel=1)
+        yield _named(f"{name}, drop, SYNC and repeated CANCEL", repeated, EVERY_END | goals, nightly=True)
     if method.stores:
         put = Scope(method=name, pulls=False, drop=1, err=1)
         yield _named(f"{name}, one request is put", put, EVERY_END | resolved("IO"))

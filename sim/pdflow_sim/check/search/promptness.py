@@ -22,8 +22,8 @@ from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
 """Moves that may always happen, for which nobody waits."""
-UNHEARD = (FaultKind.DROP, FaultKind.LOSE)
-SILENT = (*UNHEARD, FaultKind.P_RESTART, FaultKind.D_RESTART)
+LOSSES = (FaultKind.DROP, FaultKind.LOSE)
+SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
 TOLD = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
@@ -45,7 +45,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     shadow, cluster = world.space.ghost_of(state), world.space.cluster
     left = world.space.left(state)
     spent = {fault for fault in FaultKind if left[fault] != had[fault]}
-    if spent.intersection(UNHEARD) or (spent.intersection(TOLD) and not strict):
+    if spent.intersection(LOSSES) or (spent.intersection(TOLD) and not strict):
         return None
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None

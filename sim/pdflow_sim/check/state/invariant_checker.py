@@ -26,8 +26,8 @@ from pdflow.protocol.effects import (
     ReleaseBlocks,
     Resolve,
     Send,
+    SendLocal,
     StopWrite,
-    Tell,
 )
 from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
@@ -103,7 +103,7 @@ class InvariantChecker:
             if not draft.landed[i] & cluster.bit[pair]:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
-    def asked(self, draft: PartialState, node: Address, effect: Tell, event: Any) -> None:
+    def asked(self, draft: PartialState, node: Address, effect: SendLocal, event: Any) -> None:
         """The order of a SYNC: it names every registration that D holds open there, and every prompt that it waits for.
         What it left out would count as unwanted, or be forgotten."""
         assert isinstance(effect.event, FrameOrdered)
@@ -399,7 +399,7 @@ _ON: dict[type, Callable[[InvariantChecker, PartialState, Address, Any, Any], No
     Send: InvariantChecker.sent,
     StopWrite: InvariantChecker.stop_requested,
     TakeRoom: InvariantChecker.room_taken,
-    Tell: InvariantChecker.asked,
+    SendLocal: InvariantChecker.asked,
     WaitsForRoom: InvariantChecker.waits,
     Withdrawn: InvariantChecker.withdrawn,
 }

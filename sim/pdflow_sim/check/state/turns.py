@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from pdflow.protocol.effects import Note, Send, Tell
+from pdflow.protocol.effects import Note, Send, SendLocal
 from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
@@ -23,7 +23,7 @@ from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, Partial
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.wake import overslept
 
-HEARD = (Send, Tell)
+SENDING_EFFECTS = (Send, SendLocal)
 """What an orphan does of this reaches nobody: its connections and its scheduler are gone."""
 Batch: TypeAlias = list[tuple[Address, Any, Any]]
 """(address, effect, event) of effects that must be judged."""
@@ -178,10 +178,10 @@ class TurnRunner:
             if self.observer is not None:
                 self.observer.stepped(node, space.bodies[before], space.bodies[after[at - first]], what, effects)
             if node in cluster.orphans:
-                effects = tuple(effect for effect in effects if type(effect) not in HEARD)
+                effects = tuple(effect for effect in effects if type(effect) not in SENDING_EFFECTS)
             for effect in effects:
                 kind = type(effect)
-                if kind is Tell:
+                if kind is SendLocal:
                     if _is_sync(effect.event):
                         batch.append((node, effect, what))
                     if not lagging:
@@ -223,7 +223,7 @@ class TurnRunner:
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
         after[at - first], effects = hit
         for effect in effects:
-            if type(effect) is Tell:
+            if type(effect) is SendLocal:
                 queue.append(self.events.of((self.cluster.at[effect.to], effect.event)))
             else:
                 batch.append((self.cluster.nodes[at], effect, what))

@@ -38,7 +38,7 @@ def methods(options: CheckOptions, console: Console) -> SuiteResult:
         for one in ended:
             for finding, counterexample in one.stories.items():
                 if options.only is not None or finding not in one.expected:
-                    _tell(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
+                    _print_counterexample(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
     found = [
         {
             "method": one.method,
@@ -75,7 +75,7 @@ def _findings(one: DataPathRow) -> str:
     return "; ".join(findings) or "nothing"
 
 
-def _tell(console: Console, title: str, counterexample: tuple[str, ...]) -> None:
+def _print_counterexample(console: Console, title: str, counterexample: tuple[str, ...]) -> None:
     console.print(f"\n{title}", soft_wrap=True)
     for number, line in enumerate(counterexample, 1):
         console.print(f"{number:4}  {line}", soft_wrap=True)
