@@ -279,8 +279,8 @@ def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
 
 
 def test_the_text_wraps_and_none_of_it_is_lost() -> None:
-    text = "it is " + "very " * 40 + "long"
-    drawn = Diagram("a title", ("P", "P.r0"), ("D.r0", "D"), (Line(Style.NOTE, "D", text),))
+    sentence = "it is " + "very " * 40 + "long"
+    drawn = Diagram("a title", ("P", "P.r0"), ("D.r0", "D"), (Line(Style.NOTE, "D", sentence),))
     rows = text(drawn, 80).splitlines()
-    assert " ".join(" ".join(row[33:].split()) for row in rows[2:-1]).split() == text.split()
+    assert " ".join(" ".join(row[33:].split()) for row in rows[2:-1]).split() == sentence.split()
     assert {row[:33].replace("*", "│") for row in rows[2:-1]} == {rows[3][:33]}

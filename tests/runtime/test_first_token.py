@@ -66,8 +66,8 @@ async def test_the_answers_are_those_of_one_engine_alone(method: str, dispatch: 
 async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> None:
     """Of chats, too: texts, likelihoods, usage, stop strings that begin in P's token or are in it."""
     async with fronted(with_first(f"router.dispatch={dispatch}"), model) as town:
-        text: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
-        (plain,) = await town.same(**text, max_tokens=12, logprobs=2)
+        completion: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+        (plain,) = await town.same(**completion, max_tokens=12, logprobs=2)
         text = plain["choices"][0]["text"]
         for stream in (False, True):
             how: dict[str, Any] = {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
@@ -80,13 +80,13 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
                 {"max_tokens": 12, "stop": [text[1:4], text[:5]]},
                 {"max_tokens": 12, "temperature": 1.3, "seed": 5},
             ):
-                await town.same(**(text | how | more))
+                await town.same(**(completion | how | more))
             chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
             await town.same("/v1/chat/completions", **chat, **how, max_tokens=8, logprobs=True, top_logprobs=2)
             await town.same("/v1/chat/completions", **chat, **how, max_tokens=1)
         lie = {"first": {"token": 7, "id": "cmpl-mine", "created": 1}, "first_follows": True}
         (answer,) = await town.ask(
-            town.port, "/v1/completions", {**text, "max_tokens": 12, "logprobs": 2, "pdflow": lie}
+            town.port, "/v1/completions", {**completion, "max_tokens": 12, "logprobs": 2, "pdflow": lie}
         )
         assert answer == plain, "what clients say of a first token is not passed on"
         await quiet(town)

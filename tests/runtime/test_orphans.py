@@ -24,9 +24,9 @@ BENCHMARK = f"""
 import time
 from pathlib import Path
 from tests.runtime.support.served import served
-from tests.runtime.test_orphans import PARTS, QUICKSTART, SYNTHETIC
+from tests.runtime.test_orphans import COMPONENTS, QUICKSTART, SYNTHETIC
 with served(Path("{{folder}}"), QUICKSTART, *SYNTHETIC) as cluster:
-    print(cluster.process.pid, *map(cluster.pid_of, PARTS), flush=True)
+    print(cluster.process.pid, *map(cluster.pid_of, COMPONENTS), flush=True)
     time.sleep({PATIENCE_S})
 """
 

@@ -53,7 +53,7 @@ class Hello(Value, frozen=True, gc=False, tag="HELLO"):
     """The opener's nonce in the acceptor's HELLO: proof that this life is running now. 0 in the opener's."""
     to: Address = ""
     """Whom the opener wants to speak to, where several ranks hear at one place."""
-    metadata: bytes = msgspec.field(default=b"", name="about")
+    metadata: bytes = b""
     """What the other side's transport must know to reach this rank's memory. Opaque here."""
 
 

@@ -18,9 +18,8 @@ LOGITS = torch.tensor(PROBABILITIES).log()[None]
 
 def drawn(count: int = 4000, **how: float) -> dict[int, float]:
     """How often each token comes, over the places of one answer."""
-    token_requests = [
-        TokenRequest(Sampling(**({"temperature": 1.0, "seed": 3} | how)), index) for index in range(count)
-    ]  # type: ignore[arg-type]
+    sampling = Sampling(**({"temperature": 1.0, "seed": 3} | how))  # type: ignore[arg-type]
+    token_requests = [TokenRequest(sampling, index) for index in range(count)]
     tokens = Counter(sampled.token for sampled in sample(LOGITS.expand(count, -1), token_requests))
     return {token: tokens[token] / count for token in sorted(tokens)}
 
