@@ -93,12 +93,12 @@ class Chaos:
     async def client(self, left: Any) -> None:
         for _ in left:
             number = self.random.randrange(len(self.prompts))
-            patience = self.random.uniform(0, 0.3) if self.random.random() < 0.1 else None
-            with trio.move_on_after(patience if patience is not None else DEADLINE_S) as scope:
+            hang_up_after_s = self.random.uniform(0, 0.3) if self.random.random() < 0.1 else None
+            with trio.move_on_after(hang_up_after_s if hang_up_after_s is not None else DEADLINE_S) as scope:
                 await self.ask(number)
             if scope.cancelled_caught:
-                self.outcomes["hung up on"] += patience is not None
-                self.unanswered += patience is None
+                self.outcomes["hung up on"] += hang_up_after_s is not None
+                self.unanswered += hang_up_after_s is None
 
     async def ask(self, number: int) -> None:
         try:

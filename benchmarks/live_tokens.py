@@ -31,8 +31,8 @@ from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg
-from tests.runtime.support.house import Answer, House, cluster, house
 from tests.runtime.support.kv import kv
+from tests.runtime.support.live_pair import Answer, LivePair, cluster, live_pair
 
 CONCURRENCY = 16
 LONGEST = 4000
@@ -86,7 +86,7 @@ class Watch:
     """Digests of each request's KV, by token block of D: as P has computed it, and as D decodes from it. Whichever is
     known first waits for the other: a prompt may be there before P has said that it is whole."""
 
-    def __init__(self, home: House) -> None:
+    def __init__(self, home: LivePair) -> None:
         self.home = home
         self.computed: dict[str, list[list[bytes]]] = {}
         self.loaded: dict[str, list[list[bytes]]] = {}
@@ -159,7 +159,7 @@ def differing(one: list[Answer], other: list[Answer]) -> int:
 
 async def measure(case: Case, count: int) -> bool:
     scenario = cluster(*case.overrides())
-    async with house(scenario, TorchModel(scenario), case.transport) as home:
+    async with live_pair(scenario, TorchModel(scenario), case.transport) as home:
         watch = Watch(home)
         alone = await answers(count, home.ask_alone)
         handed = await answers(count, home.ask)

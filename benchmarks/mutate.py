@@ -220,7 +220,7 @@ def hunted(bug: Bug, budget_s: float) -> dict[str, object]:
         copied(Path(folder))
         changed = Path(folder, CORE, bug.file)
         changed.write_bytes(bug.apply(changed.read_bytes()))
-        command = [sys.executable, str(Path(__file__).resolve()), "--judge", str(budget_s)]
+        command = [sys.executable, str(Path(__file__).resolve()), "--search-mutated", str(budget_s)]
         environment = os.environ | {"PYTHONPATH": f"{folder}:{folder}/sim", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
@@ -235,7 +235,7 @@ def hunted(bug: Bug, budget_s: float) -> dict[str, object]:
     return answer
 
 
-def judge(budget_s: float) -> dict[str, object]:
+def search_mutated(budget_s: float) -> dict[str, object]:
     """Search with the packages that are imported here, until something is found or the time is over."""
     import pdflow
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
@@ -264,7 +264,7 @@ def judge(budget_s: float) -> dict[str, object]:
             return answer("crash", named.name, repr(error))
         if not found.complete:
             return answer(None, named.name)
-        if missed := sorted(named.goals - world.space.judge.seen.keys()):
+        if missed := sorted(named.goals - world.space.checker.seen.keys()):
             return answer("vacuous", named.name, f"never {', '.join(missed)}")
         if (found.states, found.transitions) != (named.states, named.transitions):
             differs.append(f"{named.name}: {found.states} states, not {named.states}")
@@ -293,10 +293,10 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each")
     parser.add_argument("--hand", action="store_true", help="those of hand_bugs.py")
     parser.add_argument("--list", action="store_true", help="only say what would be changed")
-    parser.add_argument("--judge", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--search-mutated", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.judge is not None:
-        print(json.dumps(judge(given.judge)))
+    if given.search_mutated is not None:
+        print(json.dumps(search_mutated(given.search_mutated)))
         return
     sys.path.insert(0, str(ROOT))
     bugs = by_hand() if given.hand else drawn(given.seed, given.bugs)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = str(ROOT / "examples/reference.toml")
 
 
-def room_of(file: str) -> str:
+def package_of(file: str) -> str:
     """The folder that a function's file lies in, as `protocol` or `sim`; other people's code is "libraries"."""
     path = Path(file)
     if not path.is_relative_to(ROOT):
@@ -39,14 +39,14 @@ def timed(scenario: ResolvedScenario) -> float:
 
 def sampled(scenario: ResolvedScenario) -> tuple[Counter[str], Counter[str]]:
     """How often each room and each function was seen running."""
-    rooms: Counter[str] = Counter()
+    packages: Counter[str] = Counter()
     functions: Counter[str] = Counter()
 
     def sample(_: int, frame: FrameType | None) -> None:
         if frame is not None:
-            room = room_of(frame.f_code.co_filename)
-            rooms[room] += 1
-            functions[f"{room}: {frame.f_code.co_qualname}"] += 1
+            package = package_of(frame.f_code.co_filename)
+            packages[package] += 1
+            functions[f"{package}: {frame.f_code.co_qualname}"] += 1
 
     world, oracle = prepare(scenario, RunOptions(), [])
     before = signal.signal(signal.SIGPROF, sample)
@@ -56,7 +56,7 @@ def sampled(scenario: ResolvedScenario) -> tuple[Counter[str], Counter[str]]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    return rooms, functions
+    return packages, functions
 
 
 def main() -> None:
@@ -66,11 +66,11 @@ def main() -> None:
     args = parser.parse_args()
     scenario = load(args.scenario, overrides=args.overrides)
     per_request = min(timed(scenario) for _ in range(3))
-    rooms, functions = sampled(scenario)
-    seen = sum(rooms.values())
+    packages, functions = sampled(scenario)
+    seen = sum(packages.values())
     print(f"{per_request:.0f} µs per request, by room ({seen} samples)")
-    for room, times in rooms.most_common():
-        print(f"{per_request * times / seen:7.1f}  {room}")
+    for package, times in packages.most_common():
+        print(f"{per_request * times / seen:7.1f}  {package}")
     print("the dearest functions, without what they call")
     for name, times in functions.most_common(12):
         print(f"{per_request * times / seen:7.1f}  {name}")

@@ -102,7 +102,7 @@ class Soak:
 
         async def client() -> None:
             while True:
-                await self.ask(patient=True)
+                await self.ask(full_timeout=True)
 
         with trio.move_on_after(CAPACITY_S):
             async with trio.open_nursery() as nursery:
@@ -110,12 +110,12 @@ class Soak:
                     nursery.start_soon(client)
         await trio.sleep(2)
 
-    async def ask(self, patient: bool = False) -> None:
+    async def ask(self, full_timeout: bool = False) -> None:
         length = 1 + int(self.random.random() ** 2 * 600)
         tokens = [self.random.randrange(5, 505) for _ in range(length)]
-        patience = 60.0 if patient or self.random.random() > 0.1 else self.random.uniform(0, 0.3)
+        hang_up_after_s = 60.0 if full_timeout or self.random.random() > 0.1 else self.random.uniform(0, 0.3)
         status = 0
-        with trio.move_on_after(patience) as scope:
+        with trio.move_on_after(hang_up_after_s) as scope:
             try:
                 answer = await self.cluster.ask(
                     prompt=tokens, max_tokens=12, ignore_eos=True, stream=self.random.random() < 0.5

@@ -48,7 +48,7 @@ from tests.runtime.support.served import ROOT, Served, served
 
 LOADS: Final = (0.2, 0.4, 0.6)
 """Of the busiest engine's core."""
-JUDGED: Final = 0.05
+MIN_STAGE_SHARE: Final = 0.05
 STAGE_AIM: Final = 0.15
 P99_AIM: Final = 0.25
 
@@ -242,7 +242,7 @@ def compare(one: Records, other: Records) -> dict[str, Row]:
 
 
 def row_of(one: Any, other: Any, ttft: Any, other_ttft: Any) -> Row:
-    counts = ((one >= JUDGED * ttft) | (other >= JUDGED * other_ttft)) & (one > 0)
+    counts = ((one >= MIN_STAGE_SHARE * ttft) | (other >= MIN_STAGE_SHARE * other_ttft)) & (one > 0)
     error = float(np.median(np.abs(other[counts] / one[counts] - 1))) if counts.any() else 0.0
     return Row(float(one.sum() / ttft.sum()), float(np.median(one)), float(np.median(other)), error, int(counts.sum()))
 
@@ -253,7 +253,7 @@ def report(twin: dict[str, Row], own: dict[str, Row], again: dict[str, Row], cha
     print(f"  {'':<13}{'share':>7}{'live p50':>10}{'sim p50':>9}{'error':>8}{'of':>5}{heads}")
     in_aim = True
     for name, row in twin.items():
-        aim = P99_AIM if name == "p99 TTFT" else STAGE_AIM if name in STAGES and row.share >= JUDGED else None
+        aim = P99_AIM if name == "p99 TTFT" else STAGE_AIM if name in STAGES and row.share >= MIN_STAGE_SHARE else None
         verdict = "" if aim is None else "ok" if row.error <= aim else "NOT MET"
         in_aim = in_aim and verdict != "NOT MET"
         others = "".join(f"{run[name].error if name in run else 0.0:>8.1%}" for run in (own, again, chance))

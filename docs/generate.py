@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
-        "docs/architecture.md": {"life": fenced("\n".join(life()) + "\n")},
+        "docs/architecture.md": {"life": fenced("\n".join(request_lifecycle()) + "\n")},
     }
     return {
         **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in generated.items()},
@@ -328,7 +328,7 @@ ONE_REQUEST = (
 )
 
 
-def life() -> Iterator[str]:
+def request_lifecycle() -> Iterator[str]:
     """One line per event of one request's run: when, at which endpoint, what it was, and what was answered."""
     with tempfile.TemporaryDirectory() as folder:
         printed(*ONE_REQUEST, "--out", folder)

@@ -191,7 +191,7 @@ def report(folder: Path) -> Section:
         ["row", "mean TTFT", "band", "median TTFT", "mean TPOT", "median TPOT", "median ITL", "p99 ITL"],
         (_line(row, means[row.number], bands[row.number]) for row in rows),
     )
-    section.lines += [*_judged(rows, means), *_bands(rows, bands), *_order(rows, means), *_left(rows, means)]
+    section.lines += [*_accuracy(rows, means), *_bands(rows, bands), *_order(rows, means), *_left(rows, means)]
     section.figure = _plot(rows, means)
     return section
 
@@ -207,7 +207,7 @@ def _saturated(figures: dict[str, float]) -> bool:
     return figures["tpot_mean"] > STARVED_MS
 
 
-def _judged(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator[str]:
+def _accuracy(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator[str]:
     sides = [_saturated(row.published) == _saturated(means[row.number]) for row in rows]
     where = f"mean TPOT above or below {STARVED_MS:g} ms"
     yield f"- The side of saturation ({where}) is right in {sum(sides)} of {len(rows)} rows."

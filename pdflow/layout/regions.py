@@ -16,36 +16,38 @@ from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import LayoutError
 from pdflow.protocol.values import Value
 
-RoomKind: TypeAlias = Literal["pages", "ring"]
+KvRegionKind: TypeAlias = Literal["pages", "ring"]
 
 
-class Room(Value, frozen=True, gc=False):
+class KvRegion(Value, frozen=True, gc=False):
     """Memory of one rank. `pages`: they are blocks of it. Of a ring it says where that begins, and what a block of one
     layer looks like; `ring_bytes` is how long it is, and parts begin at multiples of `step_bytes`."""
 
-    kind: RoomKind
+    kind: KvRegionKind
     memory: RankMemory
     ring_bytes: int = 0
     step_bytes: int = 1
 
 
-def lying(room: Room, extents: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
+def lying(region: KvRegion, extents: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
 
     `extents` are page numbers, or steps from the ring's start, one for each layer or more. LayoutError for fewer, and
     for a ring of no length.
     """
-    if room.kind == "pages":
-        return room.memory, extents
-    memory = room.memory
-    if room.ring_bytes < 1 or len(extents) < memory.num_layers:
-        raise LayoutError(f"{len(extents)} parts in a ring of {room.ring_bytes} bytes, for {memory.num_layers} layers")
+    if region.kind == "pages":
+        return region.memory, extents
+    memory = region.memory
+    if region.ring_bytes < 1 or len(extents) < memory.num_layers:
+        raise LayoutError(
+            f"{len(extents)} parts in a ring of {region.ring_bytes} bytes, for {memory.num_layers} layers"
+        )
     count = -(-num_tokens // memory.block_size)
     plane = memory.plane_bytes
     base = memory.region_bases[0]
     bases = tuple(
         [
-            base + step * room.step_bytes % room.ring_bytes + tensor * count * plane
+            base + step * region.step_bytes % region.ring_bytes + tensor * count * plane
             for step in extents[: memory.num_layers]
             for tensor in range(memory.tensors_per_layer)
         ]

@@ -15,7 +15,7 @@ from pdflow.methods.guards import Guards
 from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy
 from pdflow.methods.wire_profile import UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_SPEECH = WireProfile(
+_WIRE_PROFILE = WireProfile(
     messages=(
         ProfileMessage("REQ", Side.P, Occasion.CONTACT),
         ProfileMessage("REQMSG", Side.P, Occasion.PIECE),
@@ -50,6 +50,6 @@ CPU_STAGED = Method(
         answer_first=True,
         page_bytes=4096,
         guards=Guards(reserves_whole=False, indexes_by_piece=False, ends_receives=False),
-        wire_profile=_SPEECH,
+        wire_profile=_WIRE_PROFILE,
     ),
 )

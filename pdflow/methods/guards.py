@@ -59,12 +59,12 @@ def loss_of(guards: Guards, p_has_died: bool) -> Loss:
     return Loss.ENDS if guards.invalidates_lost else Loss.SKIPPED
 
 
-def spoil(guards: Guards) -> bool:
+def may_corrupt(guards: Guards) -> bool:
     """Whether D may decode with KV that is not its prompt's."""
     return not (guards.invalidates_lost and guards.indexes_by_piece)
 
 
-def patience(timers: Timers, guards: Guards) -> Timers:
+def effective_timers(timers: Timers, guards: Guards) -> Timers:
     """Without `ends_receives` no silence ends what is waited for before its request's deadline."""
     if guards.ends_receives:
         return timers

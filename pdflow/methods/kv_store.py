@@ -12,7 +12,7 @@ from __future__ import annotations
 from pdflow.methods.method import Method, PipelinePolicy
 from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_SPEECH = WireProfile(
+_WIRE_PROFILE = WireProfile(
     messages=(
         ProfileMessage("handshake", Side.P, Occasion.CONTACT),
         ProfileMessage("handshake", Side.D, Occasion.CONTACT),
@@ -46,6 +46,6 @@ KV_STORE = Method(
         hidden_states=True,
         fails_whole_batches=True,
         salts_keys=True,
-        wire_profile=_SPEECH,
+        wire_profile=_WIRE_PROFILE,
     ),
 )

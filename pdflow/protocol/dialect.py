@@ -107,7 +107,7 @@ class Dialect(Value, frozen=True, gc=False):
     """A peer that could not be reached is left alone for 1 s, doubling up to 60 s (C9). Otherwise whoever needs it next
     tries again at once."""
 
-    knows_lives: bool
+    checks_incarnation: bool
     """A frame of another life of an engine makes nothing happen but a handshake, and that retires the life before
     (C13). Otherwise an engine is its id: what one life began meets the next (R46)."""
 
@@ -145,7 +145,7 @@ STRICT = Dialect(
     releases_unregistered=True,
     knows_prefill_id=True,
     remembers_failures=True,
-    knows_lives=True,
+    checks_incarnation=True,
     doubts_reads=True,
     limits_peers=True,
 )
@@ -175,7 +175,7 @@ VLLM_COMPAT = Dialect(
     releases_unregistered=True,
     knows_prefill_id=True,
     remembers_failures=True,
-    knows_lives=True,
+    checks_incarnation=True,
     doubts_reads=True,
     limits_peers=True,
 )
@@ -205,7 +205,7 @@ VLLM_STOCK = Dialect(
     releases_unregistered=False,
     knows_prefill_id=False,
     remembers_failures=False,
-    knows_lives=False,
+    checks_incarnation=False,
     doubts_reads=False,
     limits_peers=False,
 )

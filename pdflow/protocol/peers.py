@@ -44,7 +44,7 @@ class Peers:
 
     def current(self, peer: Address, incarnation: int) -> bool:
         """Whether a frame of this life of the peer's engine may be looked at. The first life seen is believed."""
-        if not self.dialect.knows_lives:
+        if not self.dialect.checks_incarnation:
             return True
         engine = engine_of(peer)
         return self.incarnations.setdefault(engine, incarnation) == incarnation and engine not in self.duplicates
@@ -55,7 +55,7 @@ class Peers:
         self.connecting.discard(peer)
         self.failures.pop(peer, None)
         self.retry_at.pop(peer, None)
-        if not self.dialect.knows_lives:
+        if not self.dialect.checks_incarnation:
             self.connected.add(peer)
             return None
         before = self.incarnations.get(engine)

@@ -14,20 +14,20 @@ from pdflow.protocol.values import Instant
 
 
 class Autoscaler:
-    """Args: `target`: open legs for each engine; `calm_ns`: how long fewer must be enough before there are fewer."""
+    """Args: `target`: open legs for each engine; `stabilization_ns`: how long fewer must suffice before scaling in."""
 
-    __slots__ = ("calm_ns", "least", "most", "seen", "target")
+    __slots__ = ("least", "most", "seen", "stabilization_ns", "target")
 
-    def __init__(self, target: float, least: int, most: int, calm_ns: int) -> None:
+    def __init__(self, target: float, least: int, most: int, stabilization_ns: int) -> None:
         self.target = target
         self.least = least
         self.most = most
-        self.calm_ns = calm_ns
+        self.stabilization_ns = stabilization_ns
         self.seen: deque[tuple[Instant, int]] = deque()
         """What was wanted when, the largest first, each later than those before it."""
 
     def fork(self) -> Autoscaler:
-        other = Autoscaler(self.target, self.least, self.most, self.calm_ns)
+        other = Autoscaler(self.target, self.least, self.most, self.stabilization_ns)
         other.seen = self.seen.copy()
         return other
 
@@ -41,6 +41,6 @@ class Autoscaler:
         while seen and seen[-1][1] <= desired:
             seen.pop()
         seen.append((now, desired))
-        while seen[0][0] < now - self.calm_ns:
+        while seen[0][0] < now - self.stabilization_ns:
             seen.popleft()
         return seen[0][1]

@@ -14,7 +14,7 @@ from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape, stage_layers
 from pdflow.methods.catalogue import METHODS
-from pdflow.methods.guards import patience
+from pdflow.methods.guards import effective_timers
 from pdflow.methods.staging import KvSize
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
@@ -59,7 +59,7 @@ class EngineWiring:
         self.dialect = self.method.dialect(transfer.dialect)
         self.pulls = self.method.pulls
         self.reads_p = self.pulls and not self.method.stores
-        self.timers = patience(transfer.timers(), self.pipeline_policy.guards)
+        self.timers = effective_timers(transfer.timers(), self.pipeline_policy.guards)
         self.initiator: Initiator = "pull" if self.pulls else "push"
         self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
         shape = shapes[scenario.pools[0].name]

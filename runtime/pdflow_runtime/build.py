@@ -99,8 +99,8 @@ class LiveBuilder(EngineWiring):
     def prefill_node(self, engine: str, model: ServedModel) -> LivePrefillNode:
         """One life of a prefill engine, which nobody has heard of yet."""
         pool = self.pool_of(engine)
-        staging, room = self._staging_of(self.method.p_memory, pool)
-        node = self.empty_prefill_node(self._node_config(engine, model, room), staging)
+        staging, staging_factory = self._staging_of(self.method.p_memory, pool)
+        node = self.empty_prefill_node(self._node_config(engine, model, staging_factory), staging)
         self._add_engine(node, pool, model)
         node.engine.reports_chunks = self.pipeline_policy.early
         return node
@@ -109,15 +109,17 @@ class LiveBuilder(EngineWiring):
         """One life of a decode engine, which nobody has heard of yet. One that does both is a decode engine that no KV
         comes to."""
         pool = self.pool_of(engine)
-        staging, room = self._staging_of(self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool)
-        node = self.empty_decode_node(self._node_config(engine, model, room), staging)
+        staging, staging_factory = self._staging_of(
+            self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool
+        )
+        node = self.empty_decode_node(self._node_config(engine, model, staging_factory), staging)
         self._add_engine(node, pool, model)
         return node
 
     def _staging_of(self, memory: MemoryKind, pool: Pool) -> tuple[Staging | None, StagingFactory | None]:
         return (None, None) if memory is MemoryKind.BLOCKS else make_staging(self, memory, pool)
 
-    def _node_config(self, engine: str, model: ServedModel, room: StagingFactory | None) -> NodeConfig:
+    def _node_config(self, engine: str, model: ServedModel, staging_factory: StagingFactory | None) -> NodeConfig:
         pool = self.pool_of(engine)
         shape = self.shapes[pool.name]
         return NodeConfig(
@@ -128,7 +130,7 @@ class LiveBuilder(EngineWiring):
             layouts=LayoutBook(shape, self.initiator, self.rule),
             weights=model.weights,
             dtype=model.dtype,
-            staging_factory=room,
+            staging_factory=staging_factory,
         )
 
     def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:

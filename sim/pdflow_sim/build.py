@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import lcm
 
 from pdflow.cost.step import StepCost
-from pdflow.methods.guards import spoil
+from pdflow.methods.guards import may_corrupt
 from pdflow.methods.store.geometry import HiddenStates
 from pdflow.network.network import FlowNetwork
 from pdflow.protocol.ids import EngineInfo, Shards
@@ -35,7 +35,7 @@ from pdflow_sim.environment import ClockEnvironment
 from pdflow_sim.faults.active_faults import ActiveFaults
 from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
-from pdflow_sim.faults.restarts import Lives
+from pdflow_sim.faults.restarts import EngineLifecycle
 from pdflow_sim.faults.witness import Witness
 from pdflow_sim.membership.heartbeats import Heartbeats
 from pdflow_sim.membership.scaling import Scaling
@@ -89,7 +89,7 @@ class SimulationBuilder(EngineBuilder):
         fabric = self.fabric() if faulty is None else faulty
         shipping = self.shipping(fabric)
         self.ports = self.node_ports(fabric, shipping)
-        if spoil(self.pipeline_policy.guards):
+        if may_corrupt(self.pipeline_policy.guards):
             self.metrics.records.wrong_kv = set()
         if self.method.stores:
             self.add_stores()
@@ -189,8 +189,10 @@ class SimulationBuilder(EngineBuilder):
         heartbeats, router = world.heartbeats, world.router
         if heartbeats is not None:
             heartbeats.is_lost = fabric.faults.loses_report
-        lives = Lives(self.env, self.ports, self.nodes, router, heartbeats, self.recorder, fabric, self.make)
-        world.faults = FaultInjector(self.env, self.streams, world.clients, self.nodes, fabric, lives)
+        lifecycle = EngineLifecycle(
+            self.env, self.ports, self.nodes, router, heartbeats, self.recorder, fabric, self.make
+        )
+        world.faults = FaultInjector(self.env, self.streams, world.clients, self.nodes, fabric, lifecycle)
 
     def add_clients(self, world: World) -> None:
         """Whoever sends requests, where that is more than a row of them."""
@@ -204,12 +206,12 @@ class SimulationBuilder(EngineBuilder):
         client = workload.client
         if client is not None:
             whole, first = client.timeout_s, client.first_token_timeout_s
-            world.patience = ClientTimeouts(
+            world.client_timeouts = ClientTimeouts(
                 clients,
                 timeout_ns=None if whole is None else seconds_to_ns(whole),
                 first_token_ns=None if first is None else seconds_to_ns(first),
             )
-            clients.on_arrival.append(world.patience.arrived)
+            clients.on_arrival.append(world.client_timeouts.arrived)
 
     def oracle(self) -> Oracle:
         """Who watches over this world's every event."""

@@ -190,7 +190,7 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
                 assert_all_ended(world)
             if drain and not interrupted:
                 if world.faults is not None:
-                    world.faults.calm()
+                    world.faults.end_faults()
                 world.clock.run()
         if oracle is not None and not interrupted:
             oracle.finish(world.clock.now)

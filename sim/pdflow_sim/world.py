@@ -54,7 +54,7 @@ class World:
     """Writes down what changes over time, if somebody asked."""
     sessions: SessionClients | None = None
     """Who sends requests, if they come in sessions."""
-    patience: ClientTimeouts | None = None
+    client_timeouts: ClientTimeouts | None = None
     """When clients give up, if they do."""
     scaling: Scaling | None = None
     """Who starts and stops engines, if anybody does."""

@@ -58,9 +58,9 @@ def test_an_event_costs_the_same_however_many_transfers_are_open() -> None:
     assert max(each) / min(each) < 1.5
 
 
-def test_every_file_of_ours_belongs_to_a_room() -> None:
-    from benchmarks.profile_sim import ROOT, room_of
+def test_every_file_belongs_to_a_package() -> None:
+    from benchmarks.profile_sim import ROOT, package_of
 
-    assert room_of(str(ROOT / "pdflow/protocol/producer/lease.py")) == "protocol"
-    assert room_of(str(ROOT / "sim/pdflow_sim/nodes/node.py")) == "sim"
-    assert room_of("<string>") == room_of("/usr/lib/python3/heapq.py") == "libraries"
+    assert package_of(str(ROOT / "pdflow/protocol/producer/lease.py")) == "protocol"
+    assert package_of(str(ROOT / "sim/pdflow_sim/nodes/node.py")) == "sim"
+    assert package_of("<string>") == package_of("/usr/lib/python3/heapq.py") == "libraries"

@@ -46,7 +46,7 @@ def explored(named: Named) -> Explored:
     world = relation(named.scope)
     covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world.space))
     assert covered.complete
-    return Explored(covered.states, covered.transitions, frozenset(world.space.judge.seen))
+    return Explored(covered.states, covered.transitions, frozenset(world.space.checker.seen))
 
 
 @cache

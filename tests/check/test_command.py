@@ -45,7 +45,7 @@ def test_the_output_is_the_same_with_several_processes() -> None:
     assert all(row["states"] > 10 and row["story"] is None for row in without_time[0])
 
 
-def test_a_broken_invariant_leaves_its_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_invariant_writes_a_counterexample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named("planted", Scope(dup=1), frozenset())
     monkeypatch.setattr(scopes_suite, "SCOPES", (named,))
     with MUTANTS["no-tombstone"].applied():
@@ -83,7 +83,7 @@ def test_what_does_not_exist_is_bad_input(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("file", REPLAYS, ids=lambda file: file.stem)
-def test_stories_replay_and_are_drawn(file: Path) -> None:
+def test_counterexamples_replay_and_are_drawn(file: Path) -> None:
     told = pdflow("--replay", file)
     assert told.exit_code == 0, told.output
     drawn = pdflow("--diagram", file)

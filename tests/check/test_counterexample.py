@@ -36,7 +36,7 @@ COUNTEREXAMPLE = CounterexampleFile(
 )
 
 
-def test_a_story_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_a_counterexample_reads_as_it_was_written(tmp_path: Path) -> None:
     write(tmp_path / "a.json", COUNTEREXAMPLE)
     assert read(tmp_path / "a.json") == COUNTEREXAMPLE
 
@@ -63,7 +63,7 @@ def test_a_field_that_an_older_file_does_not_know_has_its_default() -> None:
     mutant=st.none() | st.text(),
     information=st.builds(Information, note=st.text(), seed=st.none() | st.integers(-(2**63), 2**63), pdflow=st.text()),
 )
-def test_any_story_reads_as_it_was_written(
+def test_any_counterexample_reads_as_it_was_written(
     dialect: str, moves: list[Any], verdict: Verdict | None, mutant: str | None, information: Information
 ) -> None:
     counterexample = CounterexampleFile(

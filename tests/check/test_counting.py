@@ -78,7 +78,7 @@ def test_redundant_states_are_left_out() -> None:
     (less, found), (more, also) = ended(scope, True), ended(scope, False)
     assert found == also == ""
     assert less.found.states < more.found.states
-    assert less.world.space.judge.seen.keys() == more.world.space.judge.seen.keys()
+    assert less.world.space.checker.seen.keys() == more.world.space.checker.seen.keys()
 
 
 @pytest.mark.nightly

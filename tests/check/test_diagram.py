@@ -27,7 +27,7 @@ from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
 from pdflow_sim.check.counterexamples.diagram_text import text
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
-from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.races.owners import VARIANTS
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.search import shortest
 
@@ -232,9 +232,9 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
 
 
 def test_every_move_and_every_effect_has_a_shape() -> None:
-    worlds = [relation(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
-    worlds += [*(world(Scope()) for world in (relation, *WORLDS.values()))]
-    assert set(diagram_lines.MOVES) == {verb for world in worlds for verb in world.components.acts}
+    relations = [relation(Scope(attempts=1)), relation(Scope(method="cpu-staged"))]
+    relations += [*(world(Scope()) for world in (relation, *VARIANTS.values()))]
+    assert set(diagram_lines.MOVES) == {verb for world in relations for verb in world.components.acts}
     shaped = {*typing.get_args(effects.Effect), *typing.get_args(RouterEffect)}
     assert set(diagram_lines.EFFECTS) == shaped
 
@@ -257,7 +257,7 @@ GRAMMAR = re.compile(
 
 
 @given(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=40))
-def test_any_story_can_be_drawn(scope: Scope, choices: list[int]) -> None:
+def test_any_counterexample_can_be_drawn(scope: Scope, choices: list[int]) -> None:
     world = relation(scope)
     state = world.turns.start()
     moves = []

@@ -63,13 +63,13 @@ def test_the_death_of_one_engine_is_not_anothers(monkeypatch: pytest.MonkeyPatch
     assert counterexample(TWO_P).broken.name == "L6"
 
 
-def test_what_a_p_engine_may_bind_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_p_engine_may_bind_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConsumerCells, "_has_room", lambda self, peer, num_blocks, now: True)
     scope = Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0)
     assert counterexample(scope).broken.name == "L6"
 
 
-def test_a_story_of_one_engine_needs_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counterexample_of_one_engine_needs_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed)
     at_p1 = [
         "finish x1",
@@ -89,10 +89,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transport that lets an older grant land behind a fence."""
 
     def unbarred(self: Tasks, draft: Draft, name: str, peer: str) -> None:
-        barred = self.space.ghost_of(draft).barred
+        barred = self.space.shadow_of(draft).barred
         fence(self, draft, name, peer)
         for i, bits in enumerate(barred):
-            self.space.put_ghost(draft, "barred", i, bits)
+            self.space.put_shadow(draft, "barred", i, bits)
 
     fence = Tasks.fence
     monkeypatch.setattr(Tasks, "fence", unbarred)
@@ -110,7 +110,7 @@ def test_only_an_orphan_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explore(relation(Scope(p_restart=1, sync=1, abort=0, deadline=0, stall=0))).complete
 
 
-def test_an_orphans_story_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counterexample_of_an_orphan_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
     told = record(relation(OUTLIVED), named(relation(OUTLIVED), counterexample(OUTLIVED).moves))
     assert strict(relation(OUTLIVED), told).confirms(told)

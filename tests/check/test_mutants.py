@@ -134,7 +134,7 @@ def test_a_hunt_without_time_reports_that_it_was_stopped() -> None:
     assert not as_expected(MUTANTS["floor-too-high"], kill)
 
 
-def test_guards_change_worlds_that_are_made_inside() -> None:
+def test_guards_change_relations_that_are_made_inside() -> None:
     mutant = MUTANTS["deferred-write-after-expiry"]
     scope = Scope(drop=1)
     with mutant.applied():
@@ -143,7 +143,7 @@ def test_guards_change_worlds_that_are_made_inside() -> None:
 
 
 @pytest.mark.parametrize("name", ["deferred-write-after-expiry", "no-tombstone", "fail-ignored", "seq-repeated"])
-def test_a_kill_is_a_story_that_replays(name: str) -> None:
+def test_the_counterexample_of_a_kill_replays(name: str) -> None:
     mutant = MUTANTS[name]
     kill = hunted(name)
     told = decode(encode(counterexample(mutant, kill)))

@@ -55,7 +55,7 @@ def follow(cluster: Scope, budget: tuple[int, ...], schedule: bytes) -> tuple[Or
 def test_nothing_breaks_and_everything_ends(cluster: Scope, budget: tuple[int, ...], schedule: bytes) -> None:
     world, record = follow(cluster, budget, schedule)
     assert record.broken is None, record.names(world)
-    for stage in world.space.ghost_of(record.end).stages:
+    for stage in world.space.shadow_of(record.end).stages:
         event(f"stage {stage}")
 
 

@@ -73,7 +73,7 @@ PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_
 
 
 @given(PATHS)
-def test_a_story_told_again_is_the_same(path: tuple[Scope, list[int]]) -> None:
+def test_a_replay_repeats_its_counterexample(path: tuple[Scope, list[int]]) -> None:
     scope, choices = path
     told = wander(scope, choices)
     counterexample = decode(encode(record(relation(scope), told)))
@@ -125,7 +125,7 @@ WANDERING = """
 import random
 from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.counterexamples import replay
-from pdflow_sim.check.counterexamples import counterexample as story
+from pdflow_sim.check.counterexamples import counterexample
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.scope import Scope
 
@@ -137,7 +137,7 @@ for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pull
             move = rng.choice(moves)
             told.append(names.name(world, state, move))
             state = world.apply(state, move)
-        print(story.encode(replay.record(world, told)))
+        print(counterexample.encode(replay.record(world, told)))
 """
 
 
@@ -239,7 +239,7 @@ def lease_frees_under_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lease_frees_under_a_write")
-def test_the_shortest_story_of_a_planted_bug_replays_to_the_same_verdict() -> None:
+def test_the_shortest_counterexample_of_a_planted_bug_replays_to_the_same_verdict() -> None:
     world = relation(Scope())
     found = shortest(world)
     assert found is not None
@@ -266,7 +266,7 @@ def test_without_its_mutant_a_replay_reports_the_step_where_it_differs(lease_fre
 
 
 @pytest.mark.usefixtures("lease_frees_under_a_write")
-def test_a_story_that_goes_on_after_its_violation_is_not_the_same() -> None:
+def test_a_replay_that_continues_after_its_violation_is_a_mismatch() -> None:
     world = relation(Scope())
     found = shortest(world)
     assert found is not None
@@ -293,5 +293,5 @@ def test_what_was_found_once_ends_well(file: Path) -> None:
     assert replayed.confirms(told)
 
 
-def test_there_are_stories_to_replay() -> None:
+def test_there_are_counterexamples_to_replay() -> None:
     assert len(REPLAYS) >= 2

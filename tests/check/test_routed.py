@@ -28,11 +28,11 @@ from pdflow_sim.check.counterexamples.replay import lenient, named, record, stri
 from pdflow_sim.check.counterexamples.shrink import shrink
 from pdflow_sim.check.counterexamples.simpler import simpler
 from pdflow_sim.check.moves.compose import relation
-from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.moves.ordered import RelationCache
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER
-from pdflow_sim.check.routed.judge import DELIVERED, RoutedInvariantChecker
+from pdflow_sim.check.routed.invariant_checker import DELIVERED, RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import Scope
@@ -43,7 +43,7 @@ from pdflow_sim.check.search.walk import walk
 from pdflow_sim.check.state.digest import digest
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage
 
-PATIENT: dict[str, Any] = {"deadline": 0, "stall": 0}
+NO_TIMEOUTS: dict[str, Any] = {"deadline": 0, "stall": 0}
 RETRIED = [
     "request r0",
     "deliver DispatchPrefill r0.1 router -> P",
@@ -89,17 +89,17 @@ def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, p
 
 
 def test_a_retry_is_another_attempt_in_every_table() -> None:
-    world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT), RETRIED)
-    shadow = world.space.ghost_of(state)
+    world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS), RETRIED)
+    shadow = world.space.shadow_of(state)
     assert shadow.products == (PromptStage.DEAD, PromptStage.HELD)
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
     after = settle(world, state)[-1]
-    assert world.space.ghost_of(after).clients == (ClientStage.COMPLETED,)
+    assert world.space.shadow_of(after).clients == (ClientStage.COMPLETED,)
     assert world.space.body(after, ROUTER).attempts == {}
 
 
 def test_what_a_dead_engine_has_answered_arrives_before_its_death_is_noticed_or_never() -> None:
-    scope = Scope(attempts=1, p_restart=1, **PATIENT)
+    scope = Scope(attempts=1, p_restart=1, **NO_TIMEOUTS)
     dies = ["request r0", "deliver DispatchPrefill r0.1 router -> P", "finish x0.1", "restart P"]
     world, state = told(scope, dies)
     assert waiting(world, state, "P", ROUTER) == ["PrefillAnswered", "EngineLost", "EngineChanged"]
@@ -109,18 +109,18 @@ def test_what_a_dead_engine_has_answered_arrives_before_its_death_is_noticed_or_
 
 
 def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
-    scope = Scope(attempts=1, **PATIENT)
+    scope = Scope(attempts=1, **NO_TIMEOUTS)
     begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P"]
     taken_back = ["hang up r0", "deliver AbortLeg r0.1 router -> P"]
     world, state = told(scope, [*begun, *taken_back])
     assert world.space.body(state, "P").fingerprint() == world.space.body(world.turns.start(), "P").fingerprint()
     world, state = told(scope, [*begun, "finish x0.1", *taken_back])
     assert world.space.body(state, "P.r0").cells, "its lease decides"
-    assert "taken back too late" in world.space.judge.seen
+    assert "taken back too late" in world.space.checker.seen
 
 
 def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_client() -> None:
-    world = relation(Scope(attempts=2, pulls=True, streams=True, **PATIENT))
+    world = relation(Scope(attempts=2, pulls=True, streams=True, **NO_TIMEOUTS))
     for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         under_way = waiting(world, state, "D", ROUTER)
         assert under_way in (
@@ -129,8 +129,9 @@ def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_cl
             ["TokenPassed", "DecodeEnded"],
             ["DecodeEnded"],
         )
-        assert bool(world.space.ghost_of(state).legs[0] & DELIVERED) == (
-            under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"]) or world.space.ghost_of(state).clients[0] > 1
+        assert bool(world.space.shadow_of(state).legs[0] & DELIVERED) == (
+            under_way in (["TokenPassed", "DecodeEnded"], ["DecodeEnded"])
+            or world.space.shadow_of(state).clients[0] > 1
         )
 
 
@@ -144,23 +145,23 @@ def answers(world: Transitions, state: Any) -> list[Answer]:
     return [known.bodies[at] for at in state[known.first :]]
 
 
-def judge_of(world: Transitions) -> RoutedInvariantChecker:
-    assert isinstance(world.space.judge, RoutedInvariantChecker)
-    return world.space.judge
+def checker_of(world: Transitions) -> RoutedInvariantChecker:
+    assert isinstance(world.space.checker, RoutedInvariantChecker)
+    return world.space.checker
 
 
 def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
-    world = relation(Scope(attempts=2, pulls=True, **PATIENT))
+    world = relation(Scope(attempts=2, pulls=True, **NO_TIMEOUTS))
     for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         (answer,) = answers(world, state)
-        ended = world.space.ghost_of(state).clients == (ClientStage.COMPLETED,)
+        ended = world.space.shadow_of(state).clients == (ClientStage.COMPLETED,)
         assert (answer.streaming, answer.over) == (("r0.1", True) if ended else (None, False))
-        assert bool(world.space.ghost_of(state).legs[0] & DELIVERED) == ended
+        assert bool(world.space.shadow_of(state).legs[0] & DELIVERED) == ended
     assert ended
 
 
 def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes() -> None:
-    world, state = told(Scope(attempts=1, requests=2, **PATIENT), ["request r0", "request r1", "hang up r1"])
+    world, state = told(Scope(attempts=1, requests=2, **NO_TIMEOUTS), ["request r0", "request r1", "hang up r1"])
     assert [answer.over for answer in answers(world, state)] == [False, True]
     assert [answer.over for answer in answers(world, world.turns.start())] == [False, False]
     assert "answers" not in world.space.further(world.turns.start())
@@ -184,9 +185,9 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
     client: ClientStage, legs: tuple[int, ...], what: str
 ) -> None:
     world = relation(Scope(attempts=2))
-    shadow = world.space.ghost_of(world.turns.start())._replace(clients=(client,), legs=legs)
+    shadow = world.space.shadow_of(world.turns.start())._replace(clients=(client,), legs=legs)
     with pytest.raises(Broken, match=what):
-        judge_of(world).received(shadow, 1)
+        checker_of(world).received(shadow, 1)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +202,9 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
 )
 def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: int, ending: Ending) -> None:
     world = relation(Scope(attempts=1))
-    shadow = world.space.ghost_of(world.turns.start())._replace(legs=(legs,))
+    shadow = world.space.shadow_of(world.turns.start())._replace(legs=(legs,))
     with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
-        judge_of(world).ended(shadow, Reply(0, outcome, Code.NONE, 1), ending)
+        checker_of(world).ended(shadow, Reply(0, outcome, Code.NONE, 1), ending)
 
 
 def test_tokens_are_reported_to_a_router_only() -> None:
@@ -232,8 +233,8 @@ def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> Non
         relation(scope)
 
 
-def test_its_stories_replay() -> None:
-    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
+def test_its_counterexamples_replay() -> None:
+    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS)
     counterexample = record(relation(scope), RETRIED)
     assert counterexample.moves == RETRIED
     assert counterexample.verdict is None
@@ -242,7 +243,7 @@ def test_its_stories_replay() -> None:
 
 
 def test_its_diagrams_show_what_the_router_does() -> None:
-    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **PATIENT)
+    scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS)
     drawn = collect(record(relation(scope), [*RETRIED, "hang up r0"]))
     arrows = [(line.at, line.text, line.to) for line in drawn.lines if line.arrow and ROUTER in (line.at, line.to)]
     assert arrows == [
@@ -290,7 +291,7 @@ class Doubting:
     "scope",
     [
         Scope(attempts=2, requests=2, pulls=True, clocks=False, prefill_abort=1),
-        Scope(attempts=2, p_engines=2, pulls=True, p_restart=1, **PATIENT),
+        Scope(attempts=2, p_engines=2, pulls=True, p_restart=1, **NO_TIMEOUTS),
     ],
     ids=["two requests", "two engines"],
 )
@@ -315,21 +316,21 @@ WALKED = (
 
 @pytest.mark.parametrize("scope", WALKED, ids=range(len(WALKED)))
 def test_nothing_breaks_in_random_runs(scope: Scope) -> None:
-    worlds = Worlds()
+    cache = RelationCache()
     outcomes = set()
     for seed in range(100):
-        record = walk(worlds, seed, scope.dialect, scope)
-        assert record.broken is None, (seed, record.broken, record.names(worlds.of(record.cluster)))
-        outcomes.update(worlds.of(record.cluster).space.ghost_of(record.end).clients)
+        record = walk(cache, seed, scope.dialect, scope)
+        assert record.broken is None, (seed, record.broken, record.names(cache.of(record.cluster)))
+        outcomes.update(cache.of(record.cluster).space.shadow_of(record.end).clients)
     assert {ClientStage.COMPLETED, ClientStage.FAILED, ClientStage.CANCELLED} <= outcomes
 
 
 @pytest.mark.parametrize("scope", WALKED, ids=range(len(WALKED)))
 def test_its_moves_are_found_by_their_names_in_any_world(scope: Scope) -> None:
-    worlds, other = Worlds(), Worlds()
+    cache, other = RelationCache(), RelationCache()
     for seed in range(10):
-        record = walk(worlds, seed, scope.dialect, scope)
-        world, again = worlds.of(record.cluster), other.of(record.cluster)
+        record = walk(cache, seed, scope.dialect, scope)
+        world, again = cache.of(record.cluster), other.of(record.cluster)
         state = again.opening(record.budget)
         for before, move in record.steps(world):
             assert digest(world, before) == digest(again, state)
@@ -345,9 +346,9 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """To one client, one rank and no fault, since this takes none."""
     answers_no_departed_client(monkeypatch)
     scope = Scope(attempts=2, requests=2, p_tp=2, drop=1, dup=1)
-    worlds = Worlds()
-    record = next(found for seed in range(100) if (found := walk(worlds, seed, STRICT, scope)).broken)
-    short = shrink(record.scope, record.names(worlds.of(record.cluster)), "L")
+    cache = RelationCache()
+    record = next(found for seed in range(100) if (found := walk(cache, seed, STRICT, scope)).broken)
+    short = shrink(record.scope, record.names(cache.of(record.cluster)), "L")
     assert short.names == ("request r0", "hang up r0")
     assert short.scope == Scope(attempts=1, concurrent=False, deadline=0, stall=0)
 
@@ -364,7 +365,7 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
         ("handshake P.r0 -> D.r0", "handshake P.r0 -> D.r0"),
     ],
 )
-def test_a_story_without_the_first_client(told: str, left: str | None) -> None:
+def test_a_counterexample_without_the_first_client(told: str, left: str | None) -> None:
     scope = Scope(attempts=2, requests=3)
     fewer = [names for smaller, names in simpler(scope, [told]) if smaller.requests == 2]
     assert fewer[0] == [left] * (left is not None)
@@ -493,45 +494,50 @@ PASSED = {named.scope for named in ROUTED}
 BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
     "the decode leg is not taken back": (
         without(AbortLeg, "decode"),
-        Scope(attempts=1, **PATIENT),
+        Scope(attempts=1, **NO_TIMEOUTS),
         "L",
         "the decode leg of r0.1 is left alone",
     ),
     "the prefill leg is not taken back": (
         without(AbortLeg, "prefill"),
-        Scope(attempts=1, **PATIENT),
+        Scope(attempts=1, **NO_TIMEOUTS),
         "L",
         "the prefill leg of r0.1 is left alone",
     ),
-    "a client is answered twice": (answers_twice, Scope(attempts=1, **PATIENT), "S6", "was told"),
-    "who has left is forgotten": (answers_no_departed_client, Scope(attempts=1, **PATIENT), "L", "client 0 is GONE"),
+    "a client is answered twice": (answers_twice, Scope(attempts=1, **NO_TIMEOUTS), "S6", "was told"),
+    "who has left is forgotten": (
+        answers_no_departed_client,
+        Scope(attempts=1, **NO_TIMEOUTS),
+        "L",
+        "client 0 is GONE",
+    ),
     "a retry has the id of the first attempt": (
         keeps_the_id,
-        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        Scope(attempts=2, prefill_abort=1, abort=0, **NO_TIMEOUTS),
         "S6",
         "a second time",
     ),
     "a retry has the xid of the first attempt": (
         keeps_the_xid,
-        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        Scope(attempts=2, prefill_abort=1, abort=0, **NO_TIMEOUTS),
         "S6",
         "under the name x0.1",
     ),
     "any attempt's end is the request's": (
         takes_any_attempts_end,
-        Scope(attempts=2, prefill_abort=1, abort=0, **PATIENT),
+        Scope(attempts=2, prefill_abort=1, abort=0, **NO_TIMEOUTS),
         "L",
         "the decode leg of r0.2 is left alone",
     ),
     "a prompt that is computed completes the request": (
         completes_with_the_prefill,
-        Scope(attempts=1, concurrent=False, **PATIENT),
+        Scope(attempts=1, concurrent=False, **NO_TIMEOUTS),
         "S6",
         "never committed",
     ),
     "a death is not noticed": (
         ignores_deaths,
-        Scope(attempts=1, concurrent=False, p_restart=1, abort=0, **PATIENT),
+        Scope(attempts=1, concurrent=False, p_restart=1, abort=0, **NO_TIMEOUTS),
         "L",
         "client 0 is WAITING",
     ),
@@ -565,7 +571,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         "S6",
         "r0.2 is dispatched, and its client has the start of r0.1",
     ),
-    "loads are never given back": (never_gives_back, Scope(attempts=1, **PATIENT), "L", "counts a leg as open"),
+    "loads are never given back": (never_gives_back, Scope(attempts=1, **NO_TIMEOUTS), "L", "counts a leg as open"),
 }
 
 

@@ -16,7 +16,7 @@ from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.search import workers as crew
+from pdflow_sim.check.search import workers
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.search.search import Coverage, explore, shortest
 from pdflow_sim.check.search.workers import SearchLimits, search
@@ -74,9 +74,9 @@ def test_the_path_back_leads_to_the_violation_and_none_is_shorter() -> None:
             near = {other.apply(state, move) for state in near for move in other.moves(state)}
 
 
-def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counterexample_leads_to_the_state_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateSpace, "settled", lambda space, state: not space.ops_of(state))
-    monkeypatch.setattr("pdflow_sim.check.search.liveness.calm", lambda world, state: iter(()))
+    monkeypatch.setattr("pdflow_sim.check.search.liveness.quiet_schedule", lambda world, state: iter(()))
     world = relation(Scope())
     counterexample = shortest(world)
     assert counterexample is not None
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_end_is_where_its_story_leads(monkeypatch: pytest.Mo
 
 
 def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdflow_sim.check.search.liveness.calm", lambda world, state: iter(()))
+    monkeypatch.setattr("pdflow_sim.check.search.liveness.quiet_schedule", lambda world, state: iter(()))
     mutant = MUTANTS["no-tombstone"]
     with mutant.applied():
         found = shortest(mutant.world())
@@ -102,7 +102,7 @@ def test_without_memory_the_search_stops_and_is_incomplete(tmp_path: Path, monke
     named = Named("small", Scope(dup=1), frozenset())
     found = search(named, SearchLimits(memory_bytes=1), lambda *_: None)
     assert (found.stopped_by, found.holds, found.missed) == ("memory", False, ())
-    monkeypatch.setattr(crew, "MEMORY_BYTES", 1)
+    monkeypatch.setattr(workers, "MEMORY_BYTES", 1)
     arguments = ["check", "scopes", "--only", "pull in two pieces", "--jobs", "1", "--out", str(tmp_path / "none")]
     ran = CliRunner().invoke(cli, arguments)
     assert ran.exit_code == 3

@@ -50,7 +50,7 @@ def test_ddmin_leaves_what_is_needed() -> None:
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_stories_shrink_to_nearly_the_shortest(plant) -> None:  # type: ignore[no-untyped-def]
+def test_counterexamples_shrink_to_nearly_the_shortest(plant) -> None:  # type: ignore[no-untyped-def]
     broken = dict(PLANTED)[plant]
     with plant():
         failure = walks(WalkTask(dialect=STRICT), range(1_000)).failures[broken]
@@ -86,12 +86,12 @@ def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
         assert shrink(scope, names[:-1], "S2", small=0).names[-1] == names[-1]
 
 
-def test_a_story_of_another_version_is_refused() -> None:
+def test_a_counterexample_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="another version"):
         shrink(Scope(), ["finish x0"], "S1")
 
 
-def test_smaller_scopes_are_smaller_and_their_stories_in_their_words() -> None:
+def test_smaller_scopes_are_smaller_and_their_counterexamples_in_their_names() -> None:
     scope = Scope(requests=3, p_tp=2, d_tp=2, chunks=2, lagging=True, drop=2)
     names = [
         "decode u2-d0000002",

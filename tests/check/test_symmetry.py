@@ -80,7 +80,7 @@ def test_one_of_each_orbit_is_looked_at(scope: Scope) -> None:
     raw = explore(plain)
     assert raw.states == len(states)
     assert raw.depth == covered.depth
-    assert world.space.judge.seen.keys() == plain.space.judge.seen.keys()
+    assert world.space.checker.seen.keys() == plain.space.checker.seen.keys()
 
 
 def verdict(world: Transitions, symmetry: Symmetry | None) -> tuple[str, int] | None:

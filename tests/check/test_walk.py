@@ -24,7 +24,7 @@ from pdflow.protocol.producer.lease import expired_unclaimed
 from pdflow.protocol.producer.writes import cancelled, sent
 from pdflow_sim.check.counterexamples.names import name
 from pdflow_sim.check.moves.compose import relation
-from pdflow_sim.check.moves.ordered import Worlds, ordered
+from pdflow_sim.check.moves.ordered import RelationCache, ordered
 from pdflow_sim.check.scopes.scope import FaultKind, Scope
 from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
@@ -48,11 +48,11 @@ GOALS = {
 
 
 def digests(seeds: range, dialect: Dialect = STRICT) -> list[str]:
-    worlds = Worlds()
+    cache = RelationCache()
     found = []
     for seed in seeds:
-        record = walk(worlds, seed, dialect)
-        found.append(digest_of(worlds.of(record.cluster), record))
+        record = walk(cache, seed, dialect)
+        found.append(digest_of(cache.of(record.cluster), record))
     return found
 
 
@@ -88,11 +88,11 @@ def test_processes_change_nothing() -> None:
 @pytest.mark.parametrize("seed", range(0, 40 * BLOCK, BLOCK))
 def test_moves_are_those_of_the_relation(seed: int) -> None:
     """Which remembers them as a whole, and finds them with the budgets of the state."""
-    worlds = Worlds()
-    record = walk(worlds, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK % 2])
+    cache = RelationCache()
+    record = walk(cache, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK % 2])
     plain = relation(record.scope)
     state = plain.turns.start()
-    world = worlds.of(record.cluster)
+    world = cache.of(record.cluster)
     for left, (before, move) in enumerate(record.steps(world), 1 - len(record.moves)):
         named = sorted(name(world, before, possible) for possible in world.moves(before))
         assert named == sorted(name(plain, state, possible) for possible in plain.moves(state))
@@ -103,9 +103,9 @@ def test_moves_are_those_of_the_relation(seed: int) -> None:
 
 
 def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
-    worlds = Worlds()
+    cache = RelationCache()
     first = 5 * BLOCK  # With clocks: without them some faults never happen.
-    records = [walk(worlds, seed, STRICT) for seed in range(first, first + BLOCK)]
+    records = [walk(cache, seed, STRICT) for seed in range(first, first + BLOCK)]
     assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
     for fault in set(FaultKind) - {FaultKind.WITHDRAW}:  # Of memories that evict: no walk has a method with one.
@@ -127,11 +127,11 @@ def clusters(era: int, dialect: Dialect) -> list[Scope]:
     return [cluster_of(era * ERA + seed, dialect) for seed in range(0, CLUSTERS * BLOCK, BLOCK)]
 
 
-def test_worlds_are_forgotten_when_they_remember_too_much() -> None:
-    worlds = Worlds(most=2_000)
+def test_relations_are_evicted_when_they_remember_too_much() -> None:
+    cache = RelationCache(most=2_000)
     for seed in range(0, 30 * BLOCK, BLOCK // 2):
-        walk(worlds, seed, STRICT)
-        assert len(worlds.known) == 1 or sum(world.remembered() for world in worlds.known.values()) < 10_000
+        walk(cache, seed, STRICT)
+        assert len(cache.known) == 1 or sum(world.remembered() for world in cache.known.values()) < 10_000
 
 
 def test_a_tick_stops_the_walks_and_the_result_is_incomplete() -> None:
@@ -226,7 +226,7 @@ def test_planted_bugs_are_found(plant, broken) -> None:  # type: ignore[no-untyp
     assert found.broken.get(broken, 0) > 0
     failure = found.failures[broken]
     with plant():
-        again = walk(Worlds(), failure.seed, STRICT)
+        again = walk(RelationCache(), failure.seed, STRICT)
         names = again.names(ordered(again.scope))
     assert again.broken is not None
     assert (again.broken.name, again.broken.what) == (broken, failure.what)

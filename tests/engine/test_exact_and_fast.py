@@ -185,7 +185,7 @@ def prefixes(draw: st.DrawFn, blocks: int) -> tuple[int, ...]:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def generated_world(draw: st.DrawFn) -> World:
     on_grid = draw(st.booleans())
     grid = draw(st.sampled_from([1, 10, 1000])) if on_grid else 1
     unit = grid * 1000 if on_grid else 1
@@ -259,7 +259,7 @@ def token_times(driver: Driver, seq: Sequence) -> list[int]:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(worlds())
+@given(generated_world())
 def test_exact_and_fast_agree(world: World) -> None:
     fast = Driver(world, exact=False).run()
     exact = Driver(world, exact=True).run()

@@ -153,17 +153,17 @@ def test_a_refused_allocation_changes_nothing() -> None:
     assert first.generation == 1, "a refusal takes no generation"
 
 
-def test_a_block_gets_a_new_generation_with_each_life() -> None:
+def test_a_block_gets_a_new_generation_with_each_allocation() -> None:
     pool = PagedPool(1)
-    lives = []
+    generations = []
     for _ in range(5):
-        life = pool.allocate(1)
-        assert life is not None
-        assert pool.owner_of(0) == life.generation
-        lives.append(life.generation)
-        pool.release(life)
+        blocks = pool.allocate(1)
+        assert blocks is not None
+        assert pool.owner_of(0) == blocks.generation
+        generations.append(blocks.generation)
+        pool.release(blocks)
         assert pool.owner_of(0) is None
-    assert lives == sorted(set(lives))
+    assert generations == sorted(set(generations))
 
 
 @pytest.mark.parametrize(

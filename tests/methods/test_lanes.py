@@ -134,7 +134,7 @@ class Schedule:
                 assert self.lanes.next() == expected
                 self.told.append(expected)
         assert self.lanes.next() is None
-        self.judge()
+        self.check_endings()
 
     def open(self) -> None:
         key, xid, reads = len(self.told) + 100 * len(self.endings) + 1, self.pick(["x", "y"]), self.pick([False, True])
@@ -183,7 +183,7 @@ class Schedule:
             # A second end of it, of whatever kind, is none.
             self.pick([self.lanes.landed, self.lanes.lost, self.lanes.release_lane, self.lanes.recall])(one.key, piece)
 
-    def judge(self) -> None:
+    def check_endings(self) -> None:
         for key, one in list(self.model.known.items()):
             ending = self.lanes.ending(key)
             assert ending is one.shipment.ending()

@@ -72,17 +72,17 @@ def test_trap_01_one_listener_serialises_peers(lanes: int, left: str) -> None:
     """A piece of P1's, which has died, is being received without end: through one lane P0's are never taken in."""
     pipeline_policy = attrs.evolve(METHODS["p2p-nccl-put-async"].strict, receiving_lanes=lanes)
     by_lanes = found("p2p-nccl-put-async", 2, pipeline_policy, reserves_whole=False, ends_receives=False)
-    assert by_lanes.stories.keys() == {Finding.PEER}
-    assert by_lanes.stories[Finding.PEER][-1] == left
+    assert by_lanes.counterexamples.keys() == {Finding.PEER}
+    assert by_lanes.counterexamples[Finding.PEER][-1] == left
 
 
 def test_trap_02_a_full_ring_of_incomplete_requests_is_a_deadlock() -> None:
     """Room by pieces: both hold a part and wait for more. With room for all of one before its first it is never so."""
     pipeline_policy = METHODS["cpu-staged"].published
     by_pieces = found("cpu-staged", 2, pipeline_policy, faults=0, reserves_whole=False, ends_receives=False)
-    assert by_pieces.stories.keys() == {Finding.RING}
+    assert by_pieces.counterexamples.keys() == {Finding.RING}
     whole = found("cpu-staged", 2, pipeline_policy, faults=0, ends_receives=False)
-    assert not whole.stories
+    assert not whole.counterexamples
     assert whole.ends
 
 
@@ -103,10 +103,10 @@ def test_trap_03_a_ring_waits_for_its_oldest_allocation() -> None:
 @pytest.mark.parametrize("name", ["p2p-nccl-put-async", "p2p-nccl-get"])
 def test_trap_04_one_lost_layer_is_the_whole_prompt_s_loss(name: str) -> None:
     skipped = found(name, 1, METHODS[name].strict, invalidates_lost=False)
-    assert skipped.stories.keys() == {Finding.SKIPPED}
+    assert skipped.counterexamples.keys() == {Finding.SKIPPED}
     strict = found(name, 1, METHODS[name].strict)
     assert "lose" in strict.done
-    assert not strict.stories
+    assert not strict.counterexamples
     shipment = Shipment(2, 0, 4)
     for layer in range(2):
         shipment.offer(Piece(layer, 0, 4))
@@ -164,13 +164,13 @@ def test_trap_08_clocks_of_two_processes_have_nothing_in_common() -> None:
 
 def test_trap_09_two_that_ask_for_a_group_at_once_get_one() -> None:
     as_published = explore(Pairing(METHODS["p2p-nccl-put"].published.guards))
-    assert as_published.stories[Finding.GROUPS] == (
+    assert as_published.counterexamples[Finding.GROUPS] == (
         "a:0 sends: NEW",
         "b:0 sends: NEW",
         "each waits for the other in another group",
     )
     strict = explore(Pairing(Guards()))
-    assert not strict.stories
+    assert not strict.counterexamples
     assert strict.ends
 
 
@@ -185,9 +185,9 @@ def test_trap_10_chunks_end_within_blocks() -> None:
     ]
     assert cells == [(divmod(token, 16), token) for token in range(8200)]
     pipeline_policy = METHODS["cpu-staged"].published
-    assert not found("cpu-staged", 1, pipeline_policy, reserves_whole=False).stories
+    assert not found("cpu-staged", 1, pipeline_policy, reserves_whole=False).counterexamples
     by_prompt = found("cpu-staged", 1, pipeline_policy, reserves_whole=False, indexes_by_piece=False)
-    assert by_prompt.stories.keys() == {Finding.INDEX}
+    assert by_prompt.counterexamples.keys() == {Finding.INDEX}
 
 
 def test_trap_11_more_ranks_than_kv_heads_double_the_bytes() -> None:

@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 
 from notebooks.text import main, notebook_of, stored, text_of
 
-ROOM = Path(__file__).resolve().parents[2] / "notebooks"
-NOTEBOOKS = sorted(ROOM.glob("*.ipynb"))
+NOTEBOOK_DIR = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(NOTEBOOK_DIR.glob("*.ipynb"))
 COARSER = {
     "01_real_traffic": {"REQUESTS = 1500": "REQUESTS = 300"},
     "02_is_it_worth_it": {
@@ -37,7 +37,7 @@ def test_it_is_stored_without_outputs_and_with_ids_that_stay(path: Path) -> None
 
 @EACH
 def test_the_readme_links_each_notebook(path: Path) -> None:
-    assert f"({path.name})" in (ROOM / "README.md").read_text(encoding="utf-8")
+    assert f"({path.name})" in (NOTEBOOK_DIR / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_it_runs_as_it_is_stored(path: Path) -> None:
 
 def runs(notebook: nbformat.NotebookNode) -> None:
     """From top to bottom, with pictures and without warnings."""
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOM)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(NOTEBOOK_DIR)}}).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in code for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import Dialect
-from tests.protocol.support.stories import NamedCluster, in_each_dialect
+from tests.protocol.support.counterexamples import NamedCluster, in_each_dialect
 from tests.support.endpoints import engine_info
 
 

@@ -228,8 +228,8 @@ def test_who_was_held_for_a_suspect_peer_is_let_in_when_it_speaks_again() -> Non
 def test_two_engines_with_one_id_are_both_refused() -> None:
     """Frames went on to the second, over a connection that nobody had."""
     rank = Agreed().decode(engine_info("D"), 201)["D.r0"]
-    for life in (101, 102):
-        rank.handle(HandshakeEnded("P.r0", True, life), 0)
+    for incarnation in (101, 102):
+        rank.handle(HandshakeEnded("P.r0", True, incarnation), 0)
     rank.handle(PeerLost("P.r0"), 0)
     rank.handle(FrameOrdered(("P.r0",), Sync(1, 1, (), ())), 0)
     effects = rank.handle(HandshakeEnded("P.r0", True, 101), 0)
@@ -324,7 +324,7 @@ def test_what_waits_for_a_connection_does_not_outlive_a_fence(answered: str) -> 
 
 
 @pytest.mark.parametrize("connected", ["before", "never before"])
-def test_a_life_that_answers_behind_a_fence_is_believed(connected: str) -> None:
+def test_an_incarnation_that_answers_behind_a_fence_is_accepted(connected: str) -> None:
     """D.r0 met the new P first, so D fenced the old one; D.r1 then dropped its own reply with the connection that it
     was closing, and a late frame of the dead life made it act (S8)."""
     c = Cluster(d=(engine_info("D", 2),))
@@ -352,7 +352,7 @@ def test_a_life_that_answers_behind_a_fence_is_believed(connected: str) -> None:
     c.at_rest()
 
 
-def test_what_waits_for_a_connection_waits_on_when_a_new_life_answers_behind_a_fence() -> None:
+def test_a_waiting_read_keeps_waiting_when_a_new_incarnation_answers_behind_a_fence() -> None:
     rank = Agreed().decode(engine_info("D"), 201)["D.r0"]
     rank.handle(HandshakeEnded("P.r0", True, 101), 0)
     rank.handle(PeerLost("P.r0"), 0)
@@ -365,8 +365,8 @@ def test_what_waits_for_a_connection_waits_on_when_a_new_life_answers_behind_a_f
     assert sent == (Send("P.r0", Release("x")), Send("P.r0", Release("y")))
 
 
-@pytest.mark.parametrize("life", [101, 102])
-def test_a_read_that_waits_for_a_connection_waits_for_the_same_life_behind_a_fence(life: int) -> None:
+@pytest.mark.parametrize("incarnation", [101, 102])
+def test_a_read_that_waits_for_a_connection_waits_for_the_same_incarnation_behind_a_fence(incarnation: int) -> None:
     """What it was to read is gone with the life that had it."""
     c = Cluster(pulls=True)
     c.holding = {"READ"}
@@ -376,12 +376,12 @@ def test_a_read_that_waits_for_a_connection_waits_for_the_same_life_behind_a_fen
     c.holding = {"READ", "handshake", "fence"}
     c.prefill_and_admit("r", "x")
     c.feed("D.r0", FenceOrdered("P.r0"))
-    c.incarnations["P"] = life
+    c.incarnations["P"] = incarnation
     c.carry_out(c.find("handshake", "D.r0"))
     assert [type(e) for n, e in c.log].count(PostRead) == 1
-    assert c.outcomes["r"] == ([] if life == 101 else ["PEER_RESTARTED"])
+    assert c.outcomes["r"] == ([] if incarnation == 101 else ["PEER_RESTARTED"])
     c.carry_out(c.find("fence"))
-    assert c.outcomes["r"] == (["PEER_DEAD"] if life == 101 else ["PEER_RESTARTED"])
+    assert c.outcomes["r"] == (["PEER_DEAD"] if incarnation == 101 else ["PEER_RESTARTED"])
     assert len(c.freed) == 2
 
 

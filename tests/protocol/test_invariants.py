@@ -205,7 +205,7 @@ def test_s7_only_what_was_sent_is_reported_as_sent() -> None:
     breaks(c, "S7", "P.r0", WriteEnded(write.op, False), told)
 
 
-def test_s8_a_frame_of_another_life() -> None:
+def test_s8_a_frame_of_another_incarnation() -> None:
     c, write = in_flight()
     breaks(c, "S8", "D.r0", Received("P.r0", 9, write.notification), SendLocal("D", PairLanded(write.op, "P.r0")))
 

@@ -7,7 +7,7 @@ from pdflow.protocol.values import S
 from tests.support.cluster import Cluster
 
 
-def test_a_sync_that_is_overdue_with_nothing_open_judges_no_later_request() -> None:
+def test_an_overdue_sync_with_nothing_open_fails_no_later_request() -> None:
     c = Cluster()
     c.prefill_and_admit("r1", "x1")
     c.run()
@@ -20,7 +20,7 @@ def test_a_sync_that_is_overdue_with_nothing_open_judges_no_later_request() -> N
     c.at_rest()
 
 
-def test_a_sync_that_is_overdue_with_something_open_is_judged_behind_what_has_come() -> None:
+def test_an_overdue_sync_with_something_open_is_handled_after_earlier_events() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
     c.prefill_and_admit("r1", "x1")

@@ -816,17 +816,17 @@ def test_frames_in_anothers_name_touch_nothing(sender, aborted) -> None:  # type
         c.run()
     reg = c.frames(Register)[0].reg
     before = {n: tuple(e.cells.items()) for n, e in c.endpoints.items() if hasattr(e, "cells")}
-    life = {"P": 101, "D": 201}.get(sender[:1], 7)
+    incarnation = {"P": 101, "D": 201}.get(sender[:1], 7)
     for message in (*hostile_frames(reg), c.frames(Register)[0]):
         for node in ("P.r0", "D.r0"):
-            c.feed(node, Received(sender, life, message))
+            c.feed(node, Received(sender, incarnation, message))
     assert {n: tuple(e.cells.items()) for n, e in c.endpoints.items() if hasattr(e, "cells")} == before
     assert len(c.wrote()) == 1
     assert (c.freed, c.released) == ([], [])
 
 
 @pytest.mark.parametrize("node", ["P.r0", "D.r0"])
-def test_frames_of_another_life_cause_a_handshake_and_nothing_else(node) -> None:  # type: ignore[no-untyped-def]
+def test_frames_of_another_incarnation_cause_a_handshake_and_nothing_else(node) -> None:  # type: ignore[no-untyped-def]
     c = Cluster()
     c.holding = {"WRITE", "handshake"}
     c.prefill_and_admit("r", "x")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pdflow.protocol.dialect import DIALECTS, LIVE_DIALECTS, VLLM_COMPAT, VLLM_STOCK
-from tests.protocol.support.stories import NamedCluster
+from tests.protocol.support.counterexamples import NamedCluster
 from tests.support.endpoints import engine_info
 
 COMPAT_PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"

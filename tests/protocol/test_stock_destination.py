@@ -9,7 +9,7 @@ from pdflow.protocol.dialect import DIALECTS, VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited, PrefillLegEnded, Received
 from pdflow.protocol.messages import Register, Taken
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
+from tests.protocol.support.counterexamples import WAITS, NamedCluster, counterexample, in_each_dialect
 from tests.support.endpoints import engine_info
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.name)
@@ -74,7 +74,7 @@ def test_r12_a_retry_matches_the_earlier_registration(dialect: Dialect, comes_to
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S1")
-def test_r13_a_second_ranks_registration_comes_to_life(dialect: Dialect, comes_to: str) -> None:
+def test_r13_a_registration_of_a_second_rank_is_matched_late(dialect: Dialect, comes_to: str) -> None:
     """The first request ends well, on both ranks; its blocks are somebody else's by the time its zombie is matched."""
     c = NamedCluster(d=TWO, dialect=dialect)
     first = "cmpl-u-11111111"

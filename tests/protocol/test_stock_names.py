@@ -6,7 +6,7 @@ import pytest
 
 from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
+from tests.protocol.support.counterexamples import WAITS, NamedCluster, counterexample, in_each_dialect
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S4")
@@ -66,7 +66,7 @@ def test_r46_d_starts_again_with_the_same_id(dialect: Dialect, comes_to: str) ->
 
 
 @in_each_dialect(strict=0, compat=0, stock=1)
-def test_r46_what_the_old_life_registered(dialect: Dialect, comes_to: int) -> None:
+def test_r46_registrations_of_the_former_incarnation(dialect: Dialect, comes_to: int) -> None:
     """It was waiting for its prompt when D died: who writes it once the new life has been heard?"""
     c = NamedCluster(dialect=dialect, watched=False)
     c.prefill("x")

@@ -12,7 +12,7 @@ from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import PeerExited
 from pdflow.protocol.messages import Heartbeat
 from pdflow.protocol.values import MS, S
-from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
+from tests.protocol.support.counterexamples import WAITS, NamedCluster, counterexample, in_each_dialect
 from tests.support.endpoints import engine_info
 
 PINNED: list[object] = []

@@ -6,7 +6,7 @@ from pdflow.protocol.dialect import VLLM_STOCK, Dialect
 from pdflow.protocol.events import TimeReached, WriteEnded
 from pdflow.protocol.producer.cell import READY
 from pdflow.protocol.values import S
-from tests.protocol.support.stories import WAITS, NamedCluster, counterexample, in_each_dialect
+from tests.protocol.support.counterexamples import WAITS, NamedCluster, counterexample, in_each_dialect
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S2")

@@ -160,7 +160,7 @@ def test_of_a_single_run_against_seeds_no_interval_is_told(tmp_path: Path) -> No
         assert against["differences"]["ttft_mean_ms"]["low"] is None
 
 
-def test_a_strangers_name_moves_no_cursor(tmp_path: Path) -> None:
+def test_control_characters_of_a_file_name_are_not_printed(tmp_path: Path) -> None:
     hostile = "\x1b[2J\x07\u202e\x9b2J\n"
     runs = [several(tmp_path / "a", {1: 10, 2: 20}, hostile), saved(tmp_path / f"b{hostile}", uneven, name=hostile)]
     console = Console(width=200, file=io.StringIO(), color_system=None, legacy_windows=False)
@@ -285,7 +285,7 @@ def another_outcome(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         no_folder,
         no_requests,
@@ -302,9 +302,9 @@ def another_outcome(folder: Path) -> None:
         another_outcome,
     ],
 )
-def test_what_no_run_wrote_is_refused_in_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+def test_what_no_run_wrote_is_refused_in_one_sentence(tmp_path: Path, corrupt: Callable[[Path], None]) -> None:
     folder = saved(tmp_path / "a", uneven, requests=20)
-    spoil(folder)
+    corrupt(folder)
     with pytest.raises(UnreadableRunError) as refused:
         read_runs(folder)
     assert refused.value.exit_code == 2

@@ -29,8 +29,8 @@ Make = Callable[..., Any]
 SILENCE = 5
 
 
-def reports(role: Any, index: int, life: str = "") -> EngineReported:
-    return EngineReported(role, index, EngineInfo(f"{role[0]}-{index}{life}", Shards(1, 1, 16)))
+def reports(role: Any, index: int, suffix: str = "") -> EngineReported:
+    return EngineReported(role, index, EngineInfo(f"{role[0]}-{index}{suffix}", Shards(1, 1, 16)))
 
 
 def members_by_hand(report_log: list[tuple[int, Seat]], now: int) -> set[Seat]:
@@ -182,7 +182,7 @@ def test_who_is_to_join_is_a_member_with_its_first_report(governed: Make) -> Non
     assert it.prefill_choice.up == [True, True]
 
 
-def test_a_new_life_of_who_is_leaving_stays_out(governed: Make) -> None:
+def test_a_new_incarnation_of_a_leaving_engine_stays_out(governed: Make) -> None:
     it = governed(p=2, d=1, silence_ns=SILENCE)
     for seat in SEATS[:3]:
         it.handle(reports(*seat), 0)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
     """The tiny one, for as many engines as want it: nobody writes to its weights."""
     from pdflow_runtime.nodes.models import TorchModel
-    from tests.runtime.support.house import cluster
+    from tests.runtime.support.live_pair import cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

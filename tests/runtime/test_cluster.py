@@ -25,7 +25,7 @@ from pdflow.results.files.read import read_runs
 from pdflow.results.records import stage_durations_ns
 from pdflow.scenario.reading.load import load
 from pdflow_sim.check.counterexamples.trace import follow
-from tests.runtime.support.house import prompt
+from tests.runtime.support.live_pair import prompt
 from tests.runtime.support.served import Completion, Served, served
 
 pytestmark = pytest.mark.slow

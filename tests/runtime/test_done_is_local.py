@@ -27,7 +27,7 @@ from pdflow_runtime.process.worker import AtHost
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.held import Held
-from tests.runtime.support.house import House, cluster, house, prompt
+from tests.runtime.support.live_pair import LivePair, cluster, live_pair, prompt
 from tests.runtime.support.local import BoastfulTransport, ClosingTransport, LocalTransport
 from tests.runtime.test_hand_over import same_tokens
 
@@ -62,7 +62,7 @@ class OvertakingAndBoasting(BoastfulTransport):
     delay_s: ClassVar[Callable[[int], float]] = first_last
 
 
-def counted(home: House) -> Counter[Any]:
+def counted(home: LivePair) -> Counter[Any]:
     """From now on: what P's ranks ask for, and the phases that their cells are in behind each turn."""
     seen: Counter[Any] = Counter()
 
@@ -81,7 +81,7 @@ def counted(home: House) -> Counter[Any]:
 @pytest.mark.trio
 async def test_the_tokens_are_those_of_one_engine_alone(method: str, model: TorchModel) -> None:
     """And every WRITE is settled by a flush, under the oracle that knows what DONE says here."""
-    async with house(cluster(f"transfer.method={method}"), model, LocalTransport) as home:
+    async with live_pair(cluster(f"transfer.method={method}"), model, LocalTransport) as home:
         seen = counted(home)
         await same_tokens(home)
         assert seen[Flush] == seen[PostWrite] > 0
@@ -90,7 +90,7 @@ async def test_the_tokens_are_those_of_one_engine_alone(method: str, model: Torc
 
 @pytest.mark.trio
 async def test_where_done_is_remote_nothing_is_flushed(model: TorchModel) -> None:
-    async with house(cluster(), model, "tcp") as home:
+    async with live_pair(cluster(), model, "tcp") as home:
         seen = counted(home)
         await same_tokens(home)
         assert seen[PostWrite]
@@ -103,7 +103,7 @@ async def test_a_write_that_has_only_left_is_not_reported_as_sent(
     transport: MakeTransport, right: bool, model: TorchModel
 ) -> None:
     """SYNC says SENT where no notice has come: D would take that for the KV, and decode from what its blocks held."""
-    async with house(cluster("transfer.sync_s=0.05"), model, transport) as home:
+    async with live_pair(cluster("transfer.sync_s=0.05"), model, transport) as home:
         alone = await home.ask_alone("alone", prompt(100), GREEDY)
         assert (await home.ask("r", prompt(100), GREEDY) == alone) == right
 
@@ -114,7 +114,7 @@ async def test_no_block_is_free_while_it_may_still_be_written(
     transport: MakeTransport, right: bool, model: TorchModel
 ) -> None:
     """D hangs up between DONE and the bytes: CANCEL is answered SENT, and that frees its blocks."""
-    async with house(cluster(), model, transport) as home:
+    async with live_pair(cluster(), model, transport) as home:
         leg = home.send("r", prompt(100), GREEDY)
         assert isinstance(leg, DecodeLeg)
         with trio.fail_after(60):
@@ -134,7 +134,7 @@ async def test_no_block_is_free_while_it_may_still_be_written(
 @pytest.mark.trio
 async def test_a_notification_follows_every_piece(transport: MakeTransport, right: bool, model: TorchModel) -> None:
     """The last piece is posted when those before it have landed, and not when they have left."""
-    async with house(cluster("transfer.method=p2p-nccl-put"), model, transport) as home:
+    async with live_pair(cluster("transfer.method=p2p-nccl-put"), model, transport) as home:
         alone = await home.ask_alone("alone", prompt(100), GREEDY)
         assert (await home.ask("r", prompt(100), GREEDY) == alone) == right
 

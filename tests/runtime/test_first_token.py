@@ -23,7 +23,7 @@ from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.fronted import Fronted, fronted
-from tests.runtime.support.house import answer_of, cluster, house, prompt
+from tests.runtime.support.live_pair import answer_of, cluster, live_pair, prompt
 from tests.runtime.support.served import Completion, served
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
@@ -95,7 +95,7 @@ async def test_whatever_a_client_asks_for(dispatch: str, model: TorchModel) -> N
 @pytest.mark.parametrize("method", ["nixl-push", "p2p-nccl-put"])
 @pytest.mark.trio
 async def test_kv_that_waits_for_ps_token_is_released_with_its_request(method: str, model: TorchModel) -> None:
-    async with house(with_first(f"transfer.method={method}"), model) as home:
+    async with live_pair(with_first(f"transfer.method={method}"), model) as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
         params = KvParams(home.p.config.info, "x-r", "r", 0)
         for is_known in (False, True):

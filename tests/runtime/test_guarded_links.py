@@ -21,7 +21,7 @@ from pdflow_runtime.nodes.links import RankLink
 from pdflow_runtime.security.proving import MAGIC, Proof
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls, tls_of
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 from tests.runtime.test_links import CANCEL, connected, sides
 
 SECRET = Secret(b"what all parts of this cluster know")
@@ -151,14 +151,14 @@ async def test_a_proof_is_of_one_side_of_one_stream_and_one_hello() -> None:
         (Proof(SECRET, True, nonces), proved, b"hello"),
         (fresh, answered, b"and you"),
     )
-    for judge, claimed, hello in wrong:
+    for proof, claimed, hello in wrong:
         with pytest.raises(ValueError, match="does not know the secret"):
-            judge.check(claimed, hello)
+            proof.check(claimed, hello)
 
 
 @given(st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda rest: MAGIC + bytes(32) + rest)))
 @settings(max_examples=200, deadline=None)
-def test_no_bytes_of_a_stranger_are_believed_or_raise_anything_else(data: bytes) -> None:
+def test_no_bytes_of_an_unauthenticated_peer_are_accepted_or_raise_anything_else(data: bytes) -> None:
     assert not trio.run(accepts, data)
 
 

@@ -28,12 +28,12 @@ from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, Answer, House, answer_of, cluster, house, prompt
+from tests.runtime.support.live_pair import LOCAL, Answer, LivePair, answer_of, cluster, live_pair, prompt
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 700)
 
 
-async def same_tokens(home: House) -> None:
+async def same_tokens(home: LivePair) -> None:
     """Several at once, of many lengths; D computes of each prompt its last token, and no more."""
     answers: dict[int, tuple[object, object]] = {}
 
@@ -57,7 +57,7 @@ async def same_tokens(home: House) -> None:
 )
 @pytest.mark.trio
 async def test_the_tokens_are_those_of_one_engine_alone(method: str, transport: str, model: TorchModel) -> None:
-    async with house(cluster(f"transfer.method={method}"), model, transport) as home:
+    async with live_pair(cluster(f"transfer.method={method}"), model, transport) as home:
         await same_tokens(home)
 
 
@@ -71,11 +71,11 @@ async def test_engines_may_shard_their_kv_differently(
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
     blocks = (f"pool.prefill.block_size={p_block}", f"pool.decode.block_size={d_block}")
-    async with house(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
+    async with live_pair(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
         await same_tokens(home)
 
 
-async def mixed_up(home: House) -> Answer:
+async def mixed_up(home: LivePair) -> Answer:
     """P computes one prompt, D decodes from another under the same name."""
     sampling = Sampling(max_tokens=12, ignore_eos=True)
     home.p.begin("r", "x-r", prompt(100, 1))
@@ -84,7 +84,7 @@ async def mixed_up(home: House) -> Answer:
 
 @pytest.mark.trio
 async def test_kv_of_another_prompt_is_refused(model: TorchModel) -> None:
-    async with house(cluster(), model) as home:
+    async with live_pair(cluster(), model) as home:
         assert await mixed_up(home) == ([], Code.CONTENT)
         with trio.fail_after(40):
             await home.quiet()
@@ -95,7 +95,7 @@ async def test_tokens_depend_on_the_transferred_kv(model: TorchModel, monkeypatc
     """The control of all tests here: were D to compute the prompt itself, whatever KV it got would do."""
     for node in ("prefill_node", "decode_node"):
         monkeypatch.setattr(f"pdflow_runtime.nodes.{node}.digest_of", lambda tokens, weights: 7)
-    async with house(cluster(), model) as home:
+    async with live_pair(cluster(), model) as home:
         sampling = Sampling(max_tokens=12, ignore_eos=True)
         handed = await mixed_up(home)
         own = await home.ask_alone("own", prompt(100), sampling)
@@ -108,7 +108,7 @@ async def test_tokens_depend_on_the_transferred_kv(model: TorchModel, monkeypatc
 @pytest.mark.trio
 async def test_a_lost_memory_is_reconnected(method: str, whose: str, model: TorchModel) -> None:
     """Though the stream of frames lives: READs of a peer whose transport had broken failed for good."""
-    async with house(cluster(f"transfer.method={method}"), model, "tcp") as home:
+    async with live_pair(cluster(f"transfer.method={method}"), model, "tcp") as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
         alone = await home.ask_alone("alone", prompt(40), sampling)
         assert await home.ask("before", prompt(40), sampling) == alone
@@ -126,7 +126,7 @@ async def test_a_lost_memory_is_reconnected(method: str, whose: str, model: Torc
 @pytest.mark.trio
 async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets_them_back(model: TorchModel) -> None:
     """The client's hang-up waits in the queue as the engine admits: found by a cluster whose clients hung up."""
-    home = House(cluster(), model, transport_named("shm"))
+    home = LivePair(cluster(), model, transport_named("shm"))
     node = home.d
     leg = node.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(100), Sampling())
     node.turn(now_ns())
@@ -144,7 +144,7 @@ async def test_an_engine_that_gives_blocks_to_a_request_that_has_just_ended_gets
 @pytest.mark.trio
 async def test_an_id_too_long_for_a_frame_is_refused_on_arrival(model: TorchModel) -> None:
     """It would have ended the engine's process when it was to be said to a peer."""
-    async with house(cluster(), model) as home:
+    async with live_pair(cluster(), model) as home:
         args = model.prompts, "nixl-push", Coordinates(LOCAL, 1), Gate(None, "an engine"), lambda: None
         apis: list[EngineApi[Any]] = [PrefillApi(home.p, *args), DecodeApi(home.d, *args)]
         for api in apis:
@@ -158,7 +158,7 @@ async def test_an_id_too_long_for_a_frame_is_refused_on_arrival(model: TorchMode
 
 @pytest.mark.trio
 async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: TorchModel) -> None:
-    async with house(cluster("transfer.method=mooncake-v1", "transfer.num_workers=1"), model) as home:
+    async with live_pair(cluster("transfer.method=mooncake-v1", "transfer.num_workers=1"), model) as home:
         (rank,) = home.p.ranks.values()
         most = 0
         write = rank.transport.write
@@ -176,7 +176,7 @@ async def test_a_prefill_rank_of_mooncake_writes_with_so_many_workers(model: Tor
 @pytest.mark.trio
 async def test_who_hangs_up_as_the_last_bytes_come_is_not_decoded_for(model: TorchModel) -> None:
     """DONE waits in the queue, and the hang-up behind it: the protocol is done with the request by then."""
-    async with house(cluster(), model) as home:
+    async with live_pair(cluster(), model) as home:
         (rank,) = home.d.ranks.values()
         put = rank._put
         leg: DecodeLeg
@@ -200,7 +200,7 @@ async def test_who_hangs_up_as_the_last_bytes_come_is_not_decoded_for(model: Tor
 @pytest.mark.trio
 async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: TorchModel) -> None:
     """Its name is taken, which whoever asks again is told; the engine lives on."""
-    async with house(cluster(), model) as home:
+    async with live_pair(cluster(), model) as home:
         params = KvParams(home.p.config.info, "x-r", "r", 0)
         leg = home.d.begin("r", params, prompt(100), Sampling())
         with trio.fail_after(10):
@@ -222,7 +222,7 @@ async def test_a_prefill_engine_that_has_started_anew_elsewhere_is_served_from_a
     method: str, model: TorchModel
 ) -> None:
     """Though D has tried where it was before, and would not try again for a while."""
-    async with house(cluster(f"transfer.method={method}"), model) as home:
+    async with live_pair(cluster(f"transfer.method={method}"), model) as home:
         sampling = Sampling(max_tokens=4, ignore_eos=True)
         (at,) = home.d.links.book.values()
         home.d.links.book["prefill-0"] = ("127.0.0.1", 1)

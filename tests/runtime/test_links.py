@@ -148,15 +148,15 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
     ],
 )
 @pytest.mark.trio
-async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> None:
+async def test_an_unauthenticated_connection_is_closed_and_others_are_not_affected(data: bytes) -> None:
     async with sides("d", "p") as (d, p):
         await connected(d, p)
-        stranger = await trio.open_tcp_stream("127.0.0.1", p.tcp)
-        async with stranger:
-            await stranger.send_all(data)
-            await stranger.send_eof()
+        unauthenticated = await trio.open_tcp_stream("127.0.0.1", p.tcp)
+        async with unauthenticated:
+            await unauthenticated.send_all(data)
+            await unauthenticated.send_eof()
             with trio.fail_after(10):
-                while await stranger.receive_some():
+                while await unauthenticated.receive_some():
                     pass
         d.links.send(d.port, Send("p.r0", CANCEL))
         assert await p.endpoint.get(Received) == [Received("d.r0", 100, CANCEL)]
@@ -166,8 +166,8 @@ async def test_a_stranger_is_hung_up_on_and_nobody_else_notices(data: bytes) -> 
 @pytest.mark.trio
 async def test_silent_pending_connections_do_not_keep_peers_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever held all places was waited for, and every peer hung up on."""
-    monkeypatch.setattr(links, "MAX_STRANGERS", 4)
-    monkeypatch.setattr(links, "PATIENCE_S", 3600)
+    monkeypatch.setattr(links, "MAX_PENDING", 4)
+    monkeypatch.setattr(links, "HELLO_TIMEOUT_S", 3600)
     async with sides("d", "p") as (d, p):
         silent = [await trio.open_tcp_stream("127.0.0.1", p.tcp) for _ in range(4)]
         with trio.fail_after(20):

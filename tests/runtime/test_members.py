@@ -18,7 +18,7 @@ from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import UNSIGNED, Gate, Signer
 from tests.runtime.http.world import LOCAL, serving
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 from tests.runtime.test_router_node import ENGINES, Town, settled, town
 
 SILENCE_NS = 5 * S
@@ -81,7 +81,9 @@ async def test_a_known_death_is_not_waited_for(autojump_clock: trio.testing.Mock
 
 
 @pytest.mark.trio
-async def test_who_leaves_gets_nothing_new_and_its_next_life_does(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_leaving_engine_gets_no_requests_and_its_next_incarnation_does(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     built = reporting()
     apply_report(built, *map(engine_address, ENGINES))
     apply_report(built, EngineLeaving("prefill-0", 1), EngineLeaving("prefill-1", 7))
@@ -110,7 +112,7 @@ async def test_of_two_processes_that_report_one_engine_the_younger_is_taken(
 
 
 @pytest.mark.trio
-async def test_a_drained_engine_stays_so_whatever_life_it_reports_from(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_drained_engine_stays_drained_in_every_incarnation(autojump_clock: trio.testing.MockClock) -> None:
     built = reporting()
     apply_report(built, *map(engine_address, ENGINES))
     built.front.admin.change("decode-0", False)

@@ -19,7 +19,7 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.nodes.models import TorchModel, folder_of, open_prompts, weights_bytes
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 
 
 @pytest.fixture

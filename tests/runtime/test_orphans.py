@@ -19,7 +19,7 @@ from tests.runtime.support.served import ROOT, served
 
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 COMPONENTS = ("pdflow_runtime.router.front", "prefill-0", "decode-0")
-PATIENCE_S = 60
+TIMEOUT_S = 60
 BENCHMARK = f"""
 import time
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.runtime.support.served import served
 from tests.runtime.test_orphans import COMPONENTS, QUICKSTART, SYNTHETIC
 with served(Path("{{folder}}"), QUICKSTART, *SYNTHETIC) as cluster:
     print(cluster.process.pid, *map(cluster.pid_of, COMPONENTS), flush=True)
-    time.sleep({PATIENCE_S})
+    time.sleep({TIMEOUT_S})
 """
 
 
@@ -41,7 +41,7 @@ def is_there(pid: int) -> bool:
 
 def left_of(pids: Iterable[int]) -> list[str]:
     """Processes, and files in shared memory, that are there still when all has had its time to end."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         left = [str(pid) for pid in pids if is_there(pid)]
         left += [file.name for pid in pids for file in Path("/dev/shm").glob(f"pdflow-{pid}-*")]

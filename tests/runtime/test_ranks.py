@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.layout.descriptors import RankMemory, rank_memory
-from pdflow.layout.rooms import Room
+from pdflow.layout.regions import KvRegion
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.lanes import LaneRules
 from pdflow.methods.shipment import Piece
@@ -55,12 +55,12 @@ def rank(put: Callable[[Any], None] = lambda event: None, dtype: str = "") -> Ra
 
 def described(
     memory: RankMemory,
-    room: Room | None = None,
+    kv_region: KvRegion | None = None,
     slots: int = 9,
     shards: tuple[int, int, int] = (1, 1, 16),
     dtype: str = "",
 ) -> bytes:
-    return msgspec.msgpack.encode(RankMetadata(memory, Shards(*shards), 0, slots, "nowhere", b"", room, dtype))
+    return msgspec.msgpack.encode(RankMetadata(memory, Shards(*shards), 0, slots, "nowhere", b"", kv_region, dtype))
 
 
 WRONG: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], in_stag
     if "cell_bytes" in wrong and not in_staging:
         message = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
     with pytest.raises(ValueError, match=message):
-        await here.connect("p", described(MEMORY, Room("pages", bad)) if in_staging else described(bad))
+        await here.connect("p", described(MEMORY, KvRegion("pages", bad)) if in_staging else described(bad))
     assert not here.peers
 
 
@@ -118,7 +118,7 @@ async def test_nor_one_that_is_sharded_as_none_can_be(shards: tuple[int, int, in
 
 
 @pytest.mark.trio
-async def test_what_waits_for_its_pieces_ends_with_its_peer_and_does_not_go_to_the_next_life() -> None:
+async def test_a_write_that_waits_for_pieces_ends_with_its_peer() -> None:
     told: list[Any] = []
     here = rank(told.append)
     here.transfers.adopt(LaneRules(in_layers=True, as_offered=True))

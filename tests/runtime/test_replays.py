@@ -64,12 +64,14 @@ def not_live(scope: Scope) -> str:
     return ""
 
 
-STORIES = {file.stem: read(file) for file in REPLAYS}
-TOLD = {name: counterexample for name, counterexample in STORIES.items() if not not_live(counterexample.scope)}
+COUNTEREXAMPLES = {file.stem: read(file) for file in REPLAYS}
+TOLD = {name: counterexample for name, counterexample in COUNTEREXAMPLES.items() if not not_live(counterexample.scope)}
 
 
-def test_no_story_is_left_out_unseen() -> None:
-    left_out = {name: why for name, counterexample in STORIES.items() if (why := not_live(counterexample.scope))}
+def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
+    left_out = {
+        name: why for name, counterexample in COUNTEREXAMPLES.items() if (why := not_live(counterexample.scope))
+    }
     lagging = "endpoints of one engine are in one process: what one tells another comes in the same turn"
     assert left_out == {
         "a-fence-counts-for-a-later-read": lagging,
@@ -102,7 +104,7 @@ async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock
 
 
 @pytest.mark.trio
-async def test_what_a_former_life_has_written_is_not_taken_for_the_present_ones(mock_clock: MockClock) -> None:
+async def test_a_write_of_a_former_incarnation_is_not_accepted(mock_clock: MockClock) -> None:
     """Its notice comes when D has met P's next life (S8)."""
     async with trio.open_nursery() as nursery:
         told = replay_of(Scope(p_restart=1, sync=1), nursery)
@@ -187,9 +189,9 @@ async def walk(scope: Scope, seed: int) -> Told:
                 moves: list[Any] = told.world.moves(told.state)
                 if not moves:
                     break
-                calm = [move for move in moves if move[0] not in TROUBLE]
-                soon = [move for move in calm if move[0] != last]
-                likes = soon or calm
+                fault_free = [move for move in moves if move[0] not in TROUBLE]
+                soon = [move for move in fault_free if move[0] != last]
+                likes = soon or fault_free
                 trouble = 0.02 if step < trouble_from else 0.3
                 await told.make(chance.choice(likes if likes and chance.random() >= trouble else moves))
         nursery.cancel_scope.cancel()
@@ -221,7 +223,7 @@ async def test_ways_through_every_methods_scopes_are_told_live(walks: int, mock_
     for named in BY_METHOD:
         if not not_live(named.scope):
             for seed in range(walks):
-                reached |= (await walk(named.scope, seed)).world.space.judge.seen.keys()
+                reached |= (await walk(named.scope, seed)).world.space.checker.seen.keys()
     assert reached >= REACHED, f"missed: {REACHED - reached}"
 
 

@@ -46,7 +46,7 @@ class Town:
 
     def __init__(
         self,
-        patience_s: float = math.inf,
+        leg_timeout_s: float = math.inf,
         silence_ns: int | None = None,
         stores: Sequence[str] = (),
         hedge_after_ns: int | None = None,
@@ -63,7 +63,7 @@ class Town:
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         told = {"stores": stores, "returns_first_token": returns_first_token}
-        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, patience_s, **told)
+        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, leg_timeout_s, **told)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
@@ -94,8 +94,8 @@ class Town:
 
 
 @asynccontextmanager
-async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
-    """`speakers` are engines that begin to answer. The router's node takes no turn but those that it is given."""
+async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
+    """`streaming` are engines that begin to answer. The router's node takes no turn but those that it is given."""
     built = Town(**options)
 
     async def engine(name: str, nursery: trio.Nursery) -> None:
@@ -111,7 +111,7 @@ async def town(*speakers: str, **options: Any) -> AsyncIterator[Town]:
                 status, body = built.replies[name].pop(0)
                 await responder.reply(status, (JSON,), body)
                 return
-            if name in speakers or name in built.answer_pieces:
+            if name in streaming or name in built.answer_pieces:
                 await responder.begin(200, (EVENT_STREAM,))
                 for piece in built.answer_pieces.get(name, [b"data: {}\n\n"]):
                     await responder.send(piece)
@@ -246,7 +246,7 @@ async def test_a_client_that_does_not_stream_has_received_nothing_before_the_end
 
 
 @pytest.mark.trio
-async def test_a_drained_engine_stays_so_in_its_next_life() -> None:
+async def test_a_drained_engine_stays_drained_after_a_restart() -> None:
     async with town() as built:
         built.front.admin.change("prefill-1", False)
         built.node.members.apply_report(EngineGone("prefill-1"))
@@ -273,7 +273,7 @@ async def test_connections_to_an_engine_that_is_gone_are_not_kept() -> None:
 @pytest.mark.trio
 async def test_engines_that_stand_still_are_waited_for_as_long_as_a_request_may_last() -> None:
     """A stopped process keeps its connections, and would never answer: the next attempt goes elsewhere."""
-    async with town(patience_s=0.2) as built, trio.open_nursery() as nursery:
+    async with town(leg_timeout_s=0.2) as built, trio.open_nursery() as nursery:
         nursery.start_soon(built.ask)
         await settled()
         built.turn()

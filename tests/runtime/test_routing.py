@@ -32,7 +32,7 @@ from pdflow_runtime.router.routing import governed_of, seats_of
 from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
-from tests.runtime.support.house import prompt
+from tests.runtime.support.live_pair import prompt
 
 WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
 

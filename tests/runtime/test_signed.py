@@ -16,7 +16,7 @@ from pdflow_runtime.http.messages import Header, HttpRequest
 from pdflow_runtime.process.addresses import is_loopback
 from pdflow_runtime.security.secret import Secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import WINDOW_S, Gate, Signer, operators_signer
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 
 TEXT = "what all parts of this cluster know"
 SECRET = Secret(TEXT.encode())
@@ -117,7 +117,7 @@ def test_clocks_must_agree(off_s: int, told: str) -> None:
     assert why_not(gate, signed(SECRET, theirs)) == ""
 
 
-def test_what_was_signed_for_the_life_before_is_not_believed() -> None:
+def test_signatures_for_the_former_incarnation_are_refused() -> None:
     clock = Clock()
     asked = signed(SECRET, clock)
     clock.now_s += 10
@@ -151,7 +151,7 @@ def test_operators_may_show_the_secret_itself() -> None:
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"PDFLOW " + rest)))
-def test_no_header_of_a_stranger_is_believed_or_raises_anything_else(header: bytes) -> None:
+def test_no_header_of_an_unauthenticated_peer_is_accepted_or_raises_anything_else(header: bytes) -> None:
     assert why_not(Gate(SECRET, "router", Clock()), request((b"authorization", header)))
 
 

@@ -26,12 +26,12 @@ from pdflow_runtime.nodes.staging_memory import RoomState, room_state
 from pdflow_runtime.observe.event_log import TOKEN, Passed
 from pdflow_runtime.observe.state import state_of
 from pdflow_runtime.observe.top import view
-from tests.runtime.support.house import PATIENCE_S, Answer, House, answer_of, cluster, house
+from tests.runtime.support.live_pair import ANSWER_TIMEOUT_S, Answer, LivePair, answer_of, cluster, live_pair
 from tests.runtime.test_hand_over import prompt, same_tokens
 
 TOKEN_BYTES = 4096
 """Of the tiny model's KV."""
-ROOMS = {
+CAPACITY_KEYS = {
     "cpu-staged": ("transfer.host_buffer_bytes={}",),
     "p2p-nccl-put": ("transfer.kv_buffer_size={}", "transfer.mem_pool_size_gb=0"),
     "p2p-nccl-put-async": ("transfer.kv_buffer_size={}", "transfer.mem_pool_size_gb=0"),
@@ -45,10 +45,10 @@ def with_room(method: str, tokens: int) -> tuple[str, ...]:
     """The method, with room for so many tokens beside the blocks."""
     if method == "progressive":
         return ("transfer.progressive=true",)
-    return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in ROOMS[method])
+    return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in CAPACITY_KEYS[method])
 
 
-async def empty(home: House) -> None:
+async def empty(home: LivePair) -> None:
     """Nothing is kept beside the blocks, by either."""
     await home.quiet()
     with trio.fail_after(10):
@@ -71,7 +71,7 @@ async def test_engines_may_shard_their_kv_differently(
 ) -> None:
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
     blocks = (f"pool.prefill.block_size={p_block}", f"pool.decode.block_size={d_block}")
-    async with house(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
+    async with live_pair(cluster(f"transfer.method={method}", *tps, *blocks), model) as home:
         await same_tokens(home)
         await empty(home)
 
@@ -80,7 +80,7 @@ async def test_engines_may_shard_their_kv_differently(
 @pytest.mark.trio
 async def test_prompts_wait_in_turn_for_room(method: str, model: TorchModel) -> None:
     """There is room for the longest, and for few others beside it."""
-    async with house(cluster(*with_room(method, 768)), model) as home:
+    async with live_pair(cluster(*with_room(method, 768)), model) as home:
         await same_tokens(home)
         await empty(home)
 
@@ -88,7 +88,7 @@ async def test_prompts_wait_in_turn_for_room(method: str, model: TorchModel) -> 
 @pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-get", "mooncake-v0"])
 @pytest.mark.trio
 async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, model: TorchModel) -> None:
-    async with house(cluster(*with_room(method, 128)), model) as home:
+    async with live_pair(cluster(*with_room(method, 128)), model) as home:
         leg = home.p.begin("r", "x-r", prompt(700))
         await leg.answered.wait()
         assert leg.code is Code.REJECTED
@@ -100,7 +100,7 @@ async def test_a_prompt_that_never_fits_there_is_refused_at_once(method: str, mo
 @pytest.mark.parametrize("method", ["cpu-staged", "p2p-nccl-get", "mooncake-v0"])
 @pytest.mark.trio
 async def test_an_engine_is_not_drained_while_a_prompt_lies_in_staging_memory(method: str, model: TorchModel) -> None:
-    async with house(cluster(*with_room(method, 768)), model) as home:
+    async with live_pair(cluster(*with_room(method, 768)), model) as home:
         leg = home.p.begin("r", "x-r", prompt(100))
         await leg.answered.wait()
         assert not home.p.is_drained()
@@ -111,7 +111,7 @@ async def test_an_engine_is_not_drained_while_a_prompt_lies_in_staging_memory(me
 @pytest.mark.parametrize("method", ["mooncake-v0", "p2p-nccl-get"])
 @pytest.mark.trio
 async def test_operators_see_the_staging_memory(method: str, model: TorchModel) -> None:
-    async with house(cluster(*with_room(method, 256)), model) as home:
+    async with live_pair(cluster(*with_room(method, 256)), model) as home:
 
         def shown() -> tuple[RoomState, str]:
             state = state_of(home.p)
@@ -158,7 +158,7 @@ def test_what_a_ring_holds_behind_its_oldest_allocation_is_not_free() -> None:
 
 @pytest.mark.trio
 async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_name(model: TorchModel) -> None:
-    async with house(cluster(*with_room("cpu-staged", 768)), model) as home:
+    async with live_pair(cluster(*with_room("cpu-staged", 768)), model) as home:
         node = home.d
         assert isinstance(node, LiveStagedDecodeNode)
         params = KvParams(home.p.config.info, "x-r", "r", 0)
@@ -177,7 +177,7 @@ async def test_whoever_is_late_to_hang_up_takes_no_room_from_the_next_of_its_nam
 
 @pytest.mark.trio
 async def test_d_refuses_what_its_buffer_never_holds(model: TorchModel) -> None:
-    async with house(cluster(*with_room("p2p-nccl-put", 128)), model) as home:
+    async with live_pair(cluster(*with_room("p2p-nccl-put", 128)), model) as home:
         leg = home.send("r", prompt(700), GREEDY)
         assert isinstance(leg, DecodeLeg)
         assert await answer_of(leg) == ([], Code.REJECTED)
@@ -185,7 +185,7 @@ async def test_d_refuses_what_its_buffer_never_holds(model: TorchModel) -> None:
 
 @pytest.mark.trio
 async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchModel) -> None:
-    async with house(cluster(*with_room("p2p-nccl-get", 256)), model) as home:
+    async with live_pair(cluster(*with_room("p2p-nccl-get", 256)), model) as home:
         legs = [home.send(f"r{number}", prompt(100, number), GREEDY) for number in range(3)]
         for leg in legs:
             assert isinstance(leg, LivePrefillLeg)
@@ -204,7 +204,7 @@ async def test_a_store_that_is_full_lets_go_of_its_oldest_prompt(model: TorchMod
 @pytest.mark.parametrize("keys", [("transfer.method=cpu-staged",), ("transfer.progressive=true",)])
 @pytest.mark.trio
 async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[str, ...], model: TorchModel) -> None:
-    async with house(cluster(*keys), model) as home:
+    async with live_pair(cluster(*keys), model) as home:
         (rank,) = home.p.ranks.values()
         runner, write = home.p.engine._runner, rank.transport.write
         step = runner.step
@@ -227,7 +227,7 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
         runner.step = one_chunk_behind  # type: ignore[method-assign]
         leg = home.d.begin("r", KvParams(home.p.config.info, "x-r", "r", 0), prompt(700), GREEDY)
         home.p.begin("r", "x-r", prompt(700))
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(ANSWER_TIMEOUT_S):
             answer = await answer_of(leg)
         assert answer == await home.ask_alone("a", prompt(700), GREEDY)
         assert PrefillBegun in [type(event) for _, event in home.events]
@@ -237,7 +237,7 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
 @pytest.mark.trio
 async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel) -> None:
     """D may have answered, and P's leg been taken back, before P's step has ended: the stamp was late, or lacking."""
-    async with house(cluster("transfer.method=cpu-staged"), model) as home:
+    async with live_pair(cluster("transfer.method=cpu-staged"), model) as home:
         runner, answered = home.p.engine._runner, trio.Event()
         step = runner.step
 
@@ -262,7 +262,7 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
 
 @pytest.mark.trio
 async def test_with_put_the_engine_begins_no_step_before_all_has_gone(model: TorchModel) -> None:
-    async with house(cluster("transfer.method=p2p-nccl-put"), model) as home:
+    async with live_pair(cluster("transfer.method=p2p-nccl-put"), model) as home:
         node = home.p
         compose, held = node.engine._compose, []
         node.engine._compose = lambda: (held.append(bool(node.prefilling.requests.awaited)), compose())[1]  # type: ignore[method-assign, func-returns-value]
@@ -282,24 +282,24 @@ async def test_with_put_the_engine_begins_no_step_before_all_has_gone(model: Tor
 @pytest.mark.trio
 async def test_from_blocks_that_are_still_filled(model: TorchModel) -> None:
     tps = ("pool.prefill.tp=2", "pool.decode.tp=1", "pool.decode.block_size=32")
-    async with house(cluster("transfer.progressive=true", *tps), model) as home:
+    async with live_pair(cluster("transfer.progressive=true", *tps), model) as home:
         await same_tokens(home)
         await empty(home)
 
 
-@pytest.mark.parametrize("method", [*ROOMS, "progressive"])
+@pytest.mark.parametrize("method", [*CAPACITY_KEYS, "progressive"])
 @pytest.mark.trio
 async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchModel) -> None:
     """At any moment, with room for a few prompts; those that stay get their tokens."""
     chance = random.Random(method)
-    async with house(cluster(*with_room(method, 512)), model) as home:
+    async with live_pair(cluster(*with_room(method, 512)), model) as home:
         alone = [await home.ask_alone(f"a{number}", prompt(300, number), GREEDY) for number in range(3)]
         codes: list[Code] = []
 
-        async def one(number: int, patience_s: float) -> None:
+        async def one(number: int, hang_up_after_s: float) -> None:
             await trio.sleep(chance.random() * 0.3)
             leg = home.send(f"r{number}", prompt(300, number % 3), GREEDY)
-            with trio.move_on_after(patience_s) as scope:
+            with trio.move_on_after(hang_up_after_s) as scope:
                 if isinstance(leg, LivePrefillLeg):
                     await leg.answered.wait()
                     assert leg.params is not None

@@ -23,19 +23,19 @@ from pdflow_runtime.nodes.prefill_node import LivePrefillLeg
 from pdflow_runtime.store.keys import StoreKeys
 from pdflow_runtime.store.prefill_node import LiveStorePrefillNode
 from pdflow_runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, House, cluster, house, prompt
+from tests.runtime.support.live_pair import LOCAL, LivePair, cluster, live_pair, prompt
 
 STORE = ("transfer.method=kv-store", "pool.prefill.enable_prefix_caching=false")
 BY_BLOCK = (*STORE, "transfer.store_granularity=block")
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
 
 
-def putting(home: House) -> LiveStorePrefillNode:
+def putting(home: LivePair) -> LiveStorePrefillNode:
     assert isinstance(home.p, LiveStorePrefillNode)
     return home.p
 
 
-async def asked(home: House, name: str, tokens: list[int]) -> int:
+async def asked(home: LivePair, name: str, tokens: list[int]) -> int:
     """The answer is that of one engine alone. How many tokens P has computed for it."""
     before = home.p.engine.prompt_tokens_computed
     assert await home.ask(name, tokens, SAMPLING) == await home.ask_alone(f"alone-{name}", tokens, SAMPLING)
@@ -44,7 +44,7 @@ async def asked(home: House, name: str, tokens: list[int]) -> int:
 
 @pytest.mark.trio
 async def test_a_prompt_that_begins_as_another_is_loaded_as_far_as_it_does(model: TorchModel) -> None:
-    async with house(cluster(*BY_BLOCK), model) as home:
+    async with live_pair(cluster(*BY_BLOCK), model) as home:
         assert await asked(home, "a", prompt(500)) == 500
         assert await asked(home, "b", [*prompt(320), *prompt(100, 1)]) == 100
         assert await asked(home, "c", prompt(500)) == 500 - 31 * 16
@@ -56,7 +56,7 @@ async def test_a_prompt_that_begins_as_another_is_loaded_as_far_as_it_does(model
 
 @pytest.mark.trio
 async def test_by_the_prompt_nothing_is_loaded(model: TorchModel) -> None:
-    async with house(cluster(*STORE), model) as home:
+    async with live_pair(cluster(*STORE), model) as home:
         assert await asked(home, "a", prompt(100)) == 100
         assert await asked(home, "b", prompt(100)) == 100
         await home.quiet()
@@ -66,7 +66,7 @@ async def test_by_the_prompt_nothing_is_loaded(model: TorchModel) -> None:
 
 @pytest.mark.trio
 async def test_what_is_kept_for_nobody_goes_when_it_is_read(model: TorchModel) -> None:
-    async with house(cluster(*BY_BLOCK, "transfer.store_keep=false"), model) as home:
+    async with live_pair(cluster(*BY_BLOCK, "transfer.store_keep=false"), model) as home:
         for name in ("a", "b"):
             assert await asked(home, name, prompt(100)) == 100
         await home.quiet()
@@ -75,7 +75,7 @@ async def test_what_is_kept_for_nobody_goes_when_it_is_read(model: TorchModel) -
 
 
 @asynccontextmanager
-async def another_engine(home: House, model: TorchModel, *overrides: str) -> AsyncIterator[LiveStorePrefillNode]:
+async def another_engine(home: LivePair, model: TorchModel, *overrides: str) -> AsyncIterator[LiveStorePrefillNode]:
     """A second one that puts there, in the place of the first."""
     builder = LiveBuilder(cluster("pool.prefill.replicas=2", *overrides), transport_named("shm"))
     node = builder.prefill_node("prefill-1", model)
@@ -92,7 +92,7 @@ async def another_engine(home: House, model: TorchModel, *overrides: str) -> Asy
 
 @pytest.mark.trio
 async def test_engines_find_what_others_have_put(model: TorchModel) -> None:
-    async with house(cluster(*BY_BLOCK), model) as home:
+    async with live_pair(cluster(*BY_BLOCK), model) as home:
         assert await asked(home, "a", prompt(500)) == 500
         async with another_engine(home, model, *BY_BLOCK):
             assert await asked(home, "b", prompt(500)) == 500 - 31 * 16
@@ -107,7 +107,7 @@ async def test_engines_may_shard_their_kv_differently(
     tps = (f"pool.prefill.tp={p_tp}", f"pool.decode.tp={d_tp}")
     blocks = (f"pool.prefill.block_size={p_block}", f"pool.decode.block_size={d_block}")
     unit = max(p_block, d_block)
-    async with house(cluster(*BY_BLOCK, *tps, *blocks), model) as home:
+    async with live_pair(cluster(*BY_BLOCK, *tps, *blocks), model) as home:
         assert await asked(home, "a", prompt(200)) == 200
         assert await asked(home, "b", [*prompt(150), *prompt(50, 1)]) == 200 - 150 // unit * unit
         await home.quiet()
@@ -115,7 +115,7 @@ async def test_engines_may_shard_their_kv_differently(
 
 @pytest.mark.trio
 async def test_what_cannot_be_loaded_is_computed(model: TorchModel) -> None:
-    async with house(cluster(*BY_BLOCK), model) as home:
+    async with live_pair(cluster(*BY_BLOCK), model) as home:
         assert await asked(home, "a", prompt(100)) == 100
         node = putting(home)
 
@@ -131,7 +131,7 @@ async def test_what_cannot_be_loaded_is_computed(model: TorchModel) -> None:
 @pytest.mark.trio
 async def test_who_hangs_up_leaves_nothing_behind(model: TorchModel) -> None:
     """Before the store has said what is there, while it is loaded, computed and put, and when all of it is."""
-    async with house(cluster(*BY_BLOCK, "transfer.store_lease_s=1"), model) as home:
+    async with live_pair(cluster(*BY_BLOCK, "transfer.store_lease_s=1"), model) as home:
         assert await asked(home, "a", prompt(400)) == 400
         for step in range(24):
             leg = home.send(f"b{step}", [*prompt(320), *prompt(300, step)], SAMPLING)
@@ -150,7 +150,7 @@ async def test_prompts_wait_for_room(model: TorchModel) -> None:
     """Of twelve at once, each of which takes a quarter of the store."""
     answers: dict[int, int] = {}
     scenario = cluster(*STORE, "transfer.store_bytes=1_000_000")
-    async with house(scenario, model) as home:
+    async with live_pair(scenario, model) as home:
         room = home.store.memory.pool.num_blocks * 16  # type: ignore[union-attr]
 
         async def ask(number: int) -> None:
@@ -169,7 +169,7 @@ async def test_prompts_wait_for_room(model: TorchModel) -> None:
 
 @pytest.mark.trio
 async def test_a_store_that_is_not_there_fails_the_request_alone(model: TorchModel) -> None:
-    async with house(cluster(*BY_BLOCK), model) as home:
+    async with live_pair(cluster(*BY_BLOCK), model) as home:
         there = putting(home).stores
         for nowhere in ((), (type(there[0])(LOCAL, 0),), (type(there[0])(LOCAL, 1),)):
             putting(home).stores = nowhere
@@ -200,7 +200,7 @@ async def test_a_node_that_stands_still_is_not_waited_for_before_a_prompt_is_com
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pdflow_runtime.store.calls.LOOK_S", 0.05)
-    async with house(cluster(*BY_BLOCK), model) as home:
+    async with live_pair(cluster(*BY_BLOCK), model) as home:
         assert await asked(home, "a", prompt(100)) == 100
         there = putting(home).stores
         async with trio.open_nursery() as nursery:

@@ -29,7 +29,7 @@ from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, WithdrawBody
 from pdflow_runtime.store.node import LiveStoreNode
 from pdflow_runtime.store.state import StoreCollector, state_of
 from pdflow_runtime.transports.named import transport_named
-from tests.runtime.support.house import LOCAL, cluster
+from tests.runtime.support.live_pair import LOCAL, cluster
 
 BODIES: Final = (PutBody, LookBody, WithdrawBody)
 SECRET: Final = Secret(b"a secret of the tests, long enough")

@@ -36,17 +36,17 @@ class DictServer:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.lives = 1
+        self.runs = 1
         self.asked = self.puts = self.looks = 0
         self.ails: ServerError | None = None
         self.answers = threading.Event()
         self.answers.set()
 
-    def life(self) -> str:
+    def run_id(self) -> str:
         self.looks += 1
         if self.ails is not None and not isinstance(self.ails, RefusedError):
             raise self.ails
-        return str(self.lives)
+        return str(self.runs)
 
     def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
         self.asked += len(requested)
@@ -138,7 +138,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.trio
-async def test_what_is_put_is_found_by_the_next_life(server: DictServer) -> None:
+async def test_objects_are_found_after_a_restart(server: DictServer) -> None:
     async with backed_memory(server) as node:
         node.put(chain(4))
         await node.saved()
@@ -363,7 +363,7 @@ async def test_what_it_has_forgotten_is_written_again(server: DictServer) -> Non
         node.put(chain(2))
         await node.saved()
         server.values.clear()
-        server.lives += 1
+        server.runs += 1
         looks = server.looks
         await until(lambda: server.looks > looks + 2)
         node.put(chain(2))

@@ -19,7 +19,7 @@ from pdflow.scenario.reading.load import load
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_sim.check.counterexamples.trace import follow
-from tests.runtime.support.house import house
+from tests.runtime.support.live_pair import live_pair
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server, program
 from tests.runtime.test_cluster import QUICKSTART, prompt
@@ -52,7 +52,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     found: list[list[int]] = []
 
     async def ask() -> None:
-        async with house(scenario, TorchModel(scenario)) as home:
+        async with live_pair(scenario, TorchModel(scenario)) as home:
             sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
             for number, tokens in enumerate(PROMPTS):
                 found.append((await home.ask_alone(f"r{number}", tokens, sampling)).tokens)

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_runtime.store.backing import Backing
-from tests.runtime.support.house import House, cluster, house
+from tests.runtime.support.live_pair import LivePair, cluster, live_pair
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server
 from tests.runtime.test_store import BY_BLOCK, asked, prompt
 
@@ -32,13 +32,13 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptServe
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of a server that serves is waited for, however busy the machine is."""
     for name in ("backing.LOOKED_S", "server.ANSWER_S", "calls.LOOK_S"):
         monkeypatch.setattr(f"pdflow_runtime.store.{name}", 20.0)
 
 
-def backing(home: House) -> Backing:
+def backing(home: LivePair) -> Backing:
     assert home.store is not None
     assert home.store.backing is not None
     return home.store.backing
@@ -50,7 +50,7 @@ def store_overrides(server: KeptServer, *overrides: str) -> tuple[str, ...]:
 
 async def put(model: TorchModel, *overrides: str) -> None:
     """The prompt, in a first life of everything but the server."""
-    async with house(cluster(*overrides), model) as home:
+    async with live_pair(cluster(*overrides), model) as home:
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         await home.quiet()
         assert backing(home).counts["saved"] == KEPT
@@ -58,17 +58,19 @@ async def put(model: TorchModel, *overrides: str) -> None:
 
 async def looked_for(model: TorchModel, computed: int, *overrides: str) -> dict[str, int]:
     """In another life, whose P computes so many tokens of it. What became of the objects."""
-    async with house(cluster(*overrides), model) as home:
+    async with live_pair(cluster(*overrides), model) as home:
         assert await asked(home, "b", PROMPT) == computed
         await home.quiet()
         return dict(backing(home).counts)
 
 
 @pytest.mark.trio
-async def test_another_life_finds_what_the_one_before_had(model: TorchModel, server: KeptServer) -> None:
+async def test_a_restarted_node_finds_the_objects_of_its_former_incarnation(
+    model: TorchModel, server: KeptServer
+) -> None:
     overrides = store_overrides(server)
     await put(model, *overrides)
-    async with house(cluster(*overrides), model) as home:
+    async with live_pair(cluster(*overrides), model) as home:
         assert await asked(home, "b", PROMPT) == LOADED
         assert backing(home).counts["found"] == KEPT
         assert await asked(home, "c", [*prompt(320), *prompt(100, 1)]) == 100
@@ -87,7 +89,7 @@ async def test_engines_may_shard_their_kv_differently(
     unit = max(p_block, d_block)
     kept = 499 // unit
     for computed in (500, 500 - kept * unit):
-        async with house(cluster(*store_overrides(server, *tps, *blocks)), model) as home:
+        async with live_pair(cluster(*store_overrides(server, *tps, *blocks)), model) as home:
             assert await asked(home, "a", PROMPT) == computed
             await home.quiet()
 
@@ -130,7 +132,7 @@ async def test_values_that_are_not_what_was_put_are_misses(model: TorchModel, se
 @pytest.mark.trio
 async def test_a_server_that_is_started_again_is_used_again(model: TorchModel, server: KeptServer) -> None:
     """Requests go on while it is away; what the node has it gets again when that is put again."""
-    async with house(cluster(*store_overrides(server)), model) as home:
+    async with live_pair(cluster(*store_overrides(server)), model) as home:
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         await home.quiet()
         server.kill()
@@ -152,7 +154,7 @@ async def test_a_server_that_stands_still_is_done_without(
     model: TorchModel, server: KeptServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pdflow_runtime.store.server.ANSWER_S", 0.1)
-    async with house(cluster(*store_overrides(server)), model) as home:
+    async with live_pair(cluster(*store_overrides(server)), model) as home:
         server.pause()
         assert await asked(home, "a", PROMPT) == len(PROMPT)
         assert await asked(home, "b", prompt(100, 3)) == 100
@@ -166,7 +168,7 @@ async def test_a_server_that_stands_still_is_done_without(
 @pytest.mark.trio
 async def test_a_full_server_is_done_without(kind: str, model: TorchModel, tmp_path: Path) -> None:
     with kept_server(kind, tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as server:
-        async with house(cluster(*store_overrides(server)), model) as home:
+        async with live_pair(cluster(*store_overrides(server)), model) as home:
             assert await asked(home, "a", PROMPT) == len(PROMPT)
             await home.quiet()
             assert await asked(home, "b", PROMPT) == LOADED, "the node has it"

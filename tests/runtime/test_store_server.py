@@ -23,7 +23,7 @@ from pdflow.scenario.store_url import StoreUrl
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.store.server import MAX_ERROR_CHARS as WORDS_TOLD
 from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer, server_of
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 from tests.runtime.support.value_server import KINDS, kept_server
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/methods/kv-store.toml"
@@ -62,7 +62,7 @@ def answering(answer: bytes) -> Iterator[int]:
 CALLS: list[Callable[[ValkeyServer], object]] = [
     lambda server: server.get([("a", 10), ("b", 10)]),
     lambda server: server.put([("a", memoryview(b"x"))]),
-    lambda server: server.life(),
+    lambda server: server.run_id(),
 ]
 TERMS = [b"$", b"*", b":", b"+", b"-", b"\r\n", b"2", b"-1", b"OK", b"abc", b"99999999999999999999", b"\xff"]
 
@@ -94,16 +94,16 @@ def test_a_web_server_is_none() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_one_keeps_what_it_is_given(kind: str, tmp_path: Path) -> None:
     with kept_server(kind, tmp_path) as kept, closing(client(kept.port)) as server:
-        life = server.life()
+        run_id = server.run_id()
         assert server.get([("a", 4), ("b", 4)]) == [b"", b""]
         server.put([("a", memoryview(bytearray(b"\0\xff\r\n"))), ("b", memoryview(b"123456"))])
         assert server.get([("a", 4), ("b", 4)]) == [b"\0\xff\r\n", b"12345"]
-        assert server.life() == life
+        assert server.run_id() == run_id
         kept.kill()
         with pytest.raises(ServerError):
-            server.life()
+            server.run_id()
         kept.start()
-        assert server.life() != life
+        assert server.run_id() != run_id
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,7 @@ def test_who_may_do_little_is_refused_and_told_why(kind: str, tmp_path: Path) ->
         with kept.asked() as admin:
             admin.execute_command("ACL", "SETUSER", "reader", "on", ">pw", "~*", "+ping", "+getrange")
         with closing(ValkeyServer(StoreUrl("valkey", "127.0.0.1", kept.port, "reader", 0), "pw", 100)) as server:
-            assert server.life() == ""
+            assert server.run_id() == ""
             assert server.get([("a", 4)]) == [b""]
             with pytest.raises(RefusedError, match="no permissions"):
                 server.put([("a", memoryview(b"x"))])

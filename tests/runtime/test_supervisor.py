@@ -11,7 +11,7 @@ import trio
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineGone, read_news
 from pdflow_runtime.process.cluster import Cluster, ComponentProcess
-from tests.runtime.support.house import cluster
+from tests.runtime.support.live_pair import cluster
 
 
 @pytest.mark.trio

@@ -21,7 +21,7 @@ from pdflow.protocol.messages import Code
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.engines.tiny import tiny_model
 from pdflow_runtime.nodes.models import TorchModel
-from tests.runtime.support.house import House, cluster, house, prompt
+from tests.runtime.support.live_pair import LivePair, cluster, live_pair, prompt
 from tests.runtime.support.served import served
 from tests.runtime.test_cluster import QUICKSTART
 
@@ -106,7 +106,7 @@ def greedy(model: Any) -> list[list[int]]:
     return answers
 
 
-async def answers(home: House) -> dict[str, list[list[int]]]:
+async def answers(home: LivePair) -> dict[str, list[list[int]]]:
     """Of one engine alone, and of P and D; to all prompts at once."""
     sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
     found: dict[str, list[list[int]]] = {}
@@ -139,7 +139,7 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
     assert (model.dtype, scenario.model.kv_bytes_per_value) == ("float32", 4)
 
     async def run() -> dict[str, list[list[int]]]:
-        async with house(scenario, model) as home:
+        async with live_pair(scenario, model) as home:
             found = await answers(home)
             assert home.d.engine.prompt_tokens_computed <= len(PROMPTS)
             return found

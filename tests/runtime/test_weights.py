@@ -17,7 +17,7 @@ from pdflow.protocol.messages import Code
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel, folder_of
-from tests.runtime.support.house import Prefill, cluster, house, prompt
+from tests.runtime.support.live_pair import Prefill, cluster, live_pair, prompt
 from tests.runtime.test_store import another_engine
 
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
@@ -68,7 +68,7 @@ async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_logge
     pair: tuple[ResolvedScenario, TorchModel, Prefill], caplog: pytest.LogCaptureFixture
 ) -> None:
     scenario, model, prefill = pair
-    async with house(scenario, model, "tcp", prefill) as home:
+    async with live_pair(scenario, model, "tcp", prefill) as home:
         for number in range(2):
             assert await home.ask(f"r{number}", prompt(100, number), SAMPLING) == ([], Code.WEIGHTS)
         await home.quiet()
@@ -85,7 +85,7 @@ async def test_nothing_in_a_store_is_found_by_an_engine_of_other_weights(
     pair: tuple[ResolvedScenario, TorchModel, Prefill],
 ) -> None:
     scenario, model, (of_p, other) = pair
-    async with house(scenario, model) as home:
+    async with live_pair(scenario, model) as home:
         assert (await home.ask("a", prompt(500), SAMPLING)).code is Code.NONE
         async with another_engine(home, other, *STORE, f"serve.model={of_p.serve.model}") as node:
             assert await home.ask("b", prompt(500), SAMPLING) == ([], Code.WEIGHTS)
@@ -101,7 +101,7 @@ async def test_engines_of_other_dtypes_refuse_each_other_with_both_named(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     d, p = (cluster(f"transfer.method={method}", f"model.kv_dtype={dtype}") for dtype in ("bf16", p_dtype))
-    async with house(d, TorchModel(d), "tcp", (p, TorchModel(p))) as home:
+    async with live_pair(d, TorchModel(d), "tcp", (p, TorchModel(p))) as home:
         # What is to be read is judged before its engine is met.
         code = Code.WEIGHTS if method == "nixl-pull" else Code.UNREACHABLE
         assert await home.ask("r", prompt(100), SAMPLING) == ([], code)
@@ -120,7 +120,7 @@ async def test_kv_goes_from_engine_to_engine_in_any_dtype(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scenario = cluster(f"model.kv_dtype={dtype}")
-    async with house(scenario, TorchModel(scenario)) as home:
+    async with live_pair(scenario, TorchModel(scenario)) as home:
         answer = await home.ask("r", prompt(40), SAMPLING)
         assert answer.code is Code.NONE
         assert len(set(answer.tokens)) > 4

@@ -40,7 +40,7 @@ from pdflow.protocol.values import Allocation
 from tests.serving.script import Call, Event, Peer
 from tests.serving.setting import (
     BLOCK,
-    PEER_LIFE,
+    PEER_INCARNATION,
     REQUESTS,
     WEIGHTS,
     Ends,
@@ -61,7 +61,7 @@ class Peers:
         self.setting = setting
         self.ends = ends
         self.geometry = setting.wiring().geometry
-        self.life = PEER_LIFE
+        self.incarnation = PEER_INCARNATION
         self.asked: list[int] = []
         """Ranks of the node that want a handshake."""
         self.connected: set[int] = set()
@@ -166,7 +166,7 @@ class Peers:
                 ok = what == "connected"
                 if ok:
                     self.connected.add(rank)
-                event = HandshakeEnded(peer, ok, self.life if ok else 0)
+                event = HandshakeEnded(peer, ok, self.incarnation if ok else 0)
             case "fenced" if rank in self.fences:
                 self.fences.remove(rank)
                 self.connected.discard(rank)
@@ -185,7 +185,7 @@ class Peers:
             case _:
                 build_message = self._producer if self.ends.produces else self._consumer
                 message = build_message(what, r, rank)
-                event = None if message is None else Received(peer, self.life, message)
+                event = None if message is None else Received(peer, self.incarnation, message)
         return None if event is None else Event(me, event)
 
     def _producer(self, what: str, r: int, rank: int) -> Any:
@@ -208,7 +208,7 @@ class Peers:
 
     def _consumer(self, what: str, r: int, rank: int) -> Any:
         """What a D rank sends to P's."""
-        reg = Reg(self.ends.peer, self.life, r + 1, request_id_of(r))
+        reg = Reg(self.ends.peer, self.incarnation, r + 1, request_id_of(r))
         tokens = REQUESTS[r].prompt
         if what == "register":
             self.registered.add((r, rank))

@@ -29,7 +29,7 @@ BLOCKS: Final = 8
 STORE_BLOCKS: Final = 5
 """Of a store's node: no two prompts have room there at once, unless they share what they begin with."""
 INCARNATION: Final = 7
-PEER_LIFE: Final = 40
+PEER_INCARNATION: Final = 40
 REQUESTS: Final = (Lengths(6, 4), Lengths(8, 3), Lengths(11, 5), Lengths(40, 2))
 """The last one fits no engine."""
 

@@ -62,7 +62,7 @@ def test_r29_a_write_of_an_idle_engine_is_ended(which: str) -> None:
     assert "release blocks" in [call.kind for call in calls]
 
 
-def test_r28_a_deadline_is_judged_all_the_same() -> None:
+def test_r28_a_deadline_is_handled_all_the_same() -> None:
     """So that the two tests above can fail."""
     pair, _ = all_but_landed()
     side = pair.live

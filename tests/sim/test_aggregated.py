@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.results.records import FIRST_DECODE, stage_durations_ns
-from tests.sim.support.worlds import both_modes_agree, costs, disturbances, everything_ends, random_worlds, scenarios
+from tests.sim.support.simulations import (
+    both_modes_agree,
+    costs,
+    disturbances,
+    everything_ends,
+    random_simulations,
+    scenarios,
+)
 from tests.sim.test_queueing_theory import lindley, ttfts
 
 HERE = Path(__file__).parent
@@ -75,7 +82,7 @@ def mixed(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn
 
 
-@random_worlds(150)
+@random_simulations(150)
 @given(overrides=mixed(scenarios))
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -83,7 +90,7 @@ def test_exact_and_fast_are_the_same(
     both_modes_agree(overrides, partial(play, file=MIXED), lines)
 
 
-@random_worlds(150)
+@random_simulations(150)
 @given(disturbed=mixed(disturbances))
 def test_everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
     everything_ends(disturbed, partial(play, file=MIXED), lines)

@@ -162,7 +162,7 @@ def test_a_receive_from_the_dead_has_no_end_but_the_deadline(play: Play, method:
     assert not published.records.wrong_kv
 
 
-def test_the_next_life_of_a_dead_sender_has_its_lane(play: Play) -> None:
+def test_the_next_incarnation_of_a_dead_sender_has_its_lane(play: Play) -> None:
     """D still waits for a layer of the former life, which has P's only lane no more."""
     restarts = {
         "transfer.method": "p2p-nccl-put",

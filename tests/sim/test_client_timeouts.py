@@ -114,5 +114,5 @@ def test_who_gives_up_meets_no_slo(play: Play) -> None:
 
 def test_who_waits_for_ever_costs_nothing(play: Play) -> None:
     world = play(TOKENS)
-    assert world.patience is None
+    assert world.client_timeouts is None
     assert world.sessions is None

@@ -70,7 +70,7 @@ def test_a_dead_peer_is_noticed_by_its_silence() -> None:
     assert 15 < longest_ttft_s(done) < 18
 
 
-def test_another_id_for_every_life() -> None:
+def test_another_id_for_every_incarnation() -> None:
     names = set(run("decode-crash").world.records.decode_engine)
     assert {"decode-0", "decode-0+1", "decode-0+2", "decode-1"} <= names
 

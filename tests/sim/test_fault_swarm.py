@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, random_worlds
+from tests.sim.support.simulations import RELAXED, random_simulations
 
 
 def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> Any:
@@ -30,7 +30,7 @@ def everything_ends(overrides: dict[str, Any], play: Callable[..., Any], lines: 
     return world
 
 
-@random_worlds(200)
+@random_simulations(200)
 @given(overrides=disturbed_scenarios())
 def test_whatever_goes_wrong_everything_ends(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]

@@ -72,7 +72,7 @@ def test_what_arrives_during_a_pause_waits_at_ingress(play: Play) -> None:
     assert tokens_ms(world) == (126, 136)
 
 
-def test_token_times_hold_through_lives_and_pauses(play: Play) -> None:
+def test_token_times_hold_through_restarts_and_pauses(play: Play) -> None:
     """The steps of all lives are in one log; every token is the end of its step."""
     crash = 'kind = "crash", engine = "d-*", rate_per_s = 3.0, restart_after_s = 0.05'
     pause = 'kind = "pause", engine = "d-*", rate_per_s = 5.0, for_s = 0.02'
@@ -225,7 +225,7 @@ def test_what_a_nic_has_begun(play: Play, in_flight: str, expected: tuple[int, i
         assert 15 * S <= world.totals.duration_ns < 17 * S  # by its silence, and by nothing else
 
 
-def test_an_engine_that_is_back_answers_as_another_life(play: Play) -> None:
+def test_a_restarted_engine_answers_as_another_incarnation(play: Play) -> None:
     crash = 'kind = "crash", engine = "p-0", at_s = 0.04, in_flight = "cut", restart_after_s = 0.1'
     world = play(ONE | TEN_PER_MS | {"router.max_attempts": 2} | fault(crash))
     assert world.records.attempts == [2]

@@ -13,7 +13,7 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.messages import Code
 from pdflow_sim.observe.run_metrics import REASONS
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, random_worlds
+from tests.sim.support.simulations import RELAXED, random_simulations
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -171,7 +171,7 @@ def reporting(draw: st.DrawFn) -> dict[str, Any]:
     return overrides
 
 
-@random_worlds(40)
+@random_simulations(40)
 @given(overrides=reporting())
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdflow_sim.world import World
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import disturb, disturbances, random_worlds, scenarios
+from tests.sim.support.simulations import disturb, disturbances, random_simulations, scenarios
 
 Play = Callable[..., World]
 STORE = {"transfer.method": "kv-store", "router.dispatch": "sequential"}
@@ -58,8 +58,8 @@ def talking(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def some(draw: st.DrawFn, worlds: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    found = draw(worlds)
+def some(draw: st.DrawFn, base: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
+    found = draw(base)
     return draw(talking(found)) if draw(st.booleans()) else found
 
 
@@ -96,7 +96,7 @@ def both_modes(
     return fast
 
 
-@random_worlds(60)
+@random_simulations(60)
 @given(overrides=undisturbed())
 def test_by_a_store_every_request_completes(
     overrides: dict[str, Any], play: Play, lines: Callable[[Any], bytes]
@@ -105,14 +105,14 @@ def test_by_a_store_every_request_completes(
     assert set(world.records.outcome) == {"completed"}, world.records.reason
 
 
-@random_worlds(60)
+@random_simulations(60)
 @given(how=disturbed())
 def test_by_a_store_every_request_ends(how: dict[str, Any], play: Play, lines: Callable[[Any], bytes]) -> None:
     more = dict(how)
     both_modes(more.pop("overrides"), play, lines, lambda world: disturb(world, **more))
 
 
-@random_worlds(60)
+@random_simulations(60)
 @given(overrides=hindered())
 def test_whatever_goes_wrong_around_a_store_everything_ends(
     overrides: dict[str, Any], play: Play, lines: Callable[[Any], bytes]

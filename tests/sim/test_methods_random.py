@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pdflow.methods.catalogue import METHODS
 from pdflow.routing.effects import DispatchDecode
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import MS, RELAXED, disturb, disturbances, random_worlds, scenarios
+from tests.sim.support.simulations import MS, RELAXED, disturb, disturbances, random_simulations, scenarios
 
 CORE = ("nixl-push", "nixl-pull")
 """Every other test is about these, as they are by default."""
@@ -94,7 +94,7 @@ def all_end(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable
     both_modes(how.pop("overrides"), play, lines, lambda world: disturb(world, **how))
 
 
-@random_worlds(150)
+@random_simulations(150)
 @given(overrides=undisturbed())
 def test_by_any_method_every_request_completes(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -102,7 +102,7 @@ def test_by_any_method_every_request_completes(
     all_complete(overrides, play, lines)
 
 
-@random_worlds(150)
+@random_simulations(150)
 @given(how=disturbed())
 def test_by_any_method_every_request_ends(
     how: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -110,7 +110,7 @@ def test_by_any_method_every_request_ends(
     all_end(how, play, lines)
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=hindered())
 def test_whatever_goes_wrong_by_any_method_everything_ends(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -149,7 +149,7 @@ def all_complete_though_d_asks_in_another_order(overrides: dict[str, Any], play:
     assert set(records.attempts) == {1}
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=in_two_orders())
 def test_no_two_memories_wait_for_each_other(overrides: dict[str, Any], play: Callable[..., Any]) -> None:
     """D asks in another order than P computes."""

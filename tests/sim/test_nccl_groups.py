@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdflow.methods.nccl.table import Groups
 from pdflow_sim.observe.text_trace import TextTrace
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import random_worlds, scenarios
+from tests.sim.support.simulations import random_simulations, scenarios
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]
@@ -168,13 +168,15 @@ def holds(case: tuple[dict[str, Any], int], play: Play, lines: Lines) -> Any:
     return world
 
 
-@random_worlds(60)
+@random_simulations(60)
 @given(case=grouped(scenarios))
-def test_in_random_worlds_every_request_completes(case: tuple[dict[str, Any], int], play: Play, lines: Lines) -> None:
+def test_in_random_simulations_every_request_completes(
+    case: tuple[dict[str, Any], int], play: Play, lines: Lines
+) -> None:
     assert set(holds(case, play, lines).records.outcome) == {"completed"}
 
 
-@random_worlds(40)
+@random_simulations(40)
 @given(case=grouped(disturbed_scenarios))
 def test_whatever_goes_wrong_every_group_is_released(
     case: tuple[dict[str, Any], int], play: Play, lines: Lines

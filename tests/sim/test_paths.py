@@ -66,13 +66,13 @@ def test_what_was_used_is_told_with_its_capacity(lay: Callable[..., ResolvedScen
 
 def test_a_rank_of_another_name_has_the_hardware_that_it_had(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay, bandwidth_bytes_per_s=1e9)
-    life = rank_address("p-0+1", 0)
+    restarted = rank_address("p-0+1", 0)
     here.pool_of["p-0+1"] = here.pool_of["p-0"]
     lane, nic = here.lane(P, "d2h"), here.nic(P, "tx")
-    here.keep(P, life)
-    assert here.lane(life, "d2h") == lane
-    assert here.nic(life, "tx") == nic
-    assert here.lane(life, "h2d") != here.lane(P, "h2d")
+    here.keep(P, restarted)
+    assert here.lane(restarted, "d2h") == lane
+    assert here.nic(restarted, "tx") == nic
+    assert here.lane(restarted, "h2d") != here.lane(P, "h2d")
 
 
 SECOND = 10**9

@@ -17,13 +17,13 @@ from pdflow.results.files.bench_json import bench_json
 from pdflow.scenario import ResolvedScenario
 from pdflow.workload.build import requests
 from pdflow_sim.run import simulate
-from tests.sim.support.worlds import (
+from tests.sim.support.simulations import (
     RELAXED,
     both_modes_agree,
     costs,
     disturbances,
     everything_ends,
-    random_worlds,
+    random_simulations,
     scenarios,
 )
 
@@ -246,7 +246,7 @@ def alike(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn, rows
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(drawn=alike(scenarios))
 def test_exact_and_fast_are_the_same(
     drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced
@@ -265,7 +265,7 @@ def test_exact_and_fast_are_the_same_at_night(
     both_modes_agree({**trace(rows), **overrides}, partial(play, file=MIXED), lines)
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(drawn=alike(disturbances))
 def test_everything_ends(
     drawn: tuple[dict[str, Any], list[Row]], play: Play, lines: Callable[[Any], bytes], trace: Traced

@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.sim.support.worlds import RELAXED, both_modes_agree, disturbances, everything_ends, random_worlds, scenarios
+from tests.sim.support.simulations import (
+    RELAXED,
+    both_modes_agree,
+    disturbances,
+    everything_ends,
+    random_simulations,
+    scenarios,
+)
 
 
-@random_worlds(300)
+@random_simulations(300)
 @given(overrides=scenarios())
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
@@ -31,7 +38,7 @@ def test_exact_and_fast_are_the_same_at_night(
     both_modes_agree(overrides, play, lines)
 
 
-@random_worlds(300)
+@random_simulations(300)
 @given(disturbed=disturbances())
 def test_everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]) -> None:
     everything_ends(disturbed, play, lines)

@@ -18,7 +18,7 @@ from pdflow.routing.effects import Reply
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from pdflow_sim.run import RunOptions, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
+from tests.sim.support.simulations import RELAXED, both_modes_agree, random_simulations, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -209,14 +209,14 @@ FLOOD = {
 
 def watched(play: Play, overrides: dict[str, Any], look: Callable[[Any], int]) -> tuple[Any, int]:
     """The world, and the most that was seen after any event."""
-    worlds: list[Any] = []
+    simulations: list[Any] = []
     most = 0
 
     def observe(*_: Any) -> None:
         nonlocal most
-        most = max(most, look(worlds[0]))
+        most = max(most, look(simulations[0]))
 
-    return play(overrides, prepared=worlds.append, observe=observe), most
+    return play(overrides, prepared=simulations.append, observe=observe), most
 
 
 def test_no_more_than_so_many_are_open(play: Play) -> None:
@@ -283,13 +283,13 @@ def ruled(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, Any]
     return drawn
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=ruled(scenarios, sheds=False))
 def test_exact_and_fast_are_the_same(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     both_modes_agree(overrides, play, lines)
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=ruled(disturbed_scenarios, sheds=True))
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

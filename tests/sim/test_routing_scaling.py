@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdflow_sim.run import RunOptions, conclude, prepare, run
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.worlds import RELAXED, both_modes_agree, random_worlds, scenarios
+from tests.sim.support.simulations import RELAXED, both_modes_agree, random_simulations, scenarios
 from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
@@ -141,9 +141,13 @@ def test_load_decides_how_many_there_are(play: Play, lines: Lines) -> None:
     assert lines(play(BURST | {"scale": BY_LOAD}, exact=True, checked=False)) == lines(many)
 
 
-def test_and_they_leave_when_it_is_calm(play: Play) -> None:
-    calm = {"workload.arrival": '{ process = "constant", rate_rps = 5 }', "workload.requests": 20, "pool.p.replicas": 4}
-    world = play(BURST | calm | {"scale": BY_LOAD})
+def test_engines_leave_when_load_is_low(play: Play) -> None:
+    low_load = {
+        "workload.arrival": '{ process = "constant", rate_rps = 5 }',
+        "workload.requests": 20,
+        "pool.p.replicas": 4,
+    }
+    world = play(BURST | low_load | {"scale": BY_LOAD})
     assert world.totals.notes["engine stopped"] == 3
     assert set(served(world, "prefill_engine", 1000)) == {"p-0"}
 
@@ -168,10 +172,10 @@ def changing(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, A
     for pool in ("p", "d"):
         lag = draw(st.sampled_from([0.0, 0.02, 0.3]))
         if draw(st.booleans()):
-            calm = draw(st.sampled_from([0.0, 0.1]))
+            stabilization_s = draw(st.sampled_from([0.0, 0.1]))
             tables.append(
                 f'{{ pool = "{pool}", target_queue = {draw(st.sampled_from([0.5, 2]))}, max_replicas = 3, '
-                f"every_s = 0.01, calm_s = {calm}, start_lag_s = {lag} }}"
+                f"every_s = 0.01, calm_s = {stabilization_s}, start_lag_s = {lag} }}"
             )
         else:
             for at in draw(st.lists(st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2]), max_size=3)):
@@ -186,13 +190,13 @@ def changing(draw: st.DrawFn, others: Callable[[], st.SearchStrategy[dict[str, A
     return overrides
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=changing(scenarios))
 def test_exact_and_fast_are_the_same(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     both_modes_agree(overrides, play, lines)
 
 
-@random_worlds(100)
+@random_simulations(100)
 @given(overrides=changing(disturbed_scenarios))
 def test_whatever_goes_wrong_everything_ends(overrides: dict[str, Any], play: Play, lines: Lines) -> None:
     ends_under_faults(overrides, play, lines)

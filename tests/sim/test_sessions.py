@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdflow.scenario import ResolvedScenario
 from pdflow.workload.sessions import Session, sessions
-from tests.sim.support.worlds import RELAXED, random_worlds, scenarios
+from tests.sim.support.simulations import RELAXED, random_simulations, scenarios
 from tests.sim.test_determinism import simulate
 
 HERE = Path(__file__).parent
@@ -211,7 +211,7 @@ def all_is_well(overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable
     assert lines(exact).splitlines() == lines(world).splitlines()
 
 
-@random_worlds(80)
+@random_simulations(80)
 @given(overrides=talks())
 def test_exact_and_fast_are_the_same(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]
@@ -219,7 +219,7 @@ def test_exact_and_fast_are_the_same(
     all_is_well(overrides, play, lay, lines)
 
 
-@random_worlds(40)
+@random_simulations(40)
 @given(overrides=talks())
 def test_sessions_alongside_an_aggregated_engine(
     overrides: dict[str, Any], play: Play, lay: Lay, lines: Callable[[Any], bytes]

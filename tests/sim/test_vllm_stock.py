@@ -43,7 +43,7 @@ def test_undisturbed_it_is_vllm_compat(example: str, method: str, dispatch: str)
     assert both[0] == both[1]
 
 
-def test_a_run_in_which_requests_hang_ends_with_its_clients_patience() -> None:
+def test_a_run_in_which_requests_hang_ends_with_the_client_timeouts() -> None:
     """Nothing of stock's own ends them: the deadline is the client's, and the blocks of some are never free again."""
     world = played("reference", "transfer.dialect=vllm-stock", "transfer.deadline_s=50", fails_one_of=17)
     outcomes = Counter(world.records.outcome)

@@ -43,7 +43,7 @@ def test_the_crossover_is_computed_once_for_each_pool() -> None:
     assert asked == [0, 2]
 
 
-def test_a_router_remembers_what_its_engines_hold_in_blocks_of_the_worlds() -> None:
+def test_a_router_counts_cache_capacity_in_blocks_of_the_scenario() -> None:
     for block_tokens in (64, 512):
         choice = router_of(cluster("router.policy=prefix-aware", block_tokens=block_tokens)).prefill_choice
         assert isinstance(choice, PrefixAware)

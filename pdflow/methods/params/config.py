@@ -113,7 +113,7 @@ def read_kv_transfer_config(source: object) -> KvTransferConfig:
         raise ParamsError("kv_connector", wrong, f"one of {', '.join(CONNECTORS)}")
     inner = mapping(found.get(EXTRA, {}), EXTRA)
     extra = _extra(CONNECTORS[name], found.get("kv_rank"), inner)
-    unread = (*_strangers(found, KvTransferConfig), *(f"{EXTRA}.{key}" for key in _strangers(inner, type(extra))))
+    unread = (*_unknown_keys(found, KvTransferConfig), *(f"{EXTRA}.{key}" for key in _unknown_keys(inner, type(extra))))
     outer = {key: value for key, value in found.items() if key in _known(KvTransferConfig)}
     return structure(KvTransferConfig, outer | {EXTRA: extra, "unread": unread}, location=LOCATION)
 
@@ -131,6 +131,6 @@ def _known(into: type[Any]) -> set[str]:
     return {field.name for field in attrs.fields(into)} - {"unread"}
 
 
-def _strangers(found: Mapping[Any, Any], into: type[Any]) -> list[str]:
+def _unknown_keys(found: Mapping[Any, Any], into: type[Any]) -> list[str]:
     known = _known(into)
     return [key for key in found if isinstance(key, str) and key not in known]

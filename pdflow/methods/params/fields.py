@@ -141,6 +141,6 @@ def nested(into: type[Any], location: str, expected: str) -> Kind:
 def _instead(name: str, found: Mapping[Any, Any], fields: Any) -> str:
     """ " (is X meant?)" where a key that nobody knows looks like the missing one."""
     known = {field.name for field in fields}
-    strangers = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
-    close = difflib.get_close_matches(name, sorted(strangers), n=1, cutoff=0.75)
+    unknown = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
+    close = difflib.get_close_matches(name, sorted(unknown), n=1, cutoff=0.75)
     return f" (is {quoted(close[0])} meant for it?)" if close else ""

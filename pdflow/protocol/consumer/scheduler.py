@@ -220,12 +220,12 @@ class ConsumerScheduler:
 
     def _restarted(self, event: PeerRestarted, now: Instant) -> Effects:
         """Every rank reports it; the first report counts, so that what registers with the new life is left alone."""
-        life = (event.engine, event.retired)
+        retired = (event.engine, event.retired)
         store = self.store
         peer = store.peers.get(event.engine)
-        if life in self.retired or peer is None:
+        if retired in self.retired or peer is None:
             return NOTHING
-        self.retired.add(life)
+        self.retired.add(retired)
         effects: list[Effect] = []
         for request_id in tuple(peer.requests):
             cell = store.cells.get(request_id)
@@ -291,7 +291,7 @@ class ConsumerScheduler:
             peer.sync_at = None
             peer.last_seen.clear()
             return NOTHING
-        effects = self._judge(peer, now) if self.store.context.dialect.control_frames else NOTHING
+        effects = self._fail_silent(peer, now) if self.store.context.dialect.control_frames else NOTHING
         self._arm_sync(peer, now)
         if peer.held:
             # Who was kept out because this peer was suspect has nobody else's end to wait for.
@@ -304,7 +304,7 @@ class ConsumerScheduler:
             return False
         return all(self.store.cells[request_id].phase is QUARANTINED for request_id in peer.requests)
 
-    def _judge(self, peer: PrefillPeer, now: Instant) -> Effects:
+    def _fail_silent(self, peer: PrefillPeer, now: Instant) -> Effects:
         store = self.store
         dead = store.context.timers.dead_ns
         silent = frozenset(rank for rank, last_seen in peer.last_seen.items() if now - last_seen >= dead)

@@ -72,9 +72,9 @@ from pdflow.protocol.invariants.operations import OperationOracle
 from pdflow.protocol.messages import CancelAck, Code, Completion, Disposition, Done, Progress, RegisterAck, SyncReply
 from pdflow.protocol.values import Address, EngineId, Instant
 
-STORY_EVENTS = 4096
+TRACE_EVENTS = 4096
 """How far back a story looks."""
-STORY_LINES = 60
+TRACE_LINES = 60
 
 
 InvariantChecker: TypeAlias = Callable[[Any, Address, Any, Any], None]
@@ -88,13 +88,13 @@ class Oracle(OperationOracle):
         done_is_remote: as the P ranks were told: a good handle means that the bytes have landed.
     """
 
-    __slots__ = ("_lives", "_now", "_recent")
+    __slots__ = ("_incarnations", "_now", "_recent")
 
     def __init__(self, geometry: Geometry, done_is_remote: bool = True) -> None:
         super().__init__(geometry, done_is_remote)
-        self._lives: dict[tuple[Address, EngineId], int] = {}
+        self._incarnations: dict[tuple[Address, EngineId], int] = {}
         """What each node learnt by handshake."""
-        self._recent: deque[tuple[Instant, Address, Event, Effects]] = deque(maxlen=STORY_EVENTS)
+        self._recent: deque[tuple[Instant, Address, Event, Effects]] = deque(maxlen=TRACE_EVENTS)
         self._now: Instant = 0
 
     def observe(self, node: Address, event: Event, effects: Effects, now: Instant) -> None:
@@ -108,9 +108,9 @@ class Oracle(OperationOracle):
         if seen is not None:
             seen(self, node, event, effects)
         for effect in effects:
-            judge = _ON_EFFECT.get(type(effect))
-            if judge is not None:
-                judge(self, node, effect, event)
+            check = _ON_EFFECT.get(type(effect))
+            if check is not None:
+                check(self, node, effect, event)
 
     def finish(self, now: Instant) -> None:
         """Nothing is going on any more: nothing may be held. Raises InvariantViolated("quiescence")."""
@@ -145,8 +145,8 @@ class Oracle(OperationOracle):
                     self._settle(link, op, operation, reading=not gone, landing=gone)
         for node, op in [key for key in self._reads if engine_of(key[0]) == engine]:
             del self._reads[node, op]
-        for node, peer in [key for key in self._lives if engine_of(key[0]) == engine]:
-            del self._lives[node, peer]
+        for node, peer in [key for key in self._incarnations if engine_of(key[0]) == engine]:
+            del self._incarnations[node, peer]
 
     # Frames, and what is reported of transfers.
 
@@ -160,8 +160,8 @@ class Oracle(OperationOracle):
 
     def _received(self, node: Address, event: Received, effects: Effects) -> None:
         sender, message = event.sender, event.message
-        life = self._lives.get((node, engine_of(sender)))
-        if life is not None and life != event.incarnation:
+        current = self._incarnations.get((node, engine_of(sender)))
+        if current is not None and current != event.incarnation:
             for effect in effects:
                 if type(effect) is not Note and type(effect) is not Handshake:
                     self._fail("S8", f"a frame of {sender} of life {event.incarnation} made {node} act", sender)
@@ -177,7 +177,7 @@ class Oracle(OperationOracle):
 
     def _handshake_ended(self, node: Address, event: HandshakeEnded, effects: Effects) -> None:
         if event.ok:
-            self._lives[node, engine_of(event.peer)] = event.incarnation
+            self._incarnations[node, engine_of(event.peer)] = event.incarnation
 
     def _sent(self, node: Address, effect: Send, event: Event) -> None:
         if type(event) is Received and engine_of(effect.to) != engine_of(event.sender):
@@ -219,7 +219,7 @@ class Oracle(OperationOracle):
             if subject in text or any(subject in answer for answer in answers):
                 lines.append(f"{at:>14} {node:<16} {text}")
                 lines += [f"{'':>14} {'':<16}   -> {answer}" for answer in answers]
-        raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-STORY_LINES:]))
+        raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-TRACE_LINES:]))
 
 
 _ON_EVENT: dict[type, InvariantChecker] = {

@@ -56,10 +56,10 @@ class ProducerFrames:
         if handler is None:
             return (Note(f"producer got {type(message).__name__}"),)
         if not self.store.peers.current(sender, event.incarnation):
-            return self._other_life(sender, now)
+            return self._other_incarnation(sender, now)
         return handler(self, sender, cast(ProducerFrame, message), now)
 
-    def _other_life(self, peer: Address, now: Instant) -> Effects:
+    def _other_incarnation(self, peer: Address, now: Instant) -> Effects:
         """Another incarnation speaks: ask with a nonce, believe nothing until then (S8)."""
         peers = self.store.peers
         note = Note("producer: frame of another incarnation")

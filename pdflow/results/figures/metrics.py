@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdflow.results.figures import spread
-from pdflow.results.figures.slo import Classes, ClassMetrics, Served, SloMetrics, SloTargets, judge
+from pdflow.results.figures.slo import Classes, ClassMetrics, Served, SloMetrics, SloTargets, evaluate_slo
 from pdflow.results.figures.spread import Spread
 from pdflow.results.records import IntColumn, Records, stage_durations_ns, stages_seen
 from pdflow.results.steps import Steps
@@ -106,7 +106,7 @@ def measure(
         itl=spread.of_steps(steps),
         e2e=spread.of_ints(last - arrival),
         stages={stage: spread.of_ints(durations[row]) for row, stage in enumerate(stages_seen(records))},
-        slo=judge(
+        slo=evaluate_slo(
             slo,
             served,
             int(np.count_nonzero(over)),

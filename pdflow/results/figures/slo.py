@@ -85,7 +85,7 @@ _UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "e2e": 10**6}
 """In which each is measured, per ms: TPOT in ps."""
 
 
-def judge(
+def evaluate_slo(
     slo: SloTargets | None,
     served: Served,
     ended: int,
@@ -179,6 +179,6 @@ class Classes:
                 tpot=spread.of_floats(theirs.tpot_ns),
                 e2e=spread.of_ints(theirs.last - theirs.arrival),
                 bounds=bounds[index],
-                slo=judge(bounds[index], theirs, int(np.count_nonzero(mine & over)), duration_ns),
+                slo=evaluate_slo(bounds[index], theirs, int(np.count_nonzero(mine & over)), duration_ns),
             )
         return found

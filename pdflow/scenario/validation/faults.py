@@ -40,8 +40,8 @@ def check_faults(tables: ScenarioTables, pools: Sequence[Pool] | None) -> Iterat
         yield from _when(path, fault, heal_s)
         if isinstance(fault, CrashFault):
             transfer = tables.transfer
-            lives = transfer is not None and METHODS[transfer.method].dialect(transfer.dialect).control_frames
-            yield from _crash(path, fault, lives)
+            strict = transfer is not None and METHODS[transfer.method].dialect(transfer.dialect).control_frames
+            yield from _crash(path, fault, strict)
         if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
             yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):

@@ -72,15 +72,15 @@ class Sender:
     async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> AnswerReader:
         """Now; what came of it stands in the ledger, too."""
         ledger, answer, scope = self.ledger, AnswerReader(), trio.CancelScope()
-        patience = ClientDeadline.of(self.timeouts, ledger.records.arrival_ns[number], leaves_ns)
+        deadline = ClientDeadline.of(self.timeouts, ledger.records.arrival_ns[number], leaves_ns)
 
         def on_piece(piece: bytes) -> None:
             waited_for_first = not answer.times
             answer.feed(piece, ledger.clock.now())
             if waited_for_first and answer.times:
-                scope.deadline = self._deadline(patience.whole)
+                scope.deadline = self._deadline(deadline.whole)
 
-        scope.deadline = self._deadline(patience.first)
+        scope.deadline = self._deadline(deadline.first)
         ledger.sent(number)
         try:
             with scope:
@@ -89,7 +89,7 @@ class Sender:
         except (UpstreamError, BrokenAnswerError) as error:
             ledger.over(number, answer, "failed", str(error))
             return answer
-        until = patience.whole if answer.times else patience.first
+        until = deadline.whole if answer.times else deadline.first
         if scope.cancelled_caught and until is not None:
             ledger.over(number, answer, "cancelled", until[1])
         else:

@@ -91,9 +91,9 @@ def read_weights(folder: Path, config: ModelConfig, dtype: str, device: str = "c
         norm=take("model.norm.weight", hidden),
         head=embedding if config.tie_word_embeddings else take("lm_head.weight", config.vocab_size, hidden),
     )
-    strangers = [name for name in found if name.endswith((".bias", "_norm.weight"))]
-    if strangers:
-        raise ModelError(f"{folder}: {strangers[0]} is not of a Llama")
+    unsupported = [name for name in found if name.endswith((".bias", "_norm.weight"))]
+    if unsupported:
+        raise ModelError(f"{folder}: {unsupported[0]} is not of a Llama")
     return weights
 
 

@@ -45,7 +45,7 @@ class Connection:
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
-        self._patience = trio.CancelScope()
+        self._timeout = trio.CancelScope()
         self._timed = False
         """The deadline is that of the request which is coming in."""
         self._answering: Responder | None = None
@@ -76,10 +76,10 @@ class Connection:
     async def _read(self) -> None:
         parser = self._parser
         self._set_deadline()
-        with self._patience:
+        with self._timeout:
             while await self._read_once():
                 self._set_deadline()
-        if self._patience.cancelled_caught and parser.within:
+        if self._timeout.cancelled_caught and parser.within:
             parser.give_up(Refusal(408, f"no whole request within {self._limits.request_s:g} s"))
         self._end()
 
@@ -112,13 +112,13 @@ class Connection:
         """Until when the client must have done its part. While it is our turn, there is none."""
         if self._answering or self._parser.ready:
             self._timed = False
-            self._patience.deadline = math.inf
+            self._timeout.deadline = math.inf
         elif not self._parser.within:
             self._timed = False
-            self._patience.deadline = _after(self._limits.idle_s)
+            self._timeout.deadline = _after(self._limits.idle_s)
         elif not self._timed:
             self._timed = True
-            self._patience.deadline = _after(self._limits.request_s)
+            self._timeout.deadline = _after(self._limits.request_s)
 
     def _end(self) -> None:
         self._ended = True

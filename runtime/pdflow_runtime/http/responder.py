@@ -188,9 +188,9 @@ class Responder:
 
     async def _push_slowly(self, rest: memoryview) -> None:
         while rest:
-            with trio.move_on_after(self._write_s) as patience:
+            with trio.move_on_after(self._write_s) as timeout:
                 await wait_writable(self._sock)
-            if patience.cancelled_caught:
+            if timeout.cancelled_caught:
                 self.lose()
                 return
             rest = rest[send_now(self._sock, rest) :]

@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 MOST_UNSENT: Final = 1024
 """Frames that wait for one peer to take them."""
-PATIENCE_S: Final = 5.0
+HELLO_TIMEOUT_S: Final = 5.0
 """For a peer's HELLO."""
 READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
 """A HELLO that brings all that it may."""
-MAX_STRANGERS: Final = 1024
+MAX_PENDING: Final = 1024
 """Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once."""
 
 
@@ -123,7 +123,7 @@ class RankLinks:
         self.ranks: Final = ranks
         self.secret: Secret | None = None
         self.tls: Tls | None = None
-        self._strangers: Final = PendingConnections(MAX_STRANGERS, trio.CancelScope.cancel)
+        self._pending: Final = PendingConnections(MAX_PENDING, trio.CancelScope.cancel)
         self.book: dict[EngineId, tuple[str, int]] = {}
         """Where engines hear, as far as requests have said."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
@@ -209,7 +209,7 @@ class RankLinks:
     async def _open(self, port: Port, peer: Address, host: str, tcp_port: int) -> None:
         """Reach a peer that hears there, and say how that went."""
         try:
-            link = await within(PATIENCE_S, lambda: self._reached(port, peer, host, tcp_port))
+            link = await within(HELLO_TIMEOUT_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, told(error))
             self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
@@ -241,16 +241,16 @@ class RankLinks:
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
         scope = trio.CancelScope()
-        self._strangers.add(scope)
+        self._pending.add(scope)
         link = RankLink(stream if self.tls is None else self.tls.accepted(stream), self.secret)
         try:
-            with scope, trio.fail_after(PATIENCE_S):
+            with scope, trio.fail_after(HELLO_TIMEOUT_S):
                 await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: a stream is refused: %s", self.node.name, told(error))
             return
         finally:
-            self._strangers.leave(scope)
+            self._pending.leave(scope)
         if scope.cancelled_caught:
             return
         self._adopt(link)
@@ -284,7 +284,7 @@ class RankLinks:
         rank, hello = self.ranks[link.port.address], link.hello
         ok = True
         try:
-            await within(PATIENCE_S, lambda: rank.connect(hello.address, hello.metadata))
+            await within(HELLO_TIMEOUT_S, lambda: rank.connect(hello.address, hello.metadata))
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
             log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
             ok = False

@@ -12,14 +12,14 @@ from pdflow.protocol.messages import Done
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.strict import decode_done, encode_frame
 
-LIFE_BYTES: Final = 8
+INCARNATION_BYTES: Final = 8
 
 
 def notification_of(incarnation: int, done: Done) -> bytes:
-    return incarnation.to_bytes(LIFE_BYTES, "big") + encode_frame(done)
+    return incarnation.to_bytes(INCARNATION_BYTES, "big") + encode_frame(done)
 
 
 def read_notification(notification: bytes) -> tuple[int, Done] | Malformed:
     """The writer's incarnation, and what it says."""
-    done = decode_done(notification[LIFE_BYTES:])
-    return done if isinstance(done, Malformed) else (int.from_bytes(notification[:LIFE_BYTES], "big"), done)
+    done = decode_done(notification[INCARNATION_BYTES:])
+    return done if isinstance(done, Malformed) else (int.from_bytes(notification[:INCARNATION_BYTES], "big"), done)

@@ -23,7 +23,7 @@ import msgspec
 from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
 from pdflow.layout.pairing import runs_within
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
-from pdflow.layout.rooms import Room, lying
+from pdflow.layout.regions import KvRegion, lying
 from pdflow.layout.shapes import KvShape, LayoutError, stage_layers
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 WORD_BYTES: Final = 8
 PAGE_BYTES: Final = 4096
 
-StagingFactory: TypeAlias = Callable[[RankMemory, int], Room]
+StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
 """Makes the staging memory of a rank, given the memory of its blocks and where the staging memory begins."""
 
 
@@ -71,7 +71,7 @@ class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Of words."""
     transport: str
     reach: bytes
-    room: Room | None = None
+    kv_region: KvRegion | None = None
     """Where its prompts are sent from, or land, unless that is in blocks."""
     dtype: str = ""
     """Of its KV; "" if it does not know."""
@@ -136,11 +136,11 @@ class Rank:
         self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
         self.slots: Final = num_blocks + 1 if slots is None else slots
         end = self.words_at + self.slots * WORD_BYTES
-        self.room: Final = (
+        self.kv_region: Final = (
             None if staging_factory is None else staging_factory(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
         )
         self.transport: Final = transport(self.address, self.on_transport_event)
-        nbytes = end if self.room is None else end_of(self.room)
+        nbytes = end if self.kv_region is None else end_of(self.kv_region)
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}
@@ -176,7 +176,7 @@ class Rank:
                 self.slots,
                 self.transport.name,
                 reach,
-                self.room,
+                self.kv_region,
                 self._dtype,
                 self._void.get(peer, -1),
             )
@@ -191,7 +191,7 @@ class Rank:
         if known.transport != self.transport.name:
             raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
         self._check_dtype(peer, known)
-        memories = [known.memory] if known.room is None else [known.memory, known.room.memory]
+        memories = [known.memory] if known.kv_region is None else [known.memory, known.kv_region.memory]
         if known.slots < 1 or shards_problem(known.shards) or not all(map(self._may_be, memories)):
             raise ValueError(f"{peer} describes a memory that no engine of this model has")
         await self.transport.connect(peer, known.reach)
@@ -276,8 +276,8 @@ class Rank:
         self._copy(there, extents, self.memory, blocks, piece)
 
     def _lying(self, staged: Allocation, tokens: int) -> tuple[RankMemory, Sequence[int]]:
-        assert self.room is not None
-        return lying(self.room, staged.blocks, tokens)
+        assert self.kv_region is not None
+        return lying(self.kv_region, staged.blocks, tokens)
 
     def _copy(
         self,
@@ -341,7 +341,7 @@ class Rank:
             raise LayoutError(f"{d} has fenced {p} since it granted generation {registration.target.generation}")
         pair = self._layouts.pair(p_metadata.shards, d_metadata.shards, op.p_rank, op.d_rank)
         target, to = within(d_metadata, registration.target.blocks, registration.num_tokens)
-        placed = p == self.address and self.room is not None
+        placed = p == self.address and self.kv_region is not None
 
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
@@ -354,12 +354,14 @@ class Rank:
     def _known(self, rank: Address) -> RankMetadata:
         if rank != self.address:
             return self.peers[rank]
-        return RankMetadata(self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.room)
+        return RankMetadata(
+            self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.kv_region
+        )
 
 
 def within(metadata: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
     """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
-    return (metadata.memory, blocks) if metadata.room is None else lying(metadata.room, blocks, tokens)
+    return (metadata.memory, blocks) if metadata.kv_region is None else lying(metadata.kv_region, blocks, tokens)
 
 
 def of_layer(pair: Pair, layer: int) -> Pair:
@@ -368,10 +370,10 @@ def of_layer(pair: Pair, layer: int) -> Pair:
     return msgspec.structs.replace(pair, source_layer=source_layer, target_layer=target_layer, num_layers=1)
 
 
-def end_of(room: Room) -> int:
+def end_of(region: KvRegion) -> int:
     """The first byte behind it."""
-    memory = room.memory
-    if room.kind == "ring":
-        return memory.region_bases[0] + room.ring_bytes
+    memory = region.memory
+    if region.kind == "ring":
+        return memory.region_bases[0] + region.ring_bytes
     planes = memory.num_layers * memory.tensors_per_layer
     return memory.region_bases[0] + planes * memory.num_blocks * memory.plane_bytes

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from pdflow.layout.descriptors import RankMemory
-from pdflow.layout.rooms import Room
+from pdflow.layout.regions import KvRegion
 from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import PagedStaging, RingStaging, Staging
 from pdflow.scenario.schema.scenario import Pool
@@ -33,7 +33,7 @@ def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[
         most = size.layers * (-(-layer_bytes // STEP_BYTES) * STEP_BYTES)
         staging = RingStaging.of_bytes(size, min(transfer.host_buffer_bytes, most), STEP_BYTES, pool.block_size)
         ring_bytes = staging.ring.capacity_bytes
-        return staging, lambda rank, at: Room("ring", _moved(rank, at, 1), ring_bytes, staging.ring.step_bytes)
+        return staging, lambda rank, at: KvRegion("ring", _moved(rank, at, 1), ring_bytes, staging.ring.step_bytes)
     page_bytes = size.layers * size.bytes_per_token * pool.block_size
     pages = min(blocks, bytes_of(transfer, memory) // page_bytes) if memory is not MemoryKind.TENSORS else blocks
     paged = PagedStaging(size, pool.block_size, pages, evicts=memory is MemoryKind.STORE)
@@ -42,7 +42,7 @@ def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[
 
 def staging_pages(count: int) -> StagingFactory:
     """So many pages beside the blocks of each rank."""
-    return lambda rank, at: Room("pages", _moved(rank, at, count))
+    return lambda rank, at: KvRegion("pages", _moved(rank, at, count))
 
 
 class RoomState(msgspec.Struct, frozen=True):

@@ -143,7 +143,7 @@ class InFlightTransfers:
             for number, (other, _) in tuple(self._in_flight.items()):
                 if other is transfer:
                     self._transport.stop(number)
-            self._judge(transfer)
+            self._finish_if_ended(transfer)
 
     def disconnect(self, peer: Address) -> None:
         """Its fence comes next, or its memory is gone: post no more of what is between us."""
@@ -152,7 +152,7 @@ class InFlightTransfers:
             transfer.disconnected = True
             self._lanes.halt(transfer)
         for transfer in transfers:
-            self._judge(transfer)
+            self._finish_if_ended(transfer)
 
     # What a prompt's node says.
 
@@ -205,13 +205,13 @@ class InFlightTransfers:
                 self._lanes.landed(transfer, piece)
             else:
                 self._lanes.lost(transfer, piece)
-            self._judge(transfer)
+            self._finish_if_ended(transfer)
 
     def recalled(self, number: int) -> None:
         """None of it has moved, and none will."""
         transfer, piece = self._in_flight.pop(number)
         self._lanes.recall(transfer, piece)
-        self._judge(transfer)
+        self._finish_if_ended(transfer)
 
     # Pieces.
 
@@ -235,7 +235,7 @@ class InFlightTransfers:
         except (KeyError, LayoutError) as error:
             log.warning("%s cannot be posted: %s", describe_transfer(transfer), error)
             self._lanes.lost(transfer, piece)
-            self._judge(transfer)
+            self._finish_if_ended(transfer)
             return
         number = next(self._numbers)
         self._in_flight[number] = (transfer, piece)
@@ -259,7 +259,7 @@ class InFlightTransfers:
         if self.event_log is not None:
             self.event_log.passed(transfer.effect.op.reg.request_id, "xfer_post", transfer.posted_ns)
 
-    def _judge(self, transfer: OpenTransfer) -> None:
+    def _finish_if_ended(self, transfer: OpenTransfer) -> None:
         """Tell how the operation ended, if it has. There may be a lane for another."""
         ending = self._lanes.ending(transfer)
         op = transfer.effect.op

@@ -92,8 +92,10 @@ class Record:
             if self.events:
                 path = self.out / f"{stem}.{EVENTS_NAME}"
                 # The router has no lives that anybody could tell apart.
-                lives = {node.name: incarnation} if incarnation else {}
-                header = EventsHeader(world="live", scenario=scenario.name, seed=scenario.seed, incarnations=lives)
+                incarnations = {node.name: incarnation} if incarnation else {}
+                header = EventsHeader(
+                    world="live", scenario=scenario.name, seed=scenario.seed, incarnations=incarnations
+                )
                 _observe(node, EventsWriter(stack.enter_context(_opened(path)), header, path), offset)
             yield
 

@@ -53,7 +53,7 @@ SLOWEST_BYTES_PER_S: Final = 100e6
 """At which a model is read: a disk in a network."""
 AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Between the end of a life and the beginning of the next, by how many have ended one after the other."""
-GOOD_LIFE_S: Final = 60.0
+BACKOFF_RESET_S: Final = 60.0
 """A life that lasted so long was not cut short by what cut the one before."""
 
 
@@ -100,8 +100,8 @@ class Cluster:
             nursery.start_soon(self._read_router)
             for component in components.values():
                 await self._live(component)
-            patience = 2 * self.scenario.serve.drain_s + 5
-            nursery.start_soon(drain_on_signal, self.stop, patience, nursery.cancel_scope)
+            grace_s = 2 * self.scenario.serve.drain_s + 5
+            nursery.start_soon(drain_on_signal, self.stop, grace_s, nursery.cancel_scope)
             up(self.router.first_line.decode().strip())
             await self.router.process.wait()
             if not self.stopping:
@@ -190,7 +190,7 @@ class Cluster:
             log.info("%s has ended", component.name)
             return
         log.error("%s has ended with %d", component.name, component.process.returncode)
-        deaths = 0 if now_ns() - begun > GOOD_LIFE_S * S else deaths
+        deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
         await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
         await self._begin(component.name, deaths + 1)
 

@@ -30,7 +30,7 @@ class ComponentApi(ABC):
         self.gate: Final = gate
         self.stop: Final = stop
         self.meter: Final = Meter()
-        self._diary: Final = node.event_log
+        self._event_log: Final = node.event_log
         node.measured_by(self.meter)
 
     @abstractmethod
@@ -52,7 +52,7 @@ class ComponentApi(ABC):
             case "GET", "/state":
                 await responder.reply(200, (JSON,), msgspec.json.encode(self.state()))
             case "GET", "/notes":
-                await responder.reply(200, (JSON,), msgspec.json.encode(self._diary.page()))
+                await responder.reply(200, (JSON,), msgspec.json.encode(self._event_log.page()))
             case _:
                 return False
         return True

@@ -130,8 +130,8 @@ class Call:
 
 
 class Leg:
-    """One leg of a call, at one engine. `patience_s`: for P's answer, or the beginning of D's. Engines keep a request's
-    deadline themselves, unless they stand still."""
+    """One leg of a call, at one engine. `leg_timeout_s`: for P's answer, or the beginning of D's. Engines keep a
+    request's deadline themselves, unless they stand still."""
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class Leg:
         client: HttpClient,
         address: EngineAddress,
         request_id: RequestId,
-        patience_s: float,
+        leg_timeout_s: float,
         signer: Signer,
     ) -> None:
         self.call: Final = call
         self.client: Final = client
         self.address: Final = address
         self.request_id: Final = request_id
-        self.patience_s: Final = patience_s
+        self.leg_timeout_s: Final = leg_timeout_s
         self.signer: Final = signer
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
 
@@ -157,7 +157,7 @@ class Leg:
         asked = self._asked(self.call.path if returns_first_token else "/v1/completions", body)
         answer = None
         try:
-            with trio.move_on_after(self.patience_s):
+            with trio.move_on_after(self.leg_timeout_s):
                 async with asked as response:
                     answer = await response.read()
                     if response.status != 200:
@@ -188,9 +188,9 @@ class Leg:
         call = self.call
         asked = self._asked(call.path, body)
         try:
-            with trio.move_on_after(self.patience_s) as patience:
+            with trio.move_on_after(self.leg_timeout_s) as timeout:
                 async with asked as response:
-                    patience.deadline = math.inf
+                    timeout.deadline = math.inf
                     if response.status != 200:
                         return self._refused(response.status, await response.read())
                     piece = call.answer.piece_arrived(self.request_id)
@@ -205,7 +205,7 @@ class Leg:
                         call.answering.release()
         except UpstreamError:
             return Code.UNREACHABLE
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             return Code.DEADLINE
         code = call.failure()
         if code is Code.NONE:

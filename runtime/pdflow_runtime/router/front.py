@@ -163,7 +163,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
         decode,
         scenario.transfer.method,
         client,
-        patience_s=scenario.transfer.deadline_s + LATER_S,
+        leg_timeout_s=scenario.transfer.deadline_s + LATER_S,
         signer=Signer(secret),
         stores=stores_of(scenario),
         returns_first_token=scenario.router.first_token == "prefill",

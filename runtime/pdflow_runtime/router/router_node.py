@@ -68,7 +68,7 @@ class LiveRouterNode(LiveNode):
         decode: list[EngineInfo],
         method: str,
         client: HttpClient,
-        patience_s: float = math.inf,
+        leg_timeout_s: float = math.inf,
         signer: Signer = UNSIGNED,
         stores: Sequence[str] = (),
         returns_first_token: bool = False,
@@ -81,7 +81,7 @@ class LiveRouterNode(LiveNode):
         self.event_log.engines = (prefill, decode)
         self.method: Final = method
         self.client: Final = client
-        self.patience_s: Final = patience_s
+        self.leg_timeout_s: Final = leg_timeout_s
         self.signer: Final = signer
         self.returns_first_token: Final = returns_first_token
         self.members: Final = Members(
@@ -145,7 +145,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         if effect.keeps:
             sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
         else:
@@ -186,7 +186,7 @@ class LiveRouterNode(LiveNode):
             call.piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
         for attempt in use.forward:
-            leg = Leg(call, self.client, call.decoding[attempt], attempt, self.patience_s, self.signer)
+            leg = Leg(call, self.client, call.decoding[attempt], attempt, self.leg_timeout_s, self.signer)
             call.nursery.start_soon(leg.forward, first_answer.first)
         for attempt in use.cancel:
             self._cancel_leg(attempt)
@@ -218,7 +218,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         between = None
         if self.returns_first_token:
             call.decoding[effect.request_id] = address
@@ -231,7 +231,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
-        leg = Leg(call, self.client, address, effect.request_id, self.patience_s, self.signer)
+        leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         self._begin(call, "decode", effect.request_id, self._decode(leg, self._alone_body(call, effect.request_id)))
 
     async def _decode(self, leg: Leg, body: bytes) -> None:

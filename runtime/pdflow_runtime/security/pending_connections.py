@@ -21,13 +21,13 @@ class PendingConnections(Generic[T]):
         self._slots: Final[dict[T, None]] = {}
         """In the order of their coming."""
 
-    def add(self, stranger: T) -> None:
+    def add(self, connection: T) -> None:
         if len(self._slots) >= self.most:
             oldest = next(iter(self._slots))
             del self._slots[oldest]
             self._evict(oldest)
-        self._slots[stranger] = None
+        self._slots[connection] = None
 
-    def leave(self, stranger: T) -> None:
+    def leave(self, connection: T) -> None:
         """It has said who it is, or is over; nothing happens if it has no place any more."""
-        self._slots.pop(stranger, None)
+        self._slots.pop(connection, None)

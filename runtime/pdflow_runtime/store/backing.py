@@ -102,19 +102,19 @@ class Backing:
     # Whether it is there.
 
     async def _watch(self) -> None:
-        life = None
+        run_id = None
         while True:
             try:
-                current = await self._call(self.server.life, self._reading)
+                current = await self._call(self.server.run_id, self._reading)
             except ServerError as error:
                 self._lost(error)
             else:
                 if not self.up:
                     log.info("%s is there again", self.name)
-                if life is not None and current != life:
+                if run_id is not None and current != run_id:
                     log.info("%s has been started again", self.name)
                     self._saved.clear()
-                self.up, life = True, current
+                self.up, run_id = True, current
             await trio.sleep(WATCHED_S)
 
     def _lost(self, error: ServerError) -> None:

@@ -78,11 +78,11 @@ class StoredKv(NamedTuple):
 
 
 class StoreClient:
-    """The engine's side at `host`. `patience_s`: for what waits for room in the store."""
+    """The engine's side at `host`. `timeout_s`: for what waits for room in the store."""
 
-    def __init__(self, host: str, patience_s: float) -> None:
+    def __init__(self, host: str, timeout_s: float) -> None:
         self.host: Final = host
-        self.patience_s: Final = patience_s
+        self.timeout_s: Final = timeout_s
         self.signer = UNSIGNED
         self._client: Final = HttpClient()
 
@@ -93,7 +93,7 @@ class StoreClient:
         """By what D gets it, once the store has it all. `port`: where our ranks hear."""
         params_json = decode_json(params, Coordinates(self.host, port), PUSH)
         body = PutBody(params_json, [(item.key, item.blocks) for item in items])
-        return await self._ask(node, at, "/put", body, self.patience_s)
+        return await self._ask(node, at, "/put", body, self.timeout_s)
 
     async def look(
         self,
@@ -114,12 +114,12 @@ class StoreClient:
     async def withdraw(self, node: str, at: Coordinates, request_id: RequestId, xid: Xid) -> None:
         await self._ask(node, at, "/withdraw", WithdrawBody(request_id, xid), LOOK_S)
 
-    async def _ask(self, node: str, at: Coordinates, path: str, message: msgspec.Struct, patience_s: float) -> StoredKv:
+    async def _ask(self, node: str, at: Coordinates, path: str, message: msgspec.Struct, timeout_s: float) -> StoredKv:
         body = msgspec.json.encode(message)
         headers = (JSON, *self.signer.sign(node, "POST", path, body))
         answer = None
         try:
-            with trio.move_on_after(patience_s):
+            with trio.move_on_after(timeout_s):
                 async with self._client.request("POST", at.host, at.port, path, headers, body) as response:
                     answer = await response.read()
                     if response.status != 200:

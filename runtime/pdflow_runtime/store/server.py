@@ -41,7 +41,7 @@ class ValueServer(Protocol):
     def name(self) -> str:
         """For people."""
 
-    def life(self) -> str:
+    def run_id(self) -> str:
         """Another one when it has been started again."""
 
     def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
@@ -74,7 +74,7 @@ class ValkeyServer:
             lib_version=None,
         )
 
-    def life(self) -> str:
+    def run_id(self) -> str:
         def ask() -> str:
             self._client.ping()
             try:
@@ -152,7 +152,7 @@ def check_server(scenario: ResolvedScenario) -> None:
     if server is None:
         return
     try:
-        server.life()
+        server.run_id()
     except ServerError as error:
         problem = f"{scenario.serve.store_url} does not serve: {error}; start it, or leave the key out"
         raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)]) from None

@@ -173,12 +173,12 @@ class StreamAgent(Host):
         if self._nursery is None:
             raise TransportError(f"{self.me} is not running, and cannot reach {peer}")
         async with self._connecting.setdefault(peer, trio.Lock()):
-            if not self._reached(peer, described.life):
+            if not self._reached(peer, described.incarnation):
                 await self._open(peer, described)
 
-    def _reached(self, peer: Address, life: int) -> bool:
+    def _reached(self, peer: Address, incarnation: int) -> bool:
         link = self._links.get(peer)
-        return link is not None and link.description.life == life
+        return link is not None and link.description.incarnation == incarnation
 
     async def _open(self, peer: Address, description: Description) -> None:
         hello = self._hello(description)
@@ -197,7 +197,7 @@ class StreamAgent(Host):
         self._nursery.start_soon(self._run_link, link)
 
     def _hello(self, description: Description) -> AgentHello:
-        return AgentHello(VERSION, self.me, self.life, description.life, description.token, "", 0)
+        return AgentHello(VERSION, self.me, self.incarnation, description.incarnation, description.token, "", 0)
 
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
@@ -319,8 +319,8 @@ class StreamAgent(Host):
 
         Not if it has ended our stream in order: then it knows what it does, or is dead.
         """
-        there = (link.peer, link.description.life)
-        for guest in [guest for guest in self._guests if (guest.name, guest.life) == there]:
+        there = (link.peer, link.description.incarnation)
+        for guest in [guest for guest in self._guests if (guest.name, guest.incarnation) == there]:
             self._dismiss(guest)
             await guest.left.wait()
 

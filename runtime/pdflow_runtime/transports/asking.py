@@ -70,7 +70,7 @@ class AskingAgent(TcpStreams):
         assert self._memory is not None, "allocate comes first"
         host, port = self._address
         return msgspec.msgpack.encode(
-            Description(self.name, self.life, self.token, host, port, "", self._memory.nbytes)
+            Description(self.name, self.incarnation, self.token, host, port, "", self._memory.nbytes)
         )
 
     def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None:

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 GREETING_S: Final = 5.0
 """For a stranger to say who it is, and for a peer to answer."""
-MAX_STRANGERS: Final = 64
+MAX_PENDING: Final = 64
 """Streams that have not said who they are yet."""
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -62,13 +62,13 @@ class Host(ABC):
 
     def __init__(self, me: Address, on_event: EventSink) -> None:
         self.me: Final = me
-        self.life: Final = secrets.randbits(63)
+        self.incarnation: Final = secrets.randbits(63)
         self.token: Final = secrets.token_bytes(TOKEN_BYTES)
         self._on_event: Final = on_event
         self._waits: Final = Waits(on_event)
         self._memory: RegionBase | None = None
         self._guests: set[Guest] = set()
-        self._strangers: Final = PendingConnections(MAX_STRANGERS, SocketStream.close)
+        self._pending: Final = PendingConnections(MAX_PENDING, SocketStream.close)
         self._motions: set[Motion] = set()
         """What we are bringing into our memory, for guests and for ourselves."""
         self._floors: dict[Address, int] = {}
@@ -91,9 +91,9 @@ class Host(ABC):
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage | None:
         """What it asks for. StreamBrokenError if it may not."""
 
-    def _life_for(self, hello: AgentHello) -> int:
+    def _incarnation_for(self, hello: AgentHello) -> int:
         """The one that a peer must mean to be let in. It takes any other answer as proof that nothing of it moves."""
-        return self.life
+        return self.incarnation
 
     def _let_be(self, remote: Remote | None) -> None:  # noqa: B027 (most have nothing to do)
         """A stream is over that led to this memory."""
@@ -116,7 +116,7 @@ class Host(ABC):
                     await trio.sleep(0.1)
                 continue
             stream = SocketStream(sock)
-            self._strangers.add(stream)
+            self._pending.add(stream)
             nursery.start_soon(self._serve, stream)
 
     async def _serve(self, stream: SocketStream) -> None:
@@ -144,25 +144,27 @@ class Host(ABC):
 
     async def _greet(self, stream: SocketStream) -> Guest:
         try:
-            with trio.move_on_after(GREETING_S) as patience:
+            with trio.move_on_after(GREETING_S) as timeout:
                 hello = await stream.message(MAX_HELLO_BYTES)
         finally:
-            self._strangers.leave(stream)
-        if patience.cancelled_caught:
+            self._pending.leave(stream)
+        if timeout.cancelled_caught:
             raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
         if not isinstance(hello, AgentHello) or hello.version != VERSION or not _is_name(hello.name):
             raise StreamBrokenError("it does not begin as a peer does")
-        life = self._life_for(hello)
-        if hello.target_life != life:
-            stream.post(OutgoingMessage(frame(ConnectionRefused(life))))
+        incarnation = self._incarnation_for(hello)
+        if hello.target_incarnation != incarnation:
+            stream.post(OutgoingMessage(frame(ConnectionRefused(incarnation))))
             raise StreamBrokenError("it looks for another agent, which was here before")
         if not same_token(hello.token, self.token):
             raise StreamBrokenError("it has not been told of this memory")
         try:
-            guest = Guest(hello.name, hello.life, stream, self._admit(hello, stream.sock))
+            guest = Guest(hello.name, hello.incarnation, stream, self._admit(hello, stream.sock))
         except TransportError as error:
             raise StreamBrokenError(str(error)) from None
-        for former in [former for former in self._guests if (former.name, former.life) == (hello.name, hello.life)]:
+        for former in [
+            former for former in self._guests if (former.name, former.incarnation) == (hello.name, hello.incarnation)
+        ]:
             self._dismiss(former)
             await former.left.wait()
         self._guests.add(guest)

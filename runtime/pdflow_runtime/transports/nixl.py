@@ -199,7 +199,7 @@ class NixlTransport(RegisteredAgent):
 
     def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
         super().__init__(me, on_event, host)
-        self._local: Final = NixlAgent(f"{me}-{self.life:x}")
+        self._local: Final = NixlAgent(f"{me}-{self.incarnation:x}")
         self._reading: Counter[Guest] = Counter()
         """Of each guest, how many READs of our memory it has under way."""
         self._detached: set[AgentLink] = set()

@@ -149,7 +149,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         return msgspec.msgpack.encode(
             Description(
                 self.name,
-                self.life,
+                self.incarnation,
                 self.token,
                 self._host,
                 self._port,
@@ -166,8 +166,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         return AgentHello(
             VERSION,
             self.me,
-            self.life,
-            description.life,
+            self.incarnation,
+            description.incarnation,
             description.token,
             self._device,
             nbytes,

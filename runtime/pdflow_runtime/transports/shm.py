@@ -84,7 +84,13 @@ class ShmTransport(FetchingAgent):
         assert self._region is not None, "allocate comes first"
         return msgspec.msgpack.encode(
             Description(
-                self.name, self.life, self.token, str(self._socket_path), 0, str(self._region.path), self._region.nbytes
+                self.name,
+                self.incarnation,
+                self.token,
+                str(self._socket_path),
+                0,
+                str(self._region.path),
+                self._region.nbytes,
             )
         )
 
@@ -111,7 +117,7 @@ class ShmTransport(FetchingAgent):
     def _hello(self, description: Description) -> AgentHello:
         assert self._region is not None
         path, nbytes = str(self._region.path), self._region.nbytes
-        return AgentHello(VERSION, self.me, self.life, description.life, description.token, path, nbytes)
+        return AgentHello(VERSION, self.me, self.incarnation, description.incarnation, description.token, path, nbytes)
 
     def _reach(self, description: Description, hello: AgentHello) -> Mapped:
         return Mapped(map_region(description.memory, description.nbytes, self._folder))

@@ -17,7 +17,7 @@ from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
-from pdflow_sim.check.counterexamples import counterexample as stories
+from pdflow_sim.check.counterexamples import counterexample as counterexample_files
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleError
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
@@ -80,7 +80,7 @@ def replay(file: str) -> int:
     """Strictly. 1 if it does not go as it went, or ends as it should not."""
     from pdflow_sim.check.counterexamples.replay import strict
 
-    counterexample = stories.read(file)
+    counterexample = counterexample_files.read(file)
     with _patched(counterexample.mutant, file):
         told = strict(counterexample.world(), counterexample)
     steps = f"{file}: {len(counterexample.steps)} steps"
@@ -110,7 +110,7 @@ def diagram(file: str, dialect: str | None = None) -> int:
 
         counterexample = race(file, dialect or "vllm-stock")
     else:
-        counterexample = stories.read(file)
+        counterexample = counterexample_files.read(file)
     with _patched(counterexample.mutant, file):
         drawn = collect(counterexample)
     _print_line(text(drawn, min(100, max(80, _columns()))))

@@ -21,7 +21,7 @@ from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 from pdflow_sim.faults.clock_skew import SkewedClock
 from pdflow_sim.faults.failover import Failover
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
-from pdflow_sim.faults.restarts import Lives
+from pdflow_sim.faults.restarts import EngineLifecycle
 from pdflow_sim.network.paths import Nic
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.node import Observer
@@ -52,7 +52,7 @@ class FaultInjector:
         clients: Clients,
         nodes: NodeRegistry,
         fabric: FaultyFabric,
-        lives: Lives,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self.env = env
         self.clock = clients.clock
@@ -65,7 +65,7 @@ class FaultInjector:
         plan = self.plan = fabric.faults.plan
         self.streams = streams
         self.healed = False
-        self.lives = lives
+        self.lifecycle = lifecycle
         self.clocks: dict[EngineId, SkewedClock] = {}
         """Of engines whose clock has ever run wrong."""
         self.open: dict[int, ActiveFault] = {}
@@ -146,11 +146,11 @@ class FaultInjector:
     def heal(self, at: Instant) -> ProcessSteps:
         """From then on no fault acts, and every engine is up."""
         yield self.env.timeout(at)
-        self.calm()
-        for name in list(self.lives.down):
-            self.lives.restart(name)
+        self.end_faults()
+        for name in list(self.lifecycle.down):
+            self.lifecycle.restart(name)
 
-    def calm(self) -> None:
+    def end_faults(self) -> None:
         """From now on no fault acts. An engine that is down without a time to come back stays down."""
         self.healed = True
         for window in list(self.open):
@@ -163,11 +163,11 @@ class FaultInjector:
     # What.
 
     def crash(self, course: ActiveFault, until: Instant | None) -> None:
-        if self.lives.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
+        if self.lifecycle.crash(cast(Crash, course.fault), cast(EngineId, course.engine)):
             self.active.count(course.fault)
 
     def pause(self, course: ActiveFault, until: Instant | None) -> None:
-        fault, node = cast(PauseEngine, course.fault), self.lives.node(cast(EngineId, course.engine))
+        fault, node = cast(PauseEngine, course.fault), self.lifecycle.node(cast(EngineId, course.engine))
         if not node.alive or until is None:
             return
         if self.plan.heal_ns is not None:
@@ -176,11 +176,11 @@ class FaultInjector:
         if fault.only_engine:
             node.stretch(until)
             return
-        node.ingress = self.waiting_room(node)
+        node.ingress = self.deferring(node)
         node.pause(until)
         self.env.process(self.resume_at(node, until))
 
-    def waiting_room(self, node: SimEngineNode) -> Callable[[Any], None]:
+    def deferring(self, node: SimEngineNode) -> Callable[[Any], None]:
         def wait(effect: Any) -> None:
             self.waiting.append((node, effect))
 
@@ -210,7 +210,7 @@ class FaultInjector:
         self.set_clock(cast(EngineId, course.engine), 1.0, 0)
 
     def set_clock(self, name: EngineId, speed: float, ahead_ns: int) -> None:
-        node = self.lives.node(name)
+        node = self.lifecycle.node(name)
         clock = self.clocks.get(name)
         if clock is None:
             clock = self.clocks[name] = node.local_clock = SkewedClock(self.clock)
@@ -241,7 +241,7 @@ class FaultInjector:
 
     def nics(self, course: ActiveFault) -> list[Nic]:
         """Those that fail together: one of each rank."""
-        node = self.lives.node(cast(EngineId, course.engine))
+        node = self.lifecycle.node(cast(EngineId, course.engine))
         return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
 
     def set_bandwidths(self, course: ActiveFault) -> None:
@@ -263,7 +263,7 @@ class FaultInjector:
                 for link in paths.table.links
                 if link.name in fault.links
             ]
-        node = self.lives.node(course.engine)
+        node = self.lifecycle.node(course.engine)
         direction = "tx" if node in self.nodes.prefills else "rx"
         nics = [address for address in node.ports if address != node.name]
         numbers = range(paths.table.nics_per_rank)

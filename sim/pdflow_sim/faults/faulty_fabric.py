@@ -263,8 +263,8 @@ class FaultyFabric(Fabric):
         mine, theirs = (d, p) if flight.reads else (p, d)
         if not theirs.node.alive:
             return self.transport_timeout_ns
-        other_life = self.seen.get((mine.address, theirs.address), theirs.incarnation) != theirs.incarnation
-        if other_life or (not flight.reads and self.stale(d.address, flight.generation)):
+        restarted = self.seen.get((mine.address, theirs.address), theirs.incarnation) != theirs.incarnation
+        if restarted or (not flight.reads and self.stale(d.address, flight.generation)):
             return flight.wire_latency
         return None
 

@@ -32,7 +32,7 @@ MakeEngine: TypeAlias = Callable[[EngineSlot, EngineInfo, int, int], SimEngineNo
 incarnation, the last generation of the one before)."""
 
 
-class Lives:
+class EngineLifecycle:
     """Which life each engine is in. Engines are named by the id of their first life.
 
     Args: `heartbeats`: how the router knows who is there, if engines report.
@@ -59,7 +59,7 @@ class Lives:
         self.heartbeats = heartbeats
         self.recorder = recorder
         self.make = make
-        self.lives: dict[EngineId, int] = {}
+        self.restarts: dict[EngineId, int] = {}
         """By slot: how many restarts so far."""
         self.down: dict[EngineId, Crash] = {}
 
@@ -103,10 +103,10 @@ class Lives:
             return
         fabric, slots, old = self.fabric, self.nodes.slots, self.node(name)
         slot = slots.by_name[name]
-        life = self.lives[name] = self.lives.get(name, 0) + 1
+        restarts = self.restarts[name] = self.restarts.get(name, 0) + 1
         info = EngineInfo(old.name, slot.info.shards)
         if fault.new_engine_id:
-            info = EngineInfo(f"{name}+{life}", info.shards)
+            info = EngineInfo(f"{name}+{restarts}", info.shards)
             slots.names[info.engine] = name
             self.keep_nics(old.name, info)
             fabric.paths.pool_of[info.engine] = slot.pool

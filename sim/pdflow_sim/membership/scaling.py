@@ -78,8 +78,8 @@ class Scaling:
                 env.process(self.scale_once(scale, seconds_to_ns(scale.at_s)))
             else:
                 assert scale.target_queue is not None
-                calm_ns = seconds_to_ns(scale.calm_s)
-                scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, calm_ns)
+                stabilization_ns = seconds_to_ns(scale.calm_s)
+                scaler = Autoscaler(scale.target_queue, scale.min_replicas, scale.most, stabilization_ns)
                 env.process(self.autoscale(scale, scaler))
         self.router.on_engine_left = self.left
 

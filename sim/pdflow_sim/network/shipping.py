@@ -255,7 +255,7 @@ class Shipping:
         for in_flight in parked:
             self.leave(in_flight)
             operation.lanes.lost(operation, in_flight.piece)
-        self.judge(operation)
+        self.finish_if_ended(operation)
 
     def pump(self, lanes: Lanes[ShippedOperation]) -> None:
         """Send what may be posted now."""
@@ -268,7 +268,7 @@ class Shipping:
             )
             PieceInFlight(self, operation, piece, nbytes // self.pipeline_policy.tensors).go_on()
 
-    def judge(self, operation: ShippedOperation) -> None:
+    def finish_if_ended(self, operation: ShippedOperation) -> None:
         """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
         ending = operation.lanes.ending(operation)
         self.pump(operation.lanes)
@@ -421,9 +421,9 @@ class Shipping:
         self.leave(in_flight)
         operation = in_flight.operation
         if self.misplaces and misplaced(in_flight.piece, self.pipeline_policy.guards):
-            self.spoil(operation)
+            self.mark_corrupted(operation)
         operation.lanes.landed(operation, in_flight.piece)
-        self.judge(operation)
+        self.finish_if_ended(operation)
 
     def lost(self, in_flight: PieceInFlight) -> None:
         operation = in_flight.operation
@@ -435,11 +435,11 @@ class Shipping:
             return
         self.leave(in_flight)
         if loss is Loss.SKIPPED:
-            self.spoil(operation)
+            self.mark_corrupted(operation)
             operation.lanes.landed(operation, in_flight.piece)
         else:
             operation.lanes.lost(operation, in_flight.piece)
-        self.judge(operation)
+        self.finish_if_ended(operation)
 
     def park(self, in_flight: PieceInFlight) -> None:
         """It stands still, unless nobody waits for it."""
@@ -458,7 +458,7 @@ class Shipping:
                 self.standing.pop(operation, None)
             in_flight.go_on()
 
-    def spoil(self, operation: ShippedOperation) -> None:
+    def mark_corrupted(self, operation: ShippedOperation) -> None:
         """D will decode with other KV than its prompt's, and not know."""
         self.metrics.corrupted.add(operation.flight.op.reg.request_id)
 

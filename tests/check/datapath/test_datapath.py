@@ -54,7 +54,7 @@ def test_every_method_is_looked_at() -> None:
 def test_nothing_is_found_in_strict_and_what_is_known_as_published(name: str, dialect: str) -> None:
     found = row(METHODS[name], dialect)
     expected = PUBLISHED.get(name, frozenset()) if dialect == AS_PUBLISHED else frozenset()
-    assert found.stories.keys() == expected
+    assert found.counterexamples.keys() == expected
     assert found.ok, found.missed
     assert found.states == STATES[name, dialect]
 
@@ -78,12 +78,12 @@ def explored(name: str, ps: int, **lacking: bool) -> Explored:
     ],
 )
 def test_what_each_guard_keeps_away(name: str, ps: int, lacking: dict[str, bool], finding: Finding) -> None:
-    assert explored(name, ps, **lacking).stories.keys() == {finding}
+    assert explored(name, ps, **lacking).counterexamples.keys() == {finding}
 
 
 def test_a_piece_that_finds_no_room_is_refused_and_its_prompt_computed_again() -> None:
     """What is left of a buffer's exhaustion once the listener survives it."""
-    assert not explored("p2p-nccl-put-async", 1, reserves_whole=False).stories
+    assert not explored("p2p-nccl-put-async", 1, reserves_whole=False).counterexamples
 
 
 def test_by_pieces_a_ring_is_full_of_prompts_that_cannot_end_though_nothing_is_lost() -> None:
@@ -92,8 +92,8 @@ def test_by_pieces_a_ring_is_full_of_prompts_that_cannot_end_though_nothing_is_l
         method.strict, answer_first=True, guards=Guards(reserves_whole=False, ends_receives=False)
     )
     found = explore(Acts(Setting(method, pipeline_policy, ps=2, faults=0)))
-    assert found.stories.keys() == {Finding.RING}
-    assert found.stories[Finding.RING][-1] == "r0 and r1 cannot end"
+    assert found.counterexamples.keys() == {Finding.RING}
+    assert found.counterexamples[Finding.RING][-1] == "r0 and r1 cannot end"
     assert found.ends, "in other orders all is well"
 
 
@@ -101,10 +101,10 @@ def test_by_pieces_a_ring_is_full_of_prompts_that_cannot_end_though_nothing_is_l
 def test_two_memories_would_wait_for_each_other_if_p_had_room_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D's room is another prompt's, which P will not send before this one has gone: D asks in another order than P
     computes. So P's room comes with the WRITE."""
-    assert not explore(strict(name, faults=0)).stories
+    assert not explore(strict(name, faults=0)).counterexamples
     monkeypatch.setattr(Setting, "room_with_write", False)
     found = explore(strict(name, faults=0))
-    assert found.stories
+    assert found.counterexamples
     assert found.ends, "in other orders all is well"
 
 
@@ -118,13 +118,13 @@ def strict(name: str, faults: int = 1) -> Acts:
 
 def test_room_that_is_given_out_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ring, "allocate", lambda self, owner, size: 0)
-    assert explore(strict("cpu-staged")).stories.keys() == {Finding.TWICE}
+    assert explore(strict("cpu-staged")).counterexamples.keys() == {Finding.TWICE}
 
 
 def test_room_that_is_never_given_back_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Staging, "release", lambda self, allocation: None)
     found = explore(Acts(Setting(METHODS["p2p-nccl-get"], METHODS["p2p-nccl-get"].strict, ps=2)))
-    assert found.stories.keys() == {Finding.KEPT}
+    assert found.counterexamples.keys() == {Finding.KEPT}
     assert not found.ends
 
 
@@ -136,7 +136,7 @@ def test_a_notification_before_the_data_is_seen(monkeypatch: pytest.MonkeyPatch)
         self._left = 0
 
     monkeypatch.setattr(Shipment, "landed", all_at_once)
-    assert Finding.INDEX in explore(strict("p2p-nccl-put-async", faults=0)).stories
+    assert Finding.INDEX in explore(strict("p2p-nccl-put-async", faults=0)).counterexamples
 
 
 def test_a_store_that_gives_others_bytes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +145,4 @@ def test_a_store_that_gives_others_bytes_is_seen(monkeypatch: pytest.MonkeyPatch
 
     table = StoreMemory.table
     monkeypatch.setattr(StoreMemory, "table", wrong)
-    assert Finding.STALE in explore(StoreWorld(PipelinePolicy())).stories
+    assert Finding.STALE in explore(StoreWorld(PipelinePolicy())).counterexamples

@@ -14,7 +14,7 @@ from pdflow.scenario.reading.load import load
 from pdflow.workload.build import requests
 from pdflow_runtime.bench.sender import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
 from pdflow_runtime.http.responder import Responder
-from pdflow_sim.clients import client_timeouts as patience
+from pdflow_sim.clients import client_timeouts
 from tests.runtime.bench.stub import FIRST_NS, FIRST_S, GAP_NS, GAP_S, break_off, give_up, refuse, run, stub
 
 QUICKSTART = str(Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml")
@@ -155,7 +155,11 @@ async def test_a_client_that_has_its_first_token_in_time_waits_for_the_rest(auto
 
 
 async def test_the_contents_are_those_of_the_simulation() -> None:
-    assert (patience.TIMED_OUT, patience.NO_FIRST_TOKEN, patience.CANCELLED) == (TIMED_OUT, NO_FIRST_TOKEN, CANCELLED)
+    assert (client_timeouts.TIMED_OUT, client_timeouts.NO_FIRST_TOKEN, client_timeouts.CANCELLED) == (
+        TIMED_OUT,
+        NO_FIRST_TOKEN,
+        CANCELLED,
+    )
 
 
 async def test_warm_ups_come_first_and_are_in_no_figure(autojump_clock: MockClock) -> None:

@@ -63,7 +63,7 @@ def test_every_engine_of_a_role_comes_to_see_each_length() -> None:
     assert most == 2 * 32
 
 
-def test_pages_go_on_where_the_last_ended_and_a_new_life_begins_anew() -> None:
+def test_pages_continue_where_the_last_ended_and_start_over_after_a_restart() -> None:
     first = Page("prefill-0", 0, [FirstPiecePassed(1, 1), FirstPiecePassed(2, 2)], 2)
     assert continued(first, Page("prefill-0", 0, [FirstPiecePassed(2, 2), FirstPiecePassed(3, 3)], 3)).notes == [
         *first.notes,

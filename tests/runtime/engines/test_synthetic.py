@@ -104,11 +104,11 @@ async def test_wrong_kv_gives_other_tokens() -> None:
     other = [*PROMPT[:9], 3, *PROMPT[10:]]
     await p.token(other, 0, range(8, 16))
 
-    async def there(blocks: list[int], spoil: int | None = None) -> int:
+    async def there(blocks: list[int], corrupt_at: int | None = None) -> int:
         d = Bench()
         copied(p, d, blocks)
-        if spoil is not None:
-            d.regions[0][spoil] ^= 1
+        if corrupt_at is not None:
+            d.regions[0][corrupt_at] ^= 1
         token = await d.token(PROMPT, 29, range(8), decodes=True, loaded=True)
         assert d.runner.wrong == (token != expected)
         return token
@@ -120,8 +120,8 @@ async def test_wrong_kv_gives_other_tokens() -> None:
         "one block of another prompt": await there([0, 1, 10, *range(3, 8)]),
         "the other prompt's end": await there([*range(5), *range(13, 16)]),
         "a block that never came": await there([*range(6), 30, 7]),
-        "one bit, in the first layer": await there([*range(8)], spoil=cells * 5),
-        "one bit, in the last": await there([*range(8)], spoil=p.memory.plane_address(2, 1, 3) + 9 * cells + 8),
+        "one bit, in the first layer": await there([*range(8)], corrupt_at=cells * 5),
+        "one bit, in the last": await there([*range(8)], corrupt_at=p.memory.plane_address(2, 1, 3) + 9 * cells + 8),
     }
     assert all(token != expected for token in wrong.values()), wrong
     d = Bench()

@@ -26,7 +26,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 OPEN_ENDED = b"HTTP/1.1 200 OK\r\n\r\nto the end"
 
 
-def spoilt(*good: bytes) -> st.SearchStrategy[bytes]:
+def corrupted(*good: bytes) -> st.SearchStrategy[bytes]:
     """Some of them in a row, with a few bytes exchanged somewhere, or none."""
     rows = st.lists(st.sampled_from(good) | st.binary(max_size=5), min_size=1, max_size=3).map(b"".join)
     broken = st.tuples(rows, st.integers(0, 300), st.integers(0, 3), st.binary(max_size=4)).map(
@@ -42,7 +42,9 @@ def parsed(pieces: list[bytes]) -> list[HttpRequest | Refusal]:
     return list(parser.ready)
 
 
-@given(data=spoilt(POST, CHUNKS, OLD, UPGRADE, EXPECT, b"\r\n"), boundaries=st.lists(st.integers(0, 300), max_size=4))
+@given(
+    data=corrupted(POST, CHUNKS, OLD, UPGRADE, EXPECT, b"\r\n"), boundaries=st.lists(st.integers(0, 300), max_size=4)
+)
 @example(data=UPGRADE + POST, boundaries=[])
 @example(data=b"GET / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", boundaries=[])
 @example(data=b"CONNECT a:1 HTTP/1.1\r\n\r\n" + POST, boundaries=[])
@@ -63,7 +65,7 @@ def test_any_bytes_are_requests_and_at_most_a_refusal(data: bytes, boundaries: l
 
 
 @pytest.mark.trio
-@given(data=spoilt(ANSWER, ANSWER_IN_CHUNKS, INTERIM, OPEN_ENDED))
+@given(data=corrupted(ANSWER, ANSWER_IN_CHUNKS, INTERIM, OPEN_ENDED))
 @example(data=ANSWER)
 async def test_any_bytes_are_an_answer_or_an_upstream_error(data: bytes) -> None:
     upstream, sock = socket.socketpair()

@@ -28,13 +28,13 @@ from pdflow_runtime.security.signed import Gate
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
-from tests.runtime.support.house import House, house
+from tests.runtime.support.live_pair import LivePair, live_pair
 
 
 class Fronted:
     """`alone` is the port of an engine that the router does not know: what it answers is right."""
 
-    def __init__(self, home: House, node: LiveRouterNode, port: int, alone: int, client: HttpClient) -> None:
+    def __init__(self, home: LivePair, node: LiveRouterNode, port: int, alone: int, client: HttpClient) -> None:
         self.home = home
         self.node = node
         self.port = port
@@ -67,7 +67,7 @@ class Fronted:
 async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str = "shm") -> AsyncIterator[Fronted]:
     """One P and one D behind a router, as the scenario says, and one engine more."""
     method = scenario.transfer.method
-    async with house(scenario, model, transport) as home, AsyncExitStack() as stack:
+    async with live_pair(scenario, model, transport) as home, AsyncExitStack() as stack:
 
         async def opened(make: type[EngineApi[Any]], node: LiveEngineNode) -> EngineAddress:
             ranks = Coordinates(LOCAL, node.port)

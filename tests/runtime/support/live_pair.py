@@ -71,7 +71,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [(seed * 101 + at * 37) % 500 + 5 for at in range(length)]
 
 
-PATIENCE_S: Final = 300
+ANSWER_TIMEOUT_S: Final = 300
 """For an answer: a machine may be busy, and a benchmark ask for much."""
 
 
@@ -84,7 +84,7 @@ Prefill: TypeAlias = tuple[ResolvedScenario, ServedModel]
 """What P is made from where it differs from D, as on a host of its own."""
 
 
-class House:
+class LivePair:
     """One P and two D, of which the second computes alone what the other's answers must be."""
 
     def __init__(
@@ -116,7 +116,7 @@ class House:
         legs = self.send(name, tokens, sampling)
         if isinstance(legs, DecodeLeg):
             return await answer_of(legs)
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(ANSWER_TIMEOUT_S):
             await legs.answered.wait()
         if legs.params is None:
             return Answer([], legs.code)
@@ -149,7 +149,7 @@ class House:
 
 async def answer_of(leg: DecodeLeg) -> Answer:
     tokens = []
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(ANSWER_TIMEOUT_S):
         async for item in leg.receive_channel:
             if not isinstance(item, Token):
                 return Answer(tokens, item)
@@ -158,13 +158,13 @@ async def answer_of(leg: DecodeLeg) -> Answer:
 
 
 @asynccontextmanager
-async def house(
+async def live_pair(
     scenario: ResolvedScenario,
     model: ServedModel,
     transport: str | MakeTransport = "shm",
     prefill: Prefill | None = None,
-) -> AsyncIterator[House]:
-    built = House(scenario, model, transport_named(transport) if isinstance(transport, str) else transport, prefill)
+) -> AsyncIterator[LivePair]:
+    built = LivePair(scenario, model, transport_named(transport) if isinstance(transport, str) else transport, prefill)
     nodes = (*built.nodes(), built.alone)
     try:
         async with trio.open_nursery() as nursery:

@@ -137,8 +137,8 @@ class ClosingTransport(TcpTransport):
     def _hello(self, description: Description) -> AgentHello:
         return msgspec.structs.replace(super()._hello(description), memory=description.memory)
 
-    def _life_for(self, hello: AgentHello) -> int:
-        return NOBODY if int(hello.memory) < self._void.get(hello.name, 0) else self.life
+    def _incarnation_for(self, hello: AgentHello) -> int:
+        return NOBODY if int(hello.memory) < self._void.get(hello.name, 0) else self.incarnation
 
     def _welcome(self, guest: Guest, generation: int) -> bool:
         return guest in self._guests

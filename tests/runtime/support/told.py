@@ -42,7 +42,7 @@ from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
-from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, SHAPE, role_of
+from pdflow_sim.check.state.cluster import DIGEST, FIRST_INCARNATION, SHAPE, role_of
 from pdflow_sim.check.state.shadow_state import ENDED_OK, PIECE, PromptStage, RequestStage
 from pdflow_sim.check.state.space import State
 from tests.runtime.support.hand import Hand
@@ -76,7 +76,7 @@ class TurnRecorder:
         self.turns: list[Turn] = []
         world.turns.observer = self
 
-    def judging(self, node: Address) -> None:
+    def checking(self, node: Address) -> None:
         """What is judged, the world's own tests look at."""
 
     def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
@@ -101,7 +101,7 @@ class Told:
         self.live_turns: list[Turn] = []
         self.nodes: dict[EngineId, LiveEngineNode] = {}
         self.scopes: dict[EngineId, trio.CancelScope] = {}
-        self.lives: Counter[EngineId] = Counter()
+        self.restarts: Counter[EngineId] = Counter()
         self.prefills: dict[int, LivePrefillLeg] = {}
         self.decodes: dict[int, DecodeLeg] = {}
         self.late: list[tuple[tuple[Address, Address], bytes]] = []
@@ -238,7 +238,7 @@ class Told:
 
     def held(self) -> dict[EngineId, set[int]]:
         """By engine, the generations of the world's blocks that somebody has."""
-        shadow, cluster = self.world.space.ghost_of(self.state), self.cluster
+        shadow, cluster = self.world.space.shadow_of(self.state), self.cluster
         held: dict[EngineId, set[int]] = {engine: set() for engine in cluster.engines}
         for i, product in enumerate(shadow.products):
             if product in (PromptStage.HELD, PromptStage.COMPUTED):
@@ -252,13 +252,13 @@ class Told:
 
     def start(self, engine: EngineId) -> None:
         """A life of an engine begins."""
-        cluster, life = self.cluster, self.lives[engine]
-        scheduler, *ranks = cluster.engine(engine, life)
+        cluster, restarts = self.cluster, self.restarts[engine]
+        scheduler, *ranks = cluster.engine(engine, restarts)
         info = (*cluster.ps, *cluster.ds)[cluster.number[engine]]
         shape = structs.replace(self.shape, block_size=info.shards.block_size)
         config = NodeConfig(
             info=info,
-            incarnation=FIRST_LIFE[engine] + life,
+            incarnation=FIRST_INCARNATION[engine] + restarts,
             shape=shape,
             num_blocks=BLOCKS,
             layouts=LayoutBook(shape, "pull" if cluster.scope.pulls else "push", "exactly-once"),
@@ -308,7 +308,7 @@ class Told:
 
     def begun(self, address: Address, effect: PostWrite | PostRead) -> None:
         """It is asked of the transport at once."""
-        self.expected.append((address, self.lives[engine_of(address)], effect))
+        self.expected.append((address, self.restarts[engine_of(address)], effect))
 
     def take_posted(self) -> None:
         """What ranks have asked of transports since, by what endpoints had asked of ranks."""
@@ -333,7 +333,7 @@ class Told:
 
     def finish(self, i: int) -> None:
         """Where engines report late, that is another move of this name."""
-        if self.world.space.ghost_of(self.state).products[i] == PromptStage.QUEUED:
+        if self.world.space.shadow_of(self.state).products[i] == PromptStage.QUEUED:
             self.compute(i)
             self.hand_at_p(i).finish_prompt(self.prompt(i))
             if self.cluster.scope.late:
@@ -415,8 +415,8 @@ class Told:
     async def arrive(self, link: tuple[Address, Address], data: bytes) -> None:
         sender, to = link
         node = self.nodes[engine_of(to)]
-        life = self.nodes[engine_of(sender)].config.incarnation
-        await node.offer(node.ports[to], Received(sender, life, frame(data)))
+        incarnation = self.nodes[engine_of(sender)].config.incarnation
+        await node.offer(node.ports[to], Received(sender, incarnation, frame(data)))
 
     def drop(self, link: int) -> None:
         self.wire(link).popleft()
@@ -449,7 +449,7 @@ class Told:
             for ends in [ends for ends in out if name in map(engine_of, ends)]:
                 del out[ends]
         self.late = [one for one in self.late if name not in map(engine_of, one[0])]
-        self.lives[name] += 1
+        self.restarts[name] += 1
         self.start(name)
 
     # Transports.
@@ -467,13 +467,13 @@ class Told:
             assert kind == "word", kind
             _, _, effect = self.world.space.operations(target)
             word_value = self.world.components.tasks.word_value(self.state, effect)
-            unchanged = word_value == self.world.space.judge.word_values[effect.source, effect.index]
+            unchanged = word_value == self.world.space.checker.word_values[effect.source, effect.index]
             assert self.stands(effect) == unchanged, "P's memory says otherwise"
             self.operation(target).report_word(word_value)
 
     def stands(self, effect: ReadWord) -> bool:
         """Whether P's word is what it was when the prompt was answered. The world numbers words in its own way."""
-        xid = self.cluster.xids[self.cluster.product_of[self.world.space.judge.request_of(effect)]]
+        xid = self.cluster.xids[self.cluster.product_of[self.world.space.checker.request_of(effect)]]
         rank = self.nodes[engine_of(effect.source)].ranks[effect.source]
         lease_word = self.answers[xid].rank_words[rank_of(effect.source)]
         at = rank.words_at + lease_word.index % rank.slots * WORD_BYTES

@@ -250,8 +250,8 @@ class ToldMethod(Told):
         is posted next."""
         flags_of = {self.world.space.operations(op): flags for op, flags in self.world.space.ops_of(self.state)}
         for key, flags in flags_of.items():
-            rank, life, effect = key
-            if not flags & ENDED_ERR or life != self.lives[engine_of(rank)]:
+            rank, restarts, effect = key
+            if not flags & ENDED_ERR or restarts != self.restarts[engine_of(rank)]:
                 continue
             for operation in self.open.pop(key, {}).values():
                 operation.end(False)

@@ -32,7 +32,7 @@ from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
 
 REGION_BYTES = 8 << 20
-PATIENCE_S = 60
+TIMEOUT_S = 60
 """For what must come; as long as this only where a machine has far more to do than it can."""
 _ZEROES = bytes(REGION_BYTES)
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
@@ -128,13 +128,13 @@ class Agent:
 
     async def wait_for(self, event: TransportEvent) -> None:
         """Wait until this has been told."""
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while event not in self.told:
                 self._news = trio.Event()
                 await self._news.wait()
 
     async def ended(self, op: int) -> bool:
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while True:
                 for event in self.told:
                     if isinstance(event, Ended) and event.op == op:
@@ -149,7 +149,7 @@ class Agent:
     async def flushed(self, peer: str) -> bool:
         before = len(self._flushes(peer))
         self.transport.flush(peer)
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while len(found := self._flushes(peer)) == before:
                 self._news = trio.Event()
                 await self._news.wait()

@@ -17,7 +17,7 @@ from pdflow_runtime.transports.base import (
     TransportError,
     WordArrived,
 )
-from tests.runtime.transports.agents import ALL, PATIENCE_S, REGION_BYTES, Agent, agents, pair, untouched
+from tests.runtime.transports.agents import ALL, REGION_BYTES, TIMEOUT_S, Agent, agents, pair, untouched
 
 pytestmark = pytest.mark.trio
 MIB = 1 << 20
@@ -216,7 +216,7 @@ async def test_a_fence_keeps_out_what_its_transport_declares(kind: str) -> None:
 
 async def reconnects(p: Agent, d: Agent, before: bytes) -> None:
     """By what it was told before the fence it may not come in again; by what it is told now it may."""
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         while "d.r0" in p.transport._links:
             await trio.lowlevel.checkpoint()
     with pytest.raises(TransportError):
@@ -290,7 +290,7 @@ async def test_a_flush_ends_behind_what_was_posted_before(kind: str) -> None:
         p.transport.flush("d.r0")
         await p.wait_for(Flushed("d.r0", True))
         assert d.memory[: 4 * MIB] == p.memory[: 4 * MIB]
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(TIMEOUT_S):
             while p.told.count(Flushed("d.r0", True)) < 2:
                 await trio.lowlevel.checkpoint()
         assert d.memory[4 * MIB :] == p.memory[: 4 * MIB]

@@ -61,7 +61,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def stranger(description: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
+def unauthenticated_stream(description: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
     """A stream to an agent on which nothing has been said, and what a peer would say first."""
     described = msgspec.msgpack.decode(description, type=Description)
     unix = described.transport == "shm"
@@ -69,7 +69,7 @@ def stranger(description: bytes) -> Iterator[tuple[Description, trio.SocketStrea
     sock.connect(described.host if unix else (described.host, described.port))
     region = OwnedRegion(REGION_BYTES) if unix else None
     path, group = str(region.path) if region else "", b"" if described.transport != NCCL else a_group()
-    hello = AgentHello(VERSION, "x.r0", 1, described.life, described.token, path, REGION_BYTES, 0, group)
+    hello = AgentHello(VERSION, "x.r0", 1, described.incarnation, described.token, path, REGION_BYTES, 0, group)
     with sock:
         yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
     if region is not None:
@@ -92,15 +92,15 @@ async def closed(stream: trio.SocketStream) -> bytes:
 async def test_silent_pending_connections_do_not_keep_peers_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever held all places was waited for, and every peer hung up on."""
     monkeypatch.setattr(host, "GREETING_S", 3600)
-    monkeypatch.setattr(host, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(host, "MAX_PENDING", 4)
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         description = d.transport.describe()
         with ExitStack() as held:
-            silent = [held.enter_context(stranger(description))[1] for _ in range(4)]
+            silent = [held.enter_context(unauthenticated_stream(description))[1] for _ in range(4)]
             await p.transport.connect("d.r0", description)
             assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
             assert await closed(silent[0]) == b""
-            silent += [held.enter_context(stranger(description))[1] for _ in range(5)]
+            silent += [held.enter_context(unauthenticated_stream(description))[1] for _ in range(5)]
             for stream in silent[1:5]:
                 assert await closed(stream) == b""
             assert await p.ended(p.write("d.r0", [(0, 0, 8)])), "who has said who it is gives way to nobody"
@@ -123,11 +123,11 @@ async def test_silent_pending_connections_do_not_keep_peers_out(kind: str, monke
         (lambda hello: frame(msgspec.structs.replace(hello, name="n" * 300)), "does not begin as a peer does"),
     ],
 )
-async def test_a_stranger_is_not_let_in(
+async def test_an_unauthenticated_stream_is_closed(
     kind: str, garbled: Callable[[AgentHello], bytes], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with agents(kind, "d.r0") as (d,):
-        with stranger(d.transport.describe()) as (_, stream, hello):
+        with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(garbled(hello))
             assert await closed(stream) == b""
         assert "the stream of a stranger is closed" in caplog.text
@@ -138,9 +138,9 @@ async def test_a_stranger_is_not_let_in(
 @pytest.mark.trio
 async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
-        with stranger(d.transport.describe()) as (described, stream, hello):
-            await stream.send_all(frame(msgspec.structs.replace(hello, target_life=described.life + 1)))
-            assert await closed(stream) == frame(ConnectionRefused(described.life))
+        with unauthenticated_stream(d.transport.describe()) as (described, stream, hello):
+            await stream.send_all(frame(msgspec.structs.replace(hello, target_incarnation=described.incarnation + 1)))
+            assert await closed(stream) == frame(ConnectionRefused(described.incarnation))
 
 
 @pytest.mark.trio
@@ -164,7 +164,7 @@ async def test_a_guest_that_misbehaves_is_shown_out(
 ) -> None:
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         await p.transport.connect("d.r0", d.transport.describe())
-        with stranger(d.transport.describe()) as (_, stream, hello):
+        with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(frame(hello) + frame(message))
             assert await closed(stream) == frame(Welcome())
         assert "the stream of x.r0 is closed" in caplog.text
@@ -189,7 +189,7 @@ async def test_random_messages_close_their_own_stream_at_worst(kind: str) -> Non
             bent = bytearray(b"".join(frame(source.choice(messages)) for _ in range(3)))
             for _ in range(source.randrange(4)):
                 bent[source.randrange(len(bent))] = source.randrange(256)
-            with stranger(d.transport.describe()) as (_, stream, hello):
+            with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
                 await stream.send_all(frame(hello) + bent)
                 await stream.send_eof()
                 await closed(stream)
@@ -202,7 +202,7 @@ async def test_a_stream_that_ends_within_a_message_leaves_no_notification(kind: 
     async with agents(kind, "d.r0") as (d,):
         whole = frame(Write(1, 1, ONE, b"n"))
         for length in range(len(whole)):
-            with stranger(d.transport.describe()) as (_, stream, hello):
+            with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
                 await stream.send_all(frame(hello) + whole[:length])
                 await stream.send_eof()
                 await closed(stream)
@@ -278,7 +278,7 @@ async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
 ) -> None:
     monkeypatch.setattr(nccl, "MAX_BODIES", 4)
     async with agents("nccl", "d.r0", "x.r0") as (d, x):
-        with stranger(d.transport.describe()) as (_, stream, hello):
+        with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(frame(hello) + b"".join(frame(ReadRequest(op, ONE)) for op in range(5)))
             await closed(stream)
         assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text

@@ -18,7 +18,7 @@ WHOLE = 100
 GRID = st.sampled_from([0.0, 0.001, 0.002, 0.005])
 
 
-def random_worlds(count: int) -> settings:
+def random_simulations(count: int) -> settings:
     """So many, the same every time; of a profile with fewer examples than most as much smaller a share."""
     share = min(settings.default.max_examples, WHOLE) / WHOLE  # type: ignore[union-attr]
     return settings(

@@ -35,7 +35,7 @@ from pdflow.protocol.values import Address, Allocation, S
 from tests.vllm.support.nixl_stub import NixlNotification, Transfer
 from tests.vllm.support.observed import Observed, of_message, of_notification, of_posted, of_transfer
 from tests.vllm.support.parties import PROMPT_BLOCKS, Blocks, Decode, Prompt, request
-from tests.vllm.support.stock_engine import LIVES, StockEngine
+from tests.vllm.support.stock_engine import INCARNATIONS, StockEngine
 from tests.vllm.support.vllm_engine import BLOCK, HEAD_DIM, HEADS, VllmEngine, World
 
 PORTS = {"P": 6000, "D": 6001}
@@ -196,10 +196,10 @@ class Duel:
         initiator.ended[rank_of(transfer.initiator)].append(ended)
         if ok:
             notification = NixlNotification(transfer.initiator, transfer.other, transfer.body)
-            life = LIVES[engine_of(transfer.initiator)]
+            incarnation = INCARNATIONS[engine_of(transfer.initiator)]
             assert effect.notification is not None
             self.under_way.append(
-                (notification, transfer.other, Received(transfer.initiator, life, effect.notification))
+                (notification, transfer.other, Received(transfer.initiator, incarnation, effect.notification))
             )
 
     def do_refuse(self, rank: int) -> None:
@@ -251,7 +251,7 @@ class Duel:
             for address, send in engine.sent:
                 for notification in wire.sent:
                     if of_notification(notification) == of_message(address, send):
-                        event = Received(address, LIVES[engine.engine], send.message)
+                        event = Received(address, INCARNATIONS[engine.engine], send.message)
                         self.under_way.append((notification, send.to, event))
                         wire.sent.remove(notification)
                         break

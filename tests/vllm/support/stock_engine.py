@@ -28,7 +28,7 @@ from pdflow.protocol.timers import TimerKind
 from pdflow.protocol.values import Address, Instant
 from tests.support.endpoints import Agreed
 
-LIVES = {"P": 101, "D": 201}
+INCARNATIONS = {"P": 101, "D": 201}
 
 
 class StockEngine:
@@ -41,7 +41,7 @@ class StockEngine:
         self.producer = producer
         ranks = range(info.shards.ranks)
         agreed = Agreed(dialect=dialect, pulls=pulls, geometry=geometry, pool_blocks=64)
-        endpoints = (agreed.prefill if producer else agreed.decode)(info, LIVES[info.engine])
+        endpoints = (agreed.prefill if producer else agreed.decode)(info, INCARNATIONS[info.engine])
         self.scheduler = endpoints.pop(info.engine)
         self.ranks = list(endpoints.values())
         self.now: Instant = 0
@@ -142,7 +142,7 @@ class StockEngine:
         for peer in sorted(self.connecting[rank]):
             if engine_of(peer) == other:
                 self.connecting[rank].discard(peer)
-                event = HandshakeEnded(peer, ok, LIVES[other] if ok else 0)
+                event = HandshakeEnded(peer, ok, INCARNATIONS[other] if ok else 0)
                 if ok and self.pulls:
                     self.shaken[rank].append(event)
                 else:

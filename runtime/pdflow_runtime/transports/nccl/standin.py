@@ -27,7 +27,7 @@ from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, ne
 RING_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 4096
 """[arrived of each rank, then written and read of each ring], as u64."""
-PATIENCE_S: Final = 10.0
+RENDEZVOUS_TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 2e-5
 LAST_PAUSE_S: Final = 1e-3
 
@@ -111,7 +111,7 @@ class StandIn:
 
     def ncclCommInitRank(self, world_size: int, unique_id: StandInId, rank: int) -> Comm:
         nbytes = HEAD_BYTES + world_size**2 * RING_BYTES
-        pause = PollInterval(PATIENCE_S)
+        pause = PollInterval(RENDEZVOUS_TIMEOUT_S)
         try:
             owned = OwnedRegion(nbytes, name=unique_id.path.name) if rank == 0 else None
             memory = _found(unique_id.path, nbytes, pause) if owned is None else owned.view
@@ -154,8 +154,8 @@ class StandIn:
 class PollInterval:
     """Between looks at what others do: short ones at first. Refused when patience is over."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._left_s = patience_s
+    def __init__(self, timeout_s: float) -> None:
+        self._left_s = timeout_s
         self._next_s = FIRST_PAUSE_S
         self._never: Final = threading.Event()
 

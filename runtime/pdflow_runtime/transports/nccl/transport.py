@@ -225,7 +225,15 @@ class NcclTransport(AskingAgent):
         assert self._memory is not None
         ident = bytes(self._library.ncclGetUniqueId().internal)
         return AgentHello(
-            VERSION, self.me, self.life, description.life, description.token, "", self._memory.nbytes, 0, ident
+            VERSION,
+            self.me,
+            self.incarnation,
+            description.incarnation,
+            description.token,
+            "",
+            self._memory.nbytes,
+            0,
+            ident,
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> Bodies:

@@ -48,7 +48,7 @@ async def open_stream(
                 welcomed, stream = stream, None
                 return welcomed
             why = "it does not answer as a peer does"
-            if isinstance(answer, ConnectionRefused) and answer.life != description.life:
+            if isinstance(answer, ConnectionRefused) and answer.incarnation != description.incarnation:
                 problem, why = AgentGoneError, "another agent is there now"
     except ConnectionRefusedError:
         problem, why = AgentGoneError, "nobody listens there"

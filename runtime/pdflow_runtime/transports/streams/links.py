@@ -81,11 +81,11 @@ class AgentLink:
 class Guest:
     """A peer's stream to us."""
 
-    __slots__ = ("left", "life", "name", "remote", "stream")
+    __slots__ = ("incarnation", "left", "name", "remote", "stream")
 
-    def __init__(self, name: Address, life: int, stream: SocketStream, remote: Remote | None) -> None:
+    def __init__(self, name: Address, incarnation: int, stream: SocketStream, remote: Remote | None) -> None:
         self.name: Final = name
-        self.life: Final = life
+        self.incarnation: Final = incarnation
         self.stream: Final = stream
         self.remote: Final = remote
         self.left: Final = trio.Event()

@@ -42,7 +42,7 @@ class Description(Value, frozen=True, gc=False, array_like=True):
     """What `describe` hands out."""
 
     transport: str
-    life: int
+    incarnation: int
     """Drawn anew by every agent: two lives of one rank are never taken for each other."""
     token: bytes
     """Whoever shows it may write: it is told to peers alone."""
@@ -62,8 +62,8 @@ class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
 
     version: int
     name: str
-    life: int
-    target_life: int
+    incarnation: int
+    target_incarnation: int
     token: bytes
     memory: str
     nbytes: int
@@ -78,7 +78,7 @@ class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
 class ConnectionRefused(Value, frozen=True, gc=False, array_like=True, tag="refused"):
     """Another agent listens here now: proof that the one before is gone, for a port has one owner at a time."""
 
-    life: int
+    incarnation: int
 
 
 class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):

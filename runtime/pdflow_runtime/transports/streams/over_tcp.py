@@ -36,7 +36,7 @@ class TcpStreams(StreamAgent):
         pause_s = FIRST_AGAIN_S
         while link in self._closing:
             async with self._connecting.setdefault(link.peer, trio.Lock()):
-                if self._reached(link.peer, link.description.life):
+                if self._reached(link.peer, link.description.incarnation):
                     return
                 try:
                     hello = self._hello(link.description)

@@ -22,7 +22,7 @@ from pdflow.scenario.reading.convert import did_you_mean, one_of, shown
 from pdflow.version import version
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
-from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.races.owners import VARIANTS
 from pdflow_sim.check.scopes.scope import Scope
 
 VERSION = 1
@@ -85,7 +85,7 @@ class CounterexampleFile(Struct, frozen=True):
 
     def world(self) -> Relation:
         """A new one to tell it in."""
-        return WORLDS.get(self.own_world, relation)(self.scope)
+        return VARIANTS.get(self.own_world, relation)(self.scope)
 
 
 class _Document(Struct, frozen=True):
@@ -140,8 +140,8 @@ def decode(text: str | bytes, file: str = "story") -> CounterexampleFile:
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:
         raise CounterexampleError(file, *_located(str(error))) from None
-    if document.own_world and document.own_world not in WORLDS:
-        raise CounterexampleError(file, "own_world", str(one_of(document.own_world, WORLDS)))
+    if document.own_world and document.own_world not in VARIANTS:
+        raise CounterexampleError(file, "own_world", str(one_of(document.own_world, VARIANTS)))
     return CounterexampleFile(
         scope=_scope(document.scope, file),
         steps=document.steps,

@@ -59,7 +59,7 @@ def collect(counterexample: CounterexampleFile) -> Diagram:
         if stride.move is None:
             recorder.skip(stride.name)
         elif stride.broken is not None:
-            recorder.add_line(Style.BROKEN, recorder.judged, str(stride.broken))
+            recorder.add_line(Style.BROKEN, recorder.checked_node, str(stride.broken))
         elif stride.after is not None:
             state = stride.after
     lines = tuple(recorder.lines)
@@ -93,7 +93,7 @@ class DiagramRecorder:
         self.lines: list[Line] = []
         self.number = 0
         self.last = last_lifeline(world)
-        self.judged: Address = CLIENT
+        self.checked_node: Address = CLIENT
         """At whom the judge has looked last."""
 
     def add_line(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
@@ -121,8 +121,8 @@ class DiagramRecorder:
                 self.add_line(Style.LOST, WIRE, named(space.frames.values[frame]), space.cluster.links[link][1])
         return self.world.apply(state, move)
 
-    def judging(self, node: Address) -> None:
-        self.judged = node
+    def checking(self, node: Address) -> None:
+        self.checked_node = node
 
     def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
         if type(event) in EVENTS and not (self.space.scope.attempts and type(event) in OF_ROUTER):

@@ -75,8 +75,8 @@ def _frame(space: StateSpace, link: int, frame: int) -> str:
 
 
 def _operation(space: StateSpace, op: int) -> str:
-    node, life, effect = space.operations(op)
-    again = f" of life {life + 1}" if life else ""
+    node, restarts, effect = space.operations(op)
+    again = f" of life {restarts + 1}" if restarts else ""
     return f"{type(effect).__name__} {_key_text(effect.op)} by {node}{again}"
 
 

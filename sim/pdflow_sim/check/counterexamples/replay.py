@@ -128,7 +128,7 @@ def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
         state = stride.after
         if mismatch := _differs(world, state, stride.number, step.move, step.after):
             return ended(mismatch)
-    return ended(None, _last_judgement(world, state))
+    return ended(None, _final_verdict(world, state))
 
 
 def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Replayed:
@@ -146,7 +146,7 @@ def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Re
             return Replayed(state, tuple(applied), tuple(skipped), verdict)
         assert stride.after is not None
         state = stride.after
-    return Replayed(state, tuple(applied), tuple(skipped), _last_judgement(world, state) if lively else None)
+    return Replayed(state, tuple(applied), tuple(skipped), _final_verdict(world, state) if lively else None)
 
 
 def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
@@ -181,13 +181,13 @@ def record(
         scope=world.space.scope,
         steps=tuple(steps),
         start=start,
-        verdict=verdict or _last_judgement(world, state),
+        verdict=verdict or _final_verdict(world, state),
         mutant=mutant,
         information=information or Information(),
     )
 
 
-def _last_judgement(world: Transitions, state: State) -> Verdict | None:
+def _final_verdict(world: Transitions, state: State) -> Verdict | None:
     try:
         live(world, [state])
     except Broken as broken:

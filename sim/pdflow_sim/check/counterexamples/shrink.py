@@ -19,7 +19,7 @@ from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.ordered import Ordered, ordered
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.search.liveness import calm
+from pdflow_sim.check.search.liveness import quiet_schedule
 from pdflow_sim.check.search.search import Counterexample, shortest
 from pdflow_sim.check.search.walk import rest
 from pdflow_sim.check.state.shadow_state import Broken
@@ -173,7 +173,7 @@ def _spoken(world: Ordered, counterexample: Replay) -> list[str]:
     """The story, and every move of the calm schedule that goes on after it, up to the violation."""
     state = replay(world, counterexample.names, False).end
     names = list(counterexample.names)
-    for after in _until_broken(calm(world, state)):
+    for after in _until_broken(quiet_schedule(world, state)):
         for move in world.moves(state):
             broken, reached = _apply(world, state, move)
             if (broken is not None) if after is None else (broken is None and world.space.spent(reached) == after):

@@ -43,7 +43,7 @@ class Acts(DataPathWorld):
             request.stages[i] = PieceStage.COMPUTED
             if self.at_p[request.p] is None:
                 self.ready(r, i)
-            elif request.life is RequestPhase.OPEN or not self.setting.room_with_write:
+            elif request.phase is RequestPhase.OPEN or not self.setting.room_with_write:
                 self.enqueue(r, i)
 
     def enqueue(self, r: int, i: int) -> None:
@@ -75,7 +75,7 @@ class Acts(DataPathWorld):
     def ask(self, r: int, _: int) -> None:
         request = self.request(r)
         self.action = f"D asks for r{r}"
-        request.life = RequestPhase.ASKED
+        request.phase = RequestPhase.ASKED
         at_d = self.target()
         if at_d is None:
             self.seat = r
@@ -86,7 +86,7 @@ class Acts(DataPathWorld):
 
     def register(self, r: int) -> None:
         request = self.request(r)
-        request.life = RequestPhase.OPEN
+        request.phase = RequestPhase.OPEN
         request.shipment = Shipment(self.setting.layers, 0, TOKENS)
         for i, stage in enumerate(request.stages):
             if stage is PieceStage.READY:
@@ -187,7 +187,7 @@ class Acts(DataPathWorld):
             self.release(r, self.name(r, i))
         ending = request.shipment.ending()
         if ending is ShipmentEnd.SENT:
-            request.life = RequestPhase.HERE
+            request.phase = RequestPhase.HERE
             for name in tuple(request.source):
                 self.release(r, name)
         elif ending is not None:
@@ -202,7 +202,7 @@ class Acts(DataPathWorld):
     def fail(self, r: int) -> None:
         """All that it has or waits for comes back."""
         request = self.request(r)
-        request.life = RequestPhase.FAILED
+        request.phase = RequestPhase.FAILED
         self.action += f"; r{r} is to be computed again"
         for name in {self.name(r, i) for i in range(len(self.pieces))}:
             for room in (self.source(request.p), self.target()):
@@ -216,14 +216,14 @@ class Acts(DataPathWorld):
     def admit(self, r: int, _: int) -> None:
         request = self.request(r)
         self.action = f"D's engine lets r{r} in"
-        request.life = RequestPhase.ADMITTED
+        request.phase = RequestPhase.ADMITTED
         self.seat = r
 
     def load(self, r: int, _: int) -> None:
         """Into blocks, if it is not there already; and what lies there must be its own, all of it."""
         request, room = self.request(r), self.target()
         self.action = f"D loads r{r}, to decode with it"
-        request.life = RequestPhase.LOADED
+        request.phase = RequestPhase.LOADED
         if room is not None:
             for i, piece in enumerate(self.pieces):
                 if request.stages[i] is PieceStage.LANDED:
@@ -231,12 +231,12 @@ class Acts(DataPathWorld):
                     allocation, layer = request.target[self.name(r, i)], piece.layer if guards.reserves_whole else 0
                     self.fill(r, i, counted_from(piece, guards), partial(room.read, allocation, layer))
             self.unload(r)
-        self.judge(r)
+        self.check_data(r)
 
     def end(self, r: int, _: int) -> None:
         request = self.request(r)
         self.action = f"r{r} ends"
-        request.life = RequestPhase.DONE
+        request.phase = RequestPhase.DONE
         self.free()
 
     def die(self, p: int, _: int) -> None:
@@ -245,7 +245,7 @@ class Acts(DataPathWorld):
         self.dead = p
         self.at_p[p] = self.room(self.setting.method.p_memory)
         for r, request in enumerate(self.requests):
-            if request.p != p or request.life > RequestPhase.OPEN:
+            if request.p != p or request.phase > RequestPhase.OPEN:
                 continue
             request = self.request(r)
             request.source.clear()

@@ -40,11 +40,11 @@ class RequestPhase(IntEnum):
 
 
 class ExploredRequest:
-    __slots__ = ("known", "life", "p", "shipment", "source", "stages", "target")
+    __slots__ = ("known", "p", "phase", "shipment", "source", "stages", "target")
 
     def __init__(self, p: int, pieces: int) -> None:
         self.p = p
-        self.life = RequestPhase.UNASKED
+        self.phase = RequestPhase.UNASKED
         self.stages = [PieceStage.TO_COME] * pieces
         self.shipment: Shipment | None = None
         self.source: dict[str, Allocation] = {}
@@ -55,7 +55,7 @@ class ExploredRequest:
 
     def fork(self) -> ExploredRequest:
         other = ExploredRequest(self.p, 0)
-        other.life = self.life
+        other.phase = self.phase
         other.stages, other.source, other.target = self.stages.copy(), self.source.copy(), self.target.copy()
         other.shipment = None if self.shipment is None else self.shipment.fork()
         return other
@@ -63,5 +63,5 @@ class ExploredRequest:
     def fingerprint(self) -> Hashable:
         if self.known is None:
             shipment = None if self.shipment is None else self.shipment.fingerprint()
-            self.known = self.life, tuple(self.stages), shipment, tuple(self.source), tuple(self.target)
+            self.known = self.phase, tuple(self.stages), shipment, tuple(self.source), tuple(self.target)
         return self.known

@@ -35,7 +35,7 @@ class DataPathRow:
     dialect: str
     states: int
     transitions: int
-    stories: dict[Finding, tuple[str, ...]]
+    counterexamples: dict[Finding, tuple[str, ...]]
     missed: tuple[str, ...]
     """Moves that should have been made, and were not; and findings."""
 
@@ -45,10 +45,10 @@ class DataPathRow:
 
     @property
     def ok(self) -> bool:
-        return not self.missed and self.stories.keys() == self.expected
+        return not self.missed and self.counterexamples.keys() == self.expected
 
 
-def worlds(method: Method, dialect: str) -> list[Explorable]:
+def explorables(method: Method, dialect: str) -> list[Explorable]:
     """Two requests of one P, and of a P each."""
     pipeline_policy = method.pipeline_policy(dialect)
     if method.stores:
@@ -57,18 +57,18 @@ def worlds(method: Method, dialect: str) -> list[Explorable]:
 
 
 def row(method: Method, dialect: str) -> DataPathRow:
-    each = [explore(world) for world in worlds(method, dialect)]
+    each = [explore(world) for world in explorables(method, dialect)]
     done = {verb for one in each for verb in one.done}
-    stories: dict[Finding, tuple[str, ...]] = {}
+    counterexamples: dict[Finding, tuple[str, ...]] = {}
     for one in each:
-        for finding, counterexample in one.stories.items():
-            stories[finding] = min(stories.get(finding, counterexample), counterexample, key=len)
+        for finding, counterexample in one.counterexamples.items():
+            counterexamples[finding] = min(counterexamples.get(finding, counterexample), counterexample, key=len)
     return DataPathRow(
         method=method.name,
         dialect=dialect,
         states=sum(one.states for one in each),
         transitions=sum(one.transitions for one in each),
-        stories=dict(sorted(stories.items(), key=lambda found: found[0].value)),
+        counterexamples=dict(sorted(counterexamples.items(), key=lambda found: found[0].value)),
         missed=tuple(sorted(_missed(method, dialect, each, done))),
     )
 
@@ -77,7 +77,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
     """Without which a row that is clean would say little."""
     if dialect == AS_PUBLISHED:
         known = PUBLISHED.get(method.name, frozenset())
-        return {finding.value for finding in known if not any(finding in one.stories for one in each)}
+        return {finding.value for finding in known if not any(finding in one.counterexamples for one in each)}
     due = {"ask", "compute", "post", "land", "lose", "die", "admit", "load", "end"}
     if method.stores:
         due = {"put", "written", "lapse", "get", "read"}

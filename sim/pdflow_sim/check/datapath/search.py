@@ -48,7 +48,7 @@ class Explored:
     """States without moves in which all is well."""
     done: set[str] = attrs.field(factory=set)
     """Which moves there were."""
-    stories: dict[Finding, tuple[str, ...]] = attrs.field(factory=dict)
+    counterexamples: dict[Finding, tuple[str, ...]] = attrs.field(factory=dict)
     """Each as it went, its last line being what is wrong."""
 
 
@@ -58,7 +58,7 @@ def explore(start: Explorable) -> Explored:
     seen = {start.fingerprint()}
     before: list[tuple[int, str]] = [(-1, "")]
     """By a state's number: the one before it, and what happened then."""
-    worlds = [(0, start)]
+    frontier = [(0, start)]
 
     spared: dict[Finding, int] = {}
     """The faults that a story did without."""
@@ -70,12 +70,12 @@ def explore(start: Explorable) -> Explored:
             while number > 0:
                 number, description = before[number]
                 lines.append(description)
-            found.stories[broken.finding] = tuple(reversed(lines))
+            found.counterexamples[broken.finding] = tuple(reversed(lines))
 
     with uncollected():
-        while worlds:
+        while frontier:
             following: list[tuple[int, Explorable]] = []
-            for number, world in worlds:
+            for number, world in frontier:
                 stuck = True
                 for move in world.moves():
                     stuck = False
@@ -97,6 +97,6 @@ def explore(start: Explorable) -> Explored:
                         found.ends += 1
                     except Violation as broken:
                         record_violation(broken, number, world.faults)
-            worlds = following
+            frontier = following
     found.states = len(seen)
     return found

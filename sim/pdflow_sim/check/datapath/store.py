@@ -46,7 +46,7 @@ class StoreWorld:
     def __init__(self, pipeline_policy: PipelinePolicy) -> None:
         self.salts = pipeline_policy.salts_keys
         self.memory = StoreMemory(NUM_BLOCKS, keeps=True)
-        self.lives = [StoreRequestPhase.TO_COME] * len(PROMPTS)
+        self.phases = [StoreRequestPhase.TO_COME] * len(PROMPTS)
         self.puts: list[Allocation | None] = [None] * len(PROMPTS)
         """What P holds: room for what it writes, then all of the prompt."""
         self.gets: list[Allocation | None] = [None] * len(PROMPTS)
@@ -64,19 +64,19 @@ class StoreWorld:
         objects = tuple((key, stored.own.blocks, stored.holders) for key, stored in memory.known.items())
         order = tuple(memory.waiting), tuple(memory.idle), tuple(memory.pinned)
         held = tuple(self.puts), tuple(self.gets)
-        return tuple(self.lives), held, objects, order, tuple(sorted(self.cells.items()))
+        return tuple(self.phases), held, objects, order, tuple(sorted(self.cells.items()))
 
     def moves(self) -> Iterator[Move]:
-        for r, life in enumerate(self.lives):
-            if life is StoreRequestPhase.TO_COME:
+        for r, phase in enumerate(self.phases):
+            if phase is StoreRequestPhase.TO_COME:
                 yield ("put", r, 0)
-            elif life is StoreRequestPhase.PUTTING:
+            elif phase is StoreRequestPhase.PUTTING:
                 yield ("written", r, 0)
-            elif life is StoreRequestPhase.PUT:
+            elif phase is StoreRequestPhase.PUT:
                 yield ("get", r, 0)
-            elif life is StoreRequestPhase.GETTING:
+            elif phase is StoreRequestPhase.GETTING:
                 yield ("read", r, 0)
-            if self.puts[r] is not None and life > StoreRequestPhase.PUTTING:
+            if self.puts[r] is not None and phase > StoreRequestPhase.PUTTING:
                 yield ("lapse", r, 0)
 
     def after(self, move: Move) -> StoreWorld:
@@ -93,20 +93,20 @@ class StoreWorld:
 
     def put(self, r: int) -> None:
         self.action = f"P has computed r{r}, and asks the store for room"
-        self.lives[r] = StoreRequestPhase.WAITING
+        self.phases[r] = StoreRequestPhase.WAITING
         self.memory.enqueue(f"r{r}", self.items(r, P_SALT))
 
     def settle(self) -> None:
         for placed in self.memory.admit_waiting(0):
             r = int(placed.name[1:])
-            self.lives[r] = StoreRequestPhase.PUTTING
+            self.phases[r] = StoreRequestPhase.PUTTING
             self.puts[r] = placed.target
 
     def written(self, r: int) -> None:
         self.action = f"P writes what the store has not of r{r}"
         target = self.puts[r]
         assert target is not None
-        self.lives[r] = StoreRequestPhase.PUT
+        self.phases[r] = StoreRequestPhase.PUT
         new = contents(r)[len(PROMPTS[r]) // BLOCK_TOKENS - len(target.blocks) :]
         for block, content in zip(target.blocks, new, strict=True):
             self.cells[block] = content
@@ -127,11 +127,11 @@ class StoreWorld:
             raise Violation(Finding.SALT, f"r{r} is there, and D does not find it")
         if found is None or len(found.blocks) < len(items):
             self.action += ": not all is there"
-            self.lives[r] = StoreRequestPhase.FAILED
+            self.phases[r] = StoreRequestPhase.FAILED
             if found is not None:
                 self.memory.release(found.generation, 0)
             return
-        self.gets[r], self.lives[r] = found, StoreRequestPhase.GETTING
+        self.gets[r], self.phases[r] = found, StoreRequestPhase.GETTING
 
     def read(self, r: int) -> None:
         self.action = f"D has read r{r}"
@@ -140,12 +140,12 @@ class StoreWorld:
         read = [self.cells.get(block) for block in held.blocks]
         if read != contents(r):
             raise Violation(Finding.STALE, f"r{r} decodes with {read}")
-        self.gets[r], self.lives[r] = None, StoreRequestPhase.DONE
+        self.gets[r], self.phases[r] = None, StoreRequestPhase.DONE
         self.memory.release(held.generation, 0)
 
     def at_rest(self) -> None:
         """All has ended, and nothing is held. Raises Broken."""
-        left = [f"r{r}" for r, life in enumerate(self.lives) if life < StoreRequestPhase.DONE]
+        left = [f"r{r}" for r, phase in enumerate(self.phases) if phase < StoreRequestPhase.DONE]
         if left:
             raise Violation(Finding.STUCK, f"{' and '.join(left)} cannot end")
         try:

@@ -63,10 +63,10 @@ class DataPathWorld:
         return other
 
     def fingerprint(self) -> Hashable:
-        rooms = tuple([None if room is None else room.fingerprint() for room in (*self.at_p, self.at_d)])
+        memories = tuple([None if memory is None else memory.fingerprint() for memory in (*self.at_p, self.at_d)])
         requests = tuple([request.fingerprint() for request in self.requests])
         blocks = frozenset(self.blocks.items())
-        return requests, rooms, self.seat, blocks, tuple(self.line), self.deaf, self.dead, self.faults
+        return requests, memories, self.seat, blocks, tuple(self.line), self.deaf, self.dead, self.faults
 
     def request(self, r: int) -> ExploredRequest:
         """To be changed."""
@@ -103,9 +103,9 @@ class DataPathWorld:
             alive = request.p != self.dead
             if alive and self.to_copy(r):
                 yield ("copy", r, 0)
-            if request.life is RequestPhase.UNASKED and self.may_ask(request):
+            if request.phase is RequestPhase.UNASKED and self.may_ask(request):
                 yield ("ask", r, 0)
-            if request.life is RequestPhase.OPEN and alive and PieceStage.READY in request.stages:
+            if request.phase is RequestPhase.OPEN and alive and PieceStage.READY in request.stages:
                 lanes = self.setting.pipeline_policy.sending_lanes
                 if (lanes is None or self.sent_at_once(request.p) < lanes) and self.is_next(request):
                     yield ("post", r, 0)
@@ -114,11 +114,11 @@ class DataPathWorld:
                     yield ("land", r, i)
                     if self.faults:
                         yield ("lose", r, i)
-            if request.life is RequestPhase.HERE and self.seat in (None, r):
+            if request.phase is RequestPhase.HERE and self.seat in (None, r):
                 yield ("admit", r, 0)
-            if request.life is RequestPhase.ADMITTED:
+            if request.phase is RequestPhase.ADMITTED:
                 yield ("load", r, 0)
-            if request.life is RequestPhase.LOADED:
+            if request.phase is RequestPhase.LOADED:
                 yield ("end", r, 0)
         if self.line and not self.deaf and self.taken() < (self.setting.pipeline_policy.receiving_lanes or 0):
             yield ("take", *self.line[0])
@@ -131,10 +131,10 @@ class DataPathWorld:
         if p == self.dead:
             return None
         for r, request in enumerate(self.requests):
-            if request.p != p or request.life is RequestPhase.FAILED:
+            if request.p != p or request.phase is RequestPhase.FAILED:
                 continue
             waits = pipeline_policy.prefill_waits and (
-                request.life is RequestPhase.OPEN or not self.setting.room_with_write
+                request.phase is RequestPhase.OPEN or not self.setting.room_with_write
             )
             if pipeline_policy.early and waits and not self.has_room(r):
                 return None
@@ -188,7 +188,7 @@ class DataPathWorld:
 
     # What must be so.
 
-    def judge(self, r: int) -> None:
+    def check_data(self, r: int) -> None:
         """Every token of every layer is in its cell. Raises Broken."""
         request = self.requests[r]
         for layer in range(self.setting.layers):
@@ -201,17 +201,20 @@ class DataPathWorld:
 
     def at_rest(self) -> None:
         """Nothing can happen any more: all has ended, and nothing is kept. Raises Broken."""
-        rooms = [room for room in (*self.at_p, self.at_d) if room is not None]
-        left = [f"r{r}" for r, request in enumerate(self.requests) if request.life < RequestPhase.DONE]
+        memories = [memory for memory in (*self.at_p, self.at_d) if memory is not None]
+        left = [f"r{r}" for r, request in enumerate(self.requests) if request.phase < RequestPhase.DONE]
         if self.deaf:
             raise Violation(Finding.DEAF, "D takes in nothing any more, from any P")
         if left:
             what = f"{' and '.join(left)} cannot end"
             if self.dead is not None:
                 raise Violation(Finding.PEER, what)
-            waiting = any(room.staging.waiting for room in rooms)
+            waiting = any(memory.staging.waiting for memory in memories)
             raise Violation(Finding.RING if waiting else Finding.STUCK, what)
-        if any(room.cells or room.staging.held or room.staging.waiting for room in rooms) or self.seat is not None:
+        if (
+            any(memory.cells or memory.staging.held or memory.staging.waiting for memory in memories)
+            or self.seat is not None
+        ):
             raise Violation(Finding.KEPT, "all have ended")
 
     # Small words.

@@ -26,7 +26,7 @@ LostLinks: TypeAlias = Callable[[State, Move], list[int]]
 class Reads(IntEnum):
     """What of a state decides which moves of a kind are possible, beside the budgets."""
 
-    GHOSTS = 0
+    SHADOW = 0
     LATE = 1
     TASKS = 2
     OPERATIONS = 3

@@ -71,7 +71,7 @@ class Alarms:
 
 def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
     """Whether this timer may fire, if clocks agree (vllm-compat)."""
-    cluster, shadow = space.cluster, space.ghost_of(state)
+    cluster, shadow = space.cluster, space.shadow_of(state)
     if timer.kind is TimerKind.RECLAIM:
         under_way = any(state[space.first_link : space.bag]) or space.bags.values[state[space.bag]]
         held = any(product in (PromptStage.QUEUED, PromptStage.HELD) for product in shadow.products)

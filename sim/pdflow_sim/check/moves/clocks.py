@@ -83,7 +83,7 @@ class Clocks:
         self.timers = timers
         self.ahead = space.claim((0, self.scope.horizon), self._by_value)
         self.left_ticks = self.ahead + 1
-        space.calms(self.left_ticks, ENDLESS)
+        space.with_faults_over(self.left_ticks, ENDLESS)
         self._aged: dict[int, int] = {}
         self._aged_ops: dict[tuple[int, int], int] = {}
         self._overdue: dict[tuple[int, int], bool] = {}
@@ -129,7 +129,7 @@ class Clocks:
         the router's endpoint what is to be dispatched is on its way, and time waits for that."""
         if not self.scope.pulls or self.scope.attempts:
             return False
-        shadow = self.space.ghost_of(state)
+        shadow = self.space.shadow_of(state)
         return any(
             stage == RequestStage.UNREGISTERED and shadow.products[product] == PromptStage.HELD
             for stage, product in zip(shadow.stages, self.space.cluster.product_of, strict=True)

@@ -21,7 +21,7 @@ from pdflow_sim.check.moves.pieces import PieceOperations
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.moves.tasks import Tasks
 from pdflow_sim.check.routed.cluster import RoutedCluster
-from pdflow_sim.check.routed.judge import RoutedInvariantChecker
+from pdflow_sim.check.routed.invariant_checker import RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import ScopeCluster
@@ -64,12 +64,12 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
         deaths=deaths,
         acts={verb: act for component in components for verb, act in component.acts().items()},
         sources=(
-            MoveSource(Reads.GHOSTS, engines.moves),
+            MoveSource(Reads.SHADOW, engines.moves),
             MoveSource(Reads.LATE, frames.late_moves),
             MoveSource(Reads.TASKS, tasks.moves),
             MoveSource(Reads.OPERATIONS, operations.moves),
-            MoveSource(Reads.GHOSTS, frames.losses),
-            MoveSource(Reads.GHOSTS, deaths.moves),
+            MoveSource(Reads.SHADOW, frames.losses),
+            MoveSource(Reads.SHADOW, deaths.moves),
         ),
         lost_by={"lose": frames.lost_by, "restart": deaths.lost_by, "outlive": deaths.lost_by},
     )
@@ -78,20 +78,20 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
 def routed(scope: Scope) -> Components:
     """With the router's endpoint, which decides what elsewhere may happen at any moment."""
     cluster = RoutedCluster(scope)
-    judge = RoutedInvariantChecker(cluster)
-    space = StateSpace(cluster, judge)
+    checker = RoutedInvariantChecker(cluster)
+    space = StateSpace(cluster, checker)
     turns = TurnRunner(space)
     base = composed(space, turns, Engines(space, turns), OneSided(space, turns))
-    driver = RouterDriver(cluster, judge, base)
+    driver = RouterDriver(cluster, checker, base)
     turns.http = driver
     space.clients = driver
     return attrs.evolve(
         base,
         acts=base.acts | driver.acts(),
         sources=(
-            MoveSource(Reads.GHOSTS, driver.moves),
+            MoveSource(Reads.SHADOW, driver.moves),
             *base.sources[:-1],
-            MoveSource(Reads.GHOSTS, driver.death_moves),
+            MoveSource(Reads.SHADOW, driver.death_moves),
         ),
     )
 
@@ -120,10 +120,10 @@ def by_method(scope: Scope) -> Components:
         base,
         acts=operations.tidied(base.acts | engines.acts()),
         sources=(
-            MoveSource(Reads.GHOSTS, engines.moves),
+            MoveSource(Reads.SHADOW, engines.moves),
             *base.sources[1:],
             MoveSource(Reads.OPERATIONS, operations.lane_moves),
-            MoveSource(Reads.GHOSTS, engines.withdrawals),
+            MoveSource(Reads.SHADOW, engines.withdrawals),
         ),
         further=(engines.chosen,),
     )

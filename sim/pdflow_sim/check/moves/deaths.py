@@ -38,11 +38,11 @@ class Deaths:
         return {"restart": self.restart, "outlive": self.outlive}
 
     def moves(self, state: State) -> Iterator[Move]:
-        scope, left, lives = self.space.scope, self.space.left(state), self.space.ghost_of(state).lives
+        scope, left, restarts = self.space.scope, self.space.left(state), self.space.shadow_of(state).restarts
         for engine in range(len(self.cluster.engines)):
             if left[self.death_of(engine)]:
                 yield ("restart", engine)
-                if scope.orphan and engine < scope.p_engines and not lives[engine]:
+                if scope.orphan and engine < scope.p_engines and not restarts[engine]:
                     yield ("outlive", engine)
 
     def death_of(self, engine: int) -> FaultKind:
@@ -64,23 +64,23 @@ class Deaths:
         name = cluster.engines[engine]
         space.spend(draft, self.death_of(engine))
         self.operations.engine_dies(draft, name)
-        for product, now in enumerate(space.ghost_of(draft).products):
+        for product, now in enumerate(space.shadow_of(draft).products):
             if cluster.p_of[product].engine == name:
                 if now in (PromptStage.QUEUED, PromptStage.COMPUTED):
                     self.engines.report(draft, product, False)
-                space.put_ghost(draft, "products", product, AFTER_P.get(now, now))
-        for i, stage in enumerate(space.ghost_of(draft).stages):
+                space.put_shadow(draft, "products", product, AFTER_P.get(now, now))
+        for i, stage in enumerate(space.shadow_of(draft).stages):
             if cluster.d_of[i].engine == name and stage != RequestStage.UNREGISTERED:
-                space.put_ghost(draft, "stages", i, RequestStage.FREED)
-                space.put_ghost(draft, "barred", i, cluster.everything)
-        lives = space.ghost_of(draft).lives[engine] + 1
-        space.put_ghost(draft, "lives", engine, lives)
+                space.put_shadow(draft, "stages", i, RequestStage.FREED)
+                space.put_shadow(draft, "barred", i, cluster.everything)
+        restarts = space.shadow_of(draft).restarts[engine] + 1
+        space.put_shadow(draft, "restarts", engine, restarts)
         first = cluster.at[name]
-        born = self._born.get((engine, lives))
+        born = self._born.get((engine, restarts))
         if born is None:
-            bodies = cluster.born(name, lives)
+            bodies = cluster.born(name, restarts)
             born = [space.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
-            self._born[engine, lives] = born
+            self._born[engine, restarts] = born
         draft[first : first + len(born)] = born
         for link, ends in enumerate(cluster.links):
             if name in map(engine_of, ends):
@@ -107,5 +107,5 @@ class Deaths:
 
     def _theirs(self, op: int, orphans: Mapping[Address, Address]) -> int:
         """The same operation, as its orphan's."""
-        node, life, effect = self.space.operations(op)
-        return self.space.judge.operations.of((orphans.get(node, node), life, effect))
+        node, restarts, effect = self.space.operations(op)
+        return self.space.checker.operations.of((orphans.get(node, node), restarts, effect))

@@ -26,7 +26,7 @@ class Engines:
         self.turns = turns
         self.cluster = space.cluster
         self.scope = space.scope
-        self.judge = space.judge
+        self.checker = space.checker
         self.abortable = (
             RequestStage.KNOWN,
             RequestStage.ENQUEUED,
@@ -54,7 +54,7 @@ class Engines:
     # What may happen.
 
     def moves(self, state: State) -> Iterator[Move]:
-        left, shadow = self.space.left(state), self.space.ghost_of(state)
+        left, shadow = self.space.left(state), self.space.shadow_of(state)
         yield from self.prompt_moves(shadow, left)
         yield from self.request_moves(shadow, left)
 
@@ -94,8 +94,8 @@ class Engines:
     def finish(self, draft: Draft, move: Move) -> None:
         """P has computed a prompt."""
         cluster, i = self.cluster, move[1]
-        if self.scope.late and self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
-            self.space.put_ghost(draft, "products", i, PromptStage.COMPUTED)
+        if self.scope.late and self.space.shadow_of(draft).products[i] == PromptStage.QUEUED:
+            self.space.put_shadow(draft, "products", i, PromptStage.COMPUTED)
             self.at_p(draft, i, Computes(cluster.xids[i], cluster.sources[i]))
             return
         event = Reports(cluster.xids[i]) if self.scope.late else Computes(cluster.xids[i], cluster.sources[i])
@@ -106,11 +106,11 @@ class Engines:
         """The prefill leg is taken back. What P has computed stays."""
         i = move[1]
         self.space.spend(draft, FaultKind.ABORT)
-        queued = self.space.ghost_of(draft).products[i] == PromptStage.QUEUED
+        queued = self.space.shadow_of(draft).products[i] == PromptStage.QUEUED
         if queued:
-            self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
+            self.space.put_shadow(draft, "products", i, PromptStage.DEAD)
         else:
-            self.judge.goal("taken back too late")
+            self.checker.goal("taken back too late")
         self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
         if queued:
             self.report(draft, i, False)
@@ -118,7 +118,7 @@ class Engines:
     def abort_prefill(self, draft: Draft, move: Move) -> None:
         i = move[1]
         self.space.spend(draft, FaultKind.PREFILL_ABORT)
-        self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
+        self.space.put_shadow(draft, "products", i, PromptStage.DEAD)
         self.at_p(draft, i, Fails(self.cluster.xids[i]))
         self.report(draft, i, False)
 
@@ -132,7 +132,7 @@ class Engines:
             for i, request_id in enumerate(self.cluster.requests):
                 if (
                     self.cluster.product_of[i] == product
-                    and self.space.ghost_of(draft).stages[i] != RequestStage.UNREGISTERED
+                    and self.space.shadow_of(draft).stages[i] != RequestStage.UNREGISTERED
                 ):
                     self.at_d(draft, i, PrefillReported(request_id, ok))
 
@@ -147,14 +147,14 @@ class Engines:
         space, cluster, i = self.space, self.cluster, move[1]
         product = cluster.product_of[i]
         xid = cluster.xids[product]
-        answered = space.ghost_of(draft).products[product] in (PromptStage.HELD, PromptStage.RELEASED)
+        answered = space.shadow_of(draft).products[product] in (PromptStage.HELD, PromptStage.RELEASED)
         if self.scope.pulls and answered:
-            params = self.judge.params[xid]
+            params = self.checker.params[xid]
         else:
             params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
-        space.put_ghost(draft, "stages", i, RequestStage.KNOWN)
+        space.put_shadow(draft, "stages", i, RequestStage.KNOWN)
         self.requested_at_d(draft, i, params)
-        now = space.ghost_of(draft).products[product]
+        now = space.shadow_of(draft).products[product]
         if not self.scope.dialect.control_frames and now not in (PromptStage.QUEUED, PromptStage.COMPUTED):
             self.at_d(draft, i, PrefillReported(cluster.requests[i], now != PromptStage.DEAD))
 
@@ -166,12 +166,12 @@ class Engines:
     def admit(self, draft: Draft, move: Move) -> None:
         """D's engine has a seat and blocks for it."""
         i = move[1]
-        self.space.put_ghost(draft, "stages", i, RequestStage.GIVEN if self.scope.late else RequestStage.ADMITTED)
+        self.space.put_shadow(draft, "stages", i, RequestStage.GIVEN if self.scope.late else RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], self.scope.hit_tokens))
 
     def report_admitted(self, draft: Draft, move: Move) -> None:
         """And says so."""
-        self.space.put_ghost(draft, "stages", move[1], RequestStage.ADMITTED)
+        self.space.put_shadow(draft, "stages", move[1], RequestStage.ADMITTED)
         self.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
     def preempt(self, draft: Draft, move: Move) -> None:
@@ -179,9 +179,9 @@ class Engines:
         space, i = self.space, move[1]
         space.spend(draft, FaultKind.PREEMPT)
         in_flight = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & IN_FLIGHT]
-        if any(self.judge.request_of(effect) == i for effect in in_flight):
+        if any(self.checker.request_of(effect) == i for effect in in_flight):
             raise Broken("S1", f"blocks of {self.cluster.requests[i]} are others', and something may land in them")
-        space.put_ghost(draft, "stages", i, RequestStage.PREEMPTED)
+        space.put_shadow(draft, "stages", i, RequestStage.PREEMPTED)
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))
 
     def end(self, draft: Draft, move: Move) -> None:
@@ -201,15 +201,15 @@ class Engines:
     def hit(self, draft: Draft, move: Move) -> None:
         """The whole prompt is in D's prefix cache: nothing has to land."""
         i = move[1]
-        self.space.put_ghost(draft, "landed", i, self.cluster.everything)
-        self.space.put_ghost(draft, "stages", i, RequestStage.ADMITTED)
+        self.space.put_shadow(draft, "landed", i, self.cluster.everything)
+        self.space.put_shadow(draft, "stages", i, RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], TOKENS))
 
     def abort(self, draft: Draft, move: Move) -> None:
         """The client gives up."""
         i = move[1]
         self.space.spend(draft, FaultKind.ABORT)
-        decodes = self.space.ghost_of(draft).stages[i] in DECODING
+        decodes = self.space.shadow_of(draft).stages[i] in DECODING
         self.at_d(draft, i, RequestAborted(self.cluster.requests[i]))
-        if decodes and self.space.ghost_of(draft).stages[i] in DECODING:
+        if decodes and self.space.shadow_of(draft).stages[i] in DECODING:
             raise Broken("S6", f"{self.cluster.requests[i]} is aborted, and its engine decodes on")

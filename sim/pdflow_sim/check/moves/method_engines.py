@@ -48,7 +48,7 @@ class MethodEngines:
         self.space = space
         self.turns = turns
         self.cluster = cluster
-        self.judge = space.judge
+        self.checker = space.checker
         self.plain = plain
         self.plan = plan
         self.layered, self.staged_at_d = plan.layered, plan.method.staged_at_d
@@ -81,7 +81,7 @@ class MethodEngines:
 
     def withdrawals(self, state: State) -> Iterator[Move]:
         if self.space.left(state)[FaultKind.WITHDRAW]:
-            for i, product in enumerate(self.space.ghost_of(state).products):
+            for i, product in enumerate(self.space.shadow_of(state).products):
                 if product == PromptStage.HELD:
                     yield ("withdraw", i)
 
@@ -152,30 +152,30 @@ class MethodEngines:
                 self.plain.at_p(draft, i, LayerOutcome(xid, known, 0))
             for layer in range(1, self.plan.layers):
                 self.plain.at_p(draft, i, LayerOutcome(xid, self.chunks[-1], layer))
-        if self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
-            self.space.put_ghost(draft, "products", i, PromptStage.COMPUTED)
+        if self.space.shadow_of(draft).products[i] == PromptStage.QUEUED:
+            self.space.put_shadow(draft, "products", i, PromptStage.COMPUTED)
         self.plain.at_p(draft, i, Computes(xid, source))
         self.plain.report(draft, i, True)
 
     def abort_prefill(self, draft: Draft, move: Move) -> None:
         """Of one that has begun the protocol knows, and releases it."""
         i = move[1]
-        if self.space.ghost_of(draft).products[i] == PromptStage.QUEUED:
+        if self.space.shadow_of(draft).products[i] == PromptStage.QUEUED:
             self.plain.abort_prefill(draft, move)
             return
         self.space.spend(draft, FaultKind.PREFILL_ABORT)
-        self.judge.goal("given up while being computed")
+        self.checker.goal("given up while being computed")
         self.plain.at_p(draft, i, Fails(self.cluster.xids[i]))
 
     def cancel_prefill(self, draft: Draft, move: Move) -> None:
         """The prefill leg is taken back. Of what has been computed, or has begun, the lease decides, or the core."""
         i = move[1]
-        product = self.space.ghost_of(draft).products[i]
+        product = self.space.shadow_of(draft).products[i]
         if product in (PromptStage.QUEUED, PromptStage.COMPUTED):
             self.plain.cancel_prefill(draft, move)
             return
         self.space.spend(draft, FaultKind.ABORT)
-        self.judge.goal("given up while being computed")
+        self.checker.goal("given up while being computed")
         self.plain.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def withdraw(self, draft: Draft, move: Move) -> None:

@@ -11,7 +11,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
@@ -63,7 +63,7 @@ class OneSided:
         self.space = space
         self.turns = turns
         self.cluster = space.cluster
-        self.judge = space.judge
+        self.checker = space.checker
         self.scope = space.scope
         self._notifications: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._ends: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -135,12 +135,12 @@ class OneSided:
 
     def note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
         """Its source is read: whether P still holds it."""
-        request = self.judge.request_of(effect)
+        request = self.checker.request_of(effect)
         product = self.cluster.product_of[request]
         if isinstance(effect, PostWrite):
             product = effect.source.generation - SOURCE
-        if self.space.ghost_of(draft).products[product] != PromptStage.HELD:
-            self.space.put_ghost(draft, "content", request, Content.STALE)
+        if self.space.shadow_of(draft).products[product] != PromptStage.HELD:
+            self.space.put_shadow(draft, "content", request, Content.STALE)
 
     def land(self, draft: Draft, move: Move) -> None:
         """The next piece lands at D, or the whole at once."""
@@ -162,9 +162,9 @@ class OneSided:
 
     def note_landed(self, draft: Draft, effect: PostWrite | PostRead) -> None:
         """All of it is at D."""
-        request = self.judge.request_of(effect)
+        request = self.checker.request_of(effect)
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
-        self.space.put_ghost(draft, "landed", request, self.space.ghost_of(draft).landed[request] | bit)
+        self.space.put_shadow(draft, "landed", request, self.space.shadow_of(draft).landed[request] | bit)
 
     def error(self, draft: Draft, move: Move) -> None:
         """A handle ends badly, which says nothing of its bytes."""
@@ -177,10 +177,10 @@ class OneSided:
         found = self._notifications.get(key)
         if found is None:
             op, flags = space.ops_of(draft)[i]
-            node, life, effect = space.operations(op)
+            node, restarts, effect = space.operations(op)
             space.put_flags(draft, i, flags & ~NOTIFICATION)
             sender, at = self.cluster.orphans.get(node, node), self.cluster.at[other_end(effect)]
-            frame = Received(sender, FIRST_LIFE[engine_of(sender)] + life, effect.notification)
+            frame = Received(sender, FIRST_INCARNATION[engine_of(sender)] + restarts, effect.notification)
             found = self._notifications[key] = (draft[space.op], at, self.turns.events.of((at, frame)))
         draft[space.op], at, event = found
         self.turns.turn(draft, at, event)

@@ -72,7 +72,7 @@ class Ordered:
     def remembered(self) -> int:
         """About how much it keeps."""
         turns, space = self.turns, self.space
-        kept: tuple[Sized, ...] = (turns.turns, turns.judged, space.chans.ids, space.endpoints.ids, *self.known)
+        kept: tuple[Sized, ...] = (turns.turns, turns.checked, space.chans.ids, space.endpoints.ids, *self.known)
         return sum(map(len, kept))
 
     def apply(self, state: State, move: Move) -> State:
@@ -111,7 +111,7 @@ class Ordered:
         rich = self.space.put(state, self.space.budget, self.unlimited)
         sources = [source for source in self.components.sources if source.reads == reads]
         found = self._priced(state, (move for source in sources for move in source.possible(rich)))
-        return found if reads == Reads.GHOSTS else self._by_name(state, found)
+        return found if reads == Reads.SHADOW else self._by_name(state, found)
 
     def _of_link(self, link: int) -> Priced:
         """What may happen to a frame there, which asks nothing of the frame."""
@@ -142,11 +142,11 @@ def ordered(scope: Scope) -> Ordered:
     return Ordered(Relation(routed(scope) if scope.attempts else plain(scope)))
 
 
-DEAD_WORLDS = 32
+MAX_UNCOLLECTED = 32
 """How many forgotten ones may take up memory."""
 
 
-class Worlds:
+class RelationCache:
     """Worlds by their cluster, the least recently used forgotten: what a world remembers is what makes runs fast."""
 
     def __init__(self, most: int = 1_000_000) -> None:
@@ -173,7 +173,7 @@ class Worlds:
             total -= size
             del self.known[scope]
         self.forgotten += len(sizes) - len(self.known)
-        if self.forgotten >= DEAD_WORLDS:
+        if self.forgotten >= MAX_UNCOLLECTED:
             # A world is in circles, and whoever walks does not collect. Once for many, since all is looked through.
             self.forgotten = 0
             gc.collect()

@@ -61,7 +61,7 @@ class PieceOperations:
         self.space = space
         self.turns = turns
         self.cluster = cluster
-        self.judge = space.judge
+        self.checker = space.checker
         self.engines = engines
         self.whole = OneSided(space, turns)
         self.plan = plan
@@ -130,7 +130,7 @@ class PieceOperations:
     def product_of(self, effect: PostWrite | PostRead) -> int:
         if isinstance(effect, PostWrite):
             return effect.source.generation - SOURCE
-        return self.cluster.product_of[self.judge.request_of(effect)]
+        return self.cluster.product_of[self.checker.request_of(effect)]
 
     # What endpoints and cores have asked of the ranks.
 
@@ -150,8 +150,8 @@ class PieceOperations:
 
     def _begin(self, draft: Draft, node: Address, effect: PostWrite | PostRead) -> None:
         """One that was barred, or can lead nowhere, is not begun."""
-        life = self.judge.life(self.space.ghost_of(draft), node)
-        target_op = self.judge.operations.of((node, life, effect))
+        restarts = self.checker.restarts(self.space.shadow_of(draft), node)
+        target_op = self.checker.operations.of((node, restarts, effect))
         for i, (op, flags) in enumerate(self.space.ops_of(draft)):
             if op == target_op and flags & IN_FLIGHT and not flags >> PIECE:
                 start, stop = (
@@ -164,7 +164,7 @@ class PieceOperations:
                 self.put_lanes(draft, node, lanes)
                 self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress()))
                 if self.engines.is_computed_on(draft, self.product_of(effect)):
-                    self.judge.goal("posted while being computed")
+                    self.checker.goal("posted while being computed")
                 return
 
     def _of_prompt(self, draft: Draft, node: Address, effect: OfferPiece | WithdrawPieces) -> None:
@@ -197,12 +197,14 @@ class PieceOperations:
         key = (draft[space.op], draft[space.shadow], draft[self.slot])
         found = self._tidied.get(key)
         if found is None:
-            shadow = space.ghost_of(draft)
+            shadow = space.shadow_of(draft)
             under_way = {
                 (node, effect.op)
                 for op, flags in space.ops_of(draft)
-                for node, life, effect in (space.operations(op),)
-                if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD) and life == self.judge.life(shadow, node)
+                for node, restarts, effect in (space.operations(op),)
+                if flags & IN_FLIGHT
+                and not flags & (ENDED_ERR | TOLD)
+                and restarts == self.checker.restarts(shadow, node)
             }
             for rank in self.ranks:
                 lanes = self.lanes(draft, rank)
@@ -315,7 +317,7 @@ class PieceOperations:
         lanes, progress = self.lanes(draft, node), self.progress_of(flags)
         assert lanes.ending(effect.op) is ShipmentEnd.STOPPED
         self.put_lanes(draft, node, lanes)
-        self.judge.goal("stopped between two pieces" if progress.posted else "stopped before the first piece")
+        self.checker.goal("stopped between two pieces" if progress.posted else "stopped before the first piece")
         # What is in the air may land, whatever the handle says: nothing is, unless the Shipment is wrong.
         self.space.put_flags(draft, i, flags & ~(READING if progress.air else READING | IN_FLIGHT))
         self.turns.event(draft, node, WriteStopped(effect.op))

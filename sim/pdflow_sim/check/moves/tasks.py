@@ -55,8 +55,8 @@ class Tasks:
 
     def connected(self, draft: Draft, node: int, peer: int) -> None:
         name, to = self.cluster.nodes[node], self.cluster.nodes[peer]
-        life = self.space.life(self.space.ghost_of(draft), to)
-        self.turns.event(draft, name, HandshakeEnded(to, True, life))
+        incarnation = self.space.incarnation(self.space.shadow_of(draft), to)
+        self.turns.event(draft, name, HandshakeEnded(to, True, incarnation))
 
     def flushed(self, draft: Draft, node: int, peer: int) -> None:
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], True))
@@ -67,12 +67,12 @@ class Tasks:
 
     def word_value(self, draft: State | Draft, effect: ReadWord) -> int:
         """P bumps its word when it lets go; which it has done by the time its product is released, at the latest."""
-        judge = self.space.judge
-        xid = self.cluster.xids[self.cluster.product_of[judge.request_of(effect)]]
+        checker = self.space.checker
+        xid = self.cluster.xids[self.cluster.product_of[checker.request_of(effect)]]
         cells = self.space.body(draft, effect.source).cells.values()
         held = any(cell.source is not None and cell.xid == xid for cell in cells)
         held = held or self._source_is_coming(draft, effect.source, xid)
-        return judge.word_values[effect.source, effect.index] + (0 if held else 1)
+        return checker.word_values[effect.source, effect.index] + (0 if held else 1)
 
     def _source_is_coming(self, draft: State | Draft, rank: Address, xid: Xid) -> bool:
         """Whether P's rank has yet to hear that it has something to let go of."""
@@ -102,12 +102,12 @@ class Tasks:
             ops.append((op, flags))
         space.put_ops(draft, ops)
         if name in cluster.d_ranks:
-            shadow = space.ghost_of(draft)
+            shadow = space.shadow_of(draft)
             ends = engine_of(peer), engine_of(name)
             pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
             for i, stage in enumerate(shadow.stages):
                 if stage not in BEFORE_REGISTRATION and cluster.ends_of(i) == ends:
-                    space.put_ghost(draft, "barred", i, shadow.barred[i] | pair)
+                    space.put_shadow(draft, "barred", i, shadow.barred[i] | pair)
         self.turns.event(draft, name, FenceEnded(peer))
 
     def unreachable(self, draft: Draft, move: Move) -> None:

@@ -128,7 +128,7 @@ COMPAT: tuple[Mutant, ...] = (
         name="compat-any-life",
         drops="A frame counts only from the life that the last handshake showed.",
         source="C13; R44; R46; S8",
-        guards=("knows_lives",),
+        guards=("checks_incarnation",),
         scope=Scope(dialect=VLLM_COMPAT, p_restart=1, p_tp=2),
         survives="It takes longer: the watchdog ends the request, and the reclaim time its blocks.",
     ),

@@ -106,7 +106,7 @@ _cancelled = ProducerFrames._cancelled
 # Lives.
 
 
-def _any_life(self: Peers, peer: Address, incarnation: int) -> bool:
+def _any_incarnation(self: Peers, peer: Address, incarnation: int) -> bool:
     self.incarnations.setdefault(engine_of(peer), incarnation)
     return True
 
@@ -127,7 +127,7 @@ def _unlearnt_behind_a_fence(self: ConsumerRank, event: HandshakeEnded, now: Ins
 _handshake_ended = ConsumerRank._handshake_ended
 
 
-def _old_life_kept(self: ProducerRank, engine: EngineId, incarnation: int, now: Instant) -> Effects:
+def _old_incarnation_kept(self: ProducerRank, engine: EngineId, incarnation: int, now: Instant) -> Effects:
     return NOTHING
 
 
@@ -250,7 +250,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="any-life",
         drops="A frame counts only from the life that the last handshake showed.",
         source="1.3(f) 12; 7.3 Incarnation; C13; S8; R44; R46",
-        patches=(Swap(Peers.current, _any_life),),
+        patches=(Swap(Peers.current, _any_incarnation),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
         breaks="S8",
     ),
@@ -282,7 +282,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="dead-d-still-registered",
         drops="A new life of D ends what the old one had registered. P would write to it.",
         source="7.4; C13; R46",
-        patches=(Swap(ProducerRank._retire, _old_life_kept),),
+        patches=(Swap(ProducerRank._retire, _old_incarnation_kept),),
         scope=Scope(d_restart=1, sync=1),
         survives="Nobody reuses a dead process's memory here: its WRITEs fail, its cells end by TTL or lease.",
     ),

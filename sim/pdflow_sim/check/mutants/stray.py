@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.moves.ordered import RelationCache
 from pdflow_sim.check.mutants.hunt import Kill
 from pdflow_sim.check.mutants.mutant import Mutant
 from pdflow_sim.check.search.walk import walk
@@ -23,14 +23,14 @@ def stray(mutant: Mutant, clock: Callable[[], float], seeds: range = range(RUNS)
     """
     began = clock()
     dialect = mutant.scope.dialect
-    worlds = Worlds()
+    cache = RelationCache()
     for run, seed in enumerate(seeds, 1):
         if clock() - began > budget_s:
             return Kill(mutant=mutant.name, search="walk", seconds=clock() - began, stopped=True)
         with mutant.applied():
-            record = walk(worlds, seed, dialect)
-            names = () if record.broken is None else tuple(record.names(worlds.of(record.cluster)))
-        if record.broken is not None and walk(Worlds(), seed, dialect).broken is None:
+            record = walk(cache, seed, dialect)
+            names = () if record.broken is None else tuple(record.names(cache.of(record.cluster)))
+        if record.broken is not None and walk(RelationCache(), seed, dialect).broken is None:
             return Kill(
                 mutant=mutant.name,
                 invariant=record.broken.name,

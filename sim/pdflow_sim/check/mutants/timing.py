@@ -47,7 +47,7 @@ def _heartbeat_kept(self: ConsumerRank, peer: Address, message: Message, now: In
 
 
 def _silence_frees(self: ConsumerScheduler, peer: PrefillPeer, now: Instant) -> Effects:
-    effects = _judge(self, peer, now)
+    effects = _fail_silent(self, peer, now)
     if not effects:
         return NOTHING
     for request_id in tuple(peer.requests):
@@ -74,7 +74,7 @@ def _never_renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
 
 
 _sync = ConsumerScheduler._sync
-_judge = ConsumerScheduler._judge
+_fail_silent = ConsumerScheduler._fail_silent
 _defer = ConsumerRank._defer
 
 CLOCKS = Scope(dialect=VLLM_COMPAT, horizon=ENDLESS, abort=0)
@@ -116,7 +116,7 @@ TIMING: tuple[Mutant, ...] = (
         name="silence-frees",
         drops="A peer that is taken for dead is fenced before its blocks are free. It may only have been slow.",
         source="7.4 dead; H6; R15",
-        patches=(Swap(_judge, _silence_frees),),
+        patches=(Swap(_fail_silent, _silence_frees),),
         scope=Scope(horizon=4, abort=0),
         breaks="S1",
     ),
@@ -124,7 +124,7 @@ TIMING: tuple[Mutant, ...] = (
         name="silence-unnoticed",
         drops="A peer that is silent for long is taken for dead.",
         source="7.4 dead; L1; L3",
-        patches=(Swap(_judge, _silence_unnoticed),),
+        patches=(Swap(_fail_silent, _silence_unnoticed),),
         scope=Scope(horizon=4, abort=0),
         survives="Every P of these worlds speaks again, or its next life does; in simulation some do not.",
     ),
@@ -132,7 +132,7 @@ TIMING: tuple[Mutant, ...] = (
         name="silence-unfenced",
         drops="A peer that is taken for dead is fenced.",
         source="7.4 dead; L3; R15",
-        patches=(Swap(_judge, _silence_unfenced),),
+        patches=(Swap(_fail_silent, _silence_unfenced),),
         scope=Scope(horizon=4, abort=0),
         survives="As silence-unnoticed: who answers CANCELs in the end needs no fence.",
     ),

@@ -96,7 +96,7 @@ RESTART = (
         points=(at.d_is_another,),
         stock=told_by(
             "test_stock_names.py::test_r46_d_starts_again_with_the_same_id",
-            "test_stock_names.py::test_r46_what_the_old_life_registered",
+            "test_stock_names.py::test_r46_registrations_of_the_former_incarnation",
             note="breaks S8; in the explored world a dead process's addresses lead nowhere",
         ),
         compat=Passes(),

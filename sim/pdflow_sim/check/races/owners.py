@@ -30,7 +30,7 @@ from pdflow_sim.check.state.shadow_state import Broken, PromptStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 WRITER = "P.r0"
-STRANGER = "u0-ffffffff"
+FOREIGN_ID = "u0-ffffffff"
 """A request id of nobody here, under the base id of the first prompt."""
 
 
@@ -52,13 +52,13 @@ class SplitLease:
             self.plain(draft, move)
             return
         product = space.cluster.xids.index(str(timer.key))
-        if space.ghost_of(draft).products[product] == PromptStage.HELD:
-            space.put_ghost(draft, "products", product, PromptStage.RELEASED)
+        if space.shadow_of(draft).products[product] == PromptStage.HELD:
+            space.put_shadow(draft, "products", product, PromptStage.RELEASED)
             return
         # The writer lets go of what is gone already: not a second release.
-        space.put_ghost(draft, "products", product, PromptStage.HELD)
+        space.put_shadow(draft, "products", product, PromptStage.HELD)
         self.plain(draft, move)
-        space.put_ghost(draft, "products", product, PromptStage.RELEASED)
+        space.put_shadow(draft, "products", product, PromptStage.RELEASED)
 
 
 class RaisingWriter:
@@ -70,7 +70,7 @@ class RaisingWriter:
         self.slots = 1 + checks
         self.to_come = space.claim((1, 0)[: self.slots], self._by_value)
         self.checked = self.to_come + 1
-        space.calms(self.to_come, 0)
+        space.with_faults_over(self.to_come, 0)
         self.inbox = space.cluster.link_of["D.r0", WRITER]
 
     def _by_value(self, state: State) -> dict[str, Any]:
@@ -101,13 +101,13 @@ class Poison:
         """It is drained before whatever has come from D: agents' notifications are drained in the agents' order."""
         space, writer = self.space, self.writer
         waits = state[writer.to_come] and state[space.first_link + writer.inbox]
-        if waits and space.ghost_of(state).products[0] == PromptStage.HELD and self._matches(state):
+        if waits and space.shadow_of(state).products[0] == PromptStage.HELD and self._matches(state):
             yield ("poison", 0)
 
     def _matches(self, state: State) -> bool:
         """Whether vLLM would find a prompt for it, which ours do not look for."""
         ours = self.space.scope.dialect.registrations_end
-        return ours or base_id(STRANGER) in self.space.body(state, WRITER).store.matching.product_bases
+        return ours or base_id(FOREIGN_ID) in self.space.body(state, WRITER).store.matching.product_bases
 
     def poison(self, draft: Draft, move: Move) -> None:
         dialect = self.space.scope.dialect
@@ -115,7 +115,7 @@ class Poison:
         if dialect.registrations_end:
             read_as_nothing(*(STRICT_POISON if dialect.control_frames else VLLM_POISON))
         else:
-            self.writer.raises(draft, STRANGER)
+            self.writer.raises(draft, FOREIGN_ID)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
         """The batch that was drained with it."""
@@ -183,11 +183,11 @@ def _framed(body: bytes) -> bytes:
 Decoder = Callable[[bytes], object]
 VLLM_POISON: tuple[Decoder, bytes] = (
     decode_notification,
-    PUSH_REG + msgspec.msgpack.encode({"request_id": STRANGER}),
+    PUSH_REG + msgspec.msgpack.encode({"request_id": FOREIGN_ID}),
 )
 STRICT_POISON: tuple[Decoder, bytes] = (
     decode_frame,
-    _framed(msgspec.msgpack.encode({"type": Register.__struct_config__.tag, "reg": Reg("X", 1, 1, STRANGER)})),
+    _framed(msgspec.msgpack.encode({"type": Register.__struct_config__.tag, "reg": Reg("X", 1, 1, FOREIGN_ID)})),
 )
 
 
@@ -225,7 +225,7 @@ def evicting(scope: Scope) -> Relation:
     return Relation(attrs.evolve(base, acts=base.acts | eviction.acts(), further=(eviction.moves,), lost_by=lost_by))
 
 
-WORLDS: dict[str, Callable[[Scope], Relation]] = {
+VARIANTS: dict[str, Callable[[Scope], Relation]] = {
     "TwoOwners": two_owners,
     "Poisoned": poisoned,
     "Evicting": evicting,

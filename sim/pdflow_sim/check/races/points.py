@@ -25,10 +25,10 @@ from pdflow_sim.check.state.shadow_state import (
 )
 from pdflow_sim.check.state.space import State, StateSpace
 
-Judged: TypeAlias = Callable[[StateSpace, State, Move], bool]
+Condition: TypeAlias = Callable[[StateSpace, State, Move], bool]
 
 
-def point(description: str) -> Callable[[Judged], Point]:
+def point(description: str) -> Callable[[Condition], Point]:
     return lambda at: Point(description, at)
 
 
@@ -67,15 +67,15 @@ def of_p(space: StateSpace, state: State, move: Move) -> bool:
 
 
 def held(space: StateSpace, state: State, product: int = 0) -> bool:
-    return space.ghost_of(state).products[product] == PromptStage.HELD
+    return space.shadow_of(state).products[product] == PromptStage.HELD
 
 
 def released(space: StateSpace, state: State) -> bool:
-    return space.ghost_of(state).products[0] == PromptStage.RELEASED
+    return space.shadow_of(state).products[0] == PromptStage.RELEASED
 
 
 def stage(space: StateSpace, state: State) -> int:
-    found: int = space.ghost_of(state).stages[0]
+    found: int = space.shadow_of(state).stages[0]
     return found
 
 
@@ -133,7 +133,7 @@ def evicted_between_check_and_write(space: StateSpace, state: State, move: Move)
 @point("a stranger's registration without its fields is drained before another request's registration")
 def poison_before_registration(space: StateSpace, state: State, move: Move) -> bool:
     """The first request needs its prompt no more: it is the other one that is lost."""
-    if move[0] != "poison" or space.ghost_of(state).stages != (RequestStage.FREED, RequestStage.ADMITTED):
+    if move[0] != "poison" or space.shadow_of(state).stages != (RequestStage.FREED, RequestStage.ADMITTED):
         return False
     frames = space.chans.values[state[space.first_link + space.cluster.link_of["D.r0", "P.r0"]]]
     return any(isinstance(space.frames.values[waiting], Register) for waiting in frames)
@@ -166,7 +166,7 @@ def foreign_lands(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "land":
         return False
     effect, _ = operation(space, state, move)
-    asked = space.cluster.product_of[space.judge.request_of(effect)]
+    asked = space.cluster.product_of[space.checker.request_of(effect)]
     return type(effect) is PostWrite and effect.source.generation - SOURCE != asked
 
 
@@ -182,7 +182,7 @@ def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
 def copy_after_half(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "late" or stage(space, state) != RequestStage.ADMITTED:
         return False
-    cluster, what, landed = space.cluster, frame(space, state, move), space.ghost_of(state).landed[0]
+    cluster, what, landed = space.cluster, frame(space, state, move), space.shadow_of(state).landed[0]
     _, to = cluster.links[space.bags.values[state[space.bag]][move[1]][0]]
     if type(what) is not Register or what.reg.request_id != cluster.requests[0]:
         return False
@@ -283,7 +283,7 @@ def two_candidates(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("a prompt is finished that a dead D has registered for")
 def d_is_another(space: StateSpace, state: State, move: Move) -> bool:
-    if move[0] != "finish" or not space.ghost_of(state).lives[1] or stage(space, state) != RequestStage.FREED:
+    if move[0] != "finish" or not space.shadow_of(state).restarts[1] or stage(space, state) != RequestStage.FREED:
         return False
     return any(cell.registrations for cell in space.body(state, "P.r0").cells.values())
 

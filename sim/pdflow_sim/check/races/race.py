@@ -17,7 +17,7 @@ from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, VLLM_STOCK, Dialect
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
-from pdflow_sim.check.races.owners import WORLDS
+from pdflow_sim.check.races.owners import VARIANTS
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.space import State, StateSpace
 
@@ -106,7 +106,7 @@ class Race:
 
     def world(self, scope: Scope) -> Relation:
         """What is searched, in a scope of it."""
-        return WORLDS.get(self.own_world, relation)(scope)
+        return VARIANTS.get(self.own_world, relation)(scope)
 
     def scope_in(self, dialect: Dialect) -> Scope:
         shown = self.shown[dialect.name]

@@ -2,8 +2,8 @@
 
 The router's driver keeps them, beside the router's endpoint (runtime/pdflow_runtime/router/call.py,
 sim/pdflow_sim/nodes/router_node.py). Here each has a slot of the state, as an endpoint has. Which attempt's pieces
-reach a client is decided there and nowhere in the checker; what has reached it is judged in routed/judge.py. Answers
-begin with a token of D's (first_token = "decode").
+reach a client is decided there and nowhere in the checker; what has reached it is judged in
+routed/invariant_checker.py. Answers begin with a token of D's (first_token = "decode").
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ class RoutedCluster(ScopeCluster):
         self.client_of = [i for i, _ in attempts]
         """Whose request each is an attempt of."""
 
-    def first_ghost(self) -> ShadowState:
+    def first_shadow(self) -> ShadowState:
         """No client has asked for anything."""
         none, away = (0,) * len(self.requests), (ClientStage.AWAY,) * self.scope.requests
-        return super().first_ghost()._replace(products=none, clients=away, legs=none)
+        return super().first_shadow()._replace(products=none, clients=away, legs=none)
 
     def first_events(self) -> list[tuple[Address, Any]]:
         """The router is asked by its clients, which is a move."""

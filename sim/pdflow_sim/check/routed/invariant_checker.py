@@ -5,7 +5,7 @@ attempt is dispatched. What reaches a client is decided elsewhere (`pdflow/routi
 
 A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
 of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
-says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (judge.py).
+says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (invariant_checker.py).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RoutedInvariantChecker(InvariantChecker):
 
     cluster: RoutedCluster
 
-    def judge(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
+    def check(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
         act = _ON.get(type(effect))
         if act is None:
-            super().judge(draft, node, effect, event)
+            super().check(draft, node, effect, event)
         else:
             act(self, draft, effect)
 

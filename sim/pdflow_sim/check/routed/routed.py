@@ -37,7 +37,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
-from pdflow_sim.check.routed.judge import D_OPEN, DELIVERED, P_OPEN, TOLD, RoutedInvariantChecker
+from pdflow_sim.check.routed.invariant_checker import D_OPEN, DELIVERED, P_OPEN, TOLD, RoutedInvariantChecker
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
@@ -57,9 +57,9 @@ class RouterDriver:
     """The moves of clients and of HTTP: the router's endpoint is in the world, and its driver's part in what reaches
     clients."""
 
-    def __init__(self, cluster: RoutedCluster, judge: RoutedInvariantChecker, base: Components) -> None:
+    def __init__(self, cluster: RoutedCluster, checker: RoutedInvariantChecker, base: Components) -> None:
         self.cluster = cluster
-        self.judge = judge
+        self.checker = checker
         self.space = base.space
         self.turns = base.turns
         self.engines = base.engines
@@ -86,7 +86,7 @@ class RouterDriver:
 
     def unanswered(self, state: State) -> list[str]:
         """Every client is to have its answer, and the router to remember none of them."""
-        clients = self.space.ghost_of(state).clients
+        clients = self.space.shadow_of(state).clients
         open_ones = [(i, now) for i, now in enumerate(clients) if now < ClientStage.COMPLETED]
         descriptions = [f"client {i} is {ClientStage(now).name}" for i, now in open_ones]
         router: Router = self.space.body(state, ROUTER)
@@ -97,8 +97,8 @@ class RouterDriver:
 
     def revoked_attempts(self, state: State) -> int:
         """Attempts that the router took back because their client had the start of one before."""
-        shadow, cluster = self.space.ghost_of(state), self.cluster
-        streaming = [self.judge.streaming(shadow, client) for client in range(self.space.scope.requests)]
+        shadow, cluster = self.space.shadow_of(state), self.cluster
+        streaming = [self.checker.streaming(shadow, client) for client in range(self.space.scope.requests)]
         begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in streaming]
         return sum(
             stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(shadow.stages)
@@ -108,7 +108,7 @@ class RouterDriver:
 
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
-        for i, client in enumerate(self.space.ghost_of(state).clients):
+        for i, client in enumerate(self.space.shadow_of(state).clients):
             if client == ClientStage.AWAY:
                 yield ("request", i)
             elif client == ClientStage.WAITING and left[FaultKind.ABORT]:
@@ -117,20 +117,20 @@ class RouterDriver:
     def death_moves(self, state: State) -> Iterator[Move]:
         """Of several engines, one dies that has something to do: otherwise it would not be the same one's turn next."""
         engines = self.cluster.engines
-        legs = self.space.ghost_of(state).legs
+        legs = self.space.shadow_of(state).legs
         for move in self.deaths.moves(state):
             ends = engines[move[1]]
             if len(engines) == 2 or any(leg and ends in self.cluster.ends_of(i) for i, leg in enumerate(legs)):
                 yield move
 
     def request(self, draft: Draft, move: Move) -> None:
-        self.space.put_ghost(draft, "clients", move[1], ClientStage.WAITING)
+        self.space.put_shadow(draft, "clients", move[1], ClientStage.WAITING)
         self.at_router(draft, RequestArrived(move[1]))
 
     def hang_up(self, draft: Draft, move: Move) -> None:
         i = move[1]
         self.space.spend(draft, FaultKind.ABORT)
-        self.space.put_ghost(draft, "clients", i, ClientStage.GONE)
+        self.space.put_shadow(draft, "clients", i, ClientStage.GONE)
         self.answers.answer(draft, i, Answer.ended, "cancelled")
         self.at_router(draft, ClientGone(i))
 
@@ -144,17 +144,17 @@ class RouterDriver:
     def _over_http(self, node: Address, effect: Any) -> Iterator[tuple[Address, Any]]:
         """To whom, and what, in this order."""
         if isinstance(effect, AnswerPrefill):
-            yield ROUTER, PrefillAnswered(effect.request_id, self.judge.with_own_words(effect.params))
+            yield ROUTER, PrefillAnswered(effect.request_id, self.checker.with_own_words(effect.params))
         elif isinstance(effect, EndDecode):
             if self.space.scope.streams and effect.code is Code.NONE:
-                client = self.cluster.client_of[self.judge.attempt(effect.handle)]
+                client = self.cluster.client_of[self.checker.attempt(effect.handle)]
                 yield ROUTER, FirstTokenDelivered(client, effect.handle)
             yield ROUTER, DecodeEnded(effect.handle, effect.code)
         elif isinstance(effect, EndPrefill):
             request_id = self.cluster.prefill_ids[self.cluster.xids.index(effect.handle)]
             yield ROUTER, PrefillAnswered(request_id, None, effect.code)
         elif isinstance(effect, (DispatchPrefill, DispatchDecode, ReportPrefill, AbortLeg)):
-            prefill, decode = self.cluster.ends_of(self.judge.attempt(effect.request_id))
+            prefill, decode = self.cluster.ends_of(self.checker.attempt(effect.request_id))
             to_prefill = isinstance(effect, DispatchPrefill) or (
                 isinstance(effect, AbortLeg) and effect.role == "prefill"
             )
@@ -176,45 +176,45 @@ class RouterDriver:
     # At the engines.
 
     def prefill_arrives(self, draft: Draft, leg: DispatchPrefill) -> None:
-        i = self.judge.attempt(leg.request_id)
-        if self.space.ghost_of(draft).products[i] != PromptStage.ABSENT:
+        i = self.checker.attempt(leg.request_id)
+        if self.space.shadow_of(draft).products[i] != PromptStage.ABSENT:
             raise Broken("S6", f"P is to compute {leg.xid} a second time")
-        self.space.put_ghost(draft, "products", i, PromptStage.QUEUED)
+        self.space.put_shadow(draft, "products", i, PromptStage.QUEUED)
         self.turns.event(draft, *self.cluster.requested(i, leg.xid, leg.request_id))
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
-        i = self.judge.attempt(leg.request_id)
-        if self.space.ghost_of(draft).stages[i] != RequestStage.UNREGISTERED:
+        i = self.checker.attempt(leg.request_id)
+        if self.space.shadow_of(draft).stages[i] != RequestStage.UNREGISTERED:
             raise Broken("S6", f"D is to decode {leg.request_id} a second time")
-        self.space.put_ghost(draft, "stages", i, RequestStage.KNOWN)
+        self.space.put_shadow(draft, "stages", i, RequestStage.KNOWN)
         self.engines.requested_at_d(draft, i, leg.params)
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
         """What it comes to is the core's to say."""
-        i = self.judge.attempt(effect.request_id)
+        i = self.checker.attempt(effect.request_id)
         if effect.role == "decode":
             self.engines.at_d(draft, i, RequestAborted(effect.request_id))
             return
-        product = self.space.ghost_of(draft).products[i]
+        product = self.space.shadow_of(draft).products[i]
         if product == PromptStage.QUEUED:
-            self.space.put_ghost(draft, "products", i, PromptStage.DEAD)
+            self.space.put_shadow(draft, "products", i, PromptStage.DEAD)
         elif product == PromptStage.HELD:
-            self.judge.goal("taken back too late")
+            self.checker.goal("taken back too late")
         self.engines.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def report_arrives(self, draft: Draft, effect: ReportPrefill) -> None:
-        self.engines.at_d(draft, self.judge.attempt(effect.request_id), PrefillReported(effect.request_id, effect.ok))
+        self.engines.at_d(draft, self.checker.attempt(effect.request_id), PrefillReported(effect.request_id, effect.ok))
 
     def restart(self, draft: Draft, move: Move) -> None:
         """Of HTTP nothing is lost yet. What was committed had been decoded."""
         space, name = self.space, self.cluster.engines[move[1]]
         http = slice(space.first_link + self.cluster.first_http, space.bag)
         kept = draft[http]
-        committed = [i for i, stage in enumerate(space.ghost_of(draft).stages) if stage == RequestStage.COMMITTED]
+        committed = [i for i, stage in enumerate(space.shadow_of(draft).stages) if stage == RequestStage.COMMITTED]
         self.deaths.restart(draft, move)
         draft[http] = kept
         for i in committed:
-            space.put_ghost(draft, "stages", i, RequestStage.COMMITTED)
+            space.put_shadow(draft, "stages", i, RequestStage.COMMITTED)
         self.send(draft, self.cluster.loss_links[name], EngineLost(name), EngineChanged(name, True))
 
     # At the router.
@@ -225,17 +225,17 @@ class RouterDriver:
         for _, effect, _ in self.turns.batches.values[batch] if batch >= 0 else ():
             if isinstance(effect, Reply):
                 ending = self.answers.answer(draft, effect.request, Answer.ended, effect.outcome)
-                self.judge.ended(self.space.ghost_of(draft), effect, ending)
+                self.checker.ended(self.space.shadow_of(draft), effect, ending)
 
     def prefill_answered(self, draft: Draft, event: PrefillAnswered) -> None:
-        self.ends_leg(draft, self.judge.attempt(event.request_id), P_OPEN)
+        self.ends_leg(draft, self.checker.attempt(event.request_id), P_OPEN)
         self.at_router(draft, event)
 
     def decode_ended(self, draft: Draft, event: DecodeEnded) -> None:
         """With the last piece of the answer, where there is one: if that is dropped, the leg has not ended. Where
         clients do not stream it is the first, too. Of a leg that was taken back no piece comes, as of its token."""
-        i = self.judge.attempt(event.request_id)
-        if event.code is Code.NONE and self.space.ghost_of(draft).legs[i] & D_OPEN:
+        i = self.checker.attempt(event.request_id)
+        if event.code is Code.NONE and self.space.shadow_of(draft).legs[i] & D_OPEN:
             piece = self.piece_arrived(draft, i)
             if piece is PieceUse.DROP:
                 return
@@ -248,8 +248,8 @@ class RouterDriver:
 
     def first_token_delivered(self, draft: Draft, event: FirstTokenDelivered) -> None:
         """The first piece of an answer. Over the connection of a leg that has been taken back nothing comes."""
-        i = self.judge.attempt(event.request_id)
-        if not self.space.ghost_of(draft).legs[i] & D_OPEN or self.piece_arrived(draft, i) is not PieceUse.FIRST:
+        i = self.checker.attempt(event.request_id)
+        if not self.space.shadow_of(draft).legs[i] & D_OPEN or self.piece_arrived(draft, i) is not PieceUse.FIRST:
             return
         link = self.cluster.http[event.request_id, self.cluster.d_of[i].engine, ROUTER]
         slot = self.space.first_link + link
@@ -260,15 +260,15 @@ class RouterDriver:
         """Of this attempt's answer. What is not dropped reaches the client."""
         piece = self.answers.answer(draft, self.cluster.client_of[i], Answer.piece_arrived, self.cluster.requests[i])
         if piece is not PieceUse.DROP:
-            self.judge.received(self.space.ghost_of(draft), i)
-            self.space.put_ghost(draft, "legs", i, self.space.ghost_of(draft).legs[i] | DELIVERED)
+            self.checker.received(self.space.shadow_of(draft), i)
+            self.space.put_shadow(draft, "legs", i, self.space.shadow_of(draft).legs[i] | DELIVERED)
         return piece
 
     def token_passed(self, draft: Draft, event: TokenPassed) -> None:
-        i, shadow = self.judge.attempt(event.request_id), self.space.ghost_of(draft)
+        i, shadow = self.checker.attempt(event.request_id), self.space.shadow_of(draft)
         if not shadow.legs[i] & D_OPEN and shadow.clients[event.request] == ClientStage.WAITING:
-            self.judge.goal("a token of a leg that was taken back")
-        self.space.put_ghost(draft, "legs", i, shadow.legs[i] | TOLD)
+            self.checker.goal("a token of a leg that was taken back")
+        self.space.put_shadow(draft, "legs", i, shadow.legs[i] | TOLD)
         self.at_router(draft, FirstTokenDelivered(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
@@ -282,12 +282,12 @@ class RouterDriver:
         role = role_of(event.engine)
         leg = P_OPEN if role == "P" else D_OPEN
         mine = [event.engine in self.cluster.ends_of(i) for i in range(len(self.cluster.requests))]
-        if any(legs & leg for legs, at in zip(self.space.ghost_of(draft).legs, mine, strict=True) if at):
-            self.judge.goal(f"a leg is lost with {role}")
+        if any(legs & leg for legs, at in zip(self.space.shadow_of(draft).legs, mine, strict=True) if at):
+            self.checker.goal(f"a leg is lost with {role}")
         self.at_router(draft, event)
 
     def engine_changed(self, draft: Draft, event: EngineChanged) -> None:
         self.at_router(draft, event)
 
     def ends_leg(self, draft: Draft, i: int, leg: int) -> None:
-        self.space.put_ghost(draft, "legs", i, self.space.ghost_of(draft).legs[i] & ~leg)
+        self.space.put_shadow(draft, "legs", i, self.space.shadow_of(draft).legs[i] & ~leg)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import attrs
 
 from pdflow.protocol.dialect import Dialect
-from pdflow_sim.check.moves.ordered import Worlds
+from pdflow_sim.check.moves.ordered import RelationCache
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.walk import Walk, digest_of, walk
 from pdflow_sim.check.state.shadow_state import RequestStage
@@ -46,7 +46,7 @@ class Walked:
 
     runs: int = 0
     moves: int = 0
-    calm: int = 0
+    settling_moves: int = 0
     """Moves that settling took."""
     delivering: int = 0
     """Runs in which some request got its prompt's KV before faults were over."""
@@ -66,7 +66,7 @@ class Walked:
         """What came after this."""
         self.runs += other.runs
         self.moves += other.moves
-        self.calm += other.calm
+        self.settling_moves += other.settling_moves
         self.delivering += other.delivering
         self.cpu_s += other.cpu_s
         self.goals |= other.goals
@@ -117,19 +117,19 @@ def walks(
     return found
 
 
-def batch(worlds: Worlds, task: WalkTask, seeds: range) -> Walked:
+def batch(cache: RelationCache, task: WalkTask, seeds: range) -> Walked:
     """Walk these seeds, here."""
     found = Walked()
     began = time.process_time()
     known = set()
     for seed in seeds:
-        record = walk(worlds, seed, task.dialect, task.scope)
-        world = worlds.of(record.cluster)
+        record = walk(cache, seed, task.dialect, task.scope)
+        world = cache.of(record.cluster)
         known.add(world)
         found.runs += 1
         found.moves += len(record.moves)
-        found.calm += record.calm
-        found.delivering += RequestStage.COMMITTED in world.space.ghost_of(record.end).stages
+        found.settling_moves += record.settling_moves
+        found.delivering += RequestStage.COMMITTED in world.space.shadow_of(record.end).stages
         if seed % DIGEST_EVERY == 0:
             found.digests[seed] = digest_of(world, record)
         if record.broken is not None:
@@ -139,7 +139,7 @@ def batch(worlds: Worlds, task: WalkTask, seeds: range) -> Walked:
                 found.failures[invariant] = _failure(record, record.names(world))
             if task.first:
                 break
-    found.goals = frozenset(goal for world in known for goal in world.space.judge.seen)
+    found.goals = frozenset(goal for world in known for goal in world.space.checker.seen)
     found.cpu_s = time.process_time() - began
     return found
 
@@ -164,8 +164,8 @@ def _hands(task: WalkTask, jobs: int) -> Iterator[Submit]:
     """Who walks a batch: this process, or others."""
     if jobs == 1:
         with task.prepare():
-            worlds = Worlds()
-            yield lambda seeds: _done(batch(worlds, task, seeds))
+            cache = RelationCache()
+            yield lambda seeds: _done(batch(cache, task, seeds))
         return
     context = multiprocessing.get_context("spawn")
     pool: Executor
@@ -196,15 +196,15 @@ def _done(walked: Walked) -> Future[Walked]:
 
 
 _task: WalkTask
-_worlds: Worlds
+_cache: RelationCache
 
 
 def _hired(task: WalkTask) -> None:
-    global _task, _worlds
+    global _task, _cache
     gc.disable()  # As `uncollected`, for as long as this process walks.
-    _task, _worlds = task, Worlds()
+    _task, _cache = task, RelationCache()
     task.prepare().__enter__()
 
 
 def _batch(seeds: range) -> Walked:
-    return batch(_worlds, _task, seeds)
+    return batch(_cache, _task, seeds)

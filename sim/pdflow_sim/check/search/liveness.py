@@ -54,7 +54,7 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
     if world.space.settled(state):
         return chain
     try:
-        for after in calm(world, state):
+        for after in quiet_schedule(world, state):
             if good and after in good:
                 return chain
             chain.append(after)
@@ -70,7 +70,7 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
 
 def missing(world: Transitions, state: State) -> str:
     """What has not ended, in words."""
-    shadow, cluster = world.space.ghost_of(state), world.space.cluster
+    shadow, cluster = world.space.shadow_of(state), world.space.cluster
     descriptions = [
         f"{cluster.requests[i]} is {RequestStage(stage).name}"
         for i, stage in enumerate(shadow.stages)
@@ -107,7 +107,7 @@ def _by_the_clock(world: Transitions, clocks: Clocks, state: State) -> Iterator[
         yield state
 
 
-def calm(world: Transitions, state: State) -> Iterator[State]:
+def quiet_schedule(world: Transitions, state: State) -> Iterator[State]:
     """The states of one fair schedule, with faults over."""
     clocks = world.components.clocks
     if clocks is not None:

@@ -42,7 +42,7 @@ def prompt(world: Transitions, states: Iterable[State]) -> None:
 def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | None:
     """What has not ended, or not well, although nothing more will happen. `had`: the budgets at the beginning."""
     strict = world.space.scope.dialect.control_frames
-    shadow, cluster = world.space.ghost_of(state), world.space.cluster
+    shadow, cluster = world.space.shadow_of(state), world.space.cluster
     left = world.space.left(state)
     spent = {fault for fault in FaultKind if left[fault] != had[fault]}
     if spent.intersection(LOSSES) or (spent.intersection(TOLD) and not strict):
@@ -50,7 +50,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None
     failed = 0
-    dead = {engine for engine, lives in zip(cluster.engines, shadow.lives, strict=True) if lives}
+    dead = {engine for engine, restarts in zip(cluster.engines, shadow.restarts, strict=True) if restarts}
     for i, (request, stage) in enumerate(zip(cluster.requests, shadow.stages, strict=True)):
         if dead.intersection(cluster.ends_of(i)):
             continue

@@ -59,7 +59,7 @@ Node = TypeVar("Node")
 Tick = Callable[[Coverage], bool]
 """Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
 TICK_STATES = 20_000
-CALM_STATES = 1_000_000
+MAX_LIVE_STATES = 1_000_000
 """How many states that can end are remembered as such, before that begins anew."""
 
 
@@ -113,7 +113,7 @@ class Search:
         # that one's moves led to it.
         self.before = array("I", [0])
         self.which = array("H", [0])
-        self.calm: set[State] = set()
+        self.live_states: set[State] = set()
         self.lifeless: tuple[Broken, int] | None = None
         """The first state that cannot end, by its number. What breaks safety counts for more, and is looked for
         first."""
@@ -187,10 +187,10 @@ class Search:
 
     def _ask(self, chunk: list[State], first: int) -> None:
         """Whether everything can end from each of these."""
-        if len(self.calm) > CALM_STATES:
-            self.calm.clear()
+        if len(self.live_states) > MAX_LIVE_STATES:
+            self.live_states.clear()
         try:
-            live(self.world, chunk, self.calm)
+            live(self.world, chunk, self.live_states)
         except Broken as broken:
             if broken.state is None:
                 raise

@@ -14,7 +14,7 @@ from pdflow.protocol.dialect import Dialect
 from pdflow.workload.rng import Rng, Stream
 from pdflow_sim.check.counterexamples.names import name
 from pdflow_sim.check.moves.acts import Move
-from pdflow_sim.check.moves.ordered import PRICES, Ordered, Worlds
+from pdflow_sim.check.moves.ordered import PRICES, Ordered, RelationCache
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.search.promptness import amiss
@@ -44,7 +44,7 @@ class Walk:
     end: State
     """The last state before settling, or before the violation."""
     broken: Broken | None = None
-    calm: int = 0
+    settling_moves: int = 0
     """Steps it took to settle."""
 
     @property
@@ -122,10 +122,10 @@ class WalkPolicy:
         return [hold.of for hold in holds if hold.since <= self.step < hold.until]
 
 
-def walk(worlds: Worlds, seed: int, dialect: Dialect, scope: Scope | None = None) -> Walk:
+def walk(cache: RelationCache, seed: int, dialect: Dialect, scope: Scope | None = None) -> Walk:
     """The run of this seed. `scope`: the cluster and budgets to run in, instead of drawn ones."""
     cluster = cluster_of(seed, dialect) if scope is None else quiet(scope)
-    world = worlds.of(cluster)
+    world = cache.of(cluster)
     rng = Rng(seed)
     plan = rng.stream("plan")
     budget = budget_of(plan, cluster)
@@ -152,7 +152,7 @@ def run(world: Ordered, budget: tuple[int, ...], course: WalkPolicy, seed: int =
             record.end = state
             state = apply(state, move)
         record.end = state
-        record.calm = rest(world, state, budget)
+        record.settling_moves = rest(world, state, budget)
     except Broken as broken:
         record.broken = broken.with_traceback(None)
     return record

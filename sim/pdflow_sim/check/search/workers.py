@@ -96,7 +96,7 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
     except Broken as broken:
         moves = named(world, look.counterexample(broken).moves)
         counterexample = record(world, moves, information=Information(scheduler="breadth first"))
-    coverage, reached = look.found, world.space.judge.seen
+    coverage, reached = look.found, world.space.checker.seen
     return Searched(
         name=what.name,
         scope=what.scope,

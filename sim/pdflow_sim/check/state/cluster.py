@@ -27,7 +27,7 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
 from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage, ShadowState
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
-FIRST_LIFE = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
+FIRST_INCARNATION = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
 """Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
@@ -195,7 +195,7 @@ class ScopeCluster:
         """The P engine and the D engine of a request."""
         return self.p_of[self.product_of[i]].engine, self.d_of[i].engine
 
-    def first_ghost(self) -> ShadowState:
+    def first_shadow(self) -> ShadowState:
         """What the explorer knows before anything has happened."""
         none = (0,) * len(self.requests)
         queued, unregistered = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNREGISTERED,) * len(self.requests)
@@ -215,9 +215,9 @@ class ScopeCluster:
         bodies = [body for engine in self.engines for body in self.born(engine, 0)]
         return [*bodies, *(Nobody() for _ in self.orphans)]
 
-    def born(self, name: EngineId, life: int) -> list[Any]:
+    def born(self, name: EngineId, restarts: int) -> list[Any]:
         """The same, and its core."""
-        return [*self.engine(name, life), self.role(name)]
+        return [*self.engine(name, restarts), self.role(name)]
 
     def role(self, name: EngineId) -> Role:
         """The core of a new engine."""
@@ -231,13 +231,13 @@ class ScopeCluster:
                 return StagedDecodeRole(name, plan, plan.memory(method.d_memory, scope.pool or scope.requests))
         return PrefillRole(name, scope) if prefills else DecodeRole(name, scope)
 
-    def engine(self, name: EngineId, life: int) -> list[Any]:
+    def engine(self, name: EngineId, restarts: int) -> list[Any]:
         """Its endpoints when it has started again so many times, in the order of `nodes`."""
         info = (*self.ps, *self.ds)[self.number[name]]
-        life += FIRST_LIFE[name]
-        return self._prefill_engine(info, life) if info in self.ps else self._decode_engine(info, life)
+        incarnation = FIRST_INCARNATION[name] + restarts
+        return self._prefill_engine(info, incarnation) if info in self.ps else self._decode_engine(info, incarnation)
 
-    def _prefill_engine(self, info: EngineInfo, life: int) -> list[Any]:
+    def _prefill_engine(self, info: EngineInfo, incarnation: int) -> list[Any]:
         scope = self.scope
         first = ProducerContext(
             rank=0,
@@ -249,14 +249,16 @@ class ScopeCluster:
             in_pieces=self.method is not None and self.method.in_pieces,
             into_staging=self.method is not None and self.method.staged_at_d,
         )
-        ranks = [ProducerRank(info.engine, life, msgspec.structs.replace(first, rank=r)) for r in range(scope.p_tp)]
-        return [ProducerScheduler(info, life, scope.dialect, scope.pulls), *ranks]
+        ranks = [
+            ProducerRank(info.engine, incarnation, msgspec.structs.replace(first, rank=r)) for r in range(scope.p_tp)
+        ]
+        return [ProducerScheduler(info, incarnation, scope.dialect, scope.pulls), *ranks]
 
-    def _decode_engine(self, info: EngineInfo, life: int) -> list[Any]:
+    def _decode_engine(self, info: EngineInfo, incarnation: int) -> list[Any]:
         scope = self.scope
         dialect, timers, geometry = scope.dialect, self.timers, self.geometry
-        ranks = [ConsumerRank(info, r, life, dialect, timers, geometry) for r in range(scope.d_tp)]
-        scheduler = ConsumerScheduler(info, life, dialect, timers, geometry, scope.pulls, scope.pool_blocks)
+        ranks = [ConsumerRank(info, r, incarnation, dialect, timers, geometry) for r in range(scope.d_tp)]
+        scheduler = ConsumerScheduler(info, incarnation, dialect, timers, geometry, scope.pulls, scope.pool_blocks)
         return [scheduler, *ranks]
 
 

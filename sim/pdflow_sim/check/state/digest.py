@@ -30,7 +30,7 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
     """Everything by value. What a state keeps in the order of interned numbers is put into an order of its own."""
     space = world.space
     nodes, links, frames = space.cluster.nodes, space.cluster.links, space.frames.values
-    shadow = space.ghost_of(state)
+    shadow = space.shadow_of(state)
     left = space.budgets.values[state[space.budget]]
     ends = zip(nodes, state, strict=False)
     # Of a core whose engine reports and ends at once the ghosts say all there is to say.
@@ -46,11 +46,11 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
         ],
         "late": _sorted([*links[link], frames[frame]] for link, frame in space.bags.values[state[space.bag]]),
         "tasks": _sorted(
-            [kind, nodes[node], space.judge.operations.values[target] if kind in OPERATION_TASKS else nodes[target]]
+            [kind, nodes[node], space.checker.operations.values[target] if kind in OPERATION_TASKS else nodes[target]]
             for kind, node, target in space.tasks_of(state)
         ),
         "operations": _sorted(
-            [*space.judge.operations.values[op], world.components.operations.by_value(flags)]
+            [*space.checker.operations.values[op], world.components.operations.by_value(flags)]
             for op, flags in space.ops_of(state)
         ),
         "ghost": {name: values for name, values in shadow._asdict().items() if any(values)},

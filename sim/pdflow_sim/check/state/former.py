@@ -13,12 +13,16 @@ from pdflow.protocol.effects import Handshake, Note
 from pdflow.protocol.events import HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import Sync, SyncReply
-from pdflow_sim.check.state.cluster import FIRST_LIFE
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION
 
 
-def heeds_former_life(body: Any, event: HandshakeEnded) -> bool:
+def acts_on_former_incarnation(body: Any, event: HandshakeEnded) -> bool:
     """Whether the endpoint that this handshake has ended for would act on what its peer's life before had to say."""
-    if not event.ok or event.incarnation == FIRST_LIFE[engine_of(event.peer)] or not body.peers.dialect.knows_lives:
+    if (
+        not event.ok
+        or event.incarnation == FIRST_INCARNATION[engine_of(event.peer)]
+        or not body.peers.dialect.checks_incarnation
+    ):
         return False
     message = SyncReply(0, ()) if isinstance(body, ConsumerRank) else Sync(0, 0, (), ())
     effects = body.fork().handle(Received(event.peer, event.incarnation - 1, message), 0)

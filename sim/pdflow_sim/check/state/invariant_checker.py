@@ -37,7 +37,7 @@ from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoo
 from pdflow_sim.check.engines.plan import WaitsForRoom
 from pdflow_sim.check.engines.roles import GivenBack, Loads, PromptReady, Withdrawn
 from pdflow_sim.check.scopes.scope import TOKENS
-from pdflow_sim.check.state.cluster import FIRST_LIFE, SOURCE, TARGET, ScopeCluster, role_of
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SOURCE, TARGET, ScopeCluster, role_of
 from pdflow_sim.check.state.shadow_state import (
     BINDING,
     DECODING,
@@ -70,7 +70,7 @@ class InvariantChecker:
     def goal(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
 
-    def judge(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
+    def check(self, draft: PartialState, node: Address, effect: Any, event: Any) -> None:
         act = _ON.get(type(effect))
         if act is not None:
             act(self, draft, node, effect, event)
@@ -127,11 +127,14 @@ class InvariantChecker:
 
     def dead(self, draft: PartialState, reg: Reg) -> bool:
         """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
-        return reg.incarnation not in (0, FIRST_LIFE[reg.engine] + draft.lives[self.cluster.number[reg.engine]])
+        return reg.incarnation not in (
+            0,
+            FIRST_INCARNATION[reg.engine] + draft.restarts[self.cluster.number[reg.engine]],
+        )
 
-    def life(self, draft: PartialState | ShadowState, node: Address) -> int:
+    def restarts(self, draft: PartialState | ShadowState, node: Address) -> int:
         """How often the engine of this node has started again."""
-        return 0 if node in self.cluster.orphans else draft.lives[self.cluster.number[engine_of(node)]]
+        return 0 if node in self.cluster.orphans else draft.restarts[self.cluster.number[engine_of(node)]]
 
     def shook(self, draft: PartialState, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
@@ -146,10 +149,10 @@ class InvariantChecker:
         draft.tasks.append(("word", self.cluster.at[node], self.operations.of((node, 0, effect))))
 
     def stop_requested(self, draft: PartialState, node: Address, effect: StopWrite, event: Any) -> None:
-        life = self.life(draft, node)
+        restarts = self.restarts(draft, node)
         for op, _ in draft.ops:
             owner, posted_in, posted = self.operations.values[op]
-            if (owner, posted_in, posted.op) == (node, life, effect.op):
+            if (owner, posted_in, posted.op) == (node, restarts, effect.op):
                 draft.tasks.append(("stop", self.cluster.at[node], op))
 
     # Operations.
@@ -165,7 +168,7 @@ class InvariantChecker:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
             if orphan:
                 self.goal("an orphan is barred")
-            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), ENDED_ERR | READING))
+            draft.ops.append((self.operations.of((node, self.restarts(draft, node), effect)), ENDED_ERR | READING))
             return
         here = cluster.scope.hit_tokens
         asked = (effect.registration.token_start, effect.registration.num_tokens)
@@ -173,7 +176,7 @@ class InvariantChecker:
             draft.content[i] = Content.FOREIGN
         if self.dead(draft, effect.op.reg):
             # Its process went, and with it what its blocks' addresses meant: the handle ends badly, and nothing lands.
-            draft.ops.append((self.operations.of((node, self.life(draft, node), effect)), READING | ENDED_ERR))
+            draft.ops.append((self.operations.of((node, self.restarts(draft, node), effect)), READING | ENDED_ERR))
             return
         if (
             draft.stages[i] not in (RequestStage.ADMITTED, RequestStage.RESOLVED)
@@ -193,7 +196,7 @@ class InvariantChecker:
         self.post(draft, node, effect, i)
 
     def post(self, draft: PartialState, node: Address, effect: PostWrite | PostRead, i: int) -> None:
-        op = self.operations.of((node, self.life(draft, node), effect))
+        op = self.operations.of((node, self.restarts(draft, node), effect))
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & IN_FLIGHT for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
@@ -238,7 +241,7 @@ class InvariantChecker:
         for i, bits in enumerate(draft.landed):
             if self.cluster.product_of[i] == product:
                 landed |= bits
-                died += self.life(draft, self.cluster.d_of[i].engine)
+                died += self.restarts(draft, self.cluster.d_of[i].engine)
         strict = self.cluster.scope.dialect.control_frames
         if strict and effect.code is Code.NONE and landed != self.cluster.everything and not died:
             raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
@@ -277,7 +280,7 @@ class InvariantChecker:
         draft.stages[i] = RequestStage.COMMITTED
         self.goal("delivered")
         own = {self.cluster.number[engine] for engine in self.cluster.ends_of(i)}
-        if any(draft.lives) and not any(draft.lives[engine] for engine in own):
+        if any(draft.restarts) and not any(draft.restarts[engine] for engine in own):
             self.goal("delivered beside a death")
 
     def resolved(self, draft: PartialState, node: Address, effect: Resolve, event: Any) -> None:
@@ -290,7 +293,7 @@ class InvariantChecker:
         ):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
         p_engine, _ = self.cluster.ends_of(i)
-        if effect.code is Code.PEER_RESTARTED and not draft.lives[self.cluster.number[p_engine]]:
+        if effect.code is Code.PEER_RESTARTED and not draft.restarts[self.cluster.number[p_engine]]:
             raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
         if draft.stages[i] == RequestStage.GIVEN:
             self.goal("resolved before its admission was reported")

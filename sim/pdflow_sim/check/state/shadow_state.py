@@ -1,6 +1,6 @@
 """What the explorer knows and no endpoint does: who owns the blocks, what operations may still do, what has landed.
 
-Ghosts never reach an endpoint. What effects make of them, and what that violates, is judge.py's.
+Ghosts never reach an endpoint. What effects make of them, and what that violates, is invariant_checker.py's.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ShadowState(NamedTuple):
     """By request, a bit for each pair of ranks whose operation has landed whole."""
     content: tuple[int, ...]
     """Of what was read for each request, by Content."""
-    lives: tuple[int, ...]
+    restarts: tuple[int, ...]
     """By engine, how often it has started again."""
     barred: tuple[int, ...]
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
@@ -133,7 +133,7 @@ class ShadowState(NamedTuple):
 class PartialState:
     """Operations, tasks and ghosts while the effects of one turn change them."""
 
-    __slots__ = ("barred", "clients", "content", "landed", "legs", "lives", "ops", "products", "stages", "tasks")
+    __slots__ = ("barred", "clients", "content", "landed", "legs", "ops", "products", "restarts", "stages", "tasks")
 
     def __init__(
         self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], shadow: ShadowState
@@ -144,7 +144,7 @@ class PartialState:
         self.stages = list(shadow.stages)
         self.landed = list(shadow.landed)
         self.content = list(shadow.content)
-        self.lives = shadow.lives
+        self.restarts = shadow.restarts
         self.barred = shadow.barred
         self.clients = shadow.clients
         self.legs = shadow.legs
@@ -155,7 +155,7 @@ class PartialState:
             tuple(self.stages),
             tuple(self.landed),
             tuple(self.content),
-            self.lives,
+            self.restarts,
             self.barred,
             self.clients,
             self.legs,

@@ -16,7 +16,7 @@ from pdflow.protocol.ids import engine_of
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.cluster import FIRST_LIFE, ScopeCluster
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, ScopeCluster
 from pdflow_sim.check.state.invariant_checker import InvariantChecker
 from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Interned, PromptStage, ShadowState
 
@@ -40,10 +40,10 @@ class RoutedClients(Protocol):
 class StateSpace:
     """The states of one scope's world."""
 
-    def __init__(self, cluster: ScopeCluster, judge: InvariantChecker) -> None:
+    def __init__(self, cluster: ScopeCluster, checker: InvariantChecker) -> None:
         self.scope = cluster.scope
         self.cluster = cluster
-        self.judge = judge
+        self.checker = checker
         self.endpoints = Interned()
         """(address, incarnation, fingerprint) of each; the endpoint itself in `bodies`."""
         self.bodies: list[Any] = []
@@ -55,7 +55,7 @@ class StateSpace:
         self.bags = Interned()
         self.tasks = Interned()
         self.ops = Interned()
-        self.ghosts = Interned()
+        self.shadows = Interned()
         self.budgets = Interned()
 
         count = len(cluster.nodes)
@@ -72,7 +72,7 @@ class StateSpace:
         """Where there is a router. Without one nobody is owed an answer."""
         self._further: list[int] = []
         self._by_value: list[Callable[[State], dict[str, Any]]] = []
-        self._calm: list[tuple[int, int]] = []
+        self._fault_free: list[tuple[int, int]] = []
         self._nothing_left: int | None = None
         self._resolved: dict[tuple[int, int], bool] = {}
         self._spent: dict[tuple[int, FaultKind], int] = {}
@@ -93,9 +93,9 @@ class StateSpace:
         self._by_value.append(by_value)
         return slot
 
-    def calms(self, slot: int, value: int) -> None:
+    def with_faults_over(self, slot: int, value: int) -> None:
         """With faults over this stands in one of them."""
-        self._calm.append((slot, value))
+        self._fault_free.append((slot, value))
 
     def beginning(self) -> State:
         """Before anything has happened."""
@@ -106,7 +106,7 @@ class StateSpace:
             self.bags.of(()),
             self.tasks.of(()),
             self.ops.of(()),
-            self.ghosts.of(cluster.first_ghost()),
+            self.shadows.of(cluster.first_shadow()),
             self.budgets.of(self.scope.budget),
             *self._further,
         )
@@ -121,7 +121,7 @@ class StateSpace:
         if self._nothing_left is None:
             self._nothing_left = self.budgets.of((0,) * len(self.scope.budget))
         state = self.put(state, self.budget, self._nothing_left)
-        for slot, value in self._calm:
+        for slot, value in self._fault_free:
             state = self.put(state, slot, value)
         return state
 
@@ -145,8 +145,8 @@ class StateSpace:
     def body(self, state: State | Draft, node: Address) -> Any:
         return self.bodies[state[self.cluster.at[node]]]
 
-    def ghost_of(self, state: State | Draft) -> ShadowState:
-        shadow: ShadowState = self.ghosts.values[state[self.shadow]]
+    def shadow_of(self, state: State | Draft) -> ShadowState:
+        shadow: ShadowState = self.shadows.values[state[self.shadow]]
         return shadow
 
     def ops_of(self, state: State | Draft) -> tuple[tuple[int, int], ...]:
@@ -164,12 +164,12 @@ class StateSpace:
 
     def operations(self, op: int) -> tuple[Address, int, Any]:
         """(node, its life, effect)"""
-        found: tuple[Address, int, Any] = self.judge.operations.values[op]
+        found: tuple[Address, int, Any] = self.checker.operations.values[op]
         return found
 
-    def life(self, shadow: ShadowState, node: Address) -> int:
+    def incarnation(self, shadow: ShadowState, node: Address) -> int:
         engine = engine_of(node)
-        return FIRST_LIFE[engine] + shadow.lives[self.cluster.number[engine]]
+        return FIRST_INCARNATION[engine] + shadow.restarts[self.cluster.number[engine]]
 
     # Changes.
 
@@ -182,13 +182,15 @@ class StateSpace:
             found = self._spent[key] = self.budgets.of(tuple(left))
         draft[self.budget] = found
 
-    def put_ghost(self, draft: Draft, field: str, i: int, value: int) -> None:
+    def put_shadow(self, draft: Draft, field: str, i: int, value: int) -> None:
         """Change one entry of one of the ghosts' tuples."""
         key = (draft[self.shadow], field, i, value)
         found = self._put.get(key)
         if found is None:
-            shadow = self.ghost_of(draft)
-            found = self._put[key] = self.ghosts.of(shadow._replace(**{field: _with(getattr(shadow, field), i, value)}))
+            shadow = self.shadow_of(draft)
+            found = self._put[key] = self.shadows.of(
+                shadow._replace(**{field: _with(getattr(shadow, field), i, value)})
+            )
         draft[self.shadow] = found
 
     def put_ops(self, draft: Draft, ops: list[tuple[int, int]]) -> None:
@@ -217,7 +219,7 @@ class StateSpace:
         key = (state[self.shadow], state[self.op])
         resolved = self._resolved.get(key)
         if resolved is None:
-            shadow = self.ghost_of(state)
+            shadow = self.shadow_of(state)
             resolved = self._resolved[key] = (
                 all(
                     product in (PromptStage.ABSENT, PromptStage.RELEASED, PromptStage.DEAD)

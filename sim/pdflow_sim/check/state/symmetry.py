@@ -25,14 +25,14 @@ from pdflow.protocol.ids import LeaseWord, base_id
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Allocation, EngineId
 from pdflow_sim.check.engines.roles import address_of
-from pdflow_sim.check.state.cluster import DIGEST, FIRST_LIFE, ORPHAN, ScopeCluster
+from pdflow_sim.check.state.cluster import DIGEST, FIRST_INCARNATION, ORPHAN, ScopeCluster
 from pdflow_sim.check.state.shadow_state import INITIAL_WORD, OPERATION_TASKS, ShadowState
 from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
 NUMBERED = (Sync, SyncReply)
 """What a SYNC's number is called where D keeps it, and who carries it under another name."""
-LIVES = 50
+INCARNATIONS_PER_ENGINE = 50
 """Between the incarnations of one engine and those of the next (cluster.py)."""
 Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
 """The slots of a state, or of its draft, under other names."""
@@ -63,10 +63,10 @@ class Names:
         self.requests = requests
         self.products = products
         self.renames: dict[str, str] = {}
-        lives: dict[int, int] = {}
+        incarnations: dict[int, int] = {}
         fields: dict[str, Any] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
-        of_lives = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), lives)
-        self.numbers: dict[str, Any] = {**fields, **of_lives}
+        of_incarnations = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), incarnations)
+        self.numbers: dict[str, Any] = {**fields, **of_incarnations}
         """By the field that holds them: a table, or whatever else can be asked what a number becomes."""
 
     @classmethod
@@ -97,12 +97,15 @@ class Names:
         ranks = list(zip(cluster.ranks[old], cluster.ranks[new], strict=True))
         ranks += [(ORPHAN + one, ORPHAN + other) for one, other in ranks]
         ranks += [(address_of(old), address_of(new))]
-        lives = [(FIRST_LIFE[old] + life, FIRST_LIFE[new] + life) for life in range(LIVES)]
+        incarnations = [
+            (FIRST_INCARNATION[old] + restarts, FIRST_INCARNATION[new] + restarts)
+            for restarts in range(INCARNATIONS_PER_ENGINE)
+        ]
         return (
             (old == new or not cluster.scope.pulls)  # What P's lease words say depends on its incarnation.
             and _call(self.renames, old, new)
             and all(_call(self.renames, one, other) for one, other in ranks)
-            and all(_call(self.numbers["incarnation"], one, other) for one, other in lives)
+            and all(_call(self.numbers["incarnation"], one, other) for one, other in incarnations)
         )
 
     def _product(self, cluster: ScopeCluster, old: int, new: int) -> bool:
@@ -141,7 +144,9 @@ class Names:
     def _struct(self, value: Any) -> Any:
         kind = type(value)
         if kind is LeaseWord and value.value != INITIAL_WORD:
-            return value  # P numbers its own as prompts finish. In what D knows, each prompt has its own (judge.py).
+            return (
+                value  # P numbers its own as prompts finish. In what D knows, each has its own (invariant_checker.py).
+            )
         fields = [SYNCED if kind in NUMBERED and field == "seq" else field for field in kind.__struct_fields__]
         before = [getattr(value, field) for field in kind.__struct_fields__]
         after = [self.value(item, field) for item, field in zip(before, fields, strict=True)]
@@ -201,7 +206,7 @@ class Slots:
         self.tables[space.bag] = Renumbering(self._bag)
         self.tables[space.task] = Renumbering(self._tasks)
         self.tables[space.op] = Renumbering(self._ops)
-        self.tables[space.shadow] = Renumbering(self._ghost)
+        self.tables[space.shadow] = Renumbering(self._shadow)
 
     def renaming(self) -> Renaming:
         """Every slot, each where its engine's new name puts it."""
@@ -221,9 +226,9 @@ class Slots:
         return self.space.frames.of(self.names.value(self.space.frames.values[number]))
 
     def _operation(self, number: int) -> int:
-        known = self.space.judge.operations
-        node, life, effect = known.values[number]
-        return known.of((self.names.value(node), life, self.names.value(effect)))
+        known = self.space.checker.operations
+        node, restarts, effect = known.values[number]
+        return known.of((self.names.value(node), restarts, self.names.value(effect)))
 
     def _chan(self, number: int) -> int:
         chans = self.space.chans
@@ -245,17 +250,17 @@ class Slots:
         ops = self.space.ops
         return ops.of(tuple(sorted((self.operation[op], flags) for op, flags in ops.values[number])))
 
-    def _ghost(self, number: int) -> int:
-        ghosts = self.space.ghosts
-        shadow: ShadowState = ghosts.values[number]
+    def _shadow(self, number: int) -> int:
+        shadows = self.space.shadows
+        shadow: ShadowState = shadows.values[number]
         requests = self.names.requests
-        return ghosts.of(
+        return shadows.of(
             shadow._replace(
                 products=_moved(shadow.products, self.names.products),
                 stages=_moved(shadow.stages, requests),
                 landed=_moved(shadow.landed, requests),
                 content=_moved(shadow.content, requests),
-                lives=_moved(shadow.lives, self.engine),
+                restarts=_moved(shadow.restarts, self.engine),
                 barred=_moved(shadow.barred, requests),
             )
         )

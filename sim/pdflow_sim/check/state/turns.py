@@ -18,7 +18,7 @@ from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.former import heeds_former_life
+from pdflow_sim.check.state.former import acts_on_former_incarnation
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.wake import overslept
@@ -53,7 +53,7 @@ class Posting(Protocol):
 class TurnObserver(Protocol):
     """Sees what endpoints do, step by step."""
 
-    def judging(self, node: Address) -> None:
+    def checking(self, node: Address) -> None:
         """An effect of this node is about to be judged."""
 
     def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
@@ -73,10 +73,10 @@ class TurnRunner:
         self.steps: dict[tuple[int, int], StepResult] = {}
         self.role_steps: dict[tuple[int, int], StepResult] = {}
         self.turns: dict[tuple[int, ...], Turn] = {}
-        self.judged: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        self.checked: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
-        self.checks: list[StepCheck] = [_is_woken, _forgets_former_life]
+        self.checks: list[StepCheck] = [_is_woken, _ignores_former_incarnation]
         """What must hold of every step of an endpoint."""
         self.http: Http | None = None
         self.posting: Posting | None = None
@@ -115,14 +115,14 @@ class TurnRunner:
     def arrive(self, draft: Draft, link: int, frame: int) -> None:
         """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
         space = self.space
-        shadow = space.ghosts.values[draft[space.shadow]]
-        key = (link, frame, shadow.lives)
+        shadow = space.shadows.values[draft[space.shadow]]
+        key = (link, frame, shadow.restarts)
         found = self.arrivals.get(key)
         if found is None:
             sender, to = self.cluster.links[link]
             what = space.frames.values[frame]
             if link < self.cluster.between_engines:
-                what = Received(sender, space.life(shadow, sender), what)
+                what = Received(sender, space.incarnation(shadow, sender), what)
             found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
         self.turn(draft, self.events.values[found][0], found)
 
@@ -147,11 +147,11 @@ class TurnRunner:
             space = self.space
             op, task, shadow = space.op, space.task, space.shadow
             before = (batch, draft[op], draft[task], draft[shadow])
-            after = self.judged.get(before)
+            after = self.checked.get(before)
             if after is None:
-                after = self._judge(*before)
+                after = self._check_effects(*before)
                 if self.observer is None:
-                    self.judged[before] = after
+                    self.checked[before] = after
             draft[op], draft[task], draft[shadow] = after
             if self.posting is not None:
                 self.posting.post(draft, batch)
@@ -255,17 +255,17 @@ class TurnRunner:
             return msgspec.structs.replace(message, xid="")
         return msgspec.structs.replace(message, xid="", token_start=0, num_tokens=0, digest=0, weights=0)
 
-    def _judge(self, batch: int, op: int, task: int, shadow: int) -> tuple[int, int, int]:
+    def _check_effects(self, batch: int, op: int, task: int, shadow: int) -> tuple[int, int, int]:
         space = self.space
-        draft = PartialState(space.ops.values[op], space.tasks.values[task], space.ghosts.values[shadow])
+        draft = PartialState(space.ops.values[op], space.tasks.values[task], space.shadows.values[shadow])
         for node, effect, event in self.batches.values[batch]:
             if self.observer is not None:
-                self.observer.judging(node)
-            space.judge.judge(draft, node, effect, event)
+                self.observer.checking(node)
+            space.checker.check(draft, node, effect, event)
         return (
             space.ops.of(tuple(sorted(draft.ops))),
             space.tasks.of(tuple(sorted(draft.tasks))),
-            space.ghosts.of(draft.shadow()),
+            space.shadows.of(draft.shadow()),
         )
 
 
@@ -274,8 +274,8 @@ def _is_woken(node: Address, before: Any, after: Any, event: Any, effects: tuple
         raise Broken("L", f"{node} wants {timer.kind.name} earlier than before, and would not be woken for it")
 
 
-def _forgets_former_life(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-    if type(event) is HandshakeEnded and heeds_former_life(after, event):
+def _ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
         raise Broken("S8", f"a frame of the life before makes {node} act, though {event.peer} has shown another")
 
 

@@ -36,7 +36,7 @@ def methods(options: CheckOptions, console: Console) -> SuiteResult:
     finally:
         console.print(_table(ended))
         for one in ended:
-            for finding, counterexample in one.stories.items():
+            for finding, counterexample in one.counterexamples.items():
                 if options.only is not None or finding not in one.expected:
                     _print_counterexample(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
     found = [
@@ -46,7 +46,9 @@ def methods(options: CheckOptions, console: Console) -> SuiteResult:
             "ok": one.ok,
             "states": one.states,
             "transitions": one.transitions,
-            "findings": {finding.value: list(counterexample) for finding, counterexample in one.stories.items()},
+            "findings": {
+                finding.value: list(counterexample) for finding, counterexample in one.counterexamples.items()
+            },
             "missed": list(one.missed),
             "seconds": round(took, 3),
         }
@@ -69,7 +71,7 @@ def _table(ended: list[DataPathRow]) -> Table:
 
 
 def _findings(one: DataPathRow) -> str:
-    findings = [finding.value for finding in one.stories]
+    findings = [finding.value for finding in one.counterexamples]
     if one.missed:
         findings.append(f"missed: {', '.join(one.missed)}")
     return "; ".join(findings) or "nothing"

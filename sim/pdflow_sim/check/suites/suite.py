@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_NOT_SO, PdflowError
-from pdflow_sim.check.counterexamples import counterexample as stories
+from pdflow_sim.check.counterexamples import counterexample as counterexample_files
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile
 
 
@@ -62,7 +62,7 @@ def keep(folder: Path, name: str, counterexample: CounterexampleFile) -> Path:
     path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stories.write(path, counterexample)
+        counterexample_files.write(path, counterexample)
     except OSError as error:
         raise CannotKeepError(f"{path}: cannot be written: {error.strerror}") from error
     return path

@@ -27,7 +27,7 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
     stopped = False
     for dialect in dialects:
         walked = _walked(dialect, options, each_s)
-        stories = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
+        counterexamples = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
         seeds = f"seeds {options.seed} to {options.seed + walked.runs - 1}"
         console.print(
             f"{dialect.name}: {walked.runs:,} runs, {walked.moves:,} moves, {seeds}, "
@@ -35,7 +35,7 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
             f"{len(walked.goals)} goals reached; " + (_broken(walked) or "nothing broken"),
             soft_wrap=True,
         )
-        for path in stories.values():
+        for path in counterexamples.values():
             console.print(f"pdflow check --diagram {path}", soft_wrap=True)
         stopped |= walked.runs < (options.runs or 0)
         rows.append(
@@ -47,7 +47,7 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
                 "cpu_s": round(walked.cpu_s, 3),
                 "goals": sorted(walked.goals),
                 "broken": walked.broken,
-                "stories": stories,
+                "stories": counterexamples,
             }
         )
     return answer(rows, not_so=any(row["broken"] for row in rows), stopped=stopped)
