@@ -220,7 +220,7 @@ def main() -> None:
     print(f"load average {busy:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} processors")
     print(f"{'':40}" + "".join(f"{name:>28}" for name in routers))
     for figure in rounds["pdflow"][0]:
-        values = ([told[figure] for told in rounds[name]] for name in routers)
+        values = ([results[figure] for results in rounds[name]] for name in routers)
         shown = (f"{statistics.median(seen):9.2f} [{min(seen):7.2f} ..{max(seen):8.2f}]" for seen in values)
         print(f"{figure:40}" + "".join(f"{text:>28}" for text in shown))
 

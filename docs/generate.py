@@ -179,8 +179,8 @@ def kinds_table(kinds: list[Schema]) -> Iterator[str]:
     yield ""
 
 
-def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
-    """The keys of one table, and below it those of the tables inside but for those that have been `told` of."""
+def key_table(schema: Schema, name: str, listed: list[Schema]) -> Iterator[str]:
+    """The keys of one table, and below it those of the tables inside but for those already `listed`."""
     docs = dict(KEY_DESCRIPTIONS)
     if name in SPECS:
         documented = docstrings(inspect.getsource(SPECS[name]), SPECS[name].__name__)
@@ -189,7 +189,7 @@ def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
     inside: list[tuple[str, Schema]] = []
     yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
     for key, prop in schema["properties"].items():
-        inside += [(key, table) for table in tables_in(prop) if table not in told]
+        inside += [(key, table) for table in tables_in(prop) if table not in listed]
         meaning = prop.get("description", "") or docs.get(key, "")
         yield f"| `{key}` | {value_text(prop)} | {default_text(key, prop, required, schema)} | {meaning} |"
     yield ""
@@ -200,7 +200,7 @@ def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
             merged.append(([key], table))
         else:
             same.append(key)
-    told += [table for _, table in merged]
+    listed += [table for _, table in merged]
     for names, table in merged:
         tags = [f'{tag} = "{prop["const"]}"' for tag, prop in table["properties"].items() if "const" in prop]
         written_as = f"{{ {', '.join([*tags, '...'])} }}"
@@ -211,7 +211,7 @@ def key_table(schema: Schema, name: str, told: list[Schema]) -> Iterator[str]:
         yield f"`{', '.join(names)} = {written_as}`: {table.get('description') or INSIDE[names[0]]}\n"
         keys = {key: prop for key, prop in table["properties"].items() if "const" not in prop}
         if keys:
-            yield from key_table({**table, "properties": keys}, names[0], told)
+            yield from key_table({**table, "properties": keys}, names[0], listed)
 
 
 def tables_in(prop: Schema) -> list[Schema]:
@@ -343,8 +343,8 @@ def request_lifecycle() -> Iterator[str]:
     for t, node, event, effects in turns:
         if event == "TimeReached" and not effects:
             continue
-        told = (effects or [""])[0]
-        yield f"{(t - began) / 1e6:9.3f} ms  {node:<13} {event:<27} {'-> ' if told else ''}{told}".rstrip()
+        first = (effects or [""])[0]
+        yield f"{(t - began) / 1e6:9.3f} ms  {node:<13} {event:<27} {'-> ' if first else ''}{first}".rstrip()
         for effect in effects[1:]:
             yield f"{'':55} -> {effect}"
 

@@ -13,7 +13,7 @@ from pdflow.methods.method import MemoryKind, Method
 
 def facts(method: Method) -> dict[str, str]:
     """Each column of the table of methods."""
-    wire_profile = "; ".join(method.published.wire_profile.told())
+    wire_profile = "; ".join(method.published.wire_profile.summary_lines())
     return {
         "initiator": method.initiator,
         "pieces": method.grain.value + (", while the next are computed" if method.strict.early else ""),
@@ -50,8 +50,8 @@ def frames(method: Method) -> tuple[str, ...]:
 
 def messages(method: Method) -> str:
     """How many messages a request takes."""
-    told = f"{len(frames(method))} of each pair of ranks: {', '.join(frames(method))}"
-    return f"{told}; 2 for each piece" if method.strict.asks else told
+    summary = f"{len(frames(method))} of each pair of ranks: {', '.join(frames(method))}"
+    return f"{summary}; 2 for each piece" if method.strict.asks else summary
 
 
 def methods_view(methods: dict[str, Method], names: tuple[str, ...]) -> Group:

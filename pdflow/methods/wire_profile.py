@@ -90,10 +90,10 @@ class WireProfile:
             "",
         )
 
-    def told(self) -> Iterator[str]:
+    def summary_lines(self) -> Iterator[str]:
         """In words, by how often."""
         for when in Occasion:
-            names = [_told(message) for message in self.messages if message.when is when]
+            names = [_summary(message) for message in self.messages if message.when is when]
             if names:
                 yield f"{when.value}: {', '.join(names)}"
         for leg, what in (("prefill", self.prefill_leg), ("decode", self.decode_leg)):
@@ -103,6 +103,6 @@ class WireProfile:
             yield f"none like {', '.join(sorted(self.silent))}"
 
 
-def _told(message: ProfileMessage) -> str:
+def _summary(message: ProfileMessage) -> str:
     size = f", {message.num_bytes} byte{'s' if message.num_bytes > 1 else ''}" if message.num_bytes else ""
     return f"{message.name} ({message.by.value}{size})"

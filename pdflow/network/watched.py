@@ -13,7 +13,7 @@ from pdflow.network.filling import Path, Resource, links_around
 from pdflow.network.network import FlowId, FlowNetwork, PathId, ResourceId
 from pdflow.network.units import RATE_BITS, SNAP_TICKS, TICK_BITS
 
-Told: TypeAlias = Callable[[ResourceId, int, int], None]
+RateObserver: TypeAlias = Callable[[ResourceId, int, int], None]
 """From this ns on, the resource carries so many bytes per second, all its flows together; perhaps as it did before."""
 
 
@@ -21,14 +21,14 @@ _HALF = 1 << (RATE_BITS - 1)
 
 
 class WatchedNetwork(FlowNetwork):
-    """Tells `told` of each resource with a limit; what happens within one ns is told with one ns, the last word last.
+    """Calls `on_rate` for each resource with a limit. Changes within one ns have one instant, and the last one counts.
 
     An unlimited resource carries at no rate that could be told.
     """
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, on_rate: RateObserver) -> None:
         super().__init__()
-        self._told = told
+        self._on_rate = on_rate
 
     def start(self, path: PathId, nbytes: int, now: int) -> FlowId:
         """As of the other network."""
@@ -59,4 +59,4 @@ class WatchedNetwork(FlowNetwork):
         ns = -((SNAP_TICKS - self._tick) >> TICK_BITS)
         for link in links:
             rate = sum(path.count * path.rate for path in link.paths.values())
-            self._told(link.index, ns, (rate + _HALF) >> RATE_BITS)
+            self._on_rate(link.index, ns, (rate + _HALF) >> RATE_BITS)

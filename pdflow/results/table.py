@@ -277,8 +277,8 @@ def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text
 def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:
     yield "completed", f"{formatting.count(metrics.completed)} of {formatting.count(metrics.requests)}"
     if metrics.wrong_kv is not None:
-        told = f"{formatting.count(metrics.wrong_kv)} of {formatting.count(metrics.completed)} completed"
-        yield "wrong KV", Text(told, style="yellow" if metrics.wrong_kv else "")
+        share = f"{formatting.count(metrics.wrong_kv)} of {formatting.count(metrics.completed)} completed"
+        yield "wrong KV", Text(share, style="yellow" if metrics.wrong_kv else "")
     for outcome in ("failed", "cancelled"):
         if metrics.outcomes[outcome]:
             ranked = list(metrics.reasons[outcome].items())

@@ -63,12 +63,12 @@ class Answer:
     """Args: `streams`: the client receives the answer piece by piece, not whole; `first_from_prefill`: its first token
     is P's (first_token = "prefill")."""
 
-    __slots__ = ("awaiting", "first_from_prefill", "first_told", "from_start", "over", "streaming", "streams")
+    __slots__ = ("awaiting", "first_from_prefill", "from_start", "has_first_token", "over", "streaming", "streams")
 
     def __init__(self, streams: bool, first_from_prefill: bool) -> None:
         self.streams = streams
         self.first_from_prefill = first_from_prefill
-        self.first_told = False
+        self.has_first_token = False
         """P's first token is known, and the answer starts with it."""
         self.streaming: RequestId | None = None
         """The attempt that streams."""
@@ -82,18 +82,18 @@ class Answer:
     def fork(self) -> Answer:
         """An answer that goes on from here by itself."""
         other = Answer(self.streams, self.first_from_prefill)
-        other.first_told, other.streaming, other.over = self.first_told, self.streaming, self.over
+        other.has_first_token, other.streaming, other.over = self.has_first_token, self.streaming, self.over
         other.awaiting, other.from_start = self.awaiting.copy(), self.from_start.copy()
         return other
 
     def fingerprint(self) -> Hashable:
         legs = tuple(self.awaiting), tuple(self.from_start)
-        return self.streams, self.first_from_prefill, self.first_told, self.streaming, self.over, *legs
+        return self.streams, self.first_from_prefill, self.has_first_token, self.streaming, self.over, *legs
 
     @property
     def started(self) -> bool:
         """The client has received a part of it."""
-        return self.streaming is not None or (self.first_told and self.streams)
+        return self.streaming is not None or (self.has_first_token and self.streams)
 
     def is_candidate(self, attempt: RequestId) -> bool:
         """Whether the answer may still come from this attempt. If not, its legs need not be sent."""
@@ -105,20 +105,20 @@ class Answer:
 
     def prefill_dispatched(self) -> bool:
         """A decode leg follows or has been dispatched. Whether P is asked for its first token."""
-        return self.first_from_prefill and not self.first_told
+        return self.first_from_prefill and not self.has_first_token
 
     def decode_dispatched(self, attempt: RequestId) -> bool:
         """Whether this leg awaits P's first token."""
-        if not self.first_from_prefill or self.first_told or not self.is_candidate(attempt):
+        if not self.first_from_prefill or self.has_first_token or not self.is_candidate(attempt):
             return False
         self.awaiting.append(attempt)
         return True
 
     def alone_dispatched(self, attempt: RequestId) -> bool:
         """To an engine that computes the prompt too. Whether it continues behind P's first token."""
-        if not self.first_told and self.first_from_prefill:
+        if not self.has_first_token and self.first_from_prefill:
             self.from_start.append(attempt)
-        return self.first_told
+        return self.has_first_token
 
     def leg_ended(self, role: Literal["prefill", "decode"], attempt: RequestId) -> None:
         """A leg has been answered, has failed or was taken back: no piece of an answer comes from it any more."""
@@ -129,16 +129,16 @@ class Answer:
 
     # The answer arrives.
 
-    def first_token_told(self, attempt: RequestId, ends: bool) -> FirstTokenUse | None:
+    def first_token_received(self, attempt: RequestId, ends: bool) -> FirstTokenUse | None:
         """P has told its first token, which `ends` the answer or not. None if the answer does not start with it.
 
         If it ends the answer, that is whole, and the driver reports that this attempt streams.
         """
         if not self.first_from_prefill:
             raise LocalProtocolError(f"{attempt}: P was not asked for its first token")
-        if self.over or self.first_told or self.streaming is not None:
+        if self.over or self.has_first_token or self.streaming is not None:
             return None
-        self.first_told = True
+        self.has_first_token = True
         awaiting, self.awaiting = tuple(self.awaiting), []
         if not ends:
             return FirstTokenUse(awaiting, tuple(self.from_start) if self.streams else ())
@@ -170,4 +170,4 @@ class Answer:
 
     def _starts_again(self, attempt: RequestId) -> bool:
         """Its first token would follow P's."""
-        return self.first_told and self.streams and attempt in self.from_start
+        return self.has_first_token and self.streams and attempt in self.from_start

@@ -251,19 +251,19 @@ class Router:
         del self.attempts[attempt.request_id]
         del self.by_request[attempt.request]
         effects: RouterEffects = ()
-        told: RouterEffects = ()
+        reports: RouterEffects = ()
         if attempt.p_open:
             attempt.p_open = False
             self.prefill_choice.ended(attempt.asked, attempt.p)
             effects += (AbortLeg("prefill", attempt.p, attempt.request_id),)
             if attempt.d >= 0 and self.reports_prefill:
                 # Perhaps the abort comes too late, and P writes after all: its lease runs from now on at the latest.
-                told = (ReportPrefill(attempt.d, attempt.request_id, True),)
+                reports = (ReportPrefill(attempt.d, attempt.request_id, True),)
         if attempt.d_open:
             attempt.d_open = False
             self.decode_choice.ended(attempt.asked, attempt.d)
             effects += (AbortLeg("decode", attempt.d, attempt.request_id),)
-        return effects + told
+        return effects + reports
 
     def _engine_changed(self, event: EngineChanged) -> RouterEffects:
         for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):

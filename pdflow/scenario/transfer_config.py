@@ -74,7 +74,7 @@ class TransferConfig:
             changed[str(table)] = {**changed.get(str(table), {}), key: value.value}
         return changed
 
-    def told(self) -> Iterator[str]:
+    def summary_lines(self) -> Iterator[str]:
         """Every value in words, as "transfer.method = kv-store (line 3)"."""
         for value in self.values:
             line = self.line(value)

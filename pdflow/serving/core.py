@@ -121,9 +121,9 @@ class Core:
                     observe(port, event, effects, now)
                 for effect in effects:
                     kind = type(effect)
-                    told = ports.get(effect.to) if kind is SEND_LOCAL else None
-                    if told is not None:
-                        queue.append((told, effect.event))
+                    target = ports.get(effect.to) if kind is SEND_LOCAL else None
+                    if target is not None:
+                        queue.append((target, effect.event))
                     else:
                         do[kind](port, effect)
                         if pending_effects:

@@ -80,9 +80,9 @@ class StoreCore(Core):
             self._offer(found)
 
     def _withdrawn(self, event: CallWithdrawn) -> None:
-        told = self.ledger.abort(event.request_id, event.xid)
-        if told is not None:
-            self.send_local(self.puts if type(told) is DecodeAborted else self.gets, told)
+        abort_event = self.ledger.abort(event.request_id, event.xid)
+        if abort_event is not None:
+            self.send_local(self.puts if type(abort_event) is DecodeAborted else self.gets, abort_event)
 
     # Being written to.
 

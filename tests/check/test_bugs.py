@@ -52,14 +52,14 @@ def test_a_sync_names_all_open_registrations_and_all_interest(dropped: str, monk
     original = ConsumerScheduler._sync
 
     def less(self: ConsumerScheduler, peer: Any) -> Effects:
-        told: list[Any] = []
+        effects: list[Any] = []
         for effect in original(self, peer):
             assert isinstance(effect, SendLocal)
             assert isinstance(effect.event, FrameOrdered)
             assert isinstance(effect.event.message, Sync)
             message = msgspec.structs.replace(effect.event.message, **{dropped: ()})
-            told.append(SendLocal(effect.to, FrameOrdered(effect.event.to, message)))
-        return tuple(told)
+            effects.append(SendLocal(effect.to, FrameOrdered(effect.event.to, message)))
+        return tuple(effects)
 
     monkeypatch.setattr(ConsumerScheduler, "_sync", less)
     counterexample = broken(Scope(sync=1, deadline=0, stall=0))

@@ -84,8 +84,8 @@ def test_what_does_not_exist_is_bad_input(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("file", REPLAYS, ids=lambda file: file.stem)
 def test_counterexamples_replay_and_are_drawn(file: Path) -> None:
-    told = pdflow("--replay", file)
-    assert told.exit_code == 0, told.output
+    result = pdflow("--replay", file)
+    assert result.exit_code == 0, result.output
     drawn = pdflow("--diagram", file)
     assert drawn.exit_code == 0
     assert "```mermaid\nsequenceDiagram" in drawn.stdout

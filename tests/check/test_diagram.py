@@ -106,7 +106,7 @@ def test_a_planted_bug_as_mermaid() -> None:
     assert lines[-3:] == ["rect rgb(255, 205, 205)", "Note over P: S2: x0 is released under a WRITE", "end"]
 
 
-def told(scope: Scope, *moves: str) -> Diagram:
+def diagram_of(scope: Scope, *moves: str) -> Diagram:
     counterexample = record(relation(scope), moves)
     assert counterexample.moves == list(moves)
     return collect(counterexample)
@@ -128,7 +128,7 @@ TO_FLIGHT = (
 
 def test_a_dropped_frame_stops_in_the_wire_and_a_copy_comes_out_of_it() -> None:
     frame = f"Register {REQUEST} D.r0 -> P.r0"
-    drawn = told(Scope(dup=1, drop=1), *TO_FLIGHT[:4], f"duplicate {frame}", f"drop {frame}", f"late {frame}")
+    drawn = diagram_of(Scope(dup=1, drop=1), *TO_FLIGHT[:4], f"duplicate {frame}", f"drop {frame}", f"late {frame}")
     assert ("wire", None, f"duplicate {frame}") in lines(drawn, Style.NOTE)
     assert lines(drawn, Style.LOST) == [("wire", "P.r0", f"drop {frame}")]
     assert ("wire", "P.r0", f"late {frame}") in lines(drawn, Style.SENT)
@@ -140,7 +140,7 @@ def test_a_dropped_frame_stops_in_the_wire_and_a_copy_comes_out_of_it() -> None:
 def test_a_write_reads_its_source_and_lands_piece_by_piece() -> None:
     write = f"PostWrite {REQUEST} r0->r0 by P.r0"
     steps = [f"{verb} {write} piece {piece}" for piece in (1, 2) for verb in ("read", "land")]
-    drawn = told(Scope(chunks=2), *TO_FLIGHT, *steps, f"notice {write}", f"ended {write}")
+    drawn = diagram_of(Scope(chunks=2), *TO_FLIGHT, *steps, f"notice {write}", f"ended {write}")
     assert lines(drawn, Style.BYTES)[1:] == [
         ("P.r0", "wire", steps[0]),
         ("wire", "D.r0", steps[1]),
@@ -157,7 +157,7 @@ def test_a_write_reads_its_source_and_lands_piece_by_piece() -> None:
 
 def test_at_once_a_read_goes_from_p_through_the_wire_to_d() -> None:
     read = f"PostRead {REQUEST} r0->r0 by D.r0"
-    drawn = told(
+    drawn = diagram_of(
         Scope(pulls=True),
         *("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0"),
         *(f"land {read}", f"ended {read}"),
@@ -171,9 +171,9 @@ def test_at_once_a_read_goes_from_p_through_the_wire_to_d() -> None:
 
 def test_an_abort_comes_from_the_client_and_its_blocks_are_followed() -> None:
     write, cancel = f"PostWrite {REQUEST} r0->r0 by P.r0", f"deliver Cancel {REQUEST} D.r0 -> P.r0"
-    drawn = told(Scope(), *TO_FLIGHT, f"abort {REQUEST}", cancel, f"land {write}", f"notice {write}")
-    assert ("client", "D", f"abort {REQUEST}") in lines(drawn, Style.TOLD)
-    assert ("D", "router", f"{REQUEST} resolved: CANCELLED, CANCELLED") in lines(drawn, Style.TOLD)
+    drawn = diagram_of(Scope(), *TO_FLIGHT, f"abort {REQUEST}", cancel, f"land {write}", f"notice {write}")
+    assert ("client", "D", f"abort {REQUEST}") in lines(drawn, Style.CALL)
+    assert ("D", "router", f"{REQUEST} resolved: CANCELLED, CANCELLED") in lines(drawn, Style.CALL)
     assert [what for at, _, what in lines(drawn, Style.BLOCKS, Style.PHASE) if at == "D"] == [
         f"{REQUEST}: QUEUED",
         f"{REQUEST}: generation 20 in blocks 200, 201",
@@ -186,22 +186,22 @@ def test_an_abort_comes_from_the_client_and_its_blocks_are_followed() -> None:
 
 
 def test_a_death_is_over_its_engine_and_takes_what_was_under_way() -> None:
-    drawn = told(Scope(p_restart=1, p_tp=2), "finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "restart P")
+    drawn = diagram_of(Scope(p_restart=1, p_tp=2), "finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "restart P")
     assert lines(drawn, Style.NOTE)[-1] == ("P", "P.r1", "restart P")
     assert "*───*────*" in text(drawn)
     assert "Note over P,P_r1: 4. restart P" in mermaid(drawn)
-    lost = told(Scope(p_restart=1), *TO_FLIGHT[:4], "restart P")
+    lost = diagram_of(Scope(p_restart=1), *TO_FLIGHT[:4], "restart P")
     assert lines(lost, Style.LOST) == [("wire", "P.r0", f"Register {REQUEST}")]
 
 
 def test_the_router_reports_the_end_of_the_prefill_leg_if_the_dialect_needs_it() -> None:
-    drawn = told(Scope(dialect=VLLM_COMPAT), f"decode {REQUEST}", "finish x0")
-    assert ("router", "D", f"prefill leg of {REQUEST} ended well") in lines(drawn, Style.TOLD)
+    drawn = diagram_of(Scope(dialect=VLLM_COMPAT), f"decode {REQUEST}", "finish x0")
+    assert ("router", "D", f"prefill leg of {REQUEST} ended well") in lines(drawn, Style.CALL)
 
 
 def test_what_lags_within_an_engine_is_on_no_wire() -> None:
-    drawn = told(Scope(lagging=True), "finish x0", "deliver SourceReady u0-e0000000 P -> P.r0")
-    assert ("P", "P.r0", "SourceReady u0-e0000000") in lines(drawn, Style.TOLD)
+    drawn = diagram_of(Scope(lagging=True), "finish x0", "deliver SourceReady u0-e0000000 P -> P.r0")
+    assert ("P", "P.r0", "SourceReady u0-e0000000") in lines(drawn, Style.CALL)
     assert ("P.r0", None, "deliver SourceReady u0-e0000000 P -> P.r0") in lines(drawn, Style.NOTE)
 
 

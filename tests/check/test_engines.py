@@ -112,9 +112,9 @@ def test_only_an_orphan_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_counterexample_of_an_orphan_replays_and_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
-    told = record(relation(OUTLIVED), named(relation(OUTLIVED), counterexample(OUTLIVED).moves))
-    assert strict(relation(OUTLIVED), told).confirms(told)
-    drawn = collect(told)
+    recorded = record(relation(OUTLIVED), named(relation(OUTLIVED), counterexample(OUTLIVED).moves))
+    assert strict(relation(OUTLIVED), recorded).confirms(recorded)
+    drawn = collect(recorded)
     assert drawn.prefill == ("P", "P.r0", "orphan P.r0")
     lines = [(line.style, line.at, line.text.split(",")[0]) for line in drawn.lines]
     assert (Style.NOTE, "P", "restart P") in lines

@@ -111,7 +111,7 @@ def test_patches_are_taken_back() -> None:
     assert functions() == before
 
 
-def test_a_rule_that_has_moved_is_told() -> None:
+def test_a_rule_that_has_moved_is_reported() -> None:
     def nowhere() -> None: ...
 
     before = functions()
@@ -146,12 +146,12 @@ def test_guards_change_relations_that_are_made_inside() -> None:
 def test_the_counterexample_of_a_kill_replays(name: str) -> None:
     mutant = MUTANTS[name]
     kill = hunted(name)
-    told = decode(encode(counterexample(mutant, kill)))
-    assert told.mutant == name
-    assert told.verdict is not None
-    assert told.verdict.invariant == mutant.breaks
+    recorded = decode(encode(counterexample(mutant, kill)))
+    assert recorded.mutant == name
+    assert recorded.verdict is not None
+    assert recorded.verdict.invariant == mutant.breaks
     with mutant.applied():
-        assert strict(mutant.world(), told).verdict == told.verdict
+        assert strict(mutant.world(), recorded).verdict == recorded.verdict
 
 
 @pytest.mark.parametrize("name", ["deadline-frees", "lease-word-ignored", "first-rank-frees", "seq-repeated"])

@@ -23,12 +23,12 @@ from pdflow_sim.check.races.page import line, shown_by
 from pdflow_sim.check.races.race import (
     SEARCHED,
     Breaks,
+    CoveredBy,
     InvariantHolds,
     Passes,
     Point,
     Race,
     Residual,
-    ToldBy,
     Unmodelled,
 )
 from pdflow_sim.check.races.verdict import NoSuchRaceError, RaceRow, counterexample, known, look, rows, run
@@ -43,7 +43,7 @@ CASES = [
     if not isinstance(shown, Unmodelled)
 ]
 ROOT = Path(__file__).resolve().parents[2]
-TOLD = [shown for race in RACES.values() for shown in race.shown.values() if isinstance(shown, ToldBy)]
+COVERED = [shown for race in RACES.values() for shown in race.shown.values() if isinstance(shown, CoveredBy)]
 BROKEN = [race for race in RACES.values() if isinstance(race.stock, Breaks)]
 
 
@@ -72,25 +72,25 @@ def test_strict_and_compat_have_no_race_but_known_residuals(race: Race) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("race", BROKEN, ids=lambda race: race.number)
 def test_a_race_can_be_replayed_and_drawn(race: Race) -> None:
-    told = counterexample(race.number, VLLM_STOCK.name)
+    recorded = counterexample(race.number, VLLM_STOCK.name)
     assert isinstance(race.stock, Breaks)
-    assert told.verdict is not None
-    assert told.verdict.invariant == race.stock.invariant
-    assert len(told.steps) == race.stock.steps
-    if told.scope.clocks:
-        assert strict(told.world(), told).confirms(told)
-    drawn = text(collect(told), 100)
+    assert recorded.verdict is not None
+    assert recorded.verdict.invariant == race.stock.invariant
+    assert len(recorded.steps) == race.stock.steps
+    if recorded.scope.clocks:
+        assert strict(recorded.world(), recorded).confirms(recorded)
+    drawn = text(collect(recorded), 100)
     assert "D.r0" in drawn
-    assert told.information.note.startswith(race.number)
+    assert recorded.information.note.startswith(race.number)
 
 
 def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
-    told = counterexample("lease_expires_write_inflight", STRICT.name)
-    assert told.verdict is None
-    assert any(move.startswith("timer LEASE") for move in told.moves)
-    replayed = strict(relation(told.scope), told)
-    assert replayed.confirms(told)
-    assert relation(told.scope).space.scope.dialect is STRICT
+    recorded = counterexample("lease_expires_write_inflight", STRICT.name)
+    assert recorded.verdict is None
+    assert any(move.startswith("timer LEASE") for move in recorded.moves)
+    replayed = strict(relation(recorded.scope), recorded)
+    assert replayed.confirms(recorded)
+    assert relation(recorded.scope).space.scope.dialect is STRICT
 
 
 def test_a_race_without_a_counterexample_names_the_dialects_that_have_one() -> None:
@@ -107,15 +107,15 @@ def test_a_race_without_a_counterexample_names_the_dialects_that_have_one() -> N
 @pytest.mark.parametrize("number", ["R34", "R47"])
 def test_a_race_of_threads_loses_another_request(number: str) -> None:
     """What the race names itself has ended well: it is the other request that waits for ever."""
-    told = decode(encode(counterexample(number, VLLM_STOCK.name)))
-    assert told.verdict is not None
-    assert told.verdict.what.startswith("with faults over it never ends: u1-d0000001 is ")
-    assert "u0" not in told.verdict.what
-    assert strict(told.world(), told).confirms(told)
-    replayed = strict(relation(told.scope), told)
+    recorded = decode(encode(counterexample(number, VLLM_STOCK.name)))
+    assert recorded.verdict is not None
+    assert recorded.verdict.what.startswith("with faults over it never ends: u1-d0000001 is ")
+    assert "u0" not in recorded.verdict.what
+    assert strict(recorded.world(), recorded).confirms(recorded)
+    replayed = strict(relation(recorded.scope), recorded)
     assert replayed.mismatch is not None
     assert replayed.mismatch.expected.startswith(("poison", "check", "the state before"))
-    lost = [line.text for line in collect(told).lines if line.style is Style.LOST]
+    lost = [line.text for line in collect(recorded).lines if line.style is Style.LOST]
     assert lost == ["Register u1-d0000001"]
 
 
@@ -150,9 +150,9 @@ def applied(world: Transitions, state: State, name: str) -> State:
 
 
 def test_a_world_that_nobody_has_is_refused() -> None:
-    told = encode(counterexample("R34", VLLM_STOCK.name)).replace('"Poisoned"', '"Poison"')
+    encoded = encode(counterexample("R34", VLLM_STOCK.name)).replace('"Poisoned"', '"Poison"')
     with pytest.raises(CounterexampleError, match=r"own_world.*Poison.*did you mean Poisoned"):
-        decode(told)
+        decode(encoded)
 
 
 def test_a_budget_that_is_spent_is_no_verdict() -> None:
@@ -185,7 +185,7 @@ def test_what_has_changed_is_noticed() -> None:
     assert look(held, VLLM_STOCK.name).summary == "S2 in 7 steps"
 
 
-@pytest.mark.parametrize("test", sorted({test for shown in TOLD for test in shown.tests}))
+@pytest.mark.parametrize("test", sorted({test for shown in COVERED for test in shown.tests}))
 def test_tests_that_are_named_are_there(test: str) -> None:
     path, _, name = test.partition("::")
     assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)

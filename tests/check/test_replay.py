@@ -58,15 +58,15 @@ def wander(scope: Scope, choices: list[int]) -> list[str]:
     """The names of a random path."""
     world = relation(scope)
     state = world.turns.start()
-    told = []
+    walked = []
     for choice in choices:
         moves = world.moves(state)
         if not moves:
             break
         move = moves[choice % len(moves)]
-        told.append(names.name(world, state, move))
+        walked.append(names.name(world, state, move))
         state = world.apply(state, move)
-    return told
+    return walked
 
 
 PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_size=30))
@@ -75,22 +75,22 @@ PATHS = st.tuples(st.sampled_from(SCOPES), st.lists(st.integers(0, 10_000), max_
 @given(PATHS)
 def test_a_replay_repeats_its_counterexample(path: tuple[Scope, list[int]]) -> None:
     scope, choices = path
-    told = wander(scope, choices)
-    counterexample = decode(encode(record(relation(scope), told)))
-    assert counterexample.moves == told
+    walked = wander(scope, choices)
+    counterexample = decode(encode(record(relation(scope), walked)))
+    assert counterexample.moves == walked
     replayed = strict(relation(scope), counterexample)
     assert replayed.mismatch is None
     assert replayed.confirms(counterexample)
-    assert replayed.applied == tuple(told)
-    assert lenient(relation(scope), told) == replayed
+    assert replayed.applied == tuple(walked)
+    assert lenient(relation(scope), walked) == replayed
 
 
 @given(PATHS, st.data())
 def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], data: st.DataObject) -> None:
     """And what was done is a story of its own: this is what shrinking rests on."""
     scope, choices = path
-    told = wander(scope, choices)
-    kept = data.draw(st.lists(st.sampled_from(told), unique=True)) if told else []
+    walked = wander(scope, choices)
+    kept = data.draw(st.lists(st.sampled_from(walked), unique=True)) if walked else []
     world = relation(scope)
     once = lenient(world, [*kept, "deliver nothing"])
     assert len(once.applied) + len(once.skipped) == len(kept) + 1
@@ -101,10 +101,10 @@ def test_leniently_what_is_impossible_is_skipped(path: tuple[Scope, list[int]], 
 
 @pytest.mark.parametrize("scope", WHOLE, ids=["frames", "memories"])
 def test_digests_do_not_depend_on_the_order_of_values(scope: Scope) -> None:
-    told = wander(scope, list(range(100, 130)))
+    walked = wander(scope, list(range(100, 130)))
     used = relation(scope)
     explore(used)
-    assert record(used, told) == record(relation(scope), told)
+    assert record(used, walked) == record(relation(scope), walked)
 
 
 @pytest.mark.parametrize("scope", WHOLE, ids=["frames", "memories"])
@@ -131,13 +131,13 @@ from pdflow_sim.check.scopes.scope import Scope
 
 for scope in (Scope(requests=2, d_tp=2, dup=2, lose=1, lagging=True), Scope(pulls=True, sync=2, p_restart=1)):
     for seed in range(5):
-        world, told, rng = relation(scope), [], random.Random(seed)
+        world, walked, rng = relation(scope), [], random.Random(seed)
         state = world.turns.start()
-        while len(told) < 60 and (moves := world.moves(state)):
+        while len(walked) < 60 and (moves := world.moves(state)):
             move = rng.choice(moves)
-            told.append(names.name(world, state, move))
+            walked.append(names.name(world, state, move))
             state = world.apply(state, move)
-        print(counterexample.encode(replay.record(world, told)))
+        print(counterexample.encode(replay.record(world, walked)))
 """
 
 
@@ -162,9 +162,9 @@ def test_digests_do_not_depend_on_the_hash_seed() -> None:
 
 def counterexample(*moves: str, scope: Scope | None = None) -> CounterexampleFile:
     world = relation(scope or Scope(dup=1))
-    told = record(world, moves)
-    assert told.moves == list(moves)
-    return told
+    recorded = record(world, moves)
+    assert recorded.moves == list(moves)
+    return recorded
 
 
 def with_step(old: CounterexampleFile, k: int, move: str) -> CounterexampleFile:
@@ -174,12 +174,12 @@ def with_step(old: CounterexampleFile, k: int, move: str) -> CounterexampleFile:
 
 
 def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
-    told = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
-    mismatch = strict(relation(told.scope), with_step(told, 3, "admit u0-d000000")).mismatch
+    recorded = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}", "handshake D.r0 -> P.r0")
+    mismatch = strict(relation(recorded.scope), with_step(recorded, 3, "admit u0-d000000")).mismatch
     assert mismatch is not None
     assert (mismatch.step, mismatch.expected) == (3, "admit u0-d000000")
     assert f"admit {REQUEST}" in mismatch.possible
-    assert mismatch.digests == (told.steps[1].after, told.steps[1].after)
+    assert mismatch.digests == (recorded.steps[1].after, recorded.steps[1].after)
     assert str(mismatch).startswith(
         f"step 3: expected admit u0-d000000; it is not possible now (did you mean admit {REQUEST}?)\n"
         f"  possible are:\n    admit {REQUEST}\n    abort {REQUEST}\n"
@@ -187,44 +187,44 @@ def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
 
 
 def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
-    told = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
-    other = with_step(told, 2, "timer LEASE x0 at P.r0")
-    replayed = strict(relation(told.scope), other)
+    recorded = counterexample("finish x0", f"decode {REQUEST}", f"admit {REQUEST}")
+    other = with_step(recorded, 2, "timer LEASE x0 at P.r0")
+    replayed = strict(relation(recorded.scope), other)
     mismatch = replayed.mismatch
     assert mismatch is not None
     assert (mismatch.step, mismatch.expected) == (2, "timer LEASE x0 at P.r0")
     assert mismatch.digests is not None
-    assert mismatch.digests[0] == told.steps[1].after != mismatch.digests[1]
+    assert mismatch.digests[0] == recorded.steps[1].after != mismatch.digests[1]
     assert replayed.applied == ("finish x0", "timer LEASE x0 at P.r0")
     assert "it leads to another state than in the story" in str(mismatch)
-    assert f"{told.steps[1].after} in the story" in str(mismatch)
+    assert f"{recorded.steps[1].after} in the story" in str(mismatch)
     assert not replayed.confirms(other)
 
 
 def test_a_start_that_differs_is_step_0() -> None:
-    told = msgspec.structs.replace(counterexample("finish x0"), start="0" * 16)
-    mismatch = strict(relation(told.scope), told).mismatch
+    recorded = msgspec.structs.replace(counterexample("finish x0"), start="0" * 16)
+    mismatch = strict(relation(recorded.scope), recorded).mismatch
     assert mismatch is not None
     assert str(mismatch).startswith("step 0: expected the state before the first step; it leads to another state")
 
 
 def test_steps_without_digests_are_not_compared() -> None:
-    told = counterexample("finish x0", f"decode {REQUEST}")
-    bare = msgspec.structs.replace(told, start=None, steps=tuple(ReplayStep(move=move) for move in told.moves))
-    assert strict(relation(told.scope), bare).confirms(bare)
+    recorded = counterexample("finish x0", f"decode {REQUEST}")
+    bare = msgspec.structs.replace(recorded, start=None, steps=tuple(ReplayStep(move=move) for move in recorded.moves))
+    assert strict(relation(recorded.scope), bare).confirms(bare)
 
 
 def test_steps_beyond_the_last_possible_move_are_a_mismatch() -> None:
     scope = Scope(abort=0, deadline=0, stall=0)
-    told = counterexample("finish x0", "timer LEASE x0 at P.r0", scope=scope)
-    longer = msgspec.structs.replace(told, steps=(*told.steps, *(ReplayStep(move="restart P"),) * 2))
+    recorded = counterexample("finish x0", "timer LEASE x0 at P.r0", scope=scope)
+    longer = msgspec.structs.replace(recorded, steps=(*recorded.steps, *(ReplayStep(move="restart P"),) * 2))
     assert "it is not possible now" in str(strict(relation(scope), longer).mismatch)
 
 
 def test_another_verdict_than_the_recorded_one_is_no_confirmation() -> None:
-    told = counterexample("finish x0")
-    claims = msgspec.structs.replace(told, verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"))
-    replayed = strict(relation(told.scope), claims)
+    recorded = counterexample("finish x0")
+    claims = msgspec.structs.replace(recorded, verdict=Verdict(invariant="S2", what="x0 is released under a WRITE"))
+    replayed = strict(relation(recorded.scope), claims)
     assert replayed.mismatch is None
     assert replayed.verdict is None
     assert not replayed.confirms(claims)
@@ -243,26 +243,26 @@ def test_the_shortest_counterexample_of_a_planted_bug_replays_to_the_same_verdic
     world = relation(Scope())
     found = shortest(world)
     assert found is not None
-    told = decode(encode(record(world, named(world, found.moves), mutant="lease frees under a write")))
-    assert told.verdict == Verdict(invariant=found.broken.name, what=found.broken.what)
-    assert len(told.steps) == len(found.moves)
-    assert told.steps[-1].after is None
-    replayed = strict(relation(Scope()), told)
-    assert replayed.verdict == told.verdict
-    assert replayed.confirms(told)
+    recorded = decode(encode(record(world, named(world, found.moves), mutant="lease frees under a write")))
+    assert recorded.verdict == Verdict(invariant=found.broken.name, what=found.broken.what)
+    assert len(recorded.steps) == len(found.moves)
+    assert recorded.steps[-1].after is None
+    replayed = strict(relation(Scope()), recorded)
+    assert replayed.verdict == recorded.verdict
+    assert replayed.confirms(recorded)
     # Other budgets, the same names: a mutant's story told in a larger scope.
-    assert lenient(relation(Scope(drop=1, dup=1)), told.moves).verdict == told.verdict
+    assert lenient(relation(Scope(drop=1, dup=1)), recorded.moves).verdict == recorded.verdict
 
 
 def test_without_its_mutant_a_replay_reports_the_step_where_it_differs(lease_frees_under_a_write, monkeypatch) -> None:
     world = relation(Scope())
     found = shortest(world)
-    told = record(world, named(world, found.moves))
+    recorded = record(world, named(world, found.moves))
     monkeypatch.undo()
-    replayed = strict(relation(Scope()), told)
+    replayed = strict(relation(Scope()), recorded)
     assert replayed.mismatch is None
     assert replayed.verdict is None
-    assert not replayed.confirms(told)
+    assert not replayed.confirms(recorded)
 
 
 @pytest.mark.usefixtures("lease_frees_under_a_write")
@@ -270,11 +270,11 @@ def test_a_replay_that_continues_after_its_violation_is_a_mismatch() -> None:
     world = relation(Scope())
     found = shortest(world)
     assert found is not None
-    told = record(world, named(world, found.moves))
-    longer = msgspec.structs.replace(told, steps=(*told.steps, ReplayStep(move="finish x0")))
+    recorded = record(world, named(world, found.moves))
+    longer = msgspec.structs.replace(recorded, steps=(*recorded.steps, ReplayStep(move="finish x0")))
     mismatch = strict(relation(Scope()), longer).mismatch
     assert str(mismatch) == (
-        f"step {len(told.steps)}: expected timer LEASE x0 at P.r0; "
+        f"step {len(recorded.steps)}: expected timer LEASE x0 at P.r0; "
         "the story goes on, but this breaks S2: x0 is released under a WRITE"
     )
 
@@ -284,13 +284,13 @@ def test_a_replay_that_continues_after_its_violation_is_a_mismatch() -> None:
 
 @pytest.mark.parametrize("file", REPLAYS, ids=lambda path: path.stem)
 def test_what_was_found_once_ends_well(file: Path) -> None:
-    told = read(file)
-    assert told.mutant is None, "a mutant's story belongs to the mutants' tests"
-    assert told.information.note, "one line on what was wrong"
-    replayed = strict(relation(told.scope), told)
+    recorded = read(file)
+    assert recorded.mutant is None, "a mutant's story belongs to the mutants' tests"
+    assert recorded.information.note, "one line on what was wrong"
+    replayed = strict(relation(recorded.scope), recorded)
     assert replayed.mismatch is None, replayed.mismatch
     assert replayed.verdict is None
-    assert replayed.confirms(told)
+    assert replayed.confirms(recorded)
 
 
 def test_there_are_counterexamples_to_replay() -> None:

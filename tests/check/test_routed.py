@@ -56,7 +56,7 @@ RETRIED = [
 """The first attempt's prefill fails, the second's does not."""
 
 
-def told(scope: Scope, names: list[str]) -> tuple[Transitions, Any]:
+def after_moves(scope: Scope, names: list[str]) -> tuple[Transitions, Any]:
     """These moves, each of which must be possible."""
     world = relation(scope)
     state = world.turns.start()
@@ -84,12 +84,12 @@ def test_nothing_happens_before_a_client_asks() -> None:
     ("concurrent", "pulls", "early"), [(True, False, True), (False, False, False), (True, True, False)]
 )
 def test_a_decode_leg_is_dispatched_as_the_router_dispatches(concurrent: bool, pulls: bool, early: bool) -> None:
-    world, state = told(Scope(attempts=1, concurrent=concurrent, pulls=pulls), ["request r0"])
+    world, state = after_moves(Scope(attempts=1, concurrent=concurrent, pulls=pulls), ["request r0"])
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"] * early
 
 
 def test_a_retry_is_another_attempt_in_every_table() -> None:
-    world, state = told(Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS), RETRIED)
+    world, state = after_moves(Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS), RETRIED)
     shadow = world.space.shadow_of(state)
     assert shadow.products == (PromptStage.DEAD, PromptStage.HELD)
     assert waiting(world, state, ROUTER, "D") == ["DispatchDecode"]
@@ -101,9 +101,9 @@ def test_a_retry_is_another_attempt_in_every_table() -> None:
 def test_what_a_dead_engine_has_answered_arrives_before_its_death_is_noticed_or_never() -> None:
     scope = Scope(attempts=1, p_restart=1, **NO_TIMEOUTS)
     dies = ["request r0", "deliver DispatchPrefill r0.1 router -> P", "finish x0.1", "restart P"]
-    world, state = told(scope, dies)
+    world, state = after_moves(scope, dies)
     assert waiting(world, state, "P", ROUTER) == ["PrefillAnswered", "EngineLost", "EngineChanged"]
-    world, state = told(scope, [*dies, "deliver EngineLost P P -> router"])
+    world, state = after_moves(scope, [*dies, "deliver EngineLost P P -> router"])
     assert waiting(world, state, "P", ROUTER) == ["EngineChanged"]
     assert waiting(world, state, ROUTER, "P") == ["AbortLeg"]
 
@@ -112,14 +112,14 @@ def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
     scope = Scope(attempts=1, **NO_TIMEOUTS)
     begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P"]
     taken_back = ["hang up r0", "deliver AbortLeg r0.1 router -> P"]
-    world, state = told(scope, [*begun, *taken_back])
+    world, state = after_moves(scope, [*begun, *taken_back])
     assert world.space.body(state, "P").fingerprint() == world.space.body(world.turns.start(), "P").fingerprint()
-    world, state = told(scope, [*begun, "finish x0.1", *taken_back])
+    world, state = after_moves(scope, [*begun, "finish x0.1", *taken_back])
     assert world.space.body(state, "P.r0").cells, "its lease decides"
     assert "taken back too late" in world.space.checker.seen
 
 
-def test_a_token_is_ahead_of_its_legs_end_and_the_endpoint_is_told_behind_the_client() -> None:
+def test_a_token_precedes_its_leg_s_end_and_reaches_the_client_before_the_endpoint() -> None:
     world = relation(Scope(attempts=2, pulls=True, streams=True, **NO_TIMEOUTS))
     for state in settle(world, world.apply(world.turns.start(), ("request", 0))):
         under_way = waiting(world, state, "D", ROUTER)
@@ -161,7 +161,7 @@ def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
 
 
 def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes() -> None:
-    world, state = told(Scope(attempts=1, requests=2, **NO_TIMEOUTS), ["request r0", "request r1", "hang up r1"])
+    world, state = after_moves(Scope(attempts=1, requests=2, **NO_TIMEOUTS), ["request r0", "request r1", "hang up r1"])
     assert [answer.over for answer in answers(world, state)] == [False, True]
     assert [answer.over for answer in answers(world, world.turns.start())] == [False, False]
     assert "answers" not in world.space.further(world.turns.start())
@@ -200,7 +200,7 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
         ("cancelled", 0, Ending.ERROR),
     ],
 )
-def test_what_a_client_is_told_of_the_end_fits_what_it_has(outcome: Any, legs: int, ending: Ending) -> None:
+def test_the_outcome_sent_to_a_client_fits_its_answer(outcome: Any, legs: int, ending: Ending) -> None:
     world = relation(Scope(attempts=1))
     shadow = world.space.shadow_of(world.turns.start())._replace(legs=(legs,))
     with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
@@ -354,7 +354,7 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "left"),
+    ("move", "left"),
     [
         ("request r1", "request r0"),
         ("hang up r0", None),
@@ -365,9 +365,9 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
         ("handshake P.r0 -> D.r0", "handshake P.r0 -> D.r0"),
     ],
 )
-def test_a_counterexample_without_the_first_client(told: str, left: str | None) -> None:
+def test_a_counterexample_without_the_first_client(move: str, left: str | None) -> None:
     scope = Scope(attempts=2, requests=3)
-    fewer = [names for smaller, names in simpler(scope, [told]) if smaller.requests == 2]
+    fewer = [names for smaller, names in simpler(scope, [move]) if smaller.requests == 2]
     assert fewer[0] == [left] * (left is not None)
 
 

@@ -89,7 +89,7 @@ def test_a_counterexample_leads_to_the_state_that_cannot_end(monkeypatch: pytest
         settle(world, state)
 
 
-def test_what_breaks_safety_is_told_before_what_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safety_violations_are_reported_before_liveness_violations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdflow_sim.check.search.liveness.quiet_schedule", lambda world, state: iter(()))
     mutant = MUTANTS["no-tombstone"]
     with mutant.applied():
@@ -121,6 +121,10 @@ def test_reductions_of_a_search_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < row["odds_of_a_collision"] < 1e-9
 
 
-def test_what_breaks_in_another_process_can_be_told() -> None:
-    told = pickle.loads(pickle.dumps(Broken("S1", "a block has two owners")))
-    assert (told.name, told.what, str(told)) == ("S1", "a block has two owners", "S1: a block has two owners")
+def test_a_violation_in_another_process_can_be_pickled() -> None:
+    unpickled = pickle.loads(pickle.dumps(Broken("S1", "a block has two owners")))
+    assert (unpickled.name, unpickled.what, str(unpickled)) == (
+        "S1",
+        "a block has two owners",
+        "S1: a block has two owners",
+    )

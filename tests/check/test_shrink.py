@@ -66,13 +66,13 @@ def test_counterexamples_shrink_to_nearly_the_shortest(plant) -> None:  # type: 
         assert confirmed.shortest
         assert len(confirmed.names) == len(best.moves)
         # What another reads of it breaks as well.
-        told = lenient(relation(confirmed.scope), confirmed.names)
-        assert told.verdict is not None
-        assert told.verdict.invariant == broken
-        assert told.skipped == ()
+        replayed = lenient(relation(confirmed.scope), confirmed.names)
+        assert replayed.verdict is not None
+        assert replayed.verdict.invariant == broken
+        assert replayed.skipped == ()
 
 
-def test_what_breaks_only_while_everything_settles_is_told_to_its_end() -> None:
+def test_a_violation_while_everything_settles_is_recorded_to_its_end() -> None:
     """The run stopped before the violation: the story says the calm schedule's moves too."""
     scope = Scope(err=1, abort=0, deadline=0, stall=0)
     with failed_write_counts_as_sent():
@@ -100,10 +100,10 @@ def test_smaller_scopes_are_smaller_and_their_counterexamples_in_their_names() -
         "land PostWrite u2-d0000002 r1->r0 by P.r1",
     ]
     seen = list(simpler(scope, names))
-    fewer = [told for smaller, told in seen if smaller.requests == 2]
-    assert [told[0] for told in fewer] == ["decode u1-d0000001", "decode u1-d0000001", "decode u2-d0000002"]
+    fewer = [moves for smaller, moves in seen if smaller.requests == 2]
+    assert [moves[0] for moves in fewer] == ["decode u1-d0000001", "decode u1-d0000001", "decode u2-d0000002"]
     assert ScopeCluster(attrs.evolve(scope, requests=2)).requests[1] == "u1-d0000001"
-    one_rank = [told for smaller, told in seen if smaller.p_tp == 1]
+    one_rank = [moves for smaller, moves in seen if smaller.p_tp == 1]
     assert one_rank[0] == ["decode u2-d0000002"]
     assert one_rank[1][1:] == [
         "handshake D.r1 -> P.r0",

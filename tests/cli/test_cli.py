@@ -40,7 +40,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def test_simulate_hands_on_what_it_was_told(runs: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_simulate_passes_its_options_on(runs: list[dict[str, Any]], tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     result = pdflow_command("simulate", MD1, "--seed", "5", "--set", "workload.requests=9", "--out", out, "--exact")
     assert result.exit_code == 0, result.output

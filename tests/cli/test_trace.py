@@ -111,7 +111,7 @@ def test_a_format_is_guessed_only_where_it_is_certain(text: str, form: TraceForm
     assert guess(text.splitlines(keepends=True)) == form
 
 
-def test_doubt_and_nonsense_are_told(tmp_path: Path) -> None:
+def test_doubt_and_nonsense_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t,in,out\n0,1,2\n1,3,4\n")
     asked = trace("describe", path)

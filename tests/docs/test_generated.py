@@ -28,7 +28,7 @@ def test_generated_sections_are_up_to_date(name: str, written_now: dict[str, str
     assert document == written_now.get(name, document), f"{name} is out of date: python docs/generate.py"
 
 
-def test_a_missing_mark_is_told() -> None:
+def test_a_missing_mark_is_reported() -> None:
     with pytest.raises(ValueError, match="no part is marked keys"):
         written("no marks", {"keys": ""})
 

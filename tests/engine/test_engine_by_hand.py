@@ -47,7 +47,7 @@ def run_until(engine: Engine, until: int, answer: Callable[[Outcome], None] | No
     return outcomes
 
 
-def told(outcomes: Iterable[Outcome]) -> list[tuple[str, int, int]]:
+def summaries(outcomes: Iterable[Outcome]) -> list[tuple[str, int, int]]:
     return [(type(o).__name__, o.seq.index, o.at_ns // MS) for o in outcomes]
 
 
@@ -57,7 +57,7 @@ def test_prompts_share_a_step_under_the_token_budget(exact: bool) -> None:
     for index, prompt in enumerate((60, 70, 90)):
         p.submit(Sequence(index, prompt, prefill_only=True), 0)
     # Steps of 100, 100 and 20 tokens: 60 + 40, then 30 + 70, then the 20 that are left.
-    assert told(run_until(p, 10**12)) == [("Prefilled", 0, 100), ("Prefilled", 1, 200), ("Prefilled", 2, 220)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 0, 100), ("Prefilled", 1, 200), ("Prefilled", 2, 220)]
 
 
 @both
@@ -66,7 +66,7 @@ def test_whole_prompts_are_never_chunked(exact: bool) -> None:
     for index, prompt in enumerate((60, 40, 30, 5000, 10)):
         p.submit(Sequence(index, prompt, prefill_only=True), 0)
     # 60 + 40 fill the budget; 30 goes alone since 5000 does not fit beside it; 5000 goes alone, over the budget.
-    assert told(run_until(p, 10**12)) == [
+    assert summaries(run_until(p, 10**12)) == [
         ("Prefilled", 0, 100),
         ("Prefilled", 1, 100),
         ("Prefilled", 2, 200),
@@ -81,11 +81,11 @@ def test_blocks_of_a_finished_prefill_stay_until_they_are_freed(exact: bool) -> 
     first, second = Sequence(0, 64, prefill_only=True), Sequence(1, 1, prefill_only=True)
     p.submit(first, 0)
     p.submit(second, 0)
-    assert told(run_until(p, 10**12)) == [("Prefilled", 0, 10)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 0, 10)]
     assert (p.waiting, p.running, p.seats_taken, p.kv_blocks_used(20 * MS), p.wake_at()) == (1, 0, 0, 4, None)
     assert first.allocation is not None
     p.release(first.allocation, 50 * MS)
-    assert told(run_until(p, 10**12)) == [("Prefilled", 1, 60)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 1, 60)]
     assert second.start_ns == 50 * MS
 
 
@@ -114,10 +114,10 @@ def test_who_stood_still_wakes_up_with_the_first_step_and_no_other(exact: bool) 
     run_until(d, 1)
     d.loaded(first, 10 * MS)
     # 6 ms, then 1 each; idle from 19 ms on.
-    assert told(run_until(d, 50 * MS)) == [("Finished", 0, 19)]
+    assert summaries(run_until(d, 50 * MS)) == [("Finished", 0, 19)]
     assert first.first_token_ns == 16 * MS
     d.loaded(second, 50 * MS)
-    assert told(run_until(d, 10**12)) == [("Finished", 1, 57)]
+    assert summaries(run_until(d, 10**12)) == [("Finished", 1, 57)]
     assert d.busy_ps(60 * MS) == (9 + 7) * 10**9
 
 
@@ -150,7 +150,7 @@ def test_decode_takes_a_block_when_the_context_crosses_into_it(exact: bool) -> N
         used.append(d.kv_blocks_used(step * 10 * MS + 5 * MS))
     # Contexts 7, 8, 9, 10, 11, 12.
     assert used == [2, 2, 3, 3, 3, 3]
-    assert told(run_until(d, 10**12)) == [("Finished", 0, 60)]
+    assert summaries(run_until(d, 10**12)) == [("Finished", 0, 60)]
 
 
 @both
@@ -165,7 +165,7 @@ def test_the_last_to_run_is_preempted_and_recomputes(exact: bool) -> None:
     # Step 1 has contexts 8 and 7, step 2 needs a block for context 9: `last` goes after one token. It then needs two
     # blocks for 7 + 1 tokens, but three are held; they are free at 50 ms. The recomputation yields its second token,
     # the three others follow.
-    assert told(run_until(d, 10**12)) == [("Finished", 0, 50), ("Finished", 1, 90)]
+    assert summaries(run_until(d, 10**12)) == [("Finished", 0, 50), ("Finished", 1, 90)]
     assert (first.preemptions, last.preemptions, d.preemptions) == (0, 1, 1)
     assert last.token_runs == [(0, 0), (5, 8)]
     assert last.first_token_ns == 10 * MS
@@ -179,7 +179,7 @@ def test_a_local_sequence_prefills_then_decodes_alongside_others(exact: bool) ->
     e.submit(one, 0)
     e.submit(two, 0)
     # 10 (one) | 1 + 9 | 1 + 3 (two's prompt is done) | 1
-    assert told(run_until(e, 10**12)) == [("Finished", 0, 24), ("Finished", 1, 25)]
+    assert summaries(run_until(e, 10**12)) == [("Finished", 0, 24), ("Finished", 1, 25)]
     assert (one.first_token_ns // MS, two.first_token_ns // MS) == (10, 24)
 
 
@@ -243,9 +243,9 @@ def test_queue_is_first_come_first_served() -> None:
     for seq in (big, huge, small):
         d.submit(seq, 0)
     # The small one would fit beside the big one, but never overtakes.
-    assert told(run_until(d, 1)) == [("Admitted", 0, 0)]
+    assert summaries(run_until(d, 1)) == [("Admitted", 0, 0)]
     d.loaded(big, 0)
-    assert told(run_until(d, 10**12)) == [("Finished", 0, 10), ("Admitted", 1, 10)]
+    assert summaries(run_until(d, 10**12)) == [("Finished", 0, 10), ("Admitted", 1, 10)]
 
 
 def test_what_never_fits_is_refused() -> None:

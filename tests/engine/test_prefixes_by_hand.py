@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdflow.cost import StepCost
 from pdflow.engine import Engine, Limits, Sequence
 from pdflow.memory.caching import CachingPool
-from tests.engine.test_engine_by_hand import MS, PER_TOKEN, TEN_MS, both, run_until, told
+from tests.engine.test_engine_by_hand import MS, PER_TOKEN, TEN_MS, both, run_until, summaries
 
 ABC = (1, 2, 3)
 
@@ -22,7 +22,7 @@ def test_a_prompt_is_computed_from_where_it_differs(exact: bool) -> None:
         run_until(p, (at + 99) * MS)
     p.submit(Sequence(400, 24, prefill_only=True, prefix=ABC), 400 * MS)
     # The last token is computed in any case, and with it the prefix block that it is in.
-    assert told(run_until(p, 10**12)) == [("Prefilled", 400, 408)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 400, 408)]
     assert (p.prefix_cache_queries, p.prefix_cache_hits) == (144, 32)
     assert p.busy_ps(10**12) == (30 + 14 + 30 + 30 + 8) * 10**9
 
@@ -33,7 +33,7 @@ def test_prompts_of_one_step_find_each_other(exact: bool) -> None:
     for index in range(3):
         p.submit(Sequence(index, 26, prefill_only=True, prefix=ABC), 0)
     # 20 tokens of the first; its other 6 with the 2 that are left of each of the rest.
-    assert told(run_until(p, 10**12)) == [("Prefilled", index, 30) for index in range(3)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", index, 30) for index in range(3)]
 
 
 @both
@@ -44,13 +44,13 @@ def test_shared_blocks_are_taken_once(exact: bool) -> None:
     for seq in (first, second, third):
         p.submit(seq, 0)
     # Seven blocks and one; the third needs two.
-    assert told(run_until(p, 10**12)) == [("Prefilled", 0, 10), ("Prefilled", 1, 10)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 0, 10), ("Prefilled", 1, 10)]
     assert p.kv_blocks_used(20 * MS) == 8
     assert first.allocation is not None
     assert second.allocation is not None
     p.release(first.allocation, 20 * MS)
     assert p.kv_blocks_used(20 * MS) == 7
-    assert told(run_until(p, 10**12)) == [("Prefilled", 2, 30)]
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 2, 30)]
 
 
 @both
@@ -60,7 +60,7 @@ def test_what_is_needed_is_forgotten(exact: bool) -> None:
     for index, prefix in enumerate((ABC, (4, 5, 6), ABC)):
         seq = Sequence(index, 26, prefill_only=True, prefix=prefix)
         p.submit(seq, index * 100 * MS)
-        [(_, _, at)] = told(run_until(p, 10**12))
+        [(_, _, at)] = summaries(run_until(p, 10**12))
         took.append(at - index * 100)
         assert seq.allocation is not None
         p.release(seq.allocation, at * MS)

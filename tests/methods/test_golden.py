@@ -19,27 +19,27 @@ HERE = Path(__file__).parent
 CASES = [(name, dialect) for name in METHODS for dialect in ("strict", "as-published")]
 
 
-def told(method: str, dialect: str) -> str:
+def trace_text(method: str, dialect: str) -> str:
     return "\n".join(one_request(method, dialect)) + "\n"
 
 
 @pytest.mark.parametrize(("method", "dialect"), CASES)
 def test_one_request_goes_as_it_is_kept(method: str, dialect: str) -> None:
-    kept, now = HERE / "golden" / f"{method}.{dialect}.txt", told(method, dialect)
+    kept, now = HERE / "golden" / f"{method}.{dialect}.txt", trace_text(method, dialect)
     if os.environ.get("UPDATE_GOLDEN"):
         kept.write_text(now, encoding="utf-8")
     assert now == kept.read_text(encoding="utf-8")
 
 
 def test_no_two_methods_go_alike() -> None:
-    texts = {method: told(method, "strict") for method in METHODS}
+    texts = {method: trace_text(method, "strict") for method in METHODS}
     assert len(set(texts.values())) == len(texts)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_table_counts_what_is_sent(name: str) -> None:
     method = METHODS[name]
-    lines = told(name, "strict").splitlines()
+    lines = trace_text(name, "strict").splitlines()
     sent = [line.split()[2].rstrip(":") for line in lines if line.split()[1:2] == ["sends"] and ".r" in line.split()[0]]
     done = ["DONE" for line in lines if "hears DONE" in line]
     counted = [frame for frame in sent if frame.isupper()] + done

@@ -99,7 +99,7 @@ class Schedule:
         self.model = Model(rules)
         self.to_offer = {xid: self._split() for xid in ("x", "y")}
         self.endings: dict[int, ShipmentEnd] = {}
-        self.told: list[Any] = []
+        self.posted_order: list[Any] = []
 
     def _split(self) -> list[Piece]:
         """A prompt of 12 tokens: its pieces, in the order in which they are offered."""
@@ -132,12 +132,16 @@ class Schedule:
         for reads in (False, True):
             while (expected := self.model.next(reads)) is not None:
                 assert self.lanes.next() == expected
-                self.told.append(expected)
+                self.posted_order.append(expected)
         assert self.lanes.next() is None
         self.check_endings()
 
     def open(self) -> None:
-        key, xid, reads = len(self.told) + 100 * len(self.endings) + 1, self.pick(["x", "y"]), self.pick([False, True])
+        key, xid, reads = (
+            len(self.posted_order) + 100 * len(self.endings) + 1,
+            self.pick(["x", "y"]),
+            self.pick([False, True]),
+        )
         while key in self.model.known or key in self.endings:
             key += 1
         start = self.data.draw(st.integers(0, 11))
@@ -230,7 +234,7 @@ def test_a_fork_goes_on_as_the_other_would_and_changes_nothing_of_it(
     assert left.fingerprint() == then
 
 
-def test_states_with_other_futures_are_told_apart() -> None:
+def test_states_with_other_futures_are_distinguished() -> None:
     """By what is open, what is under way, and whose turn comes."""
     rules = LaneRules(in_layers=True, writes=2, turns=Turns.PIECE)
     lanes = opened(rules, 2, 3)

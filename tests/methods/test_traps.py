@@ -127,7 +127,7 @@ def test_trap_05_a_lease_ends_under_a_slow_read(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["vllm-stock", "strict"])
-def test_trap_06_ids_that_look_alike_are_told_apart(dialect: str) -> None:
+def test_trap_06_ids_that_look_alike_are_distinguished(dialect: str) -> None:
     """R39: two requests with one base id; by suffixes cut off, one gets what was computed for the other (S4)."""
     race = look(RACES["R39"], dialect)
     assert race.ok

@@ -43,10 +43,10 @@ def test_all_but_nixl_have_messages_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", SPEAKING)
-def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
+def test_a_request_is_traced_with_the_original_s_message_names(name: str) -> None:
     wire_profile = METHODS[name].published.wire_profile
     world, lines = traced(name, "as-published")
-    told = messages(lines)
+    sent = messages(lines)
     closing = [message.name for message in wire_profile.messages if message.when is Occasion.CLOSING]
     assert [message for message in closing if any(f"hears {message} behind" in line for line in lines)] == closing
     pieces = PIECES.get(name, METHODS[name].published.tensors)
@@ -58,16 +58,16 @@ def test_a_request_is_told_in_the_original_s_words(name: str) -> None:
         Occasion.CLOSING: 0,
     }
     due = [message.name for message in wire_profile.messages for _ in range(times[message.when])]
-    ours = [frame for frame in told if frame in FRAMES]
-    assert sorted(told) == sorted(due + ours)
-    assert not wire_profile.silent & set(told)
+    ours = [frame for frame in sent if frame in FRAMES]
+    assert sorted(sent) == sorted(due + ours)
+    assert not wire_profile.silent & set(sent)
     assert set(ours) <= {"TAKEN"}
     contacts = sum(message.when is Occasion.CONTACT for message in wire_profile.messages)
-    assert world.fabric.messages == len(told) - contacts + len(closing)
+    assert world.fabric.messages == len(sent) - contacts + len(closing)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_in_strict_what_is_told_is_what_is_counted(name: str) -> None:
+def test_in_strict_the_traced_messages_are_those_counted(name: str) -> None:
     world, lines = traced(name, "strict")
     asked = 2 * PIECES.get(name, 0) * METHODS[name].strict.asks
     assert world.fabric.messages == len(messages(lines)) + asked

@@ -14,18 +14,18 @@ from pdflow.network.watched import WatchedNetwork
 S = 10**9
 LARGEST = 13 * 10**8
 Flows = list[tuple[int, int, int]]
-Told = dict[ResourceId, dict[int, int]]
+Rates = dict[ResourceId, dict[int, int]]
 
 
-def watched() -> tuple[WatchedNetwork, Told]:
+def watched() -> tuple[WatchedNetwork, Rates]:
     """And what it tells, without what it tells again."""
-    told: Told = defaultdict(dict)
+    rates: Rates = defaultdict(dict)
 
     def record_rate(link: ResourceId, ns: int, rate: int) -> None:
-        if ns in told[link] or rate != list(told[link].values() or [0])[-1]:
-            told[link][ns] = rate
+        if ns in rates[link] or rate != list(rates[link].values() or [0])[-1]:
+            rates[link][ns] = rate
 
-    return WatchedNetwork(record_rate), told
+    return WatchedNetwork(record_rate), rates
 
 
 def integral(changes: dict[int, int], until: int) -> float:
@@ -33,18 +33,18 @@ def integral(changes: dict[int, int], until: int) -> float:
 
 
 def test_a_link_of_two_flows_is_full_until_both_are_gone() -> None:
-    network, told = watched()
+    network, rates = watched()
     narrow, wide = network.add_resource("narrow", 100), network.add_resource("wide", 1000)
     alone, through = network.path([wide]), network.path([narrow, wide])
     network.start(alone, 900, 0)
     network.start(through, 150, 0)
     network.advance(3 * S)
-    assert told[narrow] == {0: 100, 1_500_000_000: 0}
-    assert told[wide] == {0: 1000, 1 * S: 100, 1_500_000_000: 0}
+    assert rates[narrow] == {0: 100, 1_500_000_000: 0}
+    assert rates[wide] == {0: 1000, 1 * S: 100, 1_500_000_000: 0}
 
 
-def test_pausing_and_lifting_a_limit_are_told() -> None:
-    network, told = watched()
+def test_pausing_and_lifting_a_limit_are_observed() -> None:
+    network, rates = watched()
     link = network.add_resource("link", 100)
     path = network.path([link])
     network.start(path, 1000, 0)
@@ -52,14 +52,14 @@ def test_pausing_and_lifting_a_limit_are_told() -> None:
     network.set_bandwidth(link, 50, 2 * S)
     network.advance(3 * S)
     network.set_bandwidth(link, None, 4 * S)
-    assert told[link] == {0: 100, 1 * S: 0, 2 * S: 50, 4 * S: 0}
+    assert rates[link] == {0: 100, 1 * S: 0, 2 * S: 50, 4 * S: 0}
 
 
 def test_a_cancelled_flow_carries_no_more() -> None:
-    network, told = watched()
+    network, rates = watched()
     link = network.add_resource("link", 100)
     network.cancel(network.start(network.path([link]), 1000, 0), 2 * S)
-    assert told[link] == {0: 100, 2 * S: 0}
+    assert rates[link] == {0: 100, 2 * S: 0}
 
 
 def carry(network: FlowNetwork, flows: Flows, cancelled: set[int]) -> tuple[list[tuple[int, int]], int]:
@@ -87,14 +87,14 @@ def carry(network: FlowNetwork, flows: Flows, cancelled: set[int]) -> tuple[list
     flows=st.lists(st.tuples(st.integers(0, 2 * S), st.integers(0, 3), st.integers(0, 3 * 10**9)), max_size=12),
     cancelled=st.sets(st.integers(0, 11)),
 )
-def test_what_is_told_adds_up_to_what_is_carried(flows: Flows, cancelled: set[int]) -> None:
-    network, told = watched()
+def test_observed_rates_add_up_to_the_bytes_carried(flows: Flows, cancelled: set[int]) -> None:
+    network, rates = watched()
     ends, last = carry(network, flows, cancelled)
     assert (ends, last) == carry(FlowNetwork(), flows, cancelled)
     for link in range(3):
         carried = network.carried_bytes(link, last)
         # A byte per flow that was cancelled, half of one per second, and of each change up to an ns of the link.
-        rounded = len(cancelled) + last / S / 2 + len(told[link]) * LARGEST / S
-        assert abs(integral(told[link], last) - carried) <= rounded
-        assert list(told[link]) == sorted(told[link])
-        assert not told[link] or list(told[link].values())[-1] == 0
+        rounded = len(cancelled) + last / S / 2 + len(rates[link]) * LARGEST / S
+        assert abs(integral(rates[link], last) - carried) <= rounded
+        assert list(rates[link]) == sorted(rates[link])
+        assert not rates[link] or list(rates[link].values())[-1] == 0

@@ -239,7 +239,7 @@ def test_two_engines_with_one_id_are_both_refused() -> None:
     assert not any(type(e) is Handshake for e in rank.handle(FrameOrdered(("P.r0",), Sync(2, 1, (), ())), 0))
 
 
-def test_a_registration_for_a_prompt_whose_lease_ended_under_a_write_is_told_so() -> None:
+def test_a_registration_for_a_prompt_whose_lease_ended_under_a_write_is_refused() -> None:
     """Its cell waited for a prompt that would never be finished again, renewed by every SYNC."""
     c = Cluster()
     c.holding = {"WRITE"}

@@ -201,8 +201,8 @@ def test_s7_only_what_was_sent_is_reported_as_sent() -> None:
     reg = write.op.reg
     breaks(c, "S7", "P.r0", TICK, Send("D.r0", CancelAck(reg, 0, Disposition.SENT, True)))
     breaks(c, "S7", "P.r0", TICK, Send("D.r0", RegisterAck(reg, 0, Progress.SENT, (0,))))
-    told = SendLocal("P", ShardReleased("x", 0, Code.NONE))
-    breaks(c, "S7", "P.r0", WriteEnded(write.op, False), told)
+    report = SendLocal("P", ShardReleased("x", 0, Code.NONE))
+    breaks(c, "S7", "P.r0", WriteEnded(write.op, False), report)
 
 
 def test_s8_a_frame_of_another_incarnation() -> None:

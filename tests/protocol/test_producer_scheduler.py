@@ -30,7 +30,7 @@ def scheduler() -> ProducerScheduler:
     return p
 
 
-def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
+def test_a_rank_that_has_released_is_notified_that_no_kv_will_come() -> None:
     """Its sibling may hold its shard for as long as it likes."""
     p = scheduler()
     assert p.handle(PrefillMissing("x", 0), 0) == ()
@@ -44,8 +44,8 @@ def test_a_rank_that_has_let_go_is_told_that_no_kv_will_come() -> None:
 def test_a_prompt_begun_and_given_up_is_freed_when_every_rank_has_released_it() -> None:
     p = scheduler()
     p.handle(BEGUN, 0)
-    told = p.handle(PrefillAborted("x", Code.PREFILL_ABORTED), 0)
-    assert told == tuple(SendLocal(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
+    effects = p.handle(PrefillAborted("x", Code.PREFILL_ABORTED), 0)
+    assert effects == tuple(SendLocal(rank, PrefillEnded("x", Code.PREFILL_ABORTED)) for rank in ("P.r0", "P.r1"))
     assert p.handle(ShardReleased("x", 0, Code.PREFILL_ABORTED), 0) == ()
     assert p.handle(ShardReleased("x", 1, Code.PREFILL_ABORTED), 0) == (
         ReleaseBlocks("x", BLOCKS, Code.PREFILL_ABORTED),

@@ -395,7 +395,7 @@ def test_r20_a_retry_takes_fresh_blocks() -> None:
 # Missing signals.
 
 
-def test_r21_failed_write_is_told() -> None:
+def test_r21_failed_write_is_reported() -> None:
     c = Cluster()
     c.holding = {"WRITE"}
     c.prefill_and_admit("r", "x")

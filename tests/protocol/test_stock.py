@@ -50,6 +50,6 @@ def moved(dialect, tps, pulls, first, hit):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("first", ["P", "D"])
 @pytest.mark.parametrize("hit", [0, 48])
 def test_undisturbed_it_moves_what_compat_moves(tps, pulls, first, hit) -> None:  # type: ignore[no-untyped-def]
-    told = moved(VLLM_STOCK, tps, pulls, first, hit)
-    assert told[:2] == (["COMMITTED"], [("x", "NONE")])
-    assert told == moved(VLLM_COMPAT, tps, pulls, first, hit)
+    outcome = moved(VLLM_STOCK, tps, pulls, first, hit)
+    assert outcome[:2] == (["COMMITTED"], [("x", "NONE")])
+    assert outcome == moved(VLLM_COMPAT, tps, pulls, first, hit)

@@ -55,7 +55,7 @@ def test_r12_a_retry_matches_the_earlier_registration(dialect: Dialect, comes_to
     """The client goes away before its prompt is there, and comes again under the same X-Request-Id."""
     c = NamedCluster(dialect=dialect)
     first, again = "cmpl-u-11111111", "cmpl-u-22222222"
-    with counterexample(c, again) as told:
+    with counterexample(c, again) as outcome:
         c.prefill("x#1", request_id="cmpl-u-0000000a")
         c.decode(first, "x#1")
         c.admit(first)
@@ -69,7 +69,7 @@ def test_r12_a_retry_matches_the_earlier_registration(dialect: Dialect, comes_to
         c.run()
         c.finish("x#2")
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
     assert [w.op.reg.request_id for w in c.wrote()] == [first if comes_to == WAITS else again]
 
 
@@ -78,7 +78,7 @@ def test_r13_a_registration_of_a_second_rank_is_matched_late(dialect: Dialect, c
     """The first request ends well, on both ranks; its blocks are somebody else's by the time its zombie is matched."""
     c = NamedCluster(d=TWO, dialect=dialect)
     first = "cmpl-u-11111111"
-    with counterexample(c, first) as told:
+    with counterexample(c, first) as outcome:
         c.prefill("x#1", request_id="cmpl-u-0000000a")
         c.finish("x#1")
         c.decode(first, "x#1")
@@ -89,7 +89,7 @@ def test_r13_a_registration_of_a_second_rank_is_matched_late(dialect: Dialect, c
         c.prefill("x#2", request_id="cmpl-u-0000000b")
         c.finish("x#2")
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict=["D.r0"], compat=["D.r0"], stock=["D.r0", "D.r1"])
@@ -110,18 +110,18 @@ def test_r13_only_registered_ranks_are_written(dialect: Dialect, comes_to: list[
 def test_r13_a_rank_that_could_not_register_is_written(dialect: Dialect, comes_to: str) -> None:
     """One D rank's handshake fails; P writes it on its sibling's word, and D frees when the sibling's shard is here."""
     c = NamedCluster(d=TWO, dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill_and_admit("r", "x")
         c.fail("handshake", "D.r1")
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="breaks S3")
 def test_r14_one_sender_twice(dialect: Dialect, comes_to: str) -> None:
     """Two producers write; the completion of one comes twice, and stock decodes without the other's half."""
     c = NamedCluster(p=(engine_info("P", 2),), dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.holding = {"WRITE"}
         c.prefill_and_admit("r", "x")
         c.run()
@@ -130,7 +130,7 @@ def test_r14_one_sender_twice(dialect: Dialect, comes_to: str) -> None:
         c.feed("D.r0", Received("P.r0", 101, first.what.notification))
         c.holding = set()
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict=0, compat=0, stock=1)

@@ -14,7 +14,7 @@ def test_r39_two_prompts_with_one_base_id(dialect: Dialect, comes_to: str) -> No
     """Two tenants chose one X-Request-Id: stock delivers the first prompt to whoever registers first."""
     c = NamedCluster(dialect=dialect)
     mine = "cmpl-u-cccccccc"
-    with counterexample(c, mine) as told:
+    with counterexample(c, mine) as outcome:
         c.prefill("x1", request_id="cmpl-u-aaaaaaaa")
         c.prefill("x2", request_id="cmpl-u-bbbbbbbb")
         c.finish("x1", digest=1)
@@ -22,7 +22,7 @@ def test_r39_two_prompts_with_one_base_id(dialect: Dialect, comes_to: str) -> No
         c.decode(mine, "x2")
         c.admit(mine, digest=2)
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @pytest.mark.parametrize("first", ["P", "D"])
@@ -54,7 +54,7 @@ def test_an_exact_id_goes_before_an_older_base_id(first: str) -> None:
 def test_r46_d_starts_again_with_the_same_id(dialect: Dialect, comes_to: str) -> None:
     """P has an agent of that name and writes through it, at the addresses of a process that is gone."""
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill_and_admit("r0", "x0")
         c.run()
         assert c.outcomes["r0"] == ["COMMITTED"]
@@ -62,7 +62,7 @@ def test_r46_d_starts_again_with_the_same_id(dialect: Dialect, comes_to: str) ->
         c.start_decode("D", 202)
         c.prefill_and_admit("r", "x")
         c.pass_time(500 * S)
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict=0, compat=0, stock=1)
@@ -85,8 +85,8 @@ def test_r46_registrations_of_the_former_incarnation(dialect: Dialect, comes_to:
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="COMMITTED")
 def test_sequential_dispatch_without_disturbance(dialect: Dialect, comes_to: str) -> None:
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill_and_admit("r", "x")
         c.run()
         c.at_rest()
-    assert told.end == comes_to != WAITS
+    assert outcome.end == comes_to != WAITS

@@ -13,7 +13,7 @@ from tests.protocol.support.counterexamples import WAITS, NamedCluster, countere
 def test_r01_lease_ends_under_a_write(dialect: Dialect, comes_to: str) -> None:
     """A slow link, and no heartbeat that arrives: stock gives the blocks away while the NIC reads them."""
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill("x")
         c.finish("x")
         c.pass_time(5 * S)
@@ -23,14 +23,14 @@ def test_r01_lease_ends_under_a_write(dialect: Dialect, comes_to: str) -> None:
         c.pass_time(26 * S)
         c.holding = set()
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock="COMMITTED")
 def test_r01_nobody_can_see_it(dialect: Dialect, comes_to: str) -> None:
     """Without an oracle the same story ends well: D gets a success notice for whatever stood in those blocks."""
     c = NamedCluster(dialect=dialect, watched=False)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill("x")
         c.finish("x")
         c.pass_time(5 * S)
@@ -41,7 +41,7 @@ def test_r01_nobody_can_see_it(dialect: Dialect, comes_to: str) -> None:
         freed_under_the_write = c.released == [("x", "EXPIRED")]
         c.holding = set()
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
     assert freed_under_the_write == (dialect.name == "vllm-stock")
     assert len(c.released) == 1
 
@@ -50,7 +50,7 @@ def test_r01_nobody_can_see_it(dialect: Dialect, comes_to: str) -> None:
 def test_r02_deferred_write_after_the_lease(dialect: Dialect, comes_to: str) -> None:
     """Matched, and waiting for the handshake to D behind somebody's timeout: stock posts from blocks that are gone."""
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill("x")
         c.finish("x")
         c.pass_time(2 * S)
@@ -68,7 +68,7 @@ def test_r02_deferred_write_after_the_lease(dialect: Dialect, comes_to: str) -> 
         c.run()
         assert c.wrote() == []
         c.pass_time(480 * S)
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 def wrote_badly(c: NamedCluster) -> None:
@@ -83,21 +83,21 @@ def wrote_badly(c: NamedCluster) -> None:
 def test_r17_r19_an_error_is_no_end(dialect: Dialect, comes_to: str) -> None:
     """Only a fence proves that nobody reads any more; stock has none, and goes by the lease."""
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         wrote_badly(c)
         c.pass_time(31 * S)
         assert c.released == []
         c.carry_out(c.find("fence"))
         assert c.released == [("x", "EXPIRED")]
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict="STALE", compat="STALE", stock="breaks S2")
 def test_r04_read_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None:
     """D stands still for longer than the lease, with a READ under way; P frees, and only logs what D read."""
     c = NamedCluster(dialect=dialect, pulls=True)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.holding = {"READ"}
         c.prefill_and_admit("r", "x")
         c.run()
@@ -106,14 +106,14 @@ def test_r04_read_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None
         assert c.released == [("x", "EXPIRED")]
         c.holding = set()
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict="STALE", compat="STALE", stock="breaks S2")
 def test_r09_a_step_of_d_longer_than_the_lease(dialect: Dialect, comes_to: str) -> None:
     """The request stood in D's queue meanwhile, and its READ is quick: the blocks were gone before it began."""
     c = NamedCluster(dialect=dialect, pulls=True)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill("x")
         c.finish("x")
         c.decode("r", "x")
@@ -123,21 +123,21 @@ def test_r09_a_step_of_d_longer_than_the_lease(dialect: Dialect, comes_to: str) 
         assert c.released == [("x", "EXPIRED")]
         c.admit("r")
         c.run()
-    assert told.end == comes_to
+    assert outcome.end == comes_to
 
 
 @in_each_dialect(strict="COMMITTED", compat="COMMITTED", stock=WAITS)
 def test_r05_heartbeats_by_the_routers_id(dialect: Dialect, comes_to: str) -> None:
     """Both legs dispatched at once, and D's queue longer than the lease: vLLM's proxy cannot know P's own id."""
     c = NamedCluster(dialect=dialect)
-    with counterexample(c) as told:
+    with counterexample(c) as outcome:
         c.prefill("x")
         c.decode("r", "x")
         c.finish("x")
         c.pass_time(60 * S)
         c.admit("r")
         c.pass_time(500 * S)
-    assert told.end == comes_to
+    assert outcome.end == comes_to
     assert c.released == [("x", "EXPIRED" if comes_to == WAITS else "NONE")]
 
 

@@ -77,7 +77,7 @@ def test_bounds_for_one_class_demand_nothing_of_the_others() -> None:
     assert (metrics.classes["chat"].slo, metrics.classes[""].slo) == (None, None)
 
 
-def test_classes_without_bounds_are_still_told_apart() -> None:
+def test_classes_without_bounds_are_still_distinguished() -> None:
     metrics = measured()
     assert metrics.slo is None
     assert [row.completed for row in metrics.classes.values()] == [2, 1, 2]

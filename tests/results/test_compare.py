@@ -65,7 +65,7 @@ def test_what_completed_nothing_is_not_called_faster(tmp_path: Path) -> None:
     assert set(found) == {"slo_attainment", "requests_per_s", "output_tokens_per_s", "goodput_rps"}
 
 
-def test_whose_step_times_they_are_is_told_once_for_those_that_agree(tmp_path: Path) -> None:
+def test_the_source_of_step_times_is_reported_once_for_runs_that_agree(tmp_path: Path) -> None:
     folders = [saved(tmp_path / name, uneven, requests=3) for name in "ab"]
     console = Console(width=80, file=io.StringIO(), color_system=None)
     console.print(Comparisons.of([read_runs(folder) for folder in folders]))
@@ -150,7 +150,7 @@ def test_other_seeds_are_not_paired(tmp_path: Path) -> None:
     assert it["high"] - it["low"] > 400
 
 
-def test_of_a_single_run_against_seeds_no_interval_is_told(tmp_path: Path) -> None:
+def test_a_single_run_against_seeds_has_no_interval(tmp_path: Path) -> None:
     one = saved(tmp_path / "a", uneven)
     for runs in ((one, several(tmp_path / "b", {1: 10, 2: 20})), (tmp_path / "b", one)):
         found = compared(*runs)

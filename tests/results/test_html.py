@@ -221,10 +221,10 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
 
 
 def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
-    told = TimeSeries()
-    told.record(0, 5 * 10**10)
+    series = TimeSeries()
+    series.record(0, 5 * 10**10)
     result = Result.of(nothing().header, Records(), {}, Totals(duration_ns=86_400 * 10**9, links=[FULL]))
-    _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, told),)))
+    _, [curve] = over_time(result, Recording((LinkCourse("full", 5 * 10**10, series),)))
     assert curve.means == pytest.approx([1.0] * SLICES)
 
 

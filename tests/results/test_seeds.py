@@ -50,14 +50,14 @@ def test_terminals_without_its_sign_get_another(result: Result) -> None:
     assert "?" not in text
 
 
-def test_equal_runs_are_told_as_that(result: Result) -> None:
+def test_equal_runs_are_reported_as_equal(result: Result) -> None:
     same = {seed: summary(result) for seed in (1, 2)}
     assert "nothing in this scenario is drawn" in printed(SeedsReport.of("two", 2, same))
     same[2]["ttft_mean_ms"] += 1
     assert "nothing in this scenario is drawn" not in printed(SeedsReport.of("two", 2, same))
 
 
-def test_runs_that_are_missing_are_told(result: Result) -> None:
+def test_missing_runs_are_reported(result: Result) -> None:
     one = SeedsReport.of("one", 3, {1: summary(result)})
     assert "interrupted, 3 were asked for" in printed(one)
     assert one.as_dict()["figures"]["ttft_mean_ms"]["low"] is None
@@ -73,7 +73,7 @@ def test_what_the_scenario_does_not_ask_has_no_row(result: Result) -> None:
     assert "goodput" not in printed(report)
 
 
-def test_whose_step_times_they_are_is_told(result: Result) -> None:
+def test_the_source_of_step_times_is_reported(result: Result) -> None:
     statement = "prefill: roofline of a on b; TPOT ±25 %"
     report = SeedsReport.of("two", 2, {seed: summary(result) for seed in (1, 2)}, [statement])
     assert f"step times  {statement}" in printed(report)

@@ -158,10 +158,10 @@ def test_a_large_run_is_written_as_a_stream(tmp_path: Path) -> None:
             column[request] = 1000 * (request + stage)
         records.last_token_ns[request] = 1000 * (request + 20)
         records.prefill_engine[request], records.decode_engine[request] = "p-0", "d-0"
-    told = TimeSeries()
+    series = TimeSeries()
     for instant in range(30_000):
-        told.record(instant, 1 + instant % 2)
-    recording = Recording((LinkCourse("l", 2, told),))
+        series.record(instant, 1 + instant % 2)
+    recording = Recording((LinkCourse("l", 2, series),))
     written = 0
 
     def counted() -> Iterator[dict[str, Any]]:

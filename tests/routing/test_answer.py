@@ -72,7 +72,7 @@ def test_nothing_follows_the_end(outcome: Any) -> None:
     ending = it.ended(outcome)
     assert ending is (Ending.ERROR if outcome == "failed" else Ending.NOTHING)
     assert it.piece_arrived(A) is PieceUse.DROP
-    assert it.first_token_told(A, False) is None
+    assert it.first_token_received(A, False) is None
     assert not it.decode_dispatched(A)
 
 
@@ -93,7 +93,7 @@ def test_only_the_attempt_that_streams_has_a_whole_answer() -> None:
     assert it.fingerprint() == before
 
 
-def test_decode_legs_that_were_dispatched_without_ps_token_are_told_it() -> None:
+def test_decode_legs_that_were_dispatched_without_ps_token_receive_it() -> None:
     """Of a hedge, too: both go on behind it. One that has ended is not told, and a later one is dispatched with it."""
     it = streamed(first_from_prefill=True)
     assert it.prefill_dispatched()
@@ -102,8 +102,8 @@ def test_decode_legs_that_were_dispatched_without_ps_token_are_told_it() -> None
     assert it.decode_dispatched(C)
     it.leg_ended("decode", B)
     it.leg_ended("prefill", C)
-    assert it.first_token_told(A, False) == FirstTokenUse((A, C), ())
-    assert it.first_token_told(C, False) is None, "the answer starts with the other P's"
+    assert it.first_token_received(A, False) == FirstTokenUse((A, C), ())
+    assert it.first_token_received(C, False) is None, "the answer starts with the other P's"
     assert not it.prefill_dispatched()
     assert not it.decode_dispatched("r0.4")
 
@@ -114,14 +114,14 @@ def test_without_that_nobody_awaits_anything() -> None:
     assert not it.decode_dispatched(A)
     assert not it.alone_dispatched(B)
     with pytest.raises(LocalProtocolError):
-        it.first_token_told(A, False)
+        it.first_token_received(A, False)
     assert it.piece_arrived(B) is PieceUse.FIRST
 
 
 def test_an_answer_that_ends_with_ps_token_is_whole() -> None:
     it = streamed(first_from_prefill=True)
     it.decode_dispatched(A)
-    assert it.first_token_told(A, True) == FirstTokenUse((), ())
+    assert it.first_token_received(A, True) == FirstTokenUse((), ())
     assert it.streaming == A
     assert it.piece_arrived(A) is PieceUse.DROP, "D was not told that it ended"
     assert not it.is_candidate(B)
@@ -131,7 +131,7 @@ def test_ps_token_comes_too_late_for_an_answer_that_streams() -> None:
     it = streamed(first_from_prefill=True)
     it.alone_dispatched(A)
     it.piece_arrived(A)
-    assert it.first_token_told(B, False) is None
+    assert it.first_token_received(B, False) is None
     assert it.piece_arrived(A) is PieceUse.PASS
 
 
@@ -140,7 +140,7 @@ def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(s
     """A client that does not stream has nothing of P's token yet."""
     it = Answer(streams, True)
     assert not it.alone_dispatched(A)
-    use = it.first_token_told(B, False)
+    use = it.first_token_received(B, False)
     assert use == FirstTokenUse((), (A,) if streams else ())
     assert it.is_candidate(A) is not streams
     assert it.fork().piece_arrived(A) is (PieceUse.DROP if streams else PieceUse.FIRST)
@@ -151,7 +151,7 @@ def test_an_engine_that_computes_the_prompt_too_does_not_start_an_answer_again(s
 @pytest.mark.parametrize("streams", [True, False])
 def test_ps_token_is_received_at_once_by_clients_that_stream(streams: bool) -> None:
     it = Answer(streams, True)
-    it.first_token_told(A, False)
+    it.first_token_received(A, False)
     assert it.started is streams
     assert it.ended("failed") is (Ending.BREAK_OFF if streams else Ending.ERROR)
 
@@ -220,7 +220,7 @@ class Served(RuleBasedStateMachine):
         self.has_first = False
         """The client has P's first token."""
         self.whole = False
-        self.told: Counter[str] = Counter()
+        self.forwarded: Counter[str] = Counter()
         self.reported: list[str] = []
         self.reply: Reply | None = None
         self.gone = False
@@ -279,7 +279,7 @@ class Served(RuleBasedStateMachine):
             return
         if isinstance(effect, DispatchDecode):
             leg.awaits = self.ask("decode_dispatched", attempt)
-            leg.behind = self.answer.first_told
+            leg.behind = self.answer.has_first_token
         elif isinstance(effect, DispatchPrefill) and effect.keeps:
             leg.answers = False
             leg.returns_first_token = self.ask("prefill_dispatched")
@@ -379,7 +379,7 @@ class Served(RuleBasedStateMachine):
     @rule(pick=PICK, ends=SELDOM)
     def prefill_answers(self, pick: int, ends: bool) -> None:
         leg = any_of(self.prefilling(), pick)
-        use = self.ask("first_token_told", leg.attempt, ends) if leg.returns_first_token else None
+        use = self.ask("first_token_received", leg.attempt, ends) if leg.returns_first_token else None
         if use is not None:
             assert not any((self.received, self.has_first, self.whole))
             self.has_first = self.answer.streams
@@ -394,7 +394,7 @@ class Served(RuleBasedStateMachine):
         self.end(leg, Code.NONE, ends and use is not None)
 
     def forward(self, attempt: str) -> None:
-        self.told[attempt] += 1
+        self.forwarded[attempt] += 1
         for leg in (*self.legs.values(), *self.late):
             if (leg.role, leg.attempt) == ("decode", attempt):
                 assert leg.awaits
@@ -426,11 +426,11 @@ class Served(RuleBasedStateMachine):
         assert self.answer.started is (bool(self.received) or self.has_first)
 
     @invariant()
-    def each_that_awaits_is_told_once(self) -> None:
-        assert not self.told or max(self.told.values()) == 1
-        if self.answer.first_told and not self.answer.over:
+    def each_that_awaits_gets_the_token_once(self) -> None:
+        assert not self.forwarded or max(self.forwarded.values()) == 1
+        if self.answer.has_first_token and not self.answer.over:
             assert not any(leg.awaits for leg in self.legs.values())
-        assert set(self.told) & set(self.answer.awaiting) == set()
+        assert set(self.forwarded) & set(self.answer.awaiting) == set()
 
     @invariant()
     def somebody_is_at_work_until_the_end(self) -> None:
@@ -489,7 +489,7 @@ def walk(seed: int) -> None:
         elif it.reply is None and not it.gone:
             it.hang_up(True)
         it.one_attempt_reaches_the_client()
-        it.each_that_awaits_is_told_once()
+        it.each_that_awaits_gets_the_token_once()
         it.somebody_is_at_work_until_the_end()
     it.teardown()
 

@@ -92,7 +92,7 @@ def test_concurrent_dispatch_sends_both_legs_with_ps_coordinates() -> None:
 
 
 @pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
-def test_a_d_that_cannot_ask_p_is_told_how_the_prefill_leg_ended(dispatch: Any) -> None:
+def test_a_d_that_cannot_ask_p_is_notified_how_the_prefill_leg_ended(dispatch: Any) -> None:
     it = router(dispatch=dispatch, reports_prefill=True)
     prefill, *_ = it.handle(RequestArrived(0), 0)
     assert it.handle(answer(prefill), 1)[-1] == ReportPrefill(0, "r0.1", True)

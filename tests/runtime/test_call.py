@@ -20,11 +20,11 @@ from tests.runtime.http.world import LOCAL, serving
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "told"),
+    ("status", "code", "has_refusal"),
     [(400, Code.REJECTED, True), (409, Code.UNREACHABLE, False), (503, Code.IO, False)],
 )
 @pytest.mark.trio
-async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> None:
+async def test_whose_fault_a_refusal_is(status: int, code: Code, has_refusal: bool) -> None:
     """409: the attempt is there already, since a connection broke while it was asked and the request was sent again.
     That is nothing to tell a client; another attempt has another id."""
     error = OpenAIError(status, "request r is being prefilled already")
@@ -39,4 +39,4 @@ async def test_whose_fault_a_refusal_is(status: int, code: Code, told: bool) -> 
         leg = Leg(call, client, EngineAddress("prefill-0", here, here), "r.1", 10.0, Signer(None))
         assert await leg.prefill(b"{}", "nixl-push") == (None, None, code)
     client.close()
-    assert (call.refusal is not None) == told
+    assert (call.refusal is not None) == has_refusal

@@ -36,7 +36,7 @@ class RecordingRank(Rank):
         rank_args = (SHAPE, 8, LayoutBook(SHAPE, "push", "exactly-once"), transport, self.events.append, 1)
         super().__init__(EngineInfo(engine, SHARDS), 0, *rank_args)
 
-    async def told(self, event: Any) -> None:
+    async def wait_for(self, event: Any) -> None:
         with trio.fail_after(60):
             while event not in self.events:
                 await trio.sleep(0.001)
@@ -66,7 +66,7 @@ async def fenced(
         assert await p.writes(5)
         d.view[:] = bytes(len(d.view))
         d.fence("p.r0", 5)
-        await d.told(FenceEnded("p.r0"))
+        await d.wait_for(FenceEnded("p.r0"))
         with trio.fail_after(60):
             while "d.r0" in p.peers and transport is ClosingTransport:
                 await trio.sleep(0.001)

@@ -92,7 +92,7 @@ async def test_several_answers_are_put_together(quickstart: Served) -> None:
 
 
 @pytest.mark.trio
-async def test_what_is_wrong_is_told_to_whoever_said_it(quickstart: Served) -> None:
+async def test_bad_requests_are_refused_by_status(quickstart: Served) -> None:
     for fields, status in (
         ({"prompt": "x", "model": "gpt-5"}, 404),
         ({"prompt": "x", "max_tokens": -1}, 400),

@@ -55,8 +55,8 @@ async def test_who_does_not_know_it_is_no_peer_on_either_side(
         assert await p.endpoint.get(Received) == [Received("friend.r0", 102, CANCEL)]
         assert not [event for event in p.endpoint.events if type(event) is PeerLost]
         assert d.memory.connected == []
-    told = " ".join(record.getMessage() for record in caplog.records)
-    assert ("there is none here" if theirs is None else "it does not know the secret") in told
+    logged = " ".join(record.getMessage() for record in caplog.records)
+    assert ("there is none here" if theirs is None else "it does not know the secret") in logged
 
 
 @pytest.mark.trio

@@ -26,7 +26,7 @@ def event(text: str) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode({"text": text})
 
 
-def told(text: bytes, ends: bool = False) -> tuple[int, bytes]:
+def first_token_answer(text: bytes, ends: bool = False) -> tuple[int, bytes]:
     """P's answer, with its token."""
     params = KvParams(EngineInfo("prefill-0", Shards(1, 1, 16)), "x", "r", 3)
     kv_params = decode_json(params, Coordinates(LOCAL, 1), "nixl-push")
@@ -121,7 +121,7 @@ async def test_who_hangs_up_leaves_neither_of_two() -> None:
 @pytest.mark.trio
 async def test_ps_token_is_given_at_once_and_d_goes_on_behind_it() -> None:
     async with town(dispatch="sequential", returns_first_token=True) as built:
-        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["prefill-0"] = [first_token_answer(event("P"))]
         async with await trio.open_tcp_stream(LOCAL, built.port) as stream, trio.open_nursery() as nursery:
             received_so_far = bytearray()
 
@@ -150,8 +150,8 @@ async def test_ps_token_is_given_at_once_and_d_goes_on_behind_it() -> None:
 async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_with_it(dispatch: str) -> None:
     """Whatever the other P would have said."""
     async with town(dispatch=dispatch, returns_first_token=True) as built:
-        built.replies["prefill-0"] = [told(event("P"))]
-        built.replies["prefill-1"] = [told(event("Q"))]
+        built.replies["prefill-0"] = [first_token_answer(event("P"))]
+        built.replies["prefill-1"] = [first_token_answer(event("Q"))]
         if dispatch == "sequential":
             built.replies["decode-0"] = [(503, b"{}")]
         built.answer_pieces["decode-1"] = [event("D") + DONE]
@@ -166,8 +166,8 @@ async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_wit
                 await settled()
                 built.turn()
                 if number == 3 and dispatch == "concurrent":
-                    told_by_hand = [body for body in built.bodies["decode-0"] if body.get("token") == FIRST.token]
-                    assert told_by_hand, "D waits for P's token, and is told"
+                    forwarded = [body for body in built.bodies["decode-0"] if body.get("token") == FIRST.token]
+                    assert forwarded, "D waits for P's token, and is told"
                     # And then its process ends.
                     for connection in tuple(built.servers["decode-0"].connections):
                         connection._sock.shutdown(2)
@@ -183,7 +183,7 @@ async def test_an_attempt_that_fails_behind_ps_token_is_made_anew_and_begins_wit
 @pytest.mark.trio
 async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> None:
     async with town(dispatch="sequential", returns_first_token=True) as built:
-        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["prefill-0"] = [first_token_answer(event("P"))]
         built.replies["decode-0"] = [(503, b"{}")]
         built.replies["prefill-1"] = [(503, b"{}")]
         *received_before, error = texts(await received(built, turns=8))
@@ -196,7 +196,7 @@ async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> No
 @pytest.mark.trio
 async def test_an_answer_that_ends_with_ps_token_needs_no_d(dispatch: str) -> None:
     async with town(dispatch=dispatch, returns_first_token=True) as built:
-        built.replies["prefill-0"] = [told(event("P") + DONE, ends=True)]
+        built.replies["prefill-0"] = [first_token_answer(event("P") + DONE, ends=True)]
         assert texts(await received(built)) == [{"text": "P"}]
         assert built.left == (["decode-0"] if dispatch == "concurrent" else [])
         assert counted(built, "completed", "none") == 1
@@ -206,8 +206,8 @@ async def test_an_answer_that_ends_with_ps_token_needs_no_d(dispatch: str) -> No
 async def test_a_hedge_goes_on_behind_the_token_that_the_client_has() -> None:
     """One P has told its token; the other attempt's is not even asked for one."""
     async with town(dispatch="sequential", returns_first_token=True, hedge_after_ns=SOON) as built:
-        built.replies["prefill-0"] = [told(event("P"))]
-        built.replies["prefill-1"] = [told(event("Q"))]
+        built.replies["prefill-0"] = [first_token_answer(event("P"))]
+        built.replies["prefill-1"] = [first_token_answer(event("Q"))]
         built.answer_pieces["decode-1"] = [event("D") + DONE]
         assert texts(await received(built, turns=8)) in ([{"text": "P"}, {"text": "D"}], [{"text": "Q"}, {"text": "D"}])
         assert built.left == ["decode-0"]
@@ -220,7 +220,7 @@ async def test_an_engine_that_computes_the_prompt_itself_does_not_start_the_answ
     """It is asked first, and has no token when the hedge's P tells its own."""
     async with town(dispatch="sequential", returns_first_token=True, hedge_after_ns=SOON) as built:
         built.node.router.rules = Rules(disaggregation=Disaggregation(((100,), (0,))))
-        built.replies["prefill-0"] = [told(event("P"))]
+        built.replies["prefill-0"] = [first_token_answer(event("P"))]
         built.answer_pieces["decode-1"] = [event("D") + DONE]
         assert texts(await received(built, turns=8)) == [{"text": "P"}, {"text": "D"}]
         assert built.asked == ["decode-0", "prefill-0", "decode-1"]

@@ -207,7 +207,7 @@ async def test_nonsense_behind_hello_ends_that_stream_alone(nonsense: bytes) -> 
 
 
 @pytest.mark.trio
-async def test_a_broken_stream_is_told_and_a_fence_is_not() -> None:
+async def test_a_broken_stream_is_reported_and_a_fence_is_not() -> None:
     async with sides("d", "p") as (d, p):
         await connected(d, p)
         d.links.fence(d.port, Fence("p.r0"))

@@ -234,7 +234,7 @@ async def test_nothing_is_reported_behind_the_end() -> None:
 
 
 @pytest.mark.trio
-async def test_a_router_that_is_not_there_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreachable_router_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with trio.open_nursery() as nursery:
         reporter = Reporter(engine_address("decode-0"), UNSIGNED, 0.01)
         reporter.set_router(Coordinates(LOCAL, 1))
@@ -259,7 +259,7 @@ def test_engines_know_where_the_router_is(overrides: tuple[str, ...], found: tup
 
 
 @pytest.mark.parametrize("overrides", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.port=0"])
-def test_or_are_told_that_nobody_has_said(overrides: str) -> None:
+def test_a_malformed_router_address_is_refused(overrides: str) -> None:
     with pytest.raises(Exception, match=r"serve\.router: is .*, expected HOST:PORT"):
         router_at(cluster(overrides))
 
@@ -336,7 +336,7 @@ async def test_engines_are_added_while_there_are_vacant_ones() -> None:
 
 
 @pytest.mark.trio
-async def test_an_engine_that_was_told_to_end_may_be_added_again() -> None:
+async def test_an_engine_that_was_stopped_may_be_added_again() -> None:
     """By whoever: it was started again by nobody, and could not be asked for."""
     async with town() as built:
         started: list[str] = []

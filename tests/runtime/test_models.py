@@ -31,9 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_model_file_is_named(missing: str, folder: Path) -> None:
     (folder / missing).unlink()
-    with pytest.raises(PdflowError, match=r"config\.json|tokenizer\.json|safetensors") as told:
+    with pytest.raises(PdflowError, match=r"config\.json|tokenizer\.json|safetensors") as caught:
         TorchModel(cluster(f"serve.model={folder}"))
-    assert told.value.exit_code == EXIT_BAD_INPUT
+    assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
 def test_another_shape_is_refused_before_its_weights_are_read(folder: Path) -> None:

@@ -9,11 +9,11 @@ LIMITED = """
 import resource
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
-from pdflow_runtime.process.processes import run_until_told
+from pdflow_runtime.process.processes import run_to_exit_code
 async def run():
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 assert most > 64
-raise SystemExit(run_until_told(run))
+raise SystemExit(run_to_exit_code(run))
 """
 
 

@@ -119,8 +119,8 @@ async def test_nor_one_that_is_sharded_as_none_can_be(shards: tuple[int, int, in
 
 @pytest.mark.trio
 async def test_a_write_that_waits_for_pieces_ends_with_its_peer() -> None:
-    told: list[Any] = []
-    here = rank(told.append)
+    events: list[Any] = []
+    here = rank(events.append)
     here.transfers.adopt(LaneRules(in_layers=True, as_offered=True))
     reg, shards, weights = Reg("d", 7, 1, "r"), Shards(1, 1, 16), 1
     registration = Register(reg, "x", 0, shards, Allocation(5, (0,)), 0, 16, 0, weights, 0)
@@ -131,7 +131,7 @@ async def test_a_write_that_waits_for_pieces_ends_with_its_peer() -> None:
     here.transfers.offer("x", Piece(0, 0, 16))
     here.on_transport_event(Ended(written[0], True))
     here.on_transport_event(PeerGone("d.r0"))
-    assert told == [WriteEnded(op, False)]
+    assert events == [WriteEnded(op, False)]
     await here.connect("d.r0", described(MEMORY))
     here.transfers.offer("x", Piece(1, 0, 16))
     assert len(written) == 1

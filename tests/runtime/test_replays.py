@@ -21,8 +21,8 @@ from pdflow_sim.check.scopes.method_scopes import BY_METHOD, STOPS
 from pdflow_sim.check.scopes.scope import ENDLESS, TOKENS, Scope
 from pdflow_sim.check.state.digest import digest
 from tests.runtime.support.held import HeldTransfers, Wires
-from tests.runtime.support.told import NotToldOn, Told, digest_of
-from tests.runtime.support.told_methods import replay_of
+from tests.runtime.support.live_replay import LiveReplay, NotReplayable, digest_of
+from tests.runtime.support.method_live_replay import replay_of
 
 REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
 STEPS = 50
@@ -65,7 +65,9 @@ def not_live(scope: Scope) -> str:
 
 
 COUNTEREXAMPLES = {file.stem: read(file) for file in REPLAYS}
-TOLD = {name: counterexample for name, counterexample in COUNTEREXAMPLES.items() if not not_live(counterexample.scope)}
+REPLAYABLE = {
+    name: counterexample for name, counterexample in COUNTEREXAMPLES.items() if not not_live(counterexample.scope)
+}
 
 
 def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
@@ -79,7 +81,7 @@ def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
         "a-lost-p-that-writes": "only strict is spoken live",
         "taken-before-the-rank-knew-of-it": lagging,
     }
-    assert TOLD
+    assert REPLAYABLE
 
 
 @pytest.fixture(autouse=True)
@@ -90,16 +92,16 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"pdflow_runtime.nodes.{module}.digest_of", digest_of)
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REPLAYABLE)
 @pytest.mark.trio
-async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock) -> None:
-    counterexample: CounterexampleFile = TOLD[name]
+async def test_recorded_counterexamples_are_replayed_live(name: str, mock_clock: MockClock) -> None:
+    counterexample: CounterexampleFile = REPLAYABLE[name]
     async with trio.open_nursery() as nursery:
-        told = replay_of(counterexample.scope, nursery)
-        await told.begin()
+        live_replay = replay_of(counterexample.scope, nursery)
+        await live_replay.begin()
         for step in counterexample.steps:
-            await told.make_named(step.move)
-            assert digest(told.world, told.state) == step.after
+            await live_replay.make_named(step.move)
+            assert digest(live_replay.world, live_replay.state) == step.after
         nursery.cancel_scope.cancel()
 
 
@@ -107,8 +109,8 @@ async def test_what_was_found_once_is_told_live(name: str, mock_clock: MockClock
 async def test_a_write_of_a_former_incarnation_is_not_accepted(mock_clock: MockClock) -> None:
     """Its notice comes when D has met P's next life (S8)."""
     async with trio.open_nursery() as nursery:
-        told = replay_of(Scope(p_restart=1, sync=1), nursery)
-        await told.begin()
+        live_replay = replay_of(Scope(p_restart=1, sync=1), nursery)
+        await live_replay.begin()
         for move in (
             "finish x0",
             "decode u0-d0000000",
@@ -124,7 +126,7 @@ async def test_a_write_of_a_former_incarnation_is_not_accepted(mock_clock: MockC
             "handshake D.r0 -> P.r0",
             "notice PostWrite u0-d0000000 r0->r0 by P.r0",
         ):
-            await told.make_named(move)
+            await live_replay.make_named(move)
         nursery.cancel_scope.cancel()
 
 
@@ -175,34 +177,34 @@ SCOPES = {
 PUT_OFF = ("finish", "read", "land", "ended", "deliver", "")
 
 
-async def walk(scope: Scope, seed: int) -> Told:
+async def walk(scope: Scope, seed: int) -> LiveReplay:
     """One way through the world of a scope, told as far as it can be. There is hardly any trouble before some moment,
     and moves of some kind come last: otherwise no prompt would be asked for while it is computed, and no WRITE be
     stopped."""
     chance = random.Random(seed)
     trouble_from, last = chance.randrange(STEPS // 2), chance.choice(PUT_OFF)
     async with trio.open_nursery() as nursery:
-        told = replay_of(scope, nursery)
-        await told.begin()
-        with suppress(NotToldOn):
+        live_replay = replay_of(scope, nursery)
+        await live_replay.begin()
+        with suppress(NotReplayable):
             for step in range(STEPS):
-                moves: list[Any] = told.world.moves(told.state)
+                moves: list[Any] = live_replay.world.moves(live_replay.state)
                 if not moves:
                     break
                 fault_free = [move for move in moves if move[0] not in TROUBLE]
                 soon = [move for move in fault_free if move[0] != last]
                 likes = soon or fault_free
                 trouble = 0.02 if step < trouble_from else 0.3
-                await told.make(chance.choice(likes if likes and chance.random() >= trouble else moves))
+                await live_replay.make(chance.choice(likes if likes and chance.random() >= trouble else moves))
         nursery.cancel_scope.cancel()
-    return told
+    return live_replay
 
 
 @pytest.mark.parametrize("name", SCOPES)
 @pytest.mark.trio
-async def test_ways_that_nobody_chose_are_told_live(name: str, mock_clock: MockClock) -> None:
-    told = [await walk(SCOPES[name], seed) for seed in range(WALKS)]
-    assert sum(one.committed for one in told), "no way led anywhere"
+async def test_random_walks_are_replayed_live(name: str, mock_clock: MockClock) -> None:
+    live_replays = [await walk(SCOPES[name], seed) for seed in range(WALKS)]
+    assert sum(one.committed for one in live_replays), "no way led anywhere"
 
 
 REACHED = STOPS | {
@@ -218,7 +220,7 @@ REACHED = STOPS | {
     "walks", [pytest.param(12, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)]
 )
 @pytest.mark.trio
-async def test_ways_through_every_methods_scopes_are_told_live(walks: int, mock_clock: MockClock) -> None:
+async def test_walks_through_every_method_s_scopes_are_replayed_live(walks: int, mock_clock: MockClock) -> None:
     reached: set[str] = set()
     for named in BY_METHOD:
         if not not_live(named.scope):
@@ -247,15 +249,17 @@ async def test_deadlines_fire_when_due_after_events_of_the_same_instant(name: st
             return chance.choice(moves) if moves and chance.random() < 0.3 else None
 
         async with trio.open_nursery() as nursery:
-            told = replay_of(CLOCKS[name], nursery)
-            await told.begin()
-            with suppress(NotToldOn):
+            live_replay = replay_of(CLOCKS[name], nursery)
+            await live_replay.begin()
+            with suppress(NotReplayable):
                 for _ in range(2 * STEPS):
-                    moves = [move for move in told.world.moves(told.state) if move[0] not in ("tick", "timer")]
-                    if (moves and chance.random() < 0.5) or not await told.tick(mock_clock, together):
+                    moves = [
+                        move for move in live_replay.world.moves(live_replay.state) if move[0] not in ("tick", "timer")
+                    ]
+                    if (moves and chance.random() < 0.5) or not await live_replay.tick(mock_clock, together):
                         if not moves:
                             break
-                        await told.make(chance.choice(moves))
-            fired += told.fired
+                        await live_replay.make(chance.choice(moves))
+            fired += live_replay.fired
             nursery.cancel_scope.cancel()
     assert fired > WALKS, "hardly a deadline was reached"

@@ -117,10 +117,10 @@ class ComponentProcesses:
         """To a request, in the end: engines of a busy machine may be late with a report."""
         body = msgspec.json.encode({"prompt": list(range(5, 105)), "max_tokens": 4})
         with trio.fail_after(60):
-            while (told := await self.exchange("POST", "/v1/completions", body))[0] != 200:
-                assert told[0] in (502, 503), (told, self.logs())
+            while (answer := await self.exchange("POST", "/v1/completions", body))[0] != 200:
+                assert answer[0] in (502, 503), (answer, self.logs())
                 await trio.sleep(0.1)
-        assert msgspec.json.decode(told[1])["usage"]["completion_tokens"] == 4
+        assert msgspec.json.decode(answer[1])["usage"]["completion_tokens"] == 4
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ async def test_a_process_without_the_secret_is_refused(components: ComponentProc
     components.start("router")
     components.start("decode-0", secret="another")
     components.start("prefill-0", secret=None)
-    told = {"decode-0": "the signature is wrong", "prefill-0": "this needs the cluster's secret"}
+    reasons = {"decode-0": "the signature is wrong", "prefill-0": "this needs the cluster's secret"}
     with trio.fail_after(60):
-        while not all(why in components.log(name).read_text() for name, why in told.items()):
+        while not all(why in components.log(name).read_text() for name, why in reasons.items()):
             await trio.sleep(0.05)
     await components.healthy(False)
     assert (await components.exchange("GET", "/admin/state"))[0] == 401
@@ -189,7 +189,7 @@ async def test_a_process_without_the_secret_is_refused(components: ComponentProc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--role", "decode"], "--name is missing; there are decode-0, decode-1"),
         (["--role", "decode", "--name", "prefill-0"], "--name prefill-0: there is no decode of that name"),
@@ -208,7 +208,7 @@ async def test_a_process_without_the_secret_is_refused(components: ComponentProc
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, mode, text in (("open", 0o644, SECRET), ("short", 0o600, "short")):
         (tmp_path / name).write_text(text)
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     lines = [line for line in ran.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
     assert ran.exit_code == 2, ran.stderr
     assert len(lines) == 1, ran.stderr
-    assert told.format(**paths) in lines[0]
+    assert message.format(**paths) in lines[0]
 
 
 @pytest.mark.trio

@@ -62,8 +62,8 @@ class Town:
             router = GovernedRouter(*router_args)
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
-        told = {"stores": stores, "returns_first_token": returns_first_token}
-        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, leg_timeout_s, **told)
+        options = {"stores": stores, "returns_first_token": returns_first_token}
+        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, leg_timeout_s, **options)
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]

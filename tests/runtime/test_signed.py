@@ -108,11 +108,11 @@ def test_a_signature_is_of_the_name_that_a_leg_has() -> None:
     assert why_not(gate, request(*signature, (b"traceparent", b"00-1"), named)) == ""
 
 
-@pytest.mark.parametrize(("off_s", "told"), [(31, "31 s ahead"), (-31, "31 s behind")])
-def test_clocks_must_agree(off_s: int, told: str) -> None:
+@pytest.mark.parametrize(("off_s", "reason"), [(31, "31 s ahead"), (-31, "31 s behind")])
+def test_clocks_must_agree(off_s: int, reason: str) -> None:
     ours, theirs = Clock(), Clock(1_000_000 + off_s)
     gate = Gate(SECRET, "decode-0", ours)
-    assert told in why_not(gate, signed(SECRET, theirs))
+    assert reason in why_not(gate, signed(SECRET, theirs))
     theirs.now_s = ours.now_s + (1 if off_s > 0 else -1) * 2
     assert why_not(gate, signed(SECRET, theirs)) == ""
 

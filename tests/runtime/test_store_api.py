@@ -111,7 +111,7 @@ LOOK: Final = {"request_id": "r1", "xid": "x1/load", "objects": [["a", 2]], "dig
     ],
 )
 @pytest.mark.trio
-async def test_what_is_wrong_is_told_and_harms_nobody(path: str, payload: Any) -> None:
+async def test_bad_requests_are_refused_and_harm_nobody(path: str, payload: Any) -> None:
     async with alone() as asked:
         status, answer = await asked.ask(path, payload, Signer(SECRET))
         assert status == 400, answer

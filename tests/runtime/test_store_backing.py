@@ -325,23 +325,23 @@ async def test_a_slow_server_is_not_waited_for(server: DictServer, monkeypatch: 
 
 
 @pytest.mark.trio
-async def test_a_full_server_is_told_of_once_and_asked_again_later(
+async def test_a_full_server_is_logged_once_and_asked_again_later(
     server: DictServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with backed_memory(server) as node:
-        for told in (1, 2):
+        for attempt in (1, 2):
             server.ails = RefusedError("it is full")
             for name in "abc":
-                node.put(chain(1, f"{name}{told}"))
+                node.put(chain(1, f"{name}{attempt}"))
                 await node.saved()
-            assert node.backing.counts["refused"] == 3 * told
+            assert node.backing.counts["refused"] == 3 * attempt
             assert node.backing.up
-            assert len([record for record in caplog.records if "it is full" in record.getMessage()]) == told
+            assert len([record for record in caplog.records if "it is full" in record.getMessage()]) == attempt
             server.ails = None
             await trio.sleep(0.02)
-            node.put(chain(1, f"a{told}"))
+            node.put(chain(1, f"a{attempt}"))
             await node.saved()
-            assert len(server.values) == told
+            assert len(server.values) == attempt
 
 
 @pytest.mark.trio

@@ -21,7 +21,7 @@ from pdflow.cli import cli
 from pdflow.errors import ScenarioError
 from pdflow.scenario.store_url import StoreUrl
 from pdflow_runtime.http.sockets import listen
-from pdflow_runtime.store.server import MAX_ERROR_CHARS as WORDS_TOLD
+from pdflow_runtime.store.server import MAX_ERROR_CHARS as ERROR_CHARS
 from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer, server_of
 from tests.runtime.support.live_pair import cluster
 from tests.runtime.support.value_server import KINDS, kept_server
@@ -74,14 +74,14 @@ def test_any_bytes_of_the_server_give_an_answer_or_an_error(
     call: Callable[[ValkeyServer], object], answer: bytes
 ) -> None:
     with answering(answer) as port:
-        told = ""
+        message = ""
         with closing(client(port)) as server:
             try:
                 call(server)
             except ServerError as error:
-                told = str(error)
-        assert "\n" not in told
-        assert len(told) <= WORDS_TOLD
+                message = str(error)
+        assert "\n" not in message
+        assert len(message) <= ERROR_CHARS
 
 
 def test_a_web_server_is_none() -> None:
@@ -107,7 +107,7 @@ def test_a_real_one_keeps_what_it_is_given(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_may_do_little_is_refused_and_told_why(kind: str, tmp_path: Path) -> None:
+def test_an_unprivileged_client_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
     """A user who may read: lives are not told to him, and nothing is taken from him."""
     with kept_server(kind, tmp_path) as kept:
         with kept.asked() as admin:
@@ -132,7 +132,7 @@ def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("edits", "told"),
+    ("edits", "message"),
     [
         (["serve.store_url=valkey://127.0.0.1:{busy}"], "serve.store_url: valkey://127.0.0.1:{busy} does not serve:"),
         (["serve.store_url=valkey://127.0.0.1:1"], "Connection refused"),
@@ -146,7 +146,7 @@ def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypat
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
-    edits: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edits: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, mode in (("open", 0o644), ("empty", 0o600)):
         (tmp_path / name).write_text("")
@@ -154,13 +154,13 @@ def test_what_is_wrong_is_one_line_and_exit_2(
     with closing(listen("127.0.0.1", 0)) as silent:
         paths = {"busy": silent.getsockname()[1], "here": EXAMPLE.parent}
         paths |= {name: tmp_path / name for name in ("open", "empty")}
-        assert told.format(**paths) in line_of([argument.format(**paths) for argument in edits], monkeypatch)
+        assert message.format(**paths) in line_of([argument.format(**paths) for argument in edits], monkeypatch)
 
 
 def test_a_missing_client_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
-    told = line_of(["serve.store_url=valkey://127.0.0.1"], monkeypatch)
-    assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in told
+    message = line_of(["serve.store_url=valkey://127.0.0.1"], monkeypatch)
+    assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in message
 
 
 def line_of(edits: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

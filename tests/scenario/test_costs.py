@@ -128,7 +128,7 @@ def document(**changes: Any) -> dict[str, Any]:
         ({"error_bar": "±3 %"}, 'error_bar: is "±3 %", expected a table'),
     ],
 )
-def test_wrong_keys_are_told_by_their_path(changes: dict[str, Any], expected: str) -> None:
+def test_wrong_keys_are_reported_by_their_path(changes: dict[str, Any], expected: str) -> None:
     file, problems = read_cost("cost.json", json.dumps(document(**changes)))
     assert file is None
     assert any(str(problem).startswith(f"cost.json: {expected}") for problem in problems), problems
@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_or_wrong(tmp_path: Path) -> None:
         assert f'"{name}" is not a file' in other
 
 
-def test_a_tp_that_no_model_has_is_told_once(tmp_path: Path) -> None:
+def test_a_tp_that_no_model_has_is_reported_once(tmp_path: Path) -> None:
     found = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "pool.prefill.tp=3", "pool.decode.tp=3")
     assert all("does not divide" in problem for problem in found)
 
@@ -302,7 +302,7 @@ def test_eight_bit_products_on_a_gpu_without_them(tmp_path: Path) -> None:
     assert "pool.prefill.gpu: the model's products are in fp8, and a100-80g has no fp8_flops" in problem
 
 
-def test_what_has_gone_wrong_since_it_was_loaded_is_told_to_a_person(tmp_path: Path) -> None:
+def test_an_error_since_loading_is_reported_for_people(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(written(cost_file(BY_TABLE, MeasuredEngine(), SOURCE)))
     scenario = scenario_with(tmp_path, "{ model = 'measured', path = 'a.json' }")
     (tmp_path / "a.json").unlink()
@@ -470,7 +470,7 @@ def locations(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
 
 
 @given(st.data())
-def test_whatever_stands_anywhere_is_read_or_told(data: st.DataObject) -> None:
+def test_every_field_is_read_or_reported(data: st.DataObject) -> None:
     """Nothing raises; and what is read is written and read again, and gives a cost that takes its time."""
     whole = document()
     *parents, last = data.draw(st.sampled_from(locations(whole)[1:]))

@@ -186,7 +186,7 @@ def test_a_store_without_room_for_a_block(tmp_path: Path) -> None:
     assert problems(tmp_path, GOOD, overrides=("transfer.store_bytes=1",)) == [], "there is no store"
 
 
-def test_malformed_lines_of_a_trace_are_told_with_the_rest(tmp_path: Path) -> None:
+def test_malformed_lines_of_a_trace_are_reported_with_the_rest(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n'
         "not json\n"

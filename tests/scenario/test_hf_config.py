@@ -123,7 +123,7 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
         ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "mixes layers"),
     ],
 )
-def test_what_a_config_cannot_say_is_told(change: dict[str, Any], message: str) -> None:
+def test_fields_that_a_config_lacks_are_reported(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HfConfigError, match=message):
         model_values({**LLAMA, **change})
 
@@ -169,7 +169,9 @@ def test_a_scenario_names_a_config(tmp_path: Path) -> None:
         (b"{}", 'preset = "llama-3.1-8b"', "and a preset both say"),
     ],
 )
-def test_a_wrong_config_is_told_once_and_where(tmp_path: Path, content: bytes | None, more: str, message: str) -> None:
+def test_a_wrong_config_is_reported_once_with_its_location(
+    tmp_path: Path, content: bytes | None, more: str, message: str
+) -> None:
     (tmp_path / "my-model").mkdir()
     if content is not None:
         (tmp_path / "my-model/config.json").write_bytes(content)

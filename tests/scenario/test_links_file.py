@@ -60,7 +60,7 @@ def test_a_scenario_that_is_saved_elsewhere_finds_it(tmp_path: Path) -> None:
         (OURS.replace("latency_s = 7e-6", "latncy_s = 7e-6"), "racks/links.toml:5: ", "did you mean latency_s"),
     ],
 )
-def test_what_is_wrong_is_told_where_it_stands(tmp_path: Path, links: str | None, location: str, message: str) -> None:
+def test_an_error_is_reported_with_its_location(tmp_path: Path, links: str | None, location: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         loaded(tmp_path, links)
     lines = str(caught.value).splitlines()

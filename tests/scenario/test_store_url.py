@@ -41,23 +41,23 @@ def test_what_is_none(url: str) -> None:
 @pytest.mark.parametrize("url", ["valkey://:{}@a:1", "redis://me:{}@a", "x://me:{}@@a:b", "valkey://me:{}@"])
 @given(password=st.text("abcxyz/@:?#", min_size=4))
 def test_a_password_is_refused_and_not_repeated(url: str, password: str) -> None:
-    with pytest.raises(ValueError, match=r"holds a password: say that in serve\.store_password_file") as told:
+    with pytest.raises(ValueError, match=r"holds a password: say that in serve\.store_password_file") as caught:
         read_store_url(url.format(f"secret{password}"))
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(caught.value)
 
 
 def complaints(*overrides: str) -> str:
-    with pytest.raises(ScenarioError) as told:
+    with pytest.raises(ScenarioError) as caught:
         load(EXAMPLE, overrides=overrides)
-    return str(told.value)
+    return str(caught.value)
 
 
 def test_a_scenario_with_a_password_is_refused_without_it(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(f'{EXAMPLE.read_text()}\n[serve]\nstore_url = "valkey://:hunter2@a:1"\n')
-    with pytest.raises(ScenarioError, match=r"serve\.store_url: holds a password") as told:
+    with pytest.raises(ScenarioError, match=r"serve\.store_url: holds a password") as caught:
         load(file)
-    for text in (str(told.value), complaints("serve.store_url=valkey://me:hunter2@a:1")):
+    for text in (str(caught.value), complaints("serve.store_url=valkey://me:hunter2@a:1")):
         assert "holds a password" in text
         assert "hunter2" not in text
 

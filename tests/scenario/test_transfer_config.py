@@ -238,7 +238,7 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
         (b"\xff", "is not UTF-8 text"),
     ],
 )
-def test_what_is_wrong_is_told_once_and_where(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_an_error_is_reported_once_with_its_location(tmp_path: Path, text: str | bytes, message: str) -> None:
     # What depends on the method is not judged by another one.
     file = scenario(tmp_path, text, 'dialect = "as-published"\nprogressive = true\n')
     with pytest.raises(ScenarioError) as caught:

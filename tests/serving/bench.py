@@ -15,11 +15,11 @@ class Scheduler:
     timed = False
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.events: list[Any] = []
         self.next: list[Any] = []
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        self.told.append(event)
+        self.events.append(event)
         effects, self.next = tuple(self.next), []
         return effects
 
@@ -63,10 +63,10 @@ class Bench:
         scheduler: Any = port.endpoint
         scheduler.next = list(effects)
         self.core.feed(port, "something", 0)
-        scheduler.told.remove("something")
+        scheduler.events.remove("something")
         return self.done
 
-    def told(self) -> list[Any]:
+    def take_events(self) -> list[Any]:
         """What the protocol has been told since the last time."""
-        told, self.scheduler.told = self.scheduler.told, []
-        return told
+        events, self.scheduler.events = self.scheduler.events, []
+        return events

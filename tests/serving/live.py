@@ -58,7 +58,7 @@ from tests.serving.setting import (
     store_wiring,
     xid_of,
 )
-from tests.serving.watched import Record, answer, recorded, recorded_memory, staging_in, told_of_store, watch
+from tests.serving.watched import Record, answer, lookup_answer, recorded, recorded_memory, staging_in, watch
 
 FIRST = 77
 """P's token."""
@@ -449,7 +449,7 @@ class Live:
 
     def _look(self, r: int) -> None:
         def as_call(call: Any) -> Call:
-            return told_of_store(call.request_id, call.params)
+            return lookup_answer(call.request_id, call.params)
 
         args = (request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
         call = self.node.look(*args)

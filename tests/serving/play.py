@@ -80,7 +80,7 @@ class Pair:
         self.calls: list[Call] = []
         """All of the simulated node's."""
         self.arrived: dict[int, Arrive] = {}
-        self.told: set[int] = set()
+        self.first_received: set[int] = set()
         self.aborted: set[int] = set()
 
     async def play(self, step: Step) -> None:
@@ -132,7 +132,7 @@ class Pair:
             case Abort(r):
                 self.aborted.add(r)
             case FirstToken(r):
-                self.told.add(r)
+                self.first_received.add(r)
         return step
 
     # What may follow.
@@ -167,7 +167,7 @@ class Pair:
                 found += self._arrivals(r)
             else:
                 found += [Abort(r)] * (r not in self.aborted)
-                if self.arrived[r].first == "follows" and r not in self.told:
+                if self.arrived[r].first == "follows" and r not in self.first_received:
                     found.append(FirstToken(r))
         if self.setting.role == "store":
             found += [Look(r) for r in range(len(REQUESTS)) if r not in self.looks | self.arrived.keys()]

@@ -32,14 +32,14 @@ LAYER_NS: Final = 1_000_000
 class RecordingPool(PagedPool):
     """A pool that says which of its blocks are put into quarantine."""
 
-    __slots__ = ("told",)
+    __slots__ = ("on_quarantine",)
 
-    def __init__(self, num_blocks: int, told: Callable[[Allocation], None]) -> None:
+    def __init__(self, num_blocks: int, on_quarantine: Callable[[Allocation], None]) -> None:
         super().__init__(num_blocks)
-        self.told = told
+        self.on_quarantine = on_quarantine
 
     def quarantine(self, allocation: Allocation) -> None:
-        self.told(allocation)
+        self.on_quarantine(allocation)
         super().quarantine(allocation)
 
 

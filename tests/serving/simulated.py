@@ -55,7 +55,7 @@ from tests.serving.setting import (
     store_wiring,
     xid_of,
 )
-from tests.serving.watched import Record, answer, recorded, recorded_memory, staging_in, told_of_store, watch
+from tests.serving.watched import Record, answer, lookup_answer, recorded, recorded_memory, staging_in, watch
 
 
 class Engine(HostedEngine):
@@ -200,8 +200,8 @@ class ScriptedStore:
         self.record(Call("store look", ask.request_id, (ask.xid, ask.items, ask.digest, ask.weights)))
 
     def start(self, arg: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
-        put, told = arg
-        self.puts[number_of(put.params.request_id)] = told
+        put, on_answer = arg
+        self.puts[number_of(put.params.request_id)] = on_answer
         self.record(Call("store put", put.params.request_id, (put.params, put.items)))
 
     def abort(self, arg: tuple[str, Xid]) -> None:
@@ -342,7 +342,7 @@ class Simulated:
                 self._answered(what, r)
             case Look(r):
                 ask = LookupRequested(request_id_of(r), load_xid(xid_of(r)), items_of(r)[:-1], digest(r), WEIGHTS)
-                self.node.look((ask, partial(self._told, ask.request_id)))
+                self.node.look((ask, partial(self._lookup_answered, ask.request_id)))
             case Event(address, event):
                 port = self.node.ports[address]
                 self.node.receive(port, event)
@@ -372,14 +372,14 @@ class Simulated:
         """A store answers P."""
         store = self.builder.stores.node
         found = found_params(self.setting, r) if what in ("found", "put") else None
-        told = (store.looks if what in ("found", "nothing") else store.puts).pop(r)
-        told(AnswerCall(xid_of(r), found, Code.REJECTED if what == "refused" else Code.NONE))
+        on_answer = (store.looks if what in ("found", "nothing") else store.puts).pop(r)
+        on_answer(AnswerCall(xid_of(r), found, Code.REJECTED if what == "refused" else Code.NONE))
 
-    def _put(self, request_id: str, told: AnswerCall) -> None:
-        self.record(answer(request_id, told.code, told.params))
+    def _put(self, request_id: str, call: AnswerCall) -> None:
+        self.record(answer(request_id, call.code, call.params))
 
-    def _told(self, request_id: str, told: AnswerCall) -> None:
-        self.record(told_of_store(request_id, told.params))
+    def _lookup_answered(self, request_id: str, call: AnswerCall) -> None:
+        self.record(lookup_answer(request_id, call.params))
 
     def _do(self, step: Do) -> None:
         if step.act == "layer" and step in self.engine.possible():

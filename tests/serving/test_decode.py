@@ -74,7 +74,7 @@ class DecodeBench(Bench):
     def landed(self, handle: str = "r") -> None:
         self.admitted(handle)
         self.protocol(Commit(handle))
-        self.told()
+        self.take_events()
 
 
 def staged() -> DecodeBench:
@@ -94,17 +94,17 @@ def copying() -> DecodeBench:
     bench = with_room()
     assert bench.protocol(Commit("r")) == [Landed("r"), Enqueue("r")]
     assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [CopyIn("r", ROOM, BLOCKS, 16)]
-    bench.told()
+    bench.take_events()
     return bench
 
 
 def test_a_request_is_admitted_loaded_and_ends_with_its_last_token() -> None:
     bench = DecodeBench()
     bench.request()
-    assert bench.told() == [DecodeQueued("r", PARAMS, 7, 0)]
+    assert bench.take_events() == [DecodeQueued("r", PARAMS, 7, 0)]
     assert bench.protocol(Enqueue("r")) == [Enqueue("r")]
     assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [Admit("r")]
-    assert bench.told() == [DecodeAdmitted("r", BLOCKS, 16, 84, 42, 1)]
+    assert bench.take_events() == [DecodeAdmitted("r", BLOCKS, 16, 84, 42, 1)]
     assert bench.protocol(Commit("r")) == [Landed("r"), Commit("r")]
     assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
     bench.core.assert_empty("d")
@@ -116,9 +116,9 @@ def test_before_its_kv_is_here_the_protocol_aborts_it() -> None:
         bench = DecodeBench()
         bench.request() if stage is DecodeStage.PENDING else bench.admitted()
         assert bench.core.stage_of("r") is stage
-        bench.told()
+        bench.take_events()
         assert bench.role(RequestAborted("r")) == []
-        assert bench.told() == [DecodeAborted("r", Code.CANCELLED)]
+        assert bench.take_events() == [DecodeAborted("r", Code.CANCELLED)]
 
 
 def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> None:
@@ -126,7 +126,7 @@ def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> N
     bench = DecodeBench()
     bench.landed()
     assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
-    assert bench.told() == []
+    assert bench.take_events() == []
     assert bench.role(EngineDropped("r")) == []
     bench.core.assert_empty("d")
 
@@ -134,7 +134,7 @@ def test_once_its_kv_is_here_the_engine_drops_it_whatever_it_does_with_it() -> N
 def test_an_abort_for_nobody_is_nothing() -> None:
     bench = DecodeBench()
     assert bench.role(RequestAborted("r")) == []
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 def test_blocks_of_which_the_protocol_knows_are_its_own_to_free() -> None:
@@ -159,9 +159,9 @@ def test_blocks_that_were_given_in_the_turn_of_its_end_are_given_back() -> None:
     ended = [Drop("r"), EndDecode("r", Code.STALLED)]
     assert bench.protocol(Resolve("r", Outcome.FAILED, Code.STALLED)) == ended
     assert bench.role(EngineDropped("r", BLOCKS)) == [FreeBlocks(BLOCKS)]
-    bench.told()
+    bench.take_events()
     assert bench.role(EngineAdmitted("r", BLOCKS)) == []
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
@@ -172,19 +172,19 @@ def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
     bench.role(RequestAborted("r"))
     with pytest.raises(LocalProtocolError, match="is here already"):
         bench.core.rules[AloneRequested](AloneRequested("r"))
-    assert bench.told() == []
+    assert bench.take_events() == []
     bench.role(EngineDropped("r"))
     bench.request()
-    assert len(bench.told()) == 1
+    assert len(bench.take_events()) == 1
 
 
-def test_what_fits_no_engine_is_told_to_the_protocol() -> None:
+def test_a_request_that_fits_no_engine_is_reported_to_the_protocol() -> None:
     bench = DecodeBench()
     bench.request()
     bench.protocol(Enqueue("r"))
-    bench.told()
+    bench.take_events()
     assert bench.role(EngineRejected("r", "too long")) == []
-    assert bench.told() == [DecodeAborted("r", Code.REJECTED)]
+    assert bench.take_events() == [DecodeAborted("r", Code.REJECTED)]
 
 
 def test_alone_a_request_is_the_engines_from_its_start() -> None:
@@ -196,7 +196,7 @@ def test_alone_a_request_is_the_engines_from_its_start() -> None:
     assert bench.role(EngineDropped("r")) == []
     bench.role(AloneRequested("r"))
     assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 def test_a_first_token_that_follows_is_waited_for() -> None:
@@ -233,7 +233,7 @@ def test_aborted_while_it_waits_for_its_first_token_its_blocks_are_given_back() 
 def test_the_router_s_report_of_a_prefill_leg_goes_to_the_protocol() -> None:
     bench = DecodeBench()
     bench.role(PrefillReported("r", False))
-    assert bench.told() == [PrefillLegEnded("r", False)]
+    assert bench.take_events() == [PrefillLegEnded("r", False)]
 
 
 def test_an_engine_that_waits_stands_still_until_the_last_kv_is_here() -> None:
@@ -252,11 +252,11 @@ def test_where_batches_fail_whole_the_others_are_aborted() -> None:
     bench = DecodeBench(waits=True, fails_whole_batches=True)
     for number, handle in enumerate("abc"):
         bench.admitted(handle, Allocation(number, (number,)))
-    bench.told()
+    bench.take_events()
     bench.protocol(Resolve("b", Outcome.FAILED, Code.STALLED))
-    assert bench.told() == [DecodeAborted("a", Code.STALLED), DecodeAborted("c", Code.STALLED)]
+    assert bench.take_events() == [DecodeAborted("a", Code.STALLED), DecodeAborted("c", Code.STALLED)]
     bench.protocol(Resolve("a", Outcome.CANCELLED, Code.CANCELLED))
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 # Beside the blocks.
@@ -264,7 +264,7 @@ def test_where_batches_fail_whole_the_others_are_aborted() -> None:
 
 def test_staged_a_request_has_room_first_and_blocks_when_all_has_landed() -> None:
     bench = with_room()
-    assert bench.told() == [DecodeQueued("r", PARAMS, 7, 0), DecodeAdmitted("r", ROOM, 0, 100, 42, 1)]
+    assert bench.take_events() == [DecodeQueued("r", PARAMS, 7, 0), DecodeAdmitted("r", ROOM, 0, 100, 42, 1)]
     bench.protocol(Commit("r"))
     bench.role(EngineAdmitted("r", BLOCKS, 16))
     assert bench.role(CopiedIn("r")) == [GiveBackRoom(ROOM), AskForRoom(), Commit("r")]
@@ -284,9 +284,9 @@ def test_staged_whoever_waits_has_room_when_another_gives_it_back() -> None:
 def test_staged_what_no_memory_holds_is_rejected() -> None:
     bench = staged()
     bench.role(DecodeRequested("r", PARAMS, 8, 113, 42))
-    bench.told()
+    bench.take_events()
     assert bench.protocol(Enqueue("r")) == []
-    assert bench.told() == [DecodeAborted("r", Code.REJECTED)]
+    assert bench.take_events() == [DecodeAborted("r", Code.REJECTED)]
 
 
 def test_staged_what_no_engine_holds_ends_and_gives_its_room_back() -> None:
@@ -332,7 +332,7 @@ def test_an_admission_is_known_to_the_protocol_before_what_ends_the_request() ->
     """Both have happened in one turn, the abort first: its blocks would be nobody's, or reported for nobody."""
     bench = DecodeBench()
     bench.request()
-    bench.told()
+    bench.take_events()
 
     def both(_: object, effect: Enqueue) -> None:
         bench.core.feed(bench.core.role, RequestAborted("r"), 0)
@@ -340,7 +340,7 @@ def test_an_admission_is_known_to_the_protocol_before_what_ends_the_request() ->
 
     bench.core.do[Enqueue] = both
     bench.protocol(Enqueue("r"))
-    assert [type(event) for event in bench.told()] == [DecodeAdmitted, DecodeAborted]
+    assert [type(event) for event in bench.take_events()] == [DecodeAdmitted, DecodeAborted]
 
 
 def test_what_it_keeps_is_in_its_fingerprint() -> None:

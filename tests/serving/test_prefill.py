@@ -58,12 +58,12 @@ class PrefillBench(Bench):
 
     def request(self, keeps: bool = True) -> None:
         self.role(PrefillRequested("x", "r", 100, 42, keeps))
-        self.told()
+        self.take_events()
 
     def computed(self) -> None:
         self.request()
         self.role(PromptComputed("x", BLOCKS))
-        self.told()
+        self.take_events()
 
     def answered(self) -> None:
         self.computed()
@@ -79,7 +79,7 @@ def begun() -> PrefillBench:
     bench = progressive()
     bench.request()
     bench.role(ChunkStarted("x", BLOCKS, 60, 0))
-    bench.told()
+    bench.take_events()
     return bench
 
 
@@ -89,14 +89,14 @@ def begun() -> PrefillBench:
 def test_the_protocol_knows_of_a_prompt_before_anything_else_happens_to_it() -> None:
     bench = PrefillBench()
     assert bench.role(PrefillRequested("x", "r", 100, 42)) == [Enqueue("x")]
-    assert bench.told() == [PrefillQueued("x", "r")]
+    assert bench.take_events() == [PrefillQueued("x", "r")]
 
 
 def test_a_computed_prompt_is_the_protocols_until_it_is_released() -> None:
     bench = PrefillBench()
     bench.request()
     assert bench.role(PromptComputed("x", BLOCKS)) == [Computed("x")]
-    assert bench.told() == [FINISHED]
+    assert bench.take_events() == [FINISHED]
     assert bench.protocol(ANSWER) == [ANSWER]
     assert bench.protocol(RELEASE) == [Released("x", Code.NONE), FreePrompt("x"), Forget("x")]
     bench.core.assert_empty("P")
@@ -107,7 +107,7 @@ def test_a_prompt_that_never_fits_is_rejected_and_the_protocol_knows() -> None:
     bench = PrefillBench()
     bench.role(PrefillRequested("x", "r", 100, 42))
     assert bench.role(EngineRejected("x", "too long")) == [EndPrefill("x", Code.REJECTED, "too long"), Forget("x")]
-    assert bench.told() == [PrefillQueued("x", "r"), PrefillAborted("x", Code.REJECTED)]
+    assert bench.take_events() == [PrefillQueued("x", "r"), PrefillAborted("x", Code.REJECTED)]
     bench.core.assert_empty("P")
 
 
@@ -116,9 +116,9 @@ def test_an_abort_frees_the_queue_and_reaches_the_protocol() -> None:
     bench.request()
     assert bench.role(RequestAborted("x")) == [Drop("x")]
     assert bench.role(RequestAborted("x")) == [], "it is being dropped"
-    assert bench.told() == []
+    assert bench.take_events() == []
     assert bench.role(EngineDropped("x")) == [Forget("x")], "who has gone needs no answer"
-    assert bench.told() == [PrefillAborted("x", Code.CANCELLED)]
+    assert bench.take_events() == [PrefillAborted("x", Code.CANCELLED)]
     bench.core.assert_empty("P")
 
 
@@ -128,7 +128,7 @@ def test_a_prompt_that_was_computed_before_its_drop_stays() -> None:
     bench.role(RequestAborted("x"))
     assert bench.role(EngineDropped("x", too_late=True)) == []
     assert bench.role(PromptComputed("x", BLOCKS)) == [Computed("x")]
-    assert bench.told() == [FINISHED]
+    assert bench.take_events() == [FINISHED]
 
 
 def test_a_computed_prompt_stays_when_its_client_goes() -> None:
@@ -136,7 +136,7 @@ def test_a_computed_prompt_stays_when_its_client_goes() -> None:
     bench = PrefillBench()
     bench.answered()
     assert bench.role(RequestAborted("x")) == []
-    assert bench.told() == []
+    assert bench.take_events() == []
     assert bench.protocol(ReleaseBlocks("x", BLOCKS, Code.EXPIRED))[0] == Released("x", Code.EXPIRED)
 
 
@@ -144,7 +144,7 @@ def test_a_prompt_that_nobody_comes_for_is_withdrawn() -> None:
     bench = PrefillBench()
     bench.answered()
     bench.role(PromptWithdrawn("x"))
-    assert bench.told() == [SourceWithdrawn("x")]
+    assert bench.take_events() == [SourceWithdrawn("x")]
 
 
 def test_where_the_token_is_all_the_protocol_knows_nothing() -> None:
@@ -152,7 +152,7 @@ def test_where_the_token_is_all_the_protocol_knows_nothing() -> None:
     assert bench.role(PrefillRequested("x", "r", 100, 42, keeps=False)) == [Enqueue("x")]
     done = [Computed("x"), EndPrefill("x", Code.NONE), FreePrompt("x"), Forget("x")]
     assert bench.role(PromptComputed("x", BLOCKS)) == done
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 def test_a_prompt_that_is_here_already_is_refused() -> None:
@@ -166,7 +166,7 @@ def test_the_engine_answers_for_what_is_forgotten() -> None:
     """As one that is asynchronous may."""
     bench = PrefillBench()
     assert bench.role(EngineDropped("x"), EngineRejected("x")) == []
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 # While it is computed.
@@ -176,25 +176,25 @@ def test_layers_go_as_they_are_computed() -> None:
     bench = progressive()
     bench.request()
     assert bench.role(ChunkStarted("x", BLOCKS, 60, 0)) == []
-    assert bench.told() == [PrefillBegun("x", BLOCKS, 100, 42, 1)]
+    assert bench.take_events() == [PrefillBegun("x", BLOCKS, 100, 42, 1)]
     assert bench.role(LayerReady(0, 0)) == [OfferPiece("x", Piece(0, 0, 60))]
     assert bench.role(LayerReady(0, 1)) == [OfferPiece("x", Piece(1, 0, 60))]
     assert bench.role(ChunkStarted("x", BLOCKS, 100, 1)) == []
     assert bench.role(LayerReady(1, 0)) == [OfferPiece("x", Piece(0, 60, 100))]
     bench.role(LayerReady(1, 1), PromptComputed("x", BLOCKS))
-    assert bench.told() == [FINISHED]
+    assert bench.take_events() == [FINISHED]
 
 
 def test_what_has_begun_is_computed_on_after_an_abort() -> None:
     """A WRITE may read its blocks until then."""
     bench = begun()
     assert bench.role(RequestAborted("x")) == []
-    assert bench.told() == [PrefillAborted("x", Code.CANCELLED)]
+    assert bench.take_events() == [PrefillAborted("x", Code.CANCELLED)]
     assert bench.protocol(RELEASE) == [Released("x", Code.NONE), WithdrawPieces("x")]
     assert bench.role(LayerReady(0, 0), LayerReady(0, 1)) == []
     assert bench.role(ChunkStarted("x", BLOCKS, 100, 1), LayerReady(1, 0), LayerReady(1, 1)) == []
     assert bench.role(PromptComputed("x", BLOCKS)) == [FreePrompt("x"), Forget("x")]
-    assert bench.told() == []
+    assert bench.take_events() == []
     bench.core.assert_empty("P")
 
 
@@ -207,7 +207,7 @@ def test_what_has_begun_and_is_computed_no_more_is_free_when_it_is_released() ->
         done += bench.role(PrefillFailed("x"))
         done += bench.protocol(RELEASE) if first is None else []
         assert done == [Released("x", Code.NONE), WithdrawPieces("x"), FreePrompt("x"), Forget("x")]
-        assert bench.told() == [PrefillAborted("x", Code.CANCELLED)]
+        assert bench.take_events() == [PrefillAborted("x", Code.CANCELLED)]
         bench.core.assert_empty("P")
 
 
@@ -222,7 +222,7 @@ def test_what_is_released_before_all_of_it_is_computed_is_answered_all_the_same(
     bench = begun()
     bench.protocol(RELEASE)
     assert bench.role(PromptComputed("x", BLOCKS)) == [Computed("x")]
-    assert bench.told() == [FINISHED]
+    assert bench.take_events() == [FINISHED]
     assert bench.protocol(ANSWER) == [ANSWER, FreePrompt("x"), Forget("x")]
     bench.core.assert_empty("P")
 

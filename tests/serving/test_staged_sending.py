@@ -437,12 +437,12 @@ def test_what_ends_early_leaves_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["p2p-nccl-get"])
-def test_a_reader_is_told_where_it_lies_beside_the_blocks(name: str) -> None:
+def test_a_reader_is_notified_of_the_staging_address(name: str) -> None:
     world = world_of(name)
-    told: list[Any] = []
+    events: list[Any] = []
     handle = world.protocol.handle
-    world.protocol.handle = lambda event, now: (told.append(event), handle(event, now))[1]  # type: ignore[method-assign, func-returns-value]
+    world.protocol.handle = lambda event, now: (events.append(event), handle(event, now))[1]  # type: ignore[method-assign, func-returns-value]
     xid = world.arrive(8)
     world.compute(xid, 8)
-    (finished,) = (event for event in told if isinstance(event, PrefillFinished))
+    (finished,) = (event for event in events if isinstance(event, PrefillFinished))
     assert finished.allocation == world.staged[xid]

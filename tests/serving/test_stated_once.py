@@ -17,7 +17,9 @@ OTHERS: Final = (
 )
 """Engines, which know their own phases and answers; and mutants, which break endpoints."""
 ASKED: Final = {"Phase", "Dropped", "NeverFitsError"}
-TOLD: Final = {name for name in vars(events) if name.startswith(("Decode", "Prefill")) or name == "SourceWithdrawn"}
+REPORTED_EVENTS: Final = {
+    name for name in vars(events) if name.startswith(("Decode", "Prefill")) or name == "SourceWithdrawn"
+}
 
 
 def files() -> list[str]:
@@ -35,7 +37,7 @@ def decides(source: str) -> list[str]:
             found.append(f"uses {node.attr}")
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in TOLD:
+            if name in REPORTED_EVENTS:
                 found.append(f"makes a {name}")
     return found
 
@@ -46,7 +48,7 @@ def test_drivers_decide_nothing_about_a_request() -> None:
 
 
 def test_what_it_looks_for_is_found() -> None:
-    assert {"DecodeQueued", "DecodeAborted", "PrefillBegun", "PrefillFinished", "SourceWithdrawn"} <= TOLD
+    assert {"DecodeQueued", "DecodeAborted", "PrefillBegun", "PrefillFinished", "SourceWithdrawn"} <= REPORTED_EVENTS
     source = (ROOT / "pdflow/serving/storing.py").read_text(encoding="utf-8")
     assert "makes a DecodeQueued" in decides(source)
     assert decides("from pdflow.engine.sequence import Phase") == ["imports Phase"]

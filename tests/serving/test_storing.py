@@ -70,29 +70,29 @@ class StoringBench(Bench):
         self.loads, self.load_port = self.end("e.load")
         storing.scheduler = self.load_port
 
-    def load_told(self) -> list[object]:
-        told, self.loads.told = self.loads.told, []
-        return told
+    def take_load_events(self) -> list[object]:
+        events, self.loads.events = self.loads.events, []
+        return events
 
     def asking(self) -> None:
         self.role(PrefillRequested("x", "r", 100, 42, lookup=True))
-        self.told()
+        self.take_events()
 
     def loading(self) -> None:
         self.asking()
         self.role(StoreAnswered("x", FOUND))
         self.protocol(Enqueue("r"), port=self.load_port)
-        self.load_told()
+        self.take_load_events()
 
     def admitted(self) -> None:
         self.loading()
         self.role(EngineAdmitted("x", BLOCKS, 16))
-        self.load_told()
+        self.take_load_events()
 
     def putting(self) -> None:
         self.role(PrefillRequested("x", "r", 100, 42), PromptComputed("x", BLOCKS))
         self.protocol(AnswerPrefill("r", PARAMS))
-        self.told()
+        self.take_events()
 
     def failed(self, code: Code) -> list[object]:
         return self.protocol(Resolve("r", Outcome.FAILED, code), port=self.load_port)
@@ -104,7 +104,7 @@ class StoringBench(Bench):
 def test_the_store_is_asked_before_a_prompt_is_computed() -> None:
     bench = StoringBench()
     assert bench.role(PrefillRequested("x", "r", 100, 42, lookup=True)) == [AskStore("x")]
-    assert bench.told() == [PrefillQueued("x", "r")]
+    assert bench.take_events() == [PrefillQueued("x", "r")]
     assert bench.role(StoreAnswered("x", None)) == [Enqueue("x")]
 
 
@@ -112,10 +112,10 @@ def test_what_it_has_is_loaded_and_the_rest_computed() -> None:
     bench = StoringBench()
     bench.asking()
     assert bench.role(StoreAnswered("x", FOUND)) == []
-    assert bench.load_told() == [DecodeQueued("r", FOUND, 4, 0)]
+    assert bench.take_load_events() == [DecodeQueued("r", FOUND, 4, 0)]
     assert bench.protocol(Enqueue("r"), port=bench.load_port) == [EnqueueLoading("x", 64)]
     assert bench.role(EngineAdmitted("x", BLOCKS, 16)) == []
-    assert bench.load_told() == [DecodeAdmitted("r", BLOCKS, 16, 48, 42, 1)]
+    assert bench.take_load_events() == [DecodeAdmitted("r", BLOCKS, 16, 48, 42, 1)]
     assert bench.protocol(Commit("r"), port=bench.load_port) == [Commit("x")]
     assert bench.role(PromptComputed("x", BLOCKS)) == [Computed("x")]
 
@@ -124,7 +124,7 @@ def test_what_is_here_is_not_loaded() -> None:
     bench = StoringBench()
     bench.loading()
     bench.role(EngineAdmitted("x", BLOCKS, 64))
-    assert bench.load_told() == [DecodeHit("r")]
+    assert bench.take_load_events() == [DecodeHit("r")]
 
 
 def test_a_store_that_claims_all_of_a_prompt_or_nothing_is_not_believed() -> None:
@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_is_computed() -> None:
     bench.admitted()
     assert bench.failed(Code.IO) == [Drop("x")]
     assert bench.role(EngineDropped("x", BLOCKS)) == [ComputeAgain("x")], "the protocol knows of its blocks"
-    assert bench.told() == []
+    assert bench.take_events() == []
 
 
 def test_blocks_unknown_to_the_protocol_are_released() -> None:
@@ -154,7 +154,7 @@ def test_what_never_fits_is_found_out_once_more_without_the_load() -> None:
     bench = StoringBench()
     bench.loading()
     bench.role(EngineRejected("x", "too long"))
-    assert bench.load_told() == [DecodeAborted("r", Code.REJECTED)]
+    assert bench.take_load_events() == [DecodeAborted("r", Code.REJECTED)]
     bench.failed(Code.REJECTED)
     assert bench.role(EngineDropped("x", too_late=True)) == [ComputeAgain("x")]
     assert bench.role(EngineRejected("x", "too long")) == [EndPrefill("x", Code.REJECTED, "too long"), Forget("x")]
@@ -192,7 +192,7 @@ def test_a_put_that_is_refused_is_withdrawn() -> None:
     bench = StoringBench()
     bench.putting()
     assert bench.role(PutEnded("x", None, Code.REJECTED)) == [EndPrefill("x", Code.REJECTED)]
-    assert bench.told() == [SourceWithdrawn("x")]
+    assert bench.take_events() == [SourceWithdrawn("x")]
     bench.protocol(RELEASE)
     bench.core.assert_empty("P")
 
@@ -211,7 +211,7 @@ def test_an_abort_while_the_store_is_asked() -> None:
     bench = StoringBench()
     bench.asking()
     assert bench.role(RequestAborted("x")) == [Forget("x")]
-    assert bench.told() == GONE
+    assert bench.take_events() == GONE
     assert bench.role(StoreAnswered("x", FOUND)) == [WithdrawFound(FOUND)]
     assert bench.role(StoreAnswered("x", None)) == []
     bench.core.assert_empty("P")
@@ -221,10 +221,10 @@ def test_an_abort_while_it_is_loaded() -> None:
     bench = StoringBench()
     bench.admitted()
     assert bench.role(RequestAborted("x")) == []
-    assert bench.load_told() == [DecodeAborted("r", Code.CANCELLED)]
+    assert bench.take_load_events() == [DecodeAborted("r", Code.CANCELLED)]
     assert bench.failed(Code.CANCELLED) == [Drop("x")]
     assert bench.role(EngineDropped("x", BLOCKS)) == [Forget("x")]
-    assert bench.told() == GONE
+    assert bench.take_events() == GONE
     bench.core.assert_empty("P")
 
 
@@ -234,7 +234,7 @@ def test_an_abort_between_a_failed_load_and_the_engines_answer() -> None:
     bench.failed(Code.IO)
     assert bench.role(RequestAborted("x")) == []
     assert bench.role(EngineDropped("x", BLOCKS)) == [Forget("x")]
-    assert bench.told() == GONE
+    assert bench.take_events() == GONE
 
 
 def test_an_abort_while_it_is_computed() -> None:
@@ -247,7 +247,7 @@ def test_an_abort_while_it_is_put() -> None:
     bench = StoringBench()
     bench.putting()
     assert bench.role(RequestAborted("x")) == [WithdrawPut("x")]
-    assert bench.told() == [SourceWithdrawn("x")]
+    assert bench.take_events() == [SourceWithdrawn("x")]
     assert bench.role(PutEnded("x", None, Code.CANCELLED)) == []
     assert bench.protocol(RELEASE) == [Released("x", Code.NONE), FreePrompt("x"), Forget("x")]
     bench.core.assert_empty("P")
@@ -259,4 +259,4 @@ def test_an_abort_when_the_store_has_it() -> None:
     bench.putting()
     bench.role(PutEnded("x", STORED))
     assert bench.role(RequestAborted("x")) == []
-    assert bench.told() == []
+    assert bench.take_events() == []

@@ -71,8 +71,8 @@ def test_a_request_goes_through(pulls: bool, tp: int, async_scheduling: bool) ->
     assert pair.d.answers["r"] == (Status.FINISHED_LENGTH_CAPPED, None)
     assert ended(pair) is Code.NONE
     assert request.num_preemptions == 0
-    assert pair.told("P") == ["on_new_request: PrefillRequested", "request_finished: PromptComputed"]
-    assert pair.told("D") == [
+    assert pair.core_events("P") == ["on_new_request: PrefillRequested", "request_finished: PromptComputed"]
+    assert pair.core_events("D") == [
         "on_new_request: DecodeRequested",
         "update_state_after_alloc: EngineAdmitted",
         "request_finished: EngineFinished",
@@ -96,8 +96,8 @@ def test_a_request_of_nobody_is_vllm_s_alone() -> None:
     pair.d.add_request(Request("alone", 40, 2))
     pair.p.add_request(Request("alone", 40, 2))
     pair.step(4)
-    assert not pair.told("D")
-    assert not pair.told("P")
+    assert not pair.core_events("D")
+    assert not pair.core_events("P")
     assert pair.d.answers["alone"] == pair.p.answers["alone"] == (Status.FINISHED_LENGTH_CAPPED, None)
     pair.assert_at_rest()
 
@@ -138,11 +138,11 @@ def test_p_s_prompt_is_aborted(steps: int) -> None:
     pair.p.abort("p-x")
     if steps < 3:
         assert pair.p.requests == {}, "there is nothing to delay"
-        assert pair.told("P")[1:] == ["request_finished: RequestAborted EngineDropped PrefillFailed"]
+        assert pair.core_events("P")[1:] == ["request_finished: RequestAborted EngineDropped PrefillFailed"]
         assert not pair.prefill_side.core.knows("x")
         assert not [e for e in pair.prefill_side.record if isinstance(e, EndPrefill)], "nobody waits for an answer"
     else:
-        assert pair.told("P")[1:] == ["request_finished: PromptComputed"]
+        assert pair.core_events("P")[1:] == ["request_finished: PromptComputed"]
         assert list(pair.p.requests) == ["p-x"]
         pair.idle(31 * S)
     pair.assert_at_rest()
@@ -174,9 +174,9 @@ def test_p_preempts_a_prompt_that_is_half_computed() -> None:
         pair.step()
         assert pair.now < S
     assert request.num_output_tokens == 0
-    assert pair.told("P") == ["on_new_request: PrefillRequested"]
+    assert pair.core_events("P") == ["on_new_request: PrefillRequested"]
     pair.step(20)
-    assert pair.told("P")[1:] == ["request_finished: PromptComputed"]
+    assert pair.core_events("P")[1:] == ["request_finished: PromptComputed"]
     pair.submit_decode(num_tokens=60)
     pair.step(10)
     assert ended(pair) is Code.NONE
@@ -237,7 +237,7 @@ def test_d_s_request_comes_and_goes_in_one_call() -> None:
     pair.d.abort("r")
     pair.step(3)
     assert pair.d.requests == {}
-    assert pair.told("D")[1:] == ["request_finished: RequestAborted EngineDropped"]
+    assert pair.core_events("D")[1:] == ["request_finished: RequestAborted EngineDropped"]
     pair.idle(31 * S)
     pair.assert_at_rest()
 
@@ -256,7 +256,7 @@ def test_matched_tokens_of_a_decode_request_are_polled_until_it_has_blocks(pulls
     assert request.status is Status.WAITING
     asked = [call for call in pair.calls["D"] if call[0] == "get_num_new_matched_tokens"]
     assert len(asked) >= 3
-    assert pair.told("D") == ["on_new_request: DecodeRequested"]
+    assert pair.core_events("D") == ["on_new_request: DecodeRequested"]
     pair.step(60)
     assert {status for status, _ in pair.d.answers.values()} == {Status.FINISHED_LENGTH_CAPPED}
     assert ended(pair) is Code.NONE
@@ -279,11 +279,11 @@ def test_d_s_request_is_preempted_after_its_load(pulls: bool, aborts: bool) -> N
     if aborts:
         pair.d.abort("r")
         assert ended(pair) is Code.CANCELLED
-        assert pair.told("D")[-1] == "request_finished: RequestAborted EngineDropped"
+        assert pair.core_events("D")[-1] == "request_finished: RequestAborted EngineDropped"
     pair.step(80)
     assert pair.d.requests == {}
     assert ended(pair) is (Code.CANCELLED if aborts else Code.NONE)
-    assert sum("EngineAdmitted" in call for call in pair.told("D")) == 1
+    assert sum("EngineAdmitted" in call for call in pair.core_events("D")) == 1
     pair.assert_at_rest()
 
 
@@ -303,7 +303,7 @@ def test_a_load_fails(pulls: bool, recompute: bool, async_scheduling: bool) -> N
     status, _ = pair.d.answers["r"]
     assert status is (Status.FINISHED_LENGTH_CAPPED if recompute else Status.FINISHED_ERROR)
     assert ended(pair) is Code.IO
-    assert pair.told("D")[2:] == ["update_connector_output: EngineDropped"]
+    assert pair.core_events("D")[2:] == ["update_connector_output: EngineDropped"]
     pair.idle(31 * S)
     pair.assert_at_rest()
 
@@ -348,7 +348,7 @@ def test_drop_is_answered_in_a_later_step(pulls: bool) -> None:
             assert list(pair.d.requests) == ["r"], "vLLM waits for the end of the load"
         pair.step()
         assert not core.knows("r")
-        assert pair.told("D")[2:] == ["update_connector_output: EngineDropped"]
+        assert pair.core_events("D")[2:] == ["update_connector_output: EngineDropped"]
         pair.step(5)
         status, _ = pair.d.answers["r"]
         assert status is (Status.FINISHED_ABORTED if aborts else Status.FINISHED_LENGTH_CAPPED)
@@ -383,7 +383,7 @@ def test_a_request_that_is_resolved_before_it_has_blocks_is_computed(pulls: bool
     pair.now += 16 * S
     pair.step()
     assert ended(pair) is Code.PEER_DEAD
-    assert pair.told("D")[-1] == "update_connector_output: EngineDropped"
+    assert pair.core_events("D")[-1] == "update_connector_output: EngineDropped"
     pair.step(10)
     assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
     pair.assert_at_rest()
@@ -404,9 +404,9 @@ def test_a_request_is_resolved_before_its_admission_is_reported(pulls: bool, abo
     assert ended(pair) is (Code.CANCELLED if aborts else Code.PEER_DEAD)
     pair.step(8)
     if aborts:
-        assert pair.told("D")[1:] == ["request_finished: RequestAborted EngineDropped"]
+        assert pair.core_events("D")[1:] == ["request_finished: RequestAborted EngineDropped"]
     else:
-        assert pair.told("D")[1:] == [
+        assert pair.core_events("D")[1:] == [
             "update_state_after_alloc: EngineAdmitted",
             "update_connector_output: EngineDropped",
         ]

@@ -113,13 +113,13 @@ def test_random_scripts_reach_what_they_are_for() -> None:
     """Requests that end well, are aborted, and fail, preempted ones, and drops that vLLM answers a step later."""
     ends: set[Status] = set()
     codes: set[str] = set()
-    told: set[str] = set()
+    core_events: set[str] = set()
     for seed in range(60):
         script = Script(seed)
         script.play(60)
         ends |= {status for status, _ in script.pair.d.answers.values()}
         codes |= {effect.code.name for effect in script.pair.decode_side.record if hasattr(effect, "code")}
-        told |= {*script.pair.told("D"), *script.pair.told("P")}
+        core_events |= {*script.pair.core_events("D"), *script.pair.core_events("P")}
     assert ends == {Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_ABORTED, Status.FINISHED_ERROR}
     assert {"NONE", "CANCELLED", "IO", "PEER_DEAD"} <= codes
-    assert {"update_connector_output: EngineDropped", "request_finished: RequestAborted EngineDropped"} <= told
+    assert {"update_connector_output: EngineDropped", "request_finished: RequestAborted EngineDropped"} <= core_events

@@ -130,7 +130,7 @@ class Pair(Network):
 
         side.feed = fed
 
-    def told(self, name: str) -> list[str]:
+    def core_events(self, name: str) -> list[str]:
         """Hooks of this engine by which its core was fed something, and what."""
         return [f"{hook}: {' '.join(events)}" for hook, *events in self.calls[name] if events]
 

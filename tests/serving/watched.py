@@ -19,7 +19,7 @@ Record: TypeAlias = Callable[[Call], None]
 
 PAGES: Final = 4
 """Beside the blocks, each as large as one: the longest prompt takes three, so others wait for it."""
-TOLD: Final = (
+REPORTED_EVENTS: Final = (
     events.DecodeQueued,
     events.DecodeAdmitted,
     events.DecodeHit,
@@ -37,7 +37,7 @@ def watch(record: Record) -> Callable[[str, Any, tuple[Any, ...], Instant], None
     """An observer of a node's endpoints."""
 
     def observe(address: str, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-        if isinstance(event, TOLD) and ".r" not in address:
+        if isinstance(event, REPORTED_EVENTS) and ".r" not in address:
             fields = {name: getattr(event, name) for name in event.__struct_fields__}
             subject = fields.pop("request_id", None) or fields.pop("xid")
             record(Call("tell", str(subject), (type(event).__name__, *fields.values())))
@@ -116,7 +116,7 @@ def recorded_memory(memory: StoreMemory, record: Record) -> StoreMemory:
     return memory
 
 
-def told_of_store(request_id: str, params: KvParams | None) -> Call:
+def lookup_answer(request_id: str, params: KvParams | None) -> Call:
     """Who asked what a store has of a prompt hears it."""
     return Call("found" if params is not None else "nothing found", request_id, () if params is None else (params,))
 

@@ -218,7 +218,7 @@ def test_of_a_pair_one_side_alone_asks_for_a_group(play: Play, name: str) -> Non
     assert senders == {"d" if METHODS[name].pulls else "p"}
 
 
-def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
+def test_wrong_kv_is_reported_wherever_a_run_is(tmp_path: Path) -> None:
     options = ["--set", "transfer.method=p2p-nccl-get", "--set", "model.num_layers=4", "--set", "pool.p.replicas=1"]
     options += ["--set", "transfer.kv_buffer_size=2000000", "--quiet"]
     folders = [str(tmp_path / dialect) for dialect in ("strict", "as-published")]
@@ -228,13 +228,13 @@ def test_wrong_kv_is_told_wherever_a_run_is(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli, command).exit_code == 0
         results = json.loads(Path(folder, "results.json").read_text())["pdflow"]
         lines = [json.loads(line) for line in Path(folder, "requests.jsonl").read_text().splitlines()]
-        told = [line["wrong_kv"] for line in lines if "wrong_kv" in line]
+        wrong = [line["wrong_kv"] for line in lines if "wrong_kv" in line]
         if dialect == "strict":
-            assert not told
+            assert not wrong
             assert "wrong_kv" not in results["outcomes"]
         else:
-            assert results["outcomes"]["wrong_kv"] == sum(told) == 1
-            assert len(told) == len(lines)
+            assert results["outcomes"]["wrong_kv"] == sum(wrong) == 1
+            assert len(wrong) == len(lines)
     compared = CliRunner().invoke(cli, ["compare", *folders])
     assert compared.exit_code == 0
     assert compared.stdout.count("1 decoded with wrong KV") == 1

@@ -65,7 +65,7 @@ def test_ten_measured_requests_predict_the_others(lay: Callable[..., Any], truth
         ("request,tpot_ms\n1," + "9" * 200_000 + "\n", "cannot be read: field larger"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_file_names_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "seen.csv"
     path.write_text(text)
     with pytest.raises(ScenarioError, match=message):

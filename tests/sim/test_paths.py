@@ -53,7 +53,7 @@ def test_a_copy_waits_for_its_gpu(lay: Callable[..., ResolvedScenario]) -> None:
     assert here.copy_ns(P) == 3000
 
 
-def test_what_was_used_is_told_with_its_capacity(lay: Callable[..., ResolvedScenario]) -> None:
+def test_used_resources_are_listed_with_their_capacity(lay: Callable[..., ResolvedScenario]) -> None:
     here = paths(lay)
     assert here.names == []
     here.lane(P, "h2d")

@@ -42,8 +42,8 @@ def test_rates_add_up_to_the_bytes_that_each_link_carried() -> None:
         assert rates.min() == 0 == rates[-1]
         assert rates.max() == link.capacity_bytes_per_s == 10**9
         # What changes between two ns is told with the later one: a byte of this link.
-        told = float((rates[:-1] / S * np.diff(instants)).sum())
-        assert told == pytest.approx(carried[link.name], abs=len(instants))
+        total_bytes = float((rates[:-1] / S * np.diff(instants)).sum())
+        assert total_bytes == pytest.approx(carried[link.name], abs=len(instants))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_rates_add_up_to_the_bytes_that_each_link_carried() -> None:
     ],
 )
 def test_blocks_are_those_of_a_run_token_by_token(file: str, overrides: tuple[str, ...]) -> None:
-    told, _ = recorded(HERE / file, *overrides)
+    recording, _ = recorded(HERE / file, *overrides)
     exact, _ = recorded(HERE / file, *overrides, exact=True)
-    assert told.kv_blocks.keys() == exact.kv_blocks.keys()
-    for engine, course in told.kv_blocks.items():
+    assert recording.kv_blocks.keys() == exact.kv_blocks.keys()
+    for engine, course in recording.kv_blocks.items():
         instants, values = course.curve()
         assert values.tolist() == value_at(exact.kv_blocks[engine], instants).tolist()
         assert values.max() > values[-1] == 0
@@ -68,11 +68,11 @@ def test_blocks_are_those_of_a_run_token_by_token(file: str, overrides: tuple[st
 def test_between_two_samples_no_sequence_takes_more_than_a_block() -> None:
     """A lone request of 200 tokens, of whose decoding nobody asks before it ends."""
     alone = ("workload.requests=1", "workload.input_tokens=10", "workload.output_tokens=200")
-    told, _ = recorded(HERE / "small.toml", *alone)
+    recording, _ = recorded(HERE / "small.toml", *alone)
     exact, _ = recorded(HERE / "small.toml", *alone, exact=True)
     [engine] = [name for name, course in exact.kv_blocks.items() if name.startswith("d") and course.values]
     instants, values = exact.kv_blocks[engine].curve()
-    behind = values[:-1] - value_at(told.kv_blocks[engine], instants[:-1])
+    behind = values[:-1] - value_at(recording.kv_blocks[engine], instants[:-1])
     assert values.max() == 13, "of 209 tokens' 14 blocks the last step takes the last, and is over"
     assert set(behind.tolist()) <= {0, 1}
 

@@ -55,7 +55,7 @@ def test_everything_ends_with_any_policy(play: Play, lines: Callable[[Any], byte
     assert router.prefill_choice.open_tokens == router.decode_choice.open_tokens == 0
 
 
-def test_a_router_that_asks_nothing_is_told_nothing(play: Play) -> None:
+def test_a_router_that_needs_no_prompt_lengths_receives_none(play: Play) -> None:
     """So that what it costs, and what events.jsonl says, is as it was."""
     seen: dict[str, set[int]] = {"least-loaded": set(), "prefix-aware": set()}
     for policy, tokens in seen.items():
@@ -99,6 +99,6 @@ def test_p_and_d_are_chosen_each_by_its_policy(play: Play) -> None:
 def test_the_router_remembers_as_much_as_its_engines(play: Play) -> None:
     router = play(TALK | {"router.policy": "prefix-aware"}).router.port.endpoint
     assert router.prefill_choice.capacities == (100_000 // 64,) * 3
-    told = TALK | {"router.policy": "prefix-aware", "router.prefix_memory_tokens": 640}
-    router = play(told).router.port.endpoint
+    overrides = TALK | {"router.policy": "prefix-aware", "router.prefix_memory_tokens": 640}
+    router = play(overrides).router.port.endpoint
     assert all(len(names) == 10 for names in router.decode_choice.known)

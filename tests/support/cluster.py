@@ -165,9 +165,9 @@ class Cluster(Network):
         of that."""
         queue, out = [(node, event)], []
         while queue:
-            at, told = queue.pop(0)
-            effects = self.endpoints[at].handle(told, self.now)
-            self.observe(at, told, effects)
+            at, pending = queue.pop(0)
+            effects = self.endpoints[at].handle(pending, self.now)
+            self.observe(at, pending, effects)
             for effect in effects:
                 out.append(effect)
                 self.log.append((at, effect))

@@ -239,7 +239,7 @@ class Script:
         """Otherwise what is lost is skipped, which no live rank does."""
         self.simulated, self.live = Simulated(case), Live(case)
         self.effects: list[PostWrite | PostRead] = []
-        self.told: list[tuple[int, Piece]] = []
+        self.taken: list[tuple[int, Piece]] = []
         self.truncated = 0
         """Stops that came before all of their operation had been posted."""
         self.offers = {xid: self.pieces() for xid in "xy"} if self.rules.as_offered else {}
@@ -282,17 +282,17 @@ class Script:
             self.truncated += self.is_truncated(arg.reg.seq - 1)
         play(self.simulated, arg)
         self.simulated.world.clock.run()
-        told = self.posted.take()
+        taken = self.posted.take()
         play(self.live, arg)
-        assert self.posted.take() == told
+        assert self.posted.take() == taken
         assert self.simulated.endings == self.live.endings
         assert self.simulated.air.keys() <= self.live.air.keys()
-        self.told += told
+        self.taken += taken
         return True
 
     def is_truncated(self, i: int) -> bool:
         """Whether not all of an operation has been posted."""
-        posted = sum(piece.stop - piece.start for key, piece in self.told if key == i)
+        posted = sum(piece.stop - piece.start for key, piece in self.taken if key == i)
         return posted < (LAYERS if self.rules.in_layers else 1) * stop_of(i)
 
     # What can happen.

@@ -123,7 +123,7 @@ def test_odd_traces_have_models_or_an_explanation(steps: list[int], lengths: lis
 
 def test_a_model_file_is_checked() -> None:
     text = (FOLDER / "azure-code.toml").read_text()
-    for old, new, told in (
+    for old, new, message in (
         ("rate_rps = 2.5664", "rate_rps = -1", "arrivals.rate_rps: expected `float` > 0"),
         ("rate_rps = 2.5664", 'rate_rps = "a"', "arrivals.rate_rps: expected `float`, got `str`"),
         ("[source]", "[sauce]", "missing required field `source`"),
@@ -141,4 +141,4 @@ def test_a_model_file_is_checked() -> None:
         assert old in text
         with pytest.raises(ModelFileError) as caught:
             model_of("m", tomllib.loads(text.replace(old, new, 1)))
-        assert told in str(caught.value).lower() or told in str(caught.value)
+        assert message in str(caught.value).lower() or message in str(caught.value)

@@ -28,7 +28,9 @@ def rows(form: TraceFormat, lines: Iterable[str], timed: bool = True, columns: C
     return list(parse(lines, "t", Trace(path="t", format=form, columns=columns or Columns()), timed))
 
 
-def told(form: TraceFormat, lines: Iterable[str], timed: bool = True, columns: Columns | None = None) -> list[str]:
+def problems_of(
+    form: TraceFormat, lines: Iterable[str], timed: bool = True, columns: Columns | None = None
+) -> list[str]:
     with pytest.raises(TraceError) as caught:
         rows(form, lines, timed, columns)
     return [str(problem) for problem in caught.value.problems]
@@ -64,7 +66,7 @@ def test_other_published_tables() -> None:
 def test_lengths_alone_need_no_times() -> None:
     lines = ["num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n", "3772,54,3826,69.8\n", "20,1,21,20\n"]
     assert rows("vidur", lines, timed=False) == [Request(0, 0, 3772, 54), Request(1, 0, 20, 1)]
-    [problem] = told("vidur", lines)
+    [problem] = problems_of("vidur", lines)
     assert problem.startswith("t:1: the header lacks arrived_at")
     assert problem.endswith("without times, an arrival process must say when requests come")
 
@@ -72,11 +74,11 @@ def test_lengths_alone_need_no_times() -> None:
 def test_a_table_of_ones_own() -> None:
     lines = ['tier,"t",note,in,out\n', 'gold,1.5,"a, ""b""",10.0,2\n', " ,2e0, plain ,20,3\n"]
     assert rows("csv", lines, columns=OWN) == [Request(0, 0, 10, 2, (), "gold"), Request(1, 500_000_000, 20, 3)]
-    [problem] = told("csv", lines, columns=Columns(arrival_s="t", output_tokens="out"))
+    [problem] = problems_of("csv", lines, columns=Columns(arrival_s="t", output_tokens="out"))
     assert problem == "t:1: nothing says which column is input_tokens, expected it in columns"
 
 
-def test_every_bad_line_of_a_table_is_told() -> None:
+def test_every_bad_line_of_a_table_is_reported() -> None:
     lines = [
         "t,in,out,tier\n",
         "0,1,1,gold\n",
@@ -91,7 +93,7 @@ def test_every_bad_line_of_a_table_is_told() -> None:
         "2,1,1,a\n",
         "1.9,1,1,a\n",
     ]
-    problems = told("csv", lines, columns=OWN)
+    problems = problems_of("csv", lines, columns=OWN)
     assert [line.split(":")[1] for line in problems] == ["3", "4", "5", "6", "7", "8", "9", "10", "12"]
     assert "t is '-1', expected seconds such as 17.25" in problems[0]
     assert "tier is '\\x1b[31m', expected a name" in problems[2]
@@ -153,25 +155,25 @@ def test_sharegpt_takes_counts_at_their_word_and_estimates_the_rest() -> None:
     ]
 
 
-def test_bad_sharegpt_is_told_with_its_line() -> None:
+def test_bad_sharegpt_is_reported_with_its_line() -> None:
     good = json.dumps(conversation("a", "b"))
-    assert told("sharegpt", [f"[{good},\n{good},\n", '{"conversations": [}, 7]'], False)[0].startswith(
+    assert problems_of("sharegpt", [f"[{good},\n{good},\n", '{"conversations": [}, 7]'], False)[0].startswith(
         "t:3: is not JSON"
     )
-    assert told("sharegpt", [f"[{good},\n", '{"conversations": ["a", "b"]},\n', "7]"], False) == [
+    assert problems_of("sharegpt", [f"[{good},\n", '{"conversations": ["a", "b"]},\n', "7]"], False) == [
         f"t:{line}: an entry is no conversation, expected an array of "
         '{"conversations": [{"value": "prompt"}, {"value": "answer"}, ...]}'
         for line in (2, 3)
     ]
-    assert "is not JSON" in told("sharegpt", [f'[{good}, {{"conver'], False)[0]
-    assert "nested too deeply" in told("sharegpt", ['{"a":' + "[" * 100_000], False)[0]
-    assert "no conversation of two turns" in told("sharegpt", ["[]"], False)[0]
+    assert "is not JSON" in problems_of("sharegpt", [f'[{good}, {{"conver'], False)[0]
+    assert "nested too deeply" in problems_of("sharegpt", ['{"a":' + "[" * 100_000], False)[0]
+    assert "no conversation of two turns" in problems_of("sharegpt", ["[]"], False)[0]
 
 
 def test_custom_lines() -> None:
     lines = ['{"prompt": "12345678", "output_tokens": 3}\n', "\n", '{"prompt_len": 5, "output_len": 6}\n']
     assert rows("vllm-custom", lines, timed=False) == [Request(0, 0, 2, 3), Request(1, 0, 5, 6)]
-    problems = told(
+    problems = problems_of(
         "vllm-custom", ["{\n", '{"prompt": "a"}\n', '{"prompt": "a", "output_tokens": true}\n', *lines], False
     )
     assert [line.split(":")[1] for line in problems] == ["1", "2", "3"]
@@ -180,7 +182,7 @@ def test_custom_lines() -> None:
 def test_a_mooncake_line_may_have_a_class() -> None:
     line = '{"timestamp": 0, "input_length": 5, "output_length": 5, "class": "%s"}\n'
     assert rows("mooncake", [line % "gold"]) == [Request(0, 0, 5, 5, (), "gold")]
-    assert "class: expected a name" in told("mooncake", [line % "\\u001b"])[0]
+    assert "class: expected a name" in problems_of("mooncake", [line % "\\u001b"])[0]
 
 
 @given(

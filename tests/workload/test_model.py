@@ -49,7 +49,7 @@ def test_figures_have_a_source() -> None:
             assert level.relative_rate.mean == pytest.approx(1.0, abs=1e-3)
 
 
-def test_an_unknown_model_is_told() -> None:
+def test_an_unknown_model_is_reported() -> None:
     with pytest.raises(ModelFileError, match="expected one of mooncake-conversation"):
         load_model("azure")
 

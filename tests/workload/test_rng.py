@@ -43,9 +43,9 @@ def test_streams_are_independent_of_each_other_and_of_the_block_size() -> None:
 def test_the_same_in_every_process(hash_seed: str) -> None:
     script = "from pdflow.workload import Rng; s = Rng(9).stream('n'); print([s.u64() for _ in range(4)])"
     env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-    told = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     stream = Rng(9).stream("n")
-    assert told.stdout.strip() == str([stream.u64() for _ in range(4)])
+    assert result.stdout.strip() == str([stream.u64() for _ in range(4)])
 
 
 def test_uniform_numbers_never_reach_the_ends() -> None:

@@ -73,7 +73,7 @@ def test_a_scenario_slices_and_counts_it(tmp_path: Path) -> None:
     assert len(list(requests(Workload(trace=sliced, requests=7), 1, tmp_path))) == 7
 
 
-def test_every_wrong_file_and_line_is_told(tmp_path: Path) -> None:
+def test_every_wrong_file_and_line_is_reported(tmp_path: Path) -> None:
     write(
         tmp_path,
         "0,1,1,Gamma,1,1\n0,1,1,Gamma,1,1\n600,1,1,Normal,1,1\n1200,-1,1,Gamma,1,1\n1800,1,1,Gamma,nan,1\n2400,1\n",

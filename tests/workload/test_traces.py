@@ -83,9 +83,9 @@ def complaints(lines: list[str], form: TraceFormat) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_every_bad_mooncake_line_is_told() -> None:
+def test_every_bad_mooncake_line_is_reported() -> None:
     good = mooncake(0, 600, 5, [1, 2])
-    told = complaints(
+    problems = complaints(
         [
             good,
             "{not json\n",
@@ -103,16 +103,16 @@ def test_every_bad_mooncake_line_is_told() -> None:
         ],
         "mooncake",
     )
-    assert [line.split(":")[1] for line in told] == ["2", "3", "4", "5", "6", "8", "9", "10", "11", "12", "13"]
-    assert told[0].startswith("t:2: JSON is malformed")
-    assert told[1].startswith("t:3: input_length: expected")
-    assert "output_length" in told[3]
-    assert "expected at most 1" in told[4]
-    assert "expected times in order" in told[5]
+    assert [line.split(":")[1] for line in problems] == ["2", "3", "4", "5", "6", "8", "9", "10", "11", "12", "13"]
+    assert problems[0].startswith("t:2: JSON is malformed")
+    assert problems[1].startswith("t:3: input_length: expected")
+    assert "output_length" in problems[3]
+    assert "expected at most 1" in problems[4]
+    assert "expected times in order" in problems[5]
 
 
-def test_every_bad_azure_line_is_told() -> None:
-    told = complaints(
+def test_every_bad_azure_line_is_reported() -> None:
+    problems = complaints(
         [
             HEADER,
             "2023-11-16 18:17:03.9,1,1\n",
@@ -124,9 +124,9 @@ def test_every_bad_azure_line_is_told() -> None:
         ],
         "azure",
     )
-    assert [line.split(":")[1] for line in told] == ["3", "4", "5", "6", "7"]
-    assert "ContextTokens is 'x'" in told[1]
-    assert "GeneratedTokens is '-1'" in told[2]
+    assert [line.split(":")[1] for line in problems] == ["3", "4", "5", "6", "7"]
+    assert "ContextTokens is 'x'" in problems[1]
+    assert "GeneratedTokens is '-1'" in problems[2]
     assert complaints(["a,b\n"], "azure")[0].startswith("t:1: the header lacks TIMESTAMP, ContextTokens")
 
 
@@ -155,7 +155,7 @@ def test_arbitrary_lines_are_requests_or_complaints(lines: list[str], form: Trac
         pass
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         check_trace(Trace(path="none.csv", format="azure"), tmp_path)
 

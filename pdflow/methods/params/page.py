@@ -19,10 +19,10 @@ LEGS: Final = ("to P", "to D")
 
 def requests() -> Iterator[str]:
     """One table for each method and leg; methods and legs that say the same share one."""
-    told: dict[tuple[type, ...], list[str]] = {}
+    methods_by_kinds: dict[tuple[type, ...], list[str]] = {}
     for method, legs in PARAMS.items():
-        told.setdefault(tuple(legs.values()), []).append(method)
-    for kinds, methods in told.items():
+        methods_by_kinds.setdefault(tuple(legs.values()), []).append(method)
+    for kinds, methods in methods_by_kinds.items():
         yield f"### {', '.join(f'`{method}`' for method in methods)}\n"
         for kind in dict.fromkeys(kinds):
             sent = " and ".join(to for to, of in zip(LEGS, kinds, strict=True) if of is kind)

@@ -216,24 +216,24 @@ def prefill_restarted(cell: ConsumerCell, _: PrefillRestarted, now: Instant, ctx
 
 def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx: ConsumerContext) -> Stepped:
     """The one exit of every failure after admission: the request ends now, its blocks when their writers have."""
-    told = Resolve(cell.request_id, outcome, code)
+    resolution = Resolve(cell.request_id, outcome, code)
     open_bits = everything(cell) & ~cell.settled
     if not open_bits:
-        return cell.becoming_gone(), (told, FreeBlocks(cell.allocation), *release_prompt(cell, ctx, True))
+        return cell.becoming_gone(), (resolution, FreeBlocks(cell.allocation), *release_prompt(cell, ctx, True))
     timers = ctx.timers
     if ctx.pulls:
         quarantined = cell.becoming_quarantined(cell.settled, NEVER, 0, NEVER)
-        return quarantined, (told, Quarantine(cell.allocation))
+        return quarantined, (resolution, Quarantine(cell.allocation))
     if ctx.dialect.control_frames and not cell.orphaned:
         quarantined = cell.becoming_quarantined(
             cell.settled, now + timers.cancel_first_ns, timers.cancel_first_ns, NEVER
         )
         cancels = send_from_ranks(cell, open_bits, Cancel(cell.reg, ctx.floor), ctx)
-        return quarantined, (told, Quarantine(cell.allocation), *cancels, *release_prompt(cell, ctx, True))
+        return quarantined, (resolution, Quarantine(cell.allocation), *cancels, *release_prompt(cell, ctx, True))
     # An orphan is still strict: no time frees it (H6).
     timed = cell.prefill_over and not ctx.dialect.control_frames and ctx.dialect.quarantine_ends
     reclaim = reclaim_at(now, ctx) if timed else NEVER
-    return cell.becoming_quarantined(cell.settled, NEVER, 0, reclaim), (told, Quarantine(cell.allocation))
+    return cell.becoming_quarantined(cell.settled, NEVER, 0, reclaim), (resolution, Quarantine(cell.allocation))
 
 
 def reclaim_at(now: Instant, ctx: ConsumerContext) -> Instant:

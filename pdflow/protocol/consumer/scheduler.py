@@ -231,8 +231,8 @@ class ConsumerScheduler:
             cell = store.cells.get(request_id)
             if cell is not None:
                 queued = cell.phase in (HELD, QUEUED)
-                told = RequestFailed(Code.PEER_RESTARTED) if queued else PrefillRestarted()
-                effects += store.apply(cell, told, now)
+                cell_event = RequestFailed(Code.PEER_RESTARTED) if queued else PrefillRestarted()
+                effects += store.apply(cell, cell_event, now)
         return tuple(effects)
 
     # Time.
@@ -253,14 +253,14 @@ class ConsumerScheduler:
         cell = store.cells.get(key)
         if cell is None:
             return (Note("consumer: timer of a dead cell"),)
-        told: CellEvent
+        cell_event: CellEvent
         if kind is TimerKind.CANCEL:
-            told = CancelDue()
+            cell_event = CancelDue()
         elif kind is TimerKind.RECLAIM:
-            told = ReclaimDue()
+            cell_event = ReclaimDue()
         else:
-            told = RequestFailed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
-        return store.apply(cell, told, now)
+            cell_event = RequestFailed(Code.DEADLINE if kind is TimerKind.DEADLINE else Code.STALLED)
+        return store.apply(cell, cell_event, now)
 
     # Whether a peer shows life, and what it is told.
 

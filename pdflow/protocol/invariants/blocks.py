@@ -160,9 +160,9 @@ def _registration_in(effects: Effects) -> Register | None:
     """What D asks for, as its scheduler tells its ranks."""
     for effect in effects:
         if type(effect) is SendLocal:
-            told = effect.event
-            if type(told) is ReadOrdered:
-                return told.registration
-            if type(told) is FrameOrdered and type(told.message) is Register:
-                return told.message
+            report = effect.event
+            if type(report) is ReadOrdered:
+                return report.registration
+            if type(report) is FrameOrdered and type(report.message) is Register:
+                return report.message
     return None

@@ -150,13 +150,13 @@ class Oracle(OperationOracle):
 
     # Frames, and what is reported of transfers.
 
-    def _told(self, node: Address, effect: SendLocal, event: Event) -> None:
-        told = effect.event
-        if type(told) is not ShardReleased or told.code is not Code.NONE:
+    def _reported(self, node: Address, effect: SendLocal, event: Event) -> None:
+        report = effect.event
+        if type(report) is not ShardReleased or report.code is not Code.NONE:
             return
-        product = self._products.get((engine_of(node), told.xid))
-        if product is not None and product.failed >> told.rank & 1 and not product.sent >> told.rank & 1:
-            self._fail("S7", f"{node} reports {told.xid!r} as sent, but its WRITE failed", told.xid)
+        product = self._products.get((engine_of(node), report.xid))
+        if product is not None and product.failed >> report.rank & 1 and not product.sent >> report.rank & 1:
+            self._fail("S7", f"{node} reports {report.xid!r} as sent, but its WRITE failed", report.xid)
 
     def _received(self, node: Address, event: Received, effects: Effects) -> None:
         sender, message = event.sender, event.message
@@ -246,7 +246,7 @@ _ON_EFFECT: dict[type, InvariantChecker] = {
     Quarantine: Oracle._quarantined,
     FreeBlocks: Oracle._freed,
     ReleaseBlocks: Oracle._released,
-    SendLocal: Oracle._told,
+    SendLocal: Oracle._reported,
     PostWrite: Oracle._write_posted,
     PostRead: Oracle._read_posted,
     Flush: Oracle._flush_posted,

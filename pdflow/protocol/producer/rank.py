@@ -254,15 +254,15 @@ class ProducerRank:
     def _fenced(self, event: FenceEnded, now: Instant) -> Effects:
         store = self.store
         store.peers.lost(event.peer)
-        told = PeerQuiet(rank_of(event.peer), True, True)
+        peer_quiet = PeerQuiet(rank_of(event.peer), True, True)
         engine = engine_of(event.peer)
         effects: list[Effect] = []
         for key in tuple(store.cells):
             if isinstance(key, Reg) and key.engine == engine:
                 cell = store.cells[key]
-                open_there = bool(cell.in_flight_mask & 1 << told.d_rank)
+                open_there = bool(cell.in_flight_mask & 1 << peer_quiet.d_rank)
                 if (cell.phase is SETTLING and open_there) or (cell.phase is IN_FLIGHT and not open_there):
-                    effects += store.apply(key, cell, told, now)
+                    effects += store.apply(key, cell, peer_quiet, now)
         return tuple(effects)
 
     def _flushed(self, event: FlushEnded, now: Instant) -> Effects:

@@ -85,7 +85,7 @@ def resolve(draft: Draft) -> ResolvedScenario:
     problems = draft.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
-    return _scenario(file, tables, () if config is None else tuple(config.told()))
+    return _scenario(file, tables, () if config is None else tuple(config.summary_lines()))
 
 
 def _read(file: str) -> str:

@@ -86,6 +86,6 @@ def _columns(assignments: Iterable[str]) -> Columns:
         named[key] = name
     columns, complaints = structure(named, Columns)
     if columns is None or complaints:
-        told = "; ".join(f"{'.'.join(map(str, complaint.path))}: {complaint.message}" for complaint in complaints)
-        raise ColumnError(f"--column {told.removeprefix(': ')}")
+        problems = "; ".join(f"{'.'.join(map(str, complaint.path))}: {complaint.message}" for complaint in complaints)
+        raise ColumnError(f"--column {problems.removeprefix(': ')}")
     return columns

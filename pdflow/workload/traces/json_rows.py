@@ -112,8 +112,8 @@ def sharegpt_texts(pieces: Iterable[str], location: str, characters_per_token: f
     for line, entry in _values(pieces, complaints):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
         lengths = _explicit_lengths(entry)
-        told = turns[:2] if isinstance(turns, list) else ()
-        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in told]
+        first_turns = turns[:2] if isinstance(turns, list) else ()
+        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in first_turns]
         if lengths is None and isinstance(turns, list):
             if len(turns) < 2:
                 continue

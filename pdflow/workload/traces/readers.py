@@ -111,8 +111,8 @@ def _opened(path: Path, what: str) -> TextIO:
     try:
         return path.open(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:
-        told = getattr(error, "strerror", None) or str(error)
-        wrong = "no such file" if isinstance(error, FileNotFoundError) else told
+        reason = getattr(error, "strerror", None) or str(error)
+        wrong = "no such file" if isinstance(error, FileNotFoundError) else reason
         raise TraceError([Problem(str(path), "", f"{wrong}, expected a {what}")]) from None
 
 

@@ -27,7 +27,7 @@ class BrokenAnswerError(PdflowError):
 class AnswerReader:
     """`feed` it the body as it comes; `end` says that nothing more will."""
 
-    __slots__ = ("_rest", "_told", "done", "finish", "pieces", "prompt_tokens", "times", "token_ids")
+    __slots__ = ("_reported_tokens", "_rest", "done", "finish", "pieces", "prompt_tokens", "times", "token_ids")
 
     def __init__(self) -> None:
         self.times: Final[list[int]] = []
@@ -41,13 +41,13 @@ class AnswerReader:
         self.finish: str | None = None
         self.done = False
         """The stream has said its last word."""
-        self._told: int | None = None
+        self._reported_tokens: int | None = None
         self._rest = b""
 
     @property
     def output_tokens(self) -> int:
         """As the server counts them, or else as they were heard."""
-        return len(self.times) if self._told is None else self._told
+        return len(self.times) if self._reported_tokens is None else self._reported_tokens
 
     def feed(self, data: bytes, now: int) -> None:
         """More of the body, which is here now. BrokenAnswerError for what is no answer, or says that there is none."""
@@ -78,7 +78,7 @@ class AnswerReader:
         if event.error is not None:
             raise BrokenAnswerError(error_text(event.error))
         if event.usage is not None:
-            self._told = event.usage.completion_tokens
+            self._reported_tokens = event.usage.completion_tokens
             self.prompt_tokens = event.usage.prompt_tokens
         for choice in event.choices:
             self._choice(choice, now)
@@ -133,8 +133,8 @@ def refusal(status: int, body: bytes) -> str:
         decoded = _decode_any(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         decoded = body.decode("utf-8", "replace").strip()
-    told = error_text(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
-    return f"HTTP {status}: {told}" if told else f"HTTP {status}"
+    message = error_text(decoded.get("error", decoded) if isinstance(decoded, dict) else decoded)
+    return f"HTTP {status}: {message}" if message else f"HTTP {status}"
 
 
 def error_text(error: Any) -> str:

@@ -87,7 +87,7 @@ async def measured(
         await warm_up(sender, form, plan, asked.num_warmups)
         load = load_of(plan, sender, form, asked.max_concurrency)
         load.prepare()
-        interrupted = await _until_ended_or_told(load, ledger, plan, asked.quiet)
+        interrupted = await _until_ended_or_interrupted(load, ledger, plan, asked.quiet)
     finally:
         client.close()
     return BenchRun.of(asked, plan, model, ledger, command, interrupted)
@@ -119,16 +119,16 @@ async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int
         await sender.ask(body, lambda _: None)
 
 
-async def _until_ended_or_told(load: Load, ledger: Ledger, plan: BenchPlan, quiet: bool) -> bool:
+async def _until_ended_or_interrupted(load: Load, ledger: Ledger, plan: BenchPlan, quiet: bool) -> bool:
     """True if it was told to stop: SIGINT or SIGTERM ends it at once, requests under way are not waited for."""
-    told = False
+    interrupted = False
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
             async def stop_on_signal(scope: trio.CancelScope) -> None:
-                nonlocal told
+                nonlocal interrupted
                 async for _ in signals:
-                    told = True
+                    interrupted = True
                     scope.cancel()
 
             sending = trio.CancelScope()
@@ -140,7 +140,7 @@ async def _until_ended_or_told(load: Load, ledger: Ledger, plan: BenchPlan, quie
                 ledger.clock.begin()
                 await load.run()
             nursery.cancel_scope.cancel()
-    return told
+    return interrupted
 
 
 class Stdout(Console):

@@ -36,7 +36,7 @@ class LayerComputed(Value, frozen=True, gc=False):
     at_ns: Instant
 
 
-Told: TypeAlias = Token | LayerComputed | Outcome
+EngineEvent: TypeAlias = Token | LayerComputed | Outcome
 
 
 class _Answer:
@@ -62,7 +62,7 @@ class LiveEngine:
         runner: Runner,
         limits: Limits,
         pool: PagedPool,
-        on_output: Callable[[Told], None],
+        on_output: Callable[[EngineEvent], None],
         eos: Iterable[int] = (),
     ) -> None:
         if limits.async_scheduling:
@@ -221,8 +221,8 @@ class LiveEngine:
         self._batch.name_blocks(self.pool)
         works = []
         for seq, new in self._scheduler.chunks:
-            told = not seq.prefill_only or self._answers[seq].job.returns_first_token
-            needs_token = told and seq.computed + new == seq.target
+            emits_token = not seq.prefill_only or self._answers[seq].job.returns_first_token
+            needs_token = emits_token and seq.computed + new == seq.target
             works.append((seq, self._work(seq, seq.computed, new, needs_token, False)))
         for seq, context in self._batch.contexts():
             works.append((seq, self._work(seq, context - 1, 1, True, True)))

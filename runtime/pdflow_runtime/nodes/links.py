@@ -211,7 +211,7 @@ class RankLinks:
         try:
             link = await within(HELLO_TIMEOUT_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
-            log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, told(error))
+            log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, reason_of(error))
             self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
             self.node.put(port, HandshakeEnded(peer, False, 0))
             return
@@ -247,7 +247,7 @@ class RankLinks:
             with scope, trio.fail_after(HELLO_TIMEOUT_S):
                 await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
-            log.warning("%s: a stream is refused: %s", self.node.name, told(error))
+            log.warning("%s: a stream is refused: %s", self.node.name, reason_of(error))
             return
         finally:
             self._pending.leave(scope)
@@ -286,7 +286,7 @@ class RankLinks:
         try:
             await within(HELLO_TIMEOUT_S, lambda: rank.connect(hello.address, hello.metadata))
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
-            log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, told(error))
+            log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, reason_of(error))
             ok = False
             if rank.transport.fences == "close":
                 link.scope.cancel()  # its HELLO may be older than the peer's last fence, and void
@@ -339,6 +339,6 @@ class RankLinks:
             link.scope.cancel()
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What a person is told of an error that may have no text."""
     return str(error) or (str(error.__cause__) if error.__cause__ else type(error).__name__)

@@ -15,7 +15,7 @@ from rich.text import Text
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.process.processes import run_until_told
+from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
 
@@ -105,4 +105,4 @@ def main(url: str, every_s: float, once: bool) -> int:
         finally:
             client.close()
 
-    return run_until_told(run) or EXIT_DONE
+    return run_to_exit_code(run) or EXIT_DONE

@@ -36,7 +36,7 @@ from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, weig
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
 from pdflow_runtime.process.logs import log_to_stderr
-from pdflow_runtime.process.processes import drain_on_signal, run_until_told
+from pdflow_runtime.process.processes import drain_on_signal, run_to_exit_code
 from pdflow_runtime.router.front import listening
 from pdflow_runtime.security.secret import secret_of
 from pdflow_runtime.security.tls import tls_of
@@ -287,4 +287,4 @@ def main(file: str, overrides: tuple[str, ...], **kept: Any) -> int:
     async def run() -> None:
         await serve(load(file, overrides=overrides), file, overrides, Record(**kept))
 
-    return run_until_told(run)
+    return run_to_exit_code(run)

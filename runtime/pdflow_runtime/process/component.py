@@ -18,7 +18,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.logs import log_to_stderr
-from pdflow_runtime.process.processes import run_until_told
+from pdflow_runtime.process.processes import run_to_exit_code
 
 HEARTBEAT_S: Final = 3.0
 """Between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
@@ -49,7 +49,7 @@ def run_component(asked: Namespace, who: str, serve: Callable[[ResolvedScenario]
         refuse_what_is_not_served(scenario)
         await serve(scenario if asked.child else reporting(scenario))
 
-    return run_until_told(run)
+    return run_to_exit_code(run)
 
 
 def reporting(scenario: ResolvedScenario) -> ResolvedScenario:

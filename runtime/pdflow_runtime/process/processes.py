@@ -51,7 +51,7 @@ async def read_stdin(scope: trio.CancelScope, on_line: Callable[[bytes], None]) 
     scope.cancel()
 
 
-def run_until_told(run: Callable[[], Awaitable[None]]) -> int:
+def run_to_exit_code(run: Callable[[], Awaitable[None]]) -> int:
     """trio.run, and the exit code; what went wrong goes to stderr in the words that it has for people."""
     code = EXIT_DONE
     allow_many_files()

@@ -45,7 +45,7 @@ class Reporter:
     def __init__(self, address: EngineAddress, signer: Signer, every_s: float) -> None:
         self.address = address
         self.router: Coordinates | None = None
-        self._told: Final = trio.Event()
+        self._router_known: Final = trio.Event()
         self._signer: Final = signer
         self._every_s: Final = every_s
         self._client: Final = HttpClient()
@@ -57,12 +57,12 @@ class Reporter:
     def set_router(self, router: Coordinates) -> None:
         """The router is there."""
         self.router = router
-        self._told.set()
+        self._router_known.set()
 
     async def run(self) -> None:
         """Until the end is reported."""
         with self._running:
-            await self._told.wait()
+            await self._router_known.wait()
             due_ns = now_ns()
             while True:
                 await self._report(self.address)

@@ -70,8 +70,8 @@ class Admin:
             case "GET", ["state"]:
                 body = msgspec.json.encode(await self.state())
             case "GET", ["notes"]:
-                told = [page for page in (await self._ask_all("/notes", {})).values() if page is not None]
-                body = msgspec.json.encode([self.node.event_log.page(), *told])
+                pages = [page for page in (await self._ask_all("/notes", {})).values() if page is not None]
+                body = msgspec.json.encode([self.node.event_log.page(), *pages])
             case "POST", ["engines"]:
                 status, body = self.engines(request.body)
             case "POST", ["engines", name, "drain" | "resume" as what]:

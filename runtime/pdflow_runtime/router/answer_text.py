@@ -31,9 +31,9 @@ class AnswerText:
             new += text.flush()
         return AnswerPiece(0, new, ending, reason, self._likely(token, logprobs), [token])
 
-    def _likely(self, token: int, told: Logprobs | None) -> list[TokenLogprob] | None:
-        if told is None:
+    def _likely(self, token: int, logprobs: Logprobs | None) -> list[TokenLogprob] | None:
+        if logprobs is None:
             return None
         decode = self._prompts.decode
-        top = tuple((decode([other]), logprob) for other, logprob in told.top)
-        return [TokenLogprob(decode([token]), told.chosen, top)]
+        top = tuple((decode([other]), logprob) for other, logprob in logprobs.top)
+        return [TokenLogprob(decode([token]), logprobs.chosen, top)]

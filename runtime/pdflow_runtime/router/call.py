@@ -66,7 +66,7 @@ class Call:
         self.one_token: Final = one_token
         """No more are wanted."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
-        self.told: FirstToken | None = None
+        self.first_token: FirstToken | None = None
         """P's first token, if the answer starts with it."""
         self.answer: Answer
         """Which attempt streams, and which legs await P's first token."""

@@ -162,16 +162,18 @@ class LiveRouterNode(LiveNode):
             body = call.prefill_body(kv_params)
         params, first, code = await leg.prefill(body, self.method, returns_first_token)
         ends = (
-            returns_first_token and first is not None and await self._first_token_told(call, first, effect.request_id)
+            returns_first_token
+            and first is not None
+            and await self._first_token_received(call, first, effect.request_id)
         )
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
 
-    async def _first_token_told(self, call: Call, first_answer: FirstAnswer, request_id: RequestId) -> bool:
+    async def _first_token_received(self, call: Call, first_answer: FirstAnswer, request_id: RequestId) -> bool:
         """P has told its first token. Whether the answer ends with it."""
-        use = call.answer.first_token_told(request_id, first_answer.ends)
+        use = call.answer.first_token_received(request_id, first_answer.ends)
         if use is None:
             return False
-        call.told = first_answer.first
+        call.first_token = first_answer.first
         text, responder = first_answer.text.encode(), call.responder
         if first_answer.ends:
             call.report(request_id)
@@ -222,7 +224,7 @@ class LiveRouterNode(LiveNode):
         between = None
         if self.returns_first_token:
             call.decoding[effect.request_id] = address
-            between = Between(first=call.told, first_follows=call.answer.decode_dispatched(effect.request_id))
+            between = Between(first=call.first_token, first_follows=call.answer.decode_dispatched(effect.request_id))
         body = call.decode_body(self._params(effect.params, source.kv), between)
         self._begin(call, "decode", effect.request_id, self._decode(leg, body))
 
@@ -240,7 +242,7 @@ class LiveRouterNode(LiveNode):
     def _alone_body(self, call: Call, request_id: RequestId) -> bytes:
         """For an engine that computes the prompt, too, and perhaps a token that the client has."""
         continues = call.answer.alone_dispatched(request_id)
-        return call.decode_body(None, Between(first=call.told) if continues else None)
+        return call.decode_body(None, Between(first=call.first_token) if continues else None)
 
     async def _answer(self, leg: Leg, body: bytes) -> Code:
         """How the leg ended that brings an answer. One whose answer is dropped waits until it is taken back."""

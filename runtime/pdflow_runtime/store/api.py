@@ -19,7 +19,7 @@ from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
 from pdflow_runtime.observe.state import EngineState
 from pdflow_runtime.process.component_api import ComponentApi
 from pdflow_runtime.security.signed import Gate
-from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, Told, WithdrawBody
+from pdflow_runtime.store.calls import PUSH, LookBody, PutBody, StoreReply, WithdrawBody
 from pdflow_runtime.store.node import LiveStoreNode, StoreCall
 from pdflow_runtime.store.state import StoreCollector, state_of
 
@@ -97,8 +97,8 @@ class StoreApi(ComponentApi):
                 self.node.withdraw(call.request_id, call.xid)
         if call.code is not Code.NONE:
             raise ended(call.code)
-        told = None if call.params is None else decode_json(call.params, self.here, KV_STORE.name)
-        return msgspec.json.encode(Told(told))
+        params = None if call.params is None else decode_json(call.params, self.here, KV_STORE.name)
+        return msgspec.json.encode(StoreReply(params))
 
 
 def read(body: bytes, form: type[T]) -> T:

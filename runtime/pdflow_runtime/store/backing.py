@@ -83,7 +83,7 @@ class Backing:
         self._waiting = 0
         self._to_save, self._unsaved = trio.open_memory_channel[Key](MOST_WAITING)
         self._refusing_until: Instant = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._reading: Final = trio.CapacityLimiter(READERS)
         self._writing: Final = trio.CapacityLimiter(1)
 
@@ -128,8 +128,8 @@ class Backing:
 
     def _warn_once(self, kind: str, text: str) -> None:
         """Of its kind, until that is over: anybody may cause as many as he likes."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("%s %s", self.name, text)
 
     # Writing behind.
@@ -192,7 +192,7 @@ class Backing:
             self._lost(error)
             self._not_saved(keys, "dropped")
         else:
-            self._told.discard("refused")
+            self._warned.discard("refused")
             self._waiting -= len(keys)
             self.counts["saved"] += len(keys)
 

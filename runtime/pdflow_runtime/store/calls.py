@@ -62,7 +62,7 @@ class WithdrawBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     xid: Name
 
 
-class Told(msgspec.Struct, frozen=True):
+class StoreReply(msgspec.Struct, frozen=True):
     """An answer."""
 
     kv_transfer_params: Any = None
@@ -129,8 +129,8 @@ class StoreClient:
         if answer is None:
             return StoredKv(None, None, Code.DEADLINE)
         try:
-            told = msgspec.json.decode(answer, type=Told).kv_transfer_params
-            return StoredKv(None) if told is None else StoredKv(*read_decode(KV_STORE.name, told))
+            params = msgspec.json.decode(answer, type=StoreReply).kv_transfer_params
+            return StoredKv(None) if params is None else StoredKv(*read_decode(KV_STORE.name, params))
         except (msgspec.DecodeError, ParamsError):
             return StoredKv(None, None, Code.IO)
 

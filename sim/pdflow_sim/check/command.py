@@ -82,11 +82,11 @@ def replay(file: str) -> int:
 
     counterexample = counterexample_files.read(file)
     with _patched(counterexample.mutant, file):
-        told = strict(counterexample.world(), counterexample)
+        result = strict(counterexample.world(), counterexample)
     steps = f"{file}: {len(counterexample.steps)} steps"
-    if told.mismatch is not None:
-        _print_line(f"{file}: {told.mismatch}", error=True)
-    elif told.verdict is None:
+    if result.mismatch is not None:
+        _print_line(f"{file}: {result.mismatch}", error=True)
+    elif result.verdict is None:
         recorded = (
             ""
             if counterexample.verdict is None
@@ -95,7 +95,7 @@ def replay(file: str) -> int:
         _print_line(f"{steps}; every invariant holds, and everything ends{recorded}")
         return EXIT_DONE if counterexample.verdict is None else EXIT_NOT_SO
     else:
-        _print_line(f"{steps}; {told.verdict.invariant}: {told.verdict.what}")
+        _print_line(f"{steps}; {result.verdict.invariant}: {result.verdict.what}")
     return EXIT_NOT_SO
 
 

@@ -44,7 +44,7 @@ from pdflow_sim.nodes.registry import NodeRegistry
 from pdflow_sim.observe.run_metrics import request_of
 
 
-class FirstTokenTold(Value, frozen=True, gc=False):
+class FirstTokenForwarded(Value, frozen=True, gc=False):
     """P has computed the answer's first token, which the engine that decodes this attempt goes on from."""
 
     engine: int
@@ -111,7 +111,7 @@ class SimRouterNode(SimNode):
             DispatchAlone: self.alone_arrived,
             AbortLeg: self.abort_arrived,
             ReportPrefill: self.report_arrived,
-            FirstTokenTold: self.first_token_arrived,
+            FirstTokenForwarded: self.first_token_arrived,
         }
         """What comes over HTTP to an engine, one hop after it was sent."""
 
@@ -170,7 +170,7 @@ class SimRouterNode(SimNode):
         elif self.prefill_tokens and type(event) is PrefillAnswered and event.params is not None:
             # With first_token = "prefill", the prefill leg's answer brings the client its first token.
             request = request_of(event.request_id)
-            if self.first_token_told(event.request_id):
+            if self.first_token_received(event.request_id):
                 metrics.stamp_first_token(request, self.clock.now)
 
     def answer_of(self, request: int) -> Answer:
@@ -185,17 +185,17 @@ class SimRouterNode(SimNode):
         if answer is not None:
             answer.leg_ended(role, request_id)
 
-    def first_token_told(self, request_id: RequestId) -> bool:
+    def first_token_received(self, request_id: RequestId) -> bool:
         """P has told its first token. Whether the client's answer starts with it."""
         attempt = self.attempts.get(request_id)
         if attempt is None:
             return False
-        use = self.answer_of(attempt.request).first_token_told(request_id, attempt.prefill_only)
+        use = self.answer_of(attempt.request).first_token_received(request_id, attempt.prefill_only)
         if use is None:
             return False
         for leg in use.forward:
-            told = FirstTokenTold(self.attempts[leg].d, leg)
-            self.clock.call(self.to_decode[told.engine], self.first_token_arrived, told)
+            forwarded = FirstTokenForwarded(self.attempts[leg].d, leg)
+            self.clock.call(self.to_decode[forwarded.engine], self.first_token_arrived, forwarded)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
@@ -212,12 +212,12 @@ class SimRouterNode(SimNode):
             self.abort_leg(self.port, AbortLeg("prefill", attempt.p, request_id))
             self.feed(self.port, PrefillAnswered(request_id, None, Code.CANCELLED))
 
-    def first_token_arrived(self, told: FirstTokenTold) -> None:
-        node = self.nodes.decodes[told.engine]
+    def first_token_arrived(self, forwarded: FirstTokenForwarded) -> None:
+        node = self.nodes.decodes[forwarded.engine]
         if node.ingress is None:
-            node.first_token_known(told.request_id)
+            node.first_token_known(forwarded.request_id)
         else:
-            node.ingress(told)
+            node.ingress(forwarded)
 
     def breaks(self, leg: str, position: int) -> None:
         """The connections to the engine there break: seen one hop later, behind the tokens generated before."""

@@ -66,14 +66,14 @@ class SimStoreNode(PeerNode):
 
     def start(self, arg: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
         """PutStart. Who puts is told at once when it has ended."""
-        put, told = arg
-        self.calls[put.params.xid] = (told, False)
+        put, on_answer = arg
+        self.calls[put.params.xid] = (on_answer, False)
         self.feed(self.role, put)
 
     def look(self, arg: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
         """GetReplicaList."""
-        ask, told = arg
-        self.calls[ask.xid] = (told, True)
+        ask, on_answer = arg
+        self.calls[ask.xid] = (on_answer, True)
         self.feed(self.role, ask)
 
     def abort(self, arg: tuple[RequestId, Xid]) -> None:
@@ -87,11 +87,11 @@ class SimStoreNode(PeerNode):
         self.feed(self.role, event)
 
     def answer(self, port: Port, effect: AnswerCall) -> None:
-        told, takes_time = self.calls[effect.xid]
+        on_answer, takes_time = self.calls[effect.xid]
         if takes_time:
-            self.clock.call(self.fabric.control_ns, told, effect)
+            self.clock.call(self.fabric.control_ns, on_answer, effect)
         else:
-            told(effect)
+            on_answer(effect)
 
     def end_call(self, port: Port, effect: EndCall) -> None:
         del self.calls[effect.xid]

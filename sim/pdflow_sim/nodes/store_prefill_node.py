@@ -120,10 +120,10 @@ class SimStorePrefillNode(SimPrefillNode):
         items, digest = self.items_of(leg), self.prompts.digest(leg.seq.index)
         store = self.stores.node_of(items)
         ask = LookupRequested(leg.request_id, load_xid(leg.xid), items[:-1], digest, WEIGHTS)
-        told = partial(self.told, store, leg.xid)
-        self.clock.call(self.fabric.control_ns, store.look, (ask, told))
+        on_answer = partial(self.on_answer, store, leg.xid)
+        self.clock.call(self.fabric.control_ns, store.look, (ask, on_answer))
 
-    def told(self, store: SimStoreNode, handle: Handle, answer: AnswerCall) -> None:
+    def on_answer(self, store: SimStoreNode, handle: Handle, answer: AnswerCall) -> None:
         """What the store has of it, if anything."""
         if self.alive:
             self.feed(self.role, StoreAnswered(handle, answer.params))
@@ -187,8 +187,8 @@ class SimStorePrefillNode(SimPrefillNode):
     def start_put(self, port: Port, effect: StartPut) -> None:
         items = self.items_of(self.legs[effect.handle])
         put = PutRequested(effect.params, items)
-        told = partial(self.put_ended, effect.handle)
-        self.clock.call(self.fabric.control_ns, self.stores.node_of(items).start, (put, told))
+        on_answer = partial(self.put_ended, effect.handle)
+        self.clock.call(self.fabric.control_ns, self.stores.node_of(items).start, (put, on_answer))
 
     def put_ended(self, handle: Handle, answer: AnswerCall) -> None:
         if self.alive:

@@ -23,11 +23,11 @@ class RecordedEngine(HostedEngine):
     """Tells how many KV blocks are in use: to the block whenever somebody comes, leaves or is done. What decoding takes
     in between is told every `block_size` steps, in which each sequence takes one block."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_series",)
 
     def __init__(
         self,
-        told: TimeSeries,
+        series: TimeSeries,
         limits: Limits,
         cost: StepCost,
         pool: PagedPool,
@@ -36,32 +36,32 @@ class RecordedEngine(HostedEngine):
         stalls: StepLog | None = None,
     ) -> None:
         super().__init__(limits, cost, pool, exact, log, stalls)
-        self._told = told
+        self._series = series
 
     def advance(self, now: Instant) -> list[Outcome]:
         """As of the other engine."""
         self._record_growth(now)
         outcomes = super().advance(now)
-        self._told.record(now, self.kv_blocks_used(now))
+        self._series.record(now, self.kv_blocks_used(now))
         return outcomes
 
     def release(self, allocation: Allocation, now: Instant) -> None:
         """As of the other engine."""
         self._record_growth(now)
         super().release(allocation, now)
-        self._told.record(now, self.kv_blocks_used(now))
+        self._series.record(now, self.kv_blocks_used(now))
 
     def drop(self, seq: Sequence, now: Instant) -> Dropped:
         """As of the other engine."""
         self._record_growth(now)
         dropped = super().drop(seq, now)
-        self._told.record(now, self.kv_blocks_used(now))
+        self._series.record(now, self.kv_blocks_used(now))
         return dropped
 
     def _record_growth(self, now: Instant) -> None:
         """Of the running segment, which nothing has changed since the last word."""
-        each, told, first = self.limits.block_size, self._told, self._first_ps
-        last = told.instants[-1] if told.instants else 0
+        each, series, first = self.limits.block_size, self._series, self._first_ps
+        last = series.instants[-1] if series.instants else 0
         # Steps never get shorter, so that in so short a time there were fewer.
         if self._steps <= each or not first or (now - last) * PS_PER_NS < each * first:
             return
@@ -72,7 +72,7 @@ class RecordedEngine(HostedEngine):
             at = -(-(start + span_of(first, delta, steps)) // PS_PER_NS)
             if at >= now:
                 return
-            told.record(at, used + batch.growth_over(steps))
+            series.record(at, used + batch.growth_over(steps))
 
 
 class Recorder:
@@ -86,10 +86,10 @@ class Recorder:
         """The network of the run."""
         rates = self.rates
 
-        def told(resource: ResourceId, ns: Instant, rate: int) -> None:
+        def on_rate(resource: ResourceId, ns: Instant, rate: int) -> None:
             rates[resource].record(ns, rate)
 
-        return WatchedNetwork(told)
+        return WatchedNetwork(on_rate)
 
     def died(self, engine: EngineId, now: Instant) -> None:
         """Its memory is gone."""

@@ -46,9 +46,9 @@ class TextTrace:
         self.lines.append(f"{who:<13} {what}".rstrip())
 
     def observe(self, node: Address, event: Any, effects: tuple[Any, ...], now: Instant) -> None:
-        told = self.describe_received(event) if type(event) is Received else _told(EVENTS, event)
-        if told:
-            self.add_line(node, told)
+        phrase = self.describe_received(event) if type(event) is Received else _phrase_for(EVENTS, event)
+        if phrase:
+            self.add_line(node, phrase)
         for effect in effects:
             if what := self.spoken(node, effect):
                 self.add_line(node, what)
@@ -75,14 +75,14 @@ class TextTrace:
             brought = self.wire_profile.prefill_leg
         elif kind is DispatchDecode:
             brought = self.wire_profile.decode_leg
-        return _told(EFFECTS, effect) + (f", with {brought}" if brought else "")
+        return _phrase_for(EFFECTS, effect) + (f", with {brought}" if brought else "")
 
     def name_of(self, message: Message) -> str:
         """What it is called, "" for what is not said."""
         return self.wire_profile.name_of(str(message.__struct_config__.tag))
 
 
-def _told(phrases: dict[type, Callable[[Any], str]], what: Any) -> str:
+def _phrase_for(phrases: dict[type, Callable[[Any], str]], what: Any) -> str:
     phrase = phrases.get(type(what))
     return phrase(what) if phrase is not None else ""
 

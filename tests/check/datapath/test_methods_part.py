@@ -15,7 +15,7 @@ def pdflow(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["check", "methods", *arguments], catch_exceptions=False)
 
 
-def test_what_is_known_is_found_and_told() -> None:
+def test_known_violations_are_found_and_reported() -> None:
     ran = pdflow("--only", "p2p-nccl-get")
     assert ran.exit_code == 0
     assert "2 of 2 as expected" in ran.stdout
@@ -39,7 +39,7 @@ def test_a_dialect_alone(dialect: str, rows: list[str]) -> None:
     assert [row["dialect"] for row in reported] == rows
 
 
-def test_what_should_not_be_there_fails_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_violation_fails_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shipment, "lost", lambda self: self.landed(Piece(0, 0, 4)))
     ran = pdflow("--only", "mooncake-v1", "--dialect", "strict")
     assert ran.exit_code == 1

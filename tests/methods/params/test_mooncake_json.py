@@ -119,7 +119,7 @@ def test_ports_on_one_host_may_be_50_apart(port: int) -> None:
     assert pipe(decode_url=f"192.168.0.137:{port}").decode_port == port
 
 
-def test_a_users_file_is_told_of_etcd_and_then_of_its_ports() -> None:
+def test_a_users_file_complains_of_etcd_and_then_of_its_ports() -> None:
     assert str(refused(USERS)) == (
         'metadata_server is etcd\'s ("127.0.0.1:2333"), which pdflow does not speak, '
         'expected "http://HOST:PORT/metadata", or "P2PHANDSHAKE" for none'

@@ -26,7 +26,7 @@ def test_every_method_has_its_table() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_page_without_a_mark_is_told(name: str) -> None:
+def test_a_page_without_a_mark_is_reported(name: str) -> None:
     page = PAGE.read_text(encoding="utf-8").replace(f"<!-- /{name} -->", "")
     with pytest.raises(ValueError, match=f"marked {name}"):
         regenerated(page)

@@ -167,7 +167,7 @@ WRONG = [
     WRONG,
     ids=[f"{method}-{key}-{n}" for n, (method, _, key, *_) in enumerate(WRONG)],
 )
-def test_a_wrong_value_is_told_by_field(method: str, text: str, key: str, value: Any, wrong: str) -> None:
+def test_a_wrong_value_is_reported_by_field(method: str, text: str, key: str, value: Any, wrong: str) -> None:
     error = refused(method, "decode", having(text, **{key: value}))
     assert (error.field, error.wrong) == (key, wrong)
 

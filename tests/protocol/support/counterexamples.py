@@ -17,8 +17,8 @@ WAITS = "waits"
 
 def in_each_dialect(*, strict: object, compat: object, stock: object) -> pytest.MarkDecorator:
     """Parametrise a story over (dialect, comes_to)."""
-    told = [(STRICT, strict), (VLLM_COMPAT, compat), (VLLM_STOCK, stock)]
-    cases = [pytest.param(dialect, comes_to, id=dialect.name) for dialect, comes_to in told]
+    expected = [(STRICT, strict), (VLLM_COMPAT, compat), (VLLM_STOCK, stock)]
+    cases = [pytest.param(dialect, comes_to, id=dialect.name) for dialect, comes_to in expected]
     return pytest.mark.parametrize(("dialect", "comes_to"), cases)
 
 
@@ -36,10 +36,10 @@ class Counterexample:
 @contextmanager
 def counterexample(c: Cluster, request_id: str = "r") -> Iterator[Counterexample]:
     """Whatever happens inside: its `end` is the request's outcome, or the invariant that the oracle saw broken."""
-    told = Counterexample()
+    outcome = Counterexample()
     try:
-        yield told
+        yield outcome
     except InvariantViolated as broken:
-        told.end = f"breaks {broken.name}"
+        outcome.end = f"breaks {broken.name}"
     else:
-        told.end = " ".join(c.outcomes[request_id]) or WAITS
+        outcome.end = " ".join(c.outcomes[request_id]) or WAITS

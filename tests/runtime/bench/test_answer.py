@@ -13,7 +13,7 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, ChatAnswer, CompletionAnswer, error_event, usage
 
 COMPLETION = CompletionAnswer("x", 0, "m")
-TOLD = COMPLETION.usage_event(usage(5, 3))
+USAGE = COMPLETION.usage_event(usage(5, 3))
 THREE = b"".join(
     COMPLETION.event(AnswerPiece(0, text, ending)) for text, ending in (("a", None), ("é", None), ("", "stop"))
 )
@@ -27,9 +27,9 @@ def read_answer(*pieces: bytes) -> AnswerReader:
     return answer
 
 
-@given(st.lists(st.integers(0, len(THREE + TOLD + DONE)), max_size=8).map(sorted))
+@given(st.lists(st.integers(0, len(THREE + USAGE + DONE)), max_size=8).map(sorted))
 def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
-    whole = THREE + TOLD + DONE
+    whole = THREE + USAGE + DONE
     offsets = [0, *boundaries, len(whole)]
     answer = read_answer(*(whole[a:b] for a, b in pairwise(offsets)))
     answer.end()
@@ -40,7 +40,7 @@ def test_bytes_may_be_split_anywhere(boundaries: list[int]) -> None:
 def test_each_event_is_a_token_and_the_servers_count_goes_first() -> None:
     two = COMPLETION.event(AnswerPiece(0, "a b")), COMPLETION.event(AnswerPiece(0, " c", "length"))
     assert read_answer(*two).output_tokens == 2
-    answer = read_answer(*two, TOLD)
+    answer = read_answer(*two, USAGE)
     assert (answer.output_tokens, answer.times) == (3, [0, 1])
 
 
@@ -67,7 +67,7 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
     ("answer", "message"),
     [
         (b"", "without a token"),
-        (TOLD + DONE, "without a token"),
+        (USAGE + DONE, "without a token"),
         (COMPLETION.event(AnswerPiece(0, "a")), "broke off"),
         (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "sent no token"),
         (THREE + error_event(OpenAIError(502, "no answer: peer_dead")), "no answer: peer_dead"),

@@ -35,8 +35,8 @@ async def test_a_cluster_and_its_simulation_serve_the_same_requests(tmp_path: Pa
     pdflow_sim.run.simulate(load(str(QUICKSTART), overrides=SYNTHETIC), out=str(tmp_path / "simulated"), quiet=True)
     [one] = Comparisons.of([read_runs(tmp_path / "simulated"), read_runs(tmp_path / "live")]).against_first
     assert one.how == "paired requests"
-    for told in (ran, talk):
-        records = told.ledger.records
+    for result in (ran, talk):
+        records = result.ledger.records
         assert records.outcome == ["completed"] * 24, records.reason
-        assert [len(itls) + 1 for itls in told.ledger.itls_ns] == records.output_tokens
+        assert [len(itls) + 1 for itls in result.ledger.itls_ns] == records.output_tokens
     assert max(turn for _, turn in talk.ledger.records.sessions) == 3

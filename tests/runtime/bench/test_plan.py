@@ -146,7 +146,7 @@ def test_a_dataset_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
         assert refused.value.exit_code == 2
 
 
-def test_a_bad_line_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_bad_line_is_reported_before_anything_is_sent(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(MOONCAKE % (0, 1) + "{}\n")
     with pytest.raises(ScenarioError, match=":2: "):

@@ -69,9 +69,9 @@ async def test_goodput_and_percentiles_are_those_that_were_asked_for(autojump_cl
     content = ran.content(asked)
     assert content["request_goodput"] == 0.0
     assert good.content(asked)["request_goodput"] == pytest.approx(10 / 0.28)
-    told = [key for key in content if key.endswith("_ms")]
+    latencies = [key for key in content if key.endswith("_ms")]
     names = ("ttft", "e2el", "client_queue_time")
-    assert told == [
+    assert latencies == [
         f"{statistic}_{name}_ms" for name in names for statistic in ("mean", "median", "std", "p50", "p99.9")
     ]
     assert content["p99.9_e2el_ms"] == pytest.approx(140.0)
@@ -116,7 +116,7 @@ async def test_an_interruption_keeps_what_there_is(autojump_clock: MockClock, tm
     assert "interrupted, partial" in ran.table().text()
 
 
-async def test_while_it_runs_the_last_seconds_are_told(autojump_clock: MockClock) -> None:
+async def test_while_it_runs_the_last_seconds_are_reported(autojump_clock: MockClock) -> None:
     async def odd(number: int, responder: Responder) -> bool:
         if number in (50, 150):
             await refuse(responder)
@@ -128,8 +128,8 @@ async def test_while_it_runs_the_last_seconds_are_told(autojump_clock: MockClock
     await trio.sleep(0.05)  # so that none ended just when the window begins
     done, last = BenchProgress(ran.ledger, "x", 400).look()
     assert done == "200 of 400 requests in 20.1 s, 0 open"
-    told = "last 10 s: 10.00/s ended, 1 without an answer, TTFT p50 100.0 ms p99 100.0 ms, TPOT p50 10.00 ms"
-    assert last == told
+    expected = "last 10 s: 10.00/s ended, 1 without an answer, TTFT p50 100.0 ms p99 100.0 ms, TPOT p50 10.00 ms"
+    assert last == expected
 
 
 async def test_of_failures_every_figure_is_zero(autojump_clock: MockClock, tmp_path: Path) -> None:

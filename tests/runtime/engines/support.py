@@ -76,13 +76,13 @@ class Bench:
         pool = CachingPool(blocks, 1) if caching else PagedPool(blocks)
         runner = TorchRunner(model, self.memories.cache(dtype))
         self.engine = LiveEngine(runner, Limits(block_size=block_size, **limits), pool, self.on_engine_output, eos)
-        self.told: list[object] = []
+        self.outcomes: list[object] = []
         self.answers: dict[Seq, list[Token]] = {}
         self.hook: Callable[[object], None] = lambda outcome: None
         self.ended: dict[Seq, trio.Event] = {}
 
     def on_engine_output(self, outcome: object) -> None:
-        self.told.append(outcome)
+        self.outcomes.append(outcome)
         if isinstance(outcome, Token):
             self.answers[outcome.seq].append(outcome)
         elif isinstance(outcome, Finished | Prefilled):
@@ -100,7 +100,7 @@ class Bench:
         return [token.token for token in self.answers[seq]]
 
     def admitted(self) -> list[Seq]:
-        return [outcome.seq for outcome in self.told if isinstance(outcome, Admitted)]
+        return [outcome.seq for outcome in self.outcomes if isinstance(outcome, Admitted)]
 
 
 def dense_logits(config: ModelConfig, weights: Weights, tokens: Sequence[int]) -> Any:

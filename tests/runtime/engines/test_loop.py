@@ -101,12 +101,12 @@ async def test_what_p_computed_d_goes_on_with(tiny: Path, nursery: trio.Nursery)
         expected = await alone.answer(alone.ask(tokens, 20))
         assert await hand_over(p, d, tokens, 20) == expected
     assert d.engine.prompt_tokens_computed == len(asked), "D computes the last token of each prompt, and no other"
-    assert not [outcome for outcome in p.told if isinstance(outcome, Token)]
+    assert not [outcome for outcome in p.outcomes if isinstance(outcome, Token)]
     assert (p.engine.pool.free, d.engine.pool.free) == (200, 200)
     nursery.cancel_scope.cancel()
 
 
-async def test_an_answer_ends_where_it_is_told_to(tiny: Path, nursery: trio.Nursery) -> None:
+async def test_an_answer_ends_where_it_is_asked_to(tiny: Path, nursery: trio.Nursery) -> None:
     model = load(tiny)
     (tokens,) = prompts(20)
     expected = dense_answer(model, tokens, 12)
@@ -138,7 +138,7 @@ async def test_an_answer_ends_where_it_is_told_to(tiny: Path, nursery: trio.Nurs
     nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_told_of_what_was_dropped(tiny: Path, nursery: trio.Nursery) -> None:
+async def test_a_dropped_sequence_produces_no_events(tiny: Path, nursery: trio.Nursery) -> None:
     bench = Bench(load(tiny), blocks=30)
     (tokens,) = prompts(40)
     waiting, remote, running = bench.ask(tokens), bench.ask(tokens, remote_kv=True), bench.ask(tokens, 100)
@@ -152,11 +152,11 @@ async def test_nothing_is_told_of_what_was_dropped(tiny: Path, nursery: trio.Nur
     bench.engine.release(remote.allocation)
     assert bench.engine.drop(running) is Dropped.AFTER_STEP
     assert bench.engine.drop(running) is Dropped.NOT_HERE
-    told = len(bench.told)
+    before = len(bench.outcomes)
     while bench.engine.pool.free < 30:
         await trio.sleep(0)
-    assert len(bench.told) == told
-    assert not [outcome for outcome in bench.told if isinstance(outcome, Finished | Prefilled)]
+    assert len(bench.outcomes) == before
+    assert not [outcome for outcome in bench.outcomes if isinstance(outcome, Finished | Prefilled)]
     nursery.cancel_scope.cancel()
 
 

@@ -71,7 +71,7 @@ def test_a_template_reaches_nothing(tiny: Path, tmp_path: Path, template: str) -
         Tokenizer(tmp_path).chat([])
 
 
-def test_a_folder_without_one_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_one_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json: No such file"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

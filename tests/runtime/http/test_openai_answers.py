@@ -30,9 +30,9 @@ LOGPROBS = (
 def events(data: bytes) -> list[Any]:
     """What an SSE client reads."""
     assert data.endswith(b"\n\n")
-    told = data.decode().removesuffix("\n\n").split("\n\n")
-    assert all(event.startswith("data: ") and "\n" not in event for event in told)
-    return [json.loads(event.removeprefix("data: ")) for event in told]
+    chunks = data.decode().removesuffix("\n\n").split("\n\n")
+    assert all(event.startswith("data: ") and "\n" not in event for event in chunks)
+    return [json.loads(event.removeprefix("data: ")) for event in chunks]
 
 
 def test_a_whole_completion() -> None:
@@ -108,18 +108,20 @@ def test_a_streamed_completion() -> None:
 
 def test_a_streamed_chat_opens_each_choice_with_its_role() -> None:
     answer = ChatAnswer("r1", 5, "tiny")
-    told = events(answer.event(AnswerPiece(0, "a", prompt_token_ids=(9,))) + answer.event(AnswerPiece(1, "b", "stop")))
-    told += events(answer.event(AnswerPiece(0, "c", "length")))
-    assert {event["object"] for event in told} == {"chat.completion.chunk"}
-    assert [event.get("prompt_token_ids") for event in told] == [[9], None, None, None, None]
-    assert [(event["choices"][0]["index"], event["choices"][0]["delta"]) for event in told] == [
+    chunks = events(
+        answer.event(AnswerPiece(0, "a", prompt_token_ids=(9,))) + answer.event(AnswerPiece(1, "b", "stop"))
+    )
+    chunks += events(answer.event(AnswerPiece(0, "c", "length")))
+    assert {event["object"] for event in chunks} == {"chat.completion.chunk"}
+    assert [event.get("prompt_token_ids") for event in chunks] == [[9], None, None, None, None]
+    assert [(event["choices"][0]["index"], event["choices"][0]["delta"]) for event in chunks] == [
         (0, {"role": "assistant", "content": ""}),
         (0, {"content": "a"}),
         (1, {"role": "assistant", "content": ""}),
         (1, {"content": "b"}),
         (0, {"content": "c"}),
     ]
-    assert [event["choices"][0]["finish_reason"] for event in told] == [None, None, None, "stop", "length"]
+    assert [event["choices"][0]["finish_reason"] for event in chunks] == [None, None, None, "stop", "length"]
 
 
 def test_logprobs_of_a_completion_count_characters_from_the_beginning() -> None:
@@ -135,8 +137,8 @@ def test_logprobs_of_a_completion_count_characters_from_the_beginning() -> None:
 
 
 def test_logprobs_of_a_chat_hold_bytes() -> None:
-    told = json.loads(ChatAnswer("r1", 5, "tiny").whole([AnswerPiece(0, "hey", "stop", logprobs=LOGPROBS[:1])], USED))
-    assert told["choices"][0]["logprobs"] == {
+    body = json.loads(ChatAnswer("r1", 5, "tiny").whole([AnswerPiece(0, "hey", "stop", logprobs=LOGPROBS[:1])], USED))
+    assert body["choices"][0]["logprobs"] == {
         "content": [
             {
                 "token": "he",
@@ -176,11 +178,11 @@ def test_models_and_what_follows_from_them() -> None:
     assert "150 tokens (100 in the prompt, 50 in the completion)" in str(error)
 
 
-def test_an_error_that_was_heard_is_the_one_that_was_told() -> None:
-    told = OpenAIError(503, "no answer: deadline", param="prompt", code="DEADLINE")
-    received = OpenAIError.from_response(503, told.body())
+def test_a_received_error_equals_the_sent_one() -> None:
+    sent = OpenAIError(503, "no answer: deadline", param="prompt", code="DEADLINE")
+    received = OpenAIError.from_response(503, sent.body())
     assert received is not None
-    assert (received.status, str(received), received.param, received.code) == (503, str(told), "prompt", "DEADLINE")
+    assert (received.status, str(received), received.param, received.code) == (503, str(sent), "prompt", "DEADLINE")
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": "no"}', b'{"error": {"message": 3}}'])

@@ -294,11 +294,11 @@ spoiled = st.tuples(bodies, st.integers(0, 200), st.binary(max_size=3)).map(
 )
 
 
-def check_told(error: OpenAIError) -> None:
+def check_error_body(error: OpenAIError) -> None:
     assert 400 <= error.status < 500
-    told = json.loads(error.body())
-    assert told.keys() == {"error"}
-    assert told["error"].keys() == {"message", "type", "param", "code"}
+    body = json.loads(error.body())
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
 
 
 @each_api
@@ -308,7 +308,7 @@ def test_any_bytes_are_a_request_or_an_error_in_openais_shape(api: str, body: by
     try:
         READERS[api](body)
     except OpenAIError as error:
-        check_told(error)
+        check_error_body(error)
 
 
 @given(fields=bodies, value=messages)
@@ -316,7 +316,7 @@ def test_any_messages_are_a_request_or_an_error(fields: dict[str, Any], value: A
     try:
         read_chat(json.dumps(fields | {"messages": value}).encode())
     except OpenAIError as error:
-        check_told(error)
+        check_error_body(error)
 
 
 @given(fields=st.dictionaries(st.text(max_size=5), values, max_size=5))

@@ -45,9 +45,9 @@ async def relayed(answer: bytes, request: bytes = GET) -> tuple[bytes, bytes, Ro
     async with scripted(answer) as (port, _):
         router = Router(port)
         async with serving(router.handle) as server:
-            told = await response_to(server.port, request)
+            received = await response_to(server.port, request)
         router.client.close()
-    head, _, body = told.partition(b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
     return head, body, router
 
 
@@ -130,9 +130,9 @@ async def test_a_slow_client_gets_all_of_it_and_holds_up_nobody() -> None:
             await slow.send_all(GET.replace(b"/p", b"/big"))
             await wait_all_tasks_blocked()
             assert (await response_to(server.port, GET)).endswith(b"small")
-            told = b"".join([piece async for piece in slow])
+            received = b"".join([piece async for piece in slow])
         router.client.close()
-    assert told.partition(b"\r\n\r\n")[2] == text
+    assert received.partition(b"\r\n\r\n")[2] == text
 
 
 @pytest.mark.trio
@@ -145,8 +145,8 @@ async def test_a_slow_client_gets_all_of_it_and_holds_up_nobody() -> None:
     ids=["a client without chunks", "an upstream without an end"],
 )
 async def test_framing_that_a_side_lacks_is_made_anew(request_: bytes, answer: bytes, body: bytes) -> None:
-    _, told, _ = await relayed(answer, request_)
-    assert told == body
+    _, received, _ = await relayed(answer, request_)
+    assert received == body
 
 
 @pytest.mark.trio
@@ -200,9 +200,9 @@ async def test_nothing_malformed_is_passed_on() -> None:
 
         router = Router(port)
         async with serving(handle) as server:
-            told = await response_to(server.port, GET)
+            received = await response_to(server.port, GET)
     assert router.broke[0].kind == "malformed"
-    assert b"evil" not in told
+    assert b"evil" not in received
 
 
 @pytest.mark.trio

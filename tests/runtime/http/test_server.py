@@ -223,7 +223,7 @@ async def test_a_fault_behind_good_requests_is_refused_after_their_answers() -> 
 
 
 @pytest.mark.trio
-async def test_a_slow_request_is_told_so_and_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:
+async def test_a_slow_request_is_answered_408_and_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:
     async with serving(echo, HttpLimits(request_s=10, idle_s=100)) as server:
         async with await trio.open_tcp_stream(LOCAL, server.port) as slow:
             await slow.send_all(b"POST / HTTP/1.1\r\nContent-Le")

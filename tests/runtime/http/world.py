@@ -26,8 +26,8 @@ async def serving(
 
 async def echo(request: HttpRequest, responder: Responder) -> None:
     """Answers with what it was asked, in the order of its parts."""
-    told = f"{request.method} {request.path} {request.query} ".encode() + request.body
-    await responder.reply(200, (), told)
+    echoed = f"{request.method} {request.path} {request.query} ".encode() + request.body
+    await responder.reply(200, (), echoed)
 
 
 async def response_to(port: int, data: bytes) -> bytes:

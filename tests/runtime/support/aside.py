@@ -78,7 +78,7 @@ class SlowCopies(LiveNode):
         super().put(self.role, event)
 
 
-class ToldPrefillNode(SlowCopies, LiveLayeredPrefillNode):
+class ReplayedPrefillNode(SlowCopies, LiveLayeredPrefillNode):
     """Each prompt is computed in steps of its own, as in the world."""
 
     def drop(self, port: Port, effect: Drop) -> None:
@@ -95,7 +95,7 @@ class ToldPrefillNode(SlowCopies, LiveLayeredPrefillNode):
                 self.put(self.role, LayerReady(step, layer))
 
 
-class ToldDecodeNode(SlowCopies, LiveStagedDecodeNode):
+class ReplayedDecodeNode(SlowCopies, LiveStagedDecodeNode):
     """Room is due when a test says so."""
 
     def admit_soon(self) -> None:

@@ -58,9 +58,9 @@ class Fronted:
 
     async def same(self, path: str = "/v1/completions", **fields: Any) -> list[Any]:
         """As one engine alone answers."""
-        told = await self.ask(self.port, path, fields)
-        assert told == await self.ask(self.alone, path, fields), fields
-        return told
+        answer = await self.ask(self.port, path, fields)
+        assert answer == await self.ask(self.alone, path, fields), fields
+        return answer
 
 
 @asynccontextmanager

@@ -83,11 +83,11 @@ class TurnRecorder:
         self.turns.append(Turn(node, event, effects))
 
 
-class NotToldOn(Exception):  # noqa: N818 (what happened, not which kind of error)
+class NotReplayable(Exception):  # noqa: N818 (what happened, not which kind of error)
     """The world goes a way that is none here, or does not say which."""
 
 
-class Told:
+class LiveReplay:
     """One telling. `nursery` is where nodes run."""
 
     def __init__(self, scope: Scope, nursery: trio.Nursery) -> None:
@@ -193,7 +193,7 @@ class Told:
         found = [move for move in self.world.moves(self.state) if move[0] == "timer"]
         at = [number for _, number, _ in found]
         if len(set(at)) < len(at):
-            raise NotToldOn("several timers are due at one endpoint at once, in an order that is not said")
+            raise NotReplayable("several timers are due at one endpoint at once, in an order that is not said")
         return min(found, default=None)
 
     async def agree(self, name: str) -> None:
@@ -221,7 +221,7 @@ class Told:
                 and effect.source not in self.nodes[engine_of(address)].ranks[address].peers
             )
             if fenced:
-                raise NotToldOn("whose memory was let go of at a fence is not asked for a word, and the world asks")
+                raise NotReplayable("whose memory was let go of at a fence is not asked for a word, and the world asks")
             raise AssertionError(f"{name}: {self.expected} were never posted")
 
     def of_engine(self, engine: EngineId, turns: list[Turn]) -> list[Turn]:

@@ -36,16 +36,16 @@ from pdflow_sim.check.moves.pieces import PieceOperations
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import SHAPE, role_of
 from pdflow_sim.check.state.shadow_state import ENDED_ERR, ENDED_OK, ORPHAN
-from tests.runtime.support.aside import Aside, SlowCopies, ToldDecodeNode, ToldPrefillNode
+from tests.runtime.support.aside import Aside, ReplayedDecodeNode, ReplayedPrefillNode, SlowCopies
 from tests.runtime.support.held import HeldTransfers, Operation
-from tests.runtime.support.told import BLOCKS, NotToldOn, Told, hand
+from tests.runtime.support.live_replay import BLOCKS, LiveReplay, NotReplayable, hand
 
 ELSEWHERE = 50
 FIRST_LOADED = 240
 """The first of the blocks that D's engine gives to what has landed beside them."""
 
 
-class ToldMethod(Told):
+class MethodLiveReplay(LiveReplay):
     """One telling, by a method."""
 
     def __init__(self, scope: Scope, nursery: trio.Nursery) -> None:
@@ -95,9 +95,9 @@ class ToldMethod(Told):
         staging = self.staging(config.info.engine)
         if role_of(config.info.engine) == "P" and self.plan.layered:
             sending = self.sending(staging)
-            node: LiveEngineNode = ToldPrefillNode(config, scheduler, ranks, self.make_transport, sending, staging)
+            node: LiveEngineNode = ReplayedPrefillNode(config, scheduler, ranks, self.make_transport, sending, staging)
         elif staging is not None:
-            node = ToldDecodeNode(config, scheduler, ranks, self.make_transport, staging)
+            node = ReplayedDecodeNode(config, scheduler, ranks, self.make_transport, staging)
         else:
             node = super().node(config, scheduler, ranks)
         for rank in node.ranks.values():
@@ -202,7 +202,7 @@ class ToldMethod(Told):
             super().abort_prefill(i)
             return
         failed = PrefillFailed(self.cluster.xids[i])
-        assert isinstance(node, ToldPrefillNode)
+        assert isinstance(node, ReplayedPrefillNode)
         if node.staging is None:
             engine.finish_prompt(self.prompt(i))
             node.run_out(failed.handle)
@@ -266,7 +266,7 @@ class ToldMethod(Told):
         found = self.transfers(rank).post_next()
         if found is None or found[0] != effect:
             if piece is None:
-                raise NotToldOn("the world has an operation fail of which no piece can be posted now")
+                raise NotReplayable("the world has an operation fail of which no piece can be posted now")
             raise AssertionError(f"{rank} posts {found}, and in the world {piece} of {effect}")
         assert piece in (None, found[1]), f"{rank} posts {found[1]}, and in the world {piece}"
         return self.transport(rank).posted.popleft()
@@ -310,7 +310,7 @@ class ToldMethod(Told):
                 operation.end(True)
         event = transfers.ends.pop(effect.op)
         if flags & ENDED_ERR and isinstance(event, WriteStopped):
-            raise NotToldOn("it has stopped, and nothing of it is left that could fail")
+            raise NotReplayable("it has stopped, and nothing of it is left that could fail")
         transfers.on_event(event)
 
     async def task(self, i: int) -> None:
@@ -324,6 +324,6 @@ class ToldMethod(Told):
         await super().task(i)
 
 
-def replay_of(scope: Scope, nursery: trio.Nursery) -> Told:
+def replay_of(scope: Scope, nursery: trio.Nursery) -> LiveReplay:
     """A telling of a story of this scope."""
-    return ToldMethod(scope, nursery) if scope.method else Told(scope, nursery)
+    return MethodLiveReplay(scope, nursery) if scope.method else LiveReplay(scope, nursery)

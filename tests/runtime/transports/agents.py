@@ -111,7 +111,7 @@ class Agent:
     """A transport with its memory and what it has told."""
 
     def __init__(self, kind: str, name: str, nbytes: int = REGION_BYTES) -> None:
-        self.told: list[TransportEvent] = []
+        self.events: list[TransportEvent] = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._on_event)
         self.memory: Any = tensor_of(self.transport, nbytes) if "," in kind else self.transport.allocate(nbytes)
@@ -123,20 +123,20 @@ class Agent:
         return self.transport.done_means == "local"
 
     def _on_event(self, event: TransportEvent) -> None:
-        self.told.append(event)
+        self.events.append(event)
         self._news.set()
 
     async def wait_for(self, event: TransportEvent) -> None:
         """Wait until this has been told."""
         with trio.fail_after(TIMEOUT_S):
-            while event not in self.told:
+            while event not in self.events:
                 self._news = trio.Event()
                 await self._news.wait()
 
     async def ended(self, op: int) -> bool:
         with trio.fail_after(TIMEOUT_S):
             while True:
-                for event in self.told:
+                for event in self.events:
                     if isinstance(event, Ended) and event.op == op:
                         return event.ok
                 self._news = trio.Event()
@@ -156,7 +156,7 @@ class Agent:
         return found[before]
 
     def _flushes(self, peer: str) -> list[bool]:
-        return [event.ok for event in self.told if isinstance(event, Flushed) and event.peer == peer]
+        return [event.ok for event in self.events if isinstance(event, Flushed) and event.peer == peer]
 
     def write(
         self, peer: str, pieces: Sequence[tuple[int, int, int]], generation: int = 1, notification: bytes | None = None
@@ -172,7 +172,7 @@ class Agent:
         return self._last_op
 
     def notifications(self) -> list[bytes]:
-        return [event.notification for event in self.told if isinstance(event, NotificationArrived)]
+        return [event.notification for event in self.events if isinstance(event, NotificationArrived)]
 
 
 def untouched(agent: Agent) -> bool:

@@ -25,7 +25,7 @@ async def main(pipe: Connection, *arguments: str) -> None:
         if target:
             await agent.transport.connect("d.r0", bytes.fromhex(target[0]))
             while await agent.landed(agent.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"whole")):
-                agent.told.clear()
+                agent.events.clear()
             pipe.send("refused")
         with suppress(EOFError):
             await trio.to_thread.run_sync(pipe.recv)

@@ -56,13 +56,13 @@ async def test_pieces_of_any_length_arrive_before_their_notification(kind: str, 
 async def test_a_notification_needs_no_bytes(kind: str) -> None:
     async with pair(kind) as (p, d):
         assert await p.landed(p.write("d.r0", [], notification=b"nothing but this"))
-        assert d.told == [NotificationArrived("p.r0", b"nothing but this")]
+        assert d.events == [NotificationArrived("p.r0", b"nothing but this")]
 
 
 async def test_a_write_without_notification_does_not_notify_its_target(kind: str) -> None:
     async with pair(kind) as (p, d):
         assert await p.landed(p.write("d.r0", [(0, 0, 8)]))
-        assert d.told == []
+        assert d.events == []
 
 
 @pytest.mark.parametrize("length", [8, 700])
@@ -88,7 +88,7 @@ async def test_a_read_brings_what_is_there(kind: str) -> None:
         for length in (0, 1, 4097, 3 * MIB):
             assert await d.ended(d.read("p.r0", [(9, 5, length), (0, 4 * MIB, 2)]))
             assert d.memory[5 : 5 + length] == p.memory[9 : 9 + length]
-        assert p.told == []
+        assert p.events == []
 
 
 async def test_many_posts_at_once_each_end_once(kind: str) -> None:
@@ -101,7 +101,7 @@ async def test_many_posts_at_once_each_end_once(kind: str) -> None:
         assert all([await d.landed(op) for op in backward])
         assert d.memory[: 256 * size] == p.memory[: 256 * size]
         assert sorted(d.notifications()) == sorted(b"%d" % i for i in range(256))
-        assert len([event for event in p.told if isinstance(event, Ended)]) == 256
+        assert len([event for event in p.events if isinstance(event, Ended)]) == 256
 
 
 async def test_a_large_write_holds_up_no_other_peer(kind: str) -> None:
@@ -110,7 +110,7 @@ async def test_a_large_write_holds_up_no_other_peer(kind: str) -> None:
         await q.transport.connect("d.r0", d.transport.describe())
         large = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(30)]
         assert await q.landed(q.write("d.r0", [], notification=b"small"))
-        assert p.done_is_local or not all(Ended(op, True) in p.told for op in large)
+        assert p.done_is_local or not all(Ended(op, True) in p.events for op in large)
         assert all([await p.landed(op) for op in large])
 
 
@@ -248,7 +248,7 @@ async def test_a_fence_ends_our_reads(kind: str) -> None:
             await trio.lowlevel.checkpoint()
         d.transport.fence("p.r0", 0)
         await d.wait_for(Fenced("p.r0"))
-        assert [event.op for event in d.told if isinstance(event, Ended)] == ops
+        assert [event.op for event in d.events if isinstance(event, Ended)] == ops
         d.memory[:] = bytes(REGION_BYTES)
         p.memory[8:] = bytes(REGION_BYTES - 8)
         assert await d.ended(d.read("p.r0", [(0, 16, 8)]))
@@ -262,8 +262,8 @@ async def test_a_writer_s_fence_ends_what_it_posted(kind: str) -> None:
         ops = [p.write("d.r0", [(0, 0, REGION_BYTES)], notification=b"n") for _ in range(20)]
         p.transport.fence("d.r0", 0)
         await p.wait_for(Fenced("d.r0"))
-        fenced_at = p.told.index(Fenced("d.r0"))
-        ended = [event for event in p.told[:fenced_at] if isinstance(event, Ended)]
+        fenced_at = p.events.index(Fenced("d.r0"))
+        ended = [event for event in p.events[:fenced_at] if isinstance(event, Ended)]
         assert sorted(event.op for event in ended) == ops
         assert p.done_is_local or len(d.notifications()) == sum(event.ok for event in ended)
         d.memory[:] = bytes(REGION_BYTES)
@@ -277,7 +277,7 @@ async def test_a_writer_s_fence_ends_what_it_posted(kind: str) -> None:
 async def test_a_fence_with_nothing_open_ends_at_once(kind: str) -> None:
     async with pair(kind) as (p, _):
         p.transport.fence("d.r0", 1)
-        assert p.told == [Fenced("d.r0")]
+        assert p.events == [Fenced("d.r0")]
         assert await p.landed(p.write("d.r0", [(0, 0, 8)]))
 
 
@@ -291,14 +291,14 @@ async def test_a_flush_ends_behind_what_was_posted_before(kind: str) -> None:
         await p.wait_for(Flushed("d.r0", True))
         assert d.memory[: 4 * MIB] == p.memory[: 4 * MIB]
         with trio.fail_after(TIMEOUT_S):
-            while p.told.count(Flushed("d.r0", True)) < 2:
+            while p.events.count(Flushed("d.r0", True)) < 2:
                 await trio.lowlevel.checkpoint()
         assert d.memory[4 * MIB :] == p.memory[: 4 * MIB]
         if not p.done_is_local:
-            assert p.told == [Ended(first, True), Flushed("d.r0", True), Ended(second, True), Flushed("d.r0", True)]
+            assert p.events == [Ended(first, True), Flushed("d.r0", True), Ended(second, True), Flushed("d.r0", True)]
         p.transport.flush("d.r0")
-        assert p.told[-1] == Flushed("d.r0", True)
-        assert len(p.told) == 5
+        assert p.events[-1] == Flushed("d.r0", True)
+        assert len(p.events) == 5
 
 
 async def test_done_means_what_its_transport_declares(kind: str) -> None:
@@ -338,10 +338,10 @@ async def test_what_is_stopped_before_it_was_posted_never_is(kind: str) -> None:
         p.transport.stop(ops[-1])
         p.transport.flush("d.r0")
         await p.wait_for(Flushed("d.r0", True))
-        stopped = Stopped(ops[-1]) in p.told
+        stopped = Stopped(ops[-1]) in p.events
         assert stopped or p.done_is_local
         assert len(d.notifications()) == 20 - stopped
-        assert Ended(first, True) in p.told
+        assert Ended(first, True) in p.events
         p.transport.stop(first)
         p.transport.stop(12345)
 
@@ -351,7 +351,7 @@ async def test_forgetting_ends_everything_with_that_peer(kind: str) -> None:
         ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(5)]
         p.transport.flush("d.r0")
         p.transport.forget("d.r0")
-        assert {event.op for event in p.told if isinstance(event, Ended)} == set(ops)
+        assert {event.op for event in p.events if isinstance(event, Ended)} == set(ops)
         await p.wait_for(Flushed("d.r0", False))
         assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
         await p.transport.connect("d.r0", d.transport.describe())
@@ -364,7 +364,7 @@ async def test_closing_with_work_in_flight(kind: str) -> None:
         reads = [d.read("p.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
         await trio.lowlevel.checkpoint()
         await p.transport.aclose()
-        assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
+        assert sorted(event.op for event in p.events if isinstance(event, Ended)) == ops
         for op in reads:
             await d.ended(op)
         p.memory[:8] = b"still us"
@@ -373,7 +373,7 @@ async def test_closing_with_work_in_flight(kind: str) -> None:
             await d.transport.connect("p.r0", p.transport.describe())
 
 
-async def test_a_peer_that_is_lost_is_told_on_both_sides_and_can_be_met_anew(kind: str) -> None:
+async def test_a_lost_peer_is_reported_on_both_sides_and_can_reconnect(kind: str) -> None:
     async with pair(kind) as (p, d):
         p.transport._lose(p.transport._links["d.r0"])
         await p.wait_for(PeerGone("d.r0"))

@@ -26,10 +26,10 @@ async def test_a_writer_that_is_killed_is_gone_and_nothing_of_it_lands(kind: str
             p.send_signal(signal.SIGKILL)
             await d.wait_for(PeerGone("p.r0"))
             d.memory[:] = bytes(REGION_BYTES)
-            seen = len(d.told)
+            seen = len(d.events)
             await trio.testing.wait_all_tasks_blocked()
             assert untouched(d)
-            assert len(d.told) == seen
+            assert len(d.events) == seen
 
 
 async def test_every_notification_of_a_killed_writer_is_behind_its_bytes(kind: str) -> None:
@@ -51,7 +51,7 @@ async def test_a_target_that_is_killed_ends_every_write(kind: str) -> None:
             d.send_signal(signal.SIGKILL)
             p.transport.fence("d.r0", 1)
             await p.wait_for(Fenced("d.r0"))
-            assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
+            assert sorted(event.op for event in p.events if isinstance(event, Ended)) == ops
             assert not await p.landed(p.write("d.r0", [(0, 0, 8)]))
 
 
@@ -62,7 +62,7 @@ async def test_a_killed_target_is_reported_without_a_fence(kind: str) -> None:
             ops = [p.write("d.r0", [(0, 0, REGION_BYTES)]) for _ in range(20)]
             d.send_signal(signal.SIGKILL)
             await p.wait_for(PeerGone("d.r0"))
-            assert sorted(event.op for event in p.told if isinstance(event, Ended)) == ops
+            assert sorted(event.op for event in p.events if isinstance(event, Ended)) == ops
 
 
 async def test_reads_of_a_killed_peer_end(kind: str) -> None:
@@ -73,7 +73,7 @@ async def test_reads_of_a_killed_peer_end(kind: str) -> None:
             await d.ended(ops[0])
             p.send_signal(signal.SIGKILL)
             await d.wait_for(PeerGone("p.r0"))
-            assert [event.op for event in d.told if isinstance(event, Ended)] == ops
+            assert [event.op for event in d.events if isinstance(event, Ended)] == ops
             d.memory[:] = bytes(REGION_BYTES)
             assert not await d.ended(d.read("p.r0", [(0, 0, 8)]))
             assert untouched(d)
@@ -88,10 +88,10 @@ async def test_a_writer_s_fence_waits_for_a_target_that_stands_still(kind: str) 
             await trio.testing.wait_all_tasks_blocked()
             p.transport.fence("d.r0", 1)
             await trio.testing.wait_all_tasks_blocked()
-            assert p.told == [Ended(op, True)] * p.done_is_local
+            assert p.events == [Ended(op, True)] * p.done_is_local
             d.send_signal(signal.SIGCONT)
             await p.wait_for(Fenced("d.r0"))
-            assert [event.op for event in p.told if isinstance(event, Ended)] == [op]
+            assert [event.op for event in p.events if isinstance(event, Ended)] == [op]
 
 
 async def test_proof_of_death_ends_a_fence_that_waits(kind: str) -> None:
@@ -102,7 +102,7 @@ async def test_proof_of_death_ends_a_fence_that_waits(kind: str) -> None:
             p.write("d.r0", [(0, 0, REGION_BYTES)])
             p.transport.fence("d.r0", 1)
             p.transport.forget("d.r0")
-            assert p.told == [Ended(1, p.done_is_local), Fenced("d.r0")]
+            assert p.events == [Ended(1, p.done_is_local), Fenced("d.r0")]
 
 
 async def test_a_writer_that_wakes_up_behind_a_fence_changes_nothing(kind: str) -> None:

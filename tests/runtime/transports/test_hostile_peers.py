@@ -132,11 +132,11 @@ async def test_an_unauthenticated_stream_is_closed(
             assert await closed(stream) == b""
         assert "the stream of a stranger is closed" in caplog.text
         assert reason in caplog.text
-        assert d.told == []
+        assert d.events == []
 
 
 @pytest.mark.trio
-async def test_whoever_looks_for_an_agent_that_was_here_before_is_told_so(kind: str) -> None:
+async def test_a_peer_of_a_former_agent_is_notified(kind: str) -> None:
     async with agents(kind, "d.r0") as (d,):
         with unauthenticated_stream(d.transport.describe()) as (described, stream, hello):
             await stream.send_all(frame(msgspec.structs.replace(hello, target_incarnation=described.incarnation + 1)))

@@ -25,7 +25,7 @@ class Joined(Agent):
     """In the memory of another."""
 
     def __init__(self, kind: str, name: str, owner: Agent) -> None:
-        self.told = []
+        self.events = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._on_event)
         self.memory = join(self.transport, owner.transport)
@@ -49,7 +49,7 @@ async def test_what_is_written_to_one_is_read_from_the_other(kind: str) -> None:
         await d.transport.connect("store.get.r0", get.transport.describe())
         p.memory[:100] = bytes(range(100))
         assert await p.landed(p.write("store.put.r0", [(0, 5000, 100)], notification=b"done"))
-        assert get.told == []
+        assert get.events == []
         assert await d.ended(d.read("store.get.r0", [(5000, 300, 100)]))
         assert d.memory[300:400] == bytes(range(100))
 

@@ -21,7 +21,7 @@ def test_a_missing_library_is_one_sentence_with_its_command(monkeypatch: pytest.
     assert "\n" not in str(caught.value)
 
 
-def test_whoever_serves_with_it_is_told_that_it_listens_everywhere() -> None:
+def test_serving_with_it_warns_that_it_listens_everywhere() -> None:
     assert "every address" in str(caution_of("mooncake"))
     assert caution_of("shm") is None
 

@@ -126,7 +126,7 @@ async def test_what_comes_after_a_fence_stays_in_the_buffer_and_the_group_goes_o
             d.memory[:] = bytes(REGION_BYTES)
             assert await trio.to_thread.run_sync(p.next_message) == "refused"
             assert untouched(d)
-            assert PeerGone("p.r0") not in d.told
+            assert PeerGone("p.r0") not in d.events
 
 
 @pytest.mark.trio
@@ -135,7 +135,7 @@ async def test_whoever_names_no_group_is_not_let_in(monkeypatch: pytest.MonkeyPa
     async with agents("nccl", "d.r0", "p.r0") as (d, p):
         with pytest.raises(TransportError):
             await p.transport.connect("d.r0", d.transport.describe())
-        assert d.told == []
+        assert d.events == []
 
 
 @pytest.mark.skipif(LIBRARY is None, reason=f"no NCCL: {INSTALL}")

@@ -70,5 +70,5 @@ async def test_no_lease_word_is_kept_that_nobody_waits_for(kind: str) -> None:
         for op in range(8):
             d.transport.read_word(op, "p.r0", 8 * op)
         d.transport.fence("p.r0", 1)
-        assert WordArrived(7, None) in d.told
+        assert WordArrived(7, None) in d.events
         assert d.transport._slots == {}

@@ -121,7 +121,7 @@ class Duel:
         prompt = self.prompts[index]
         guess = f"u{len(self.decodes)}"
         params = KvParams(self.infos["P"], guess, prompt.name, PROMPT_BLOCKS * BLOCK)
-        told: dict[str, Any] = {
+        transfer_params: dict[str, Any] = {
             "do_remote_prefill": True,
             "remote_engine_id": "P",
             "remote_request_id": prompt.name if known else guess,
@@ -132,8 +132,8 @@ class Duel:
         if known:
             prompt.named = True
             params = self.stock["P"].answers[prompt.name]
-            told |= {"remote_block_ids": (list(prompt.blocks),), "remote_num_tokens": PROMPT_BLOCKS * BLOCK}
-        decode = Decode(len(self.decodes), name, params, request(name, told, PROMPT_BLOCKS * BLOCK))
+            transfer_params |= {"remote_block_ids": (list(prompt.blocks),), "remote_num_tokens": PROMPT_BLOCKS * BLOCK}
+        decode = Decode(len(self.decodes), name, params, request(name, transfer_params, PROMPT_BLOCKS * BLOCK))
         self.decodes.append(decode)
         self.vllm["D"].scheduler.on_new_request(decode.vllm)
         self.stock["D"].feed_scheduler(DecodeQueued(name, params, PROMPT_BLOCKS, 0))

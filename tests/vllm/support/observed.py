@@ -18,9 +18,9 @@ HEARTBEATS = b"HB:"
 
 def of_notification(notification: NixlNotification) -> Observed:
     if notification.body.startswith(REGISTERS):
-        told = msgspec.msgpack.decode(notification.body[len(REGISTERS) :])
-        blocks = tuple(told["local_block_ids"][0])
-        return ("REG", notification.sender, notification.target, told["request_id"], blocks)
+        fields = msgspec.msgpack.decode(notification.body[len(REGISTERS) :])
+        blocks = tuple(fields["local_block_ids"][0])
+        return ("REG", notification.sender, notification.target, fields["request_id"], blocks)
     text = notification.body.decode()
     if notification.body.startswith(HEARTBEATS):
         return ("HB", notification.sender, notification.target, tuple(sorted(text[3:].split(","))))

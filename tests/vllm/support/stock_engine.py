@@ -54,7 +54,7 @@ class StockEngine:
         """What the writer has put aside for the results."""
         self.ended: list[list[Any]] = [[] for _ in ranks]
         """Operations whose handle is final and has not been polled."""
-        self.told: list[list[Any]] = [[] for _ in ranks]
+        self.events: list[list[Any]] = [[] for _ in ranks]
         """What each rank has told the scheduler since its last report."""
         self.reports: list[deque[list[Any]]] = [deque() for _ in ranks]
         self.pulls = pulls
@@ -120,8 +120,8 @@ class StockEngine:
             self.feed(rank, event)
         if self.producer:
             self.feed(rank, TimeReached())
-        self.reports[rank].append(self.told[rank])
-        self.told[rank] = []
+        self.reports[rank].append(self.events[rank])
+        self.events[rank] = []
         while all(self.reports):
             for reports in self.reports:
                 for event in reports.popleft():
@@ -154,7 +154,7 @@ class StockEngine:
         for effect in self.ranks[rank].handle(event, self.now):
             kind = type(effect)
             if kind is SendLocal:
-                self.told[rank].append(effect.event)
+                self.events[rank].append(effect.event)
             elif kind is Send:
                 self.sent.append((address, effect))
             elif kind is Handshake:

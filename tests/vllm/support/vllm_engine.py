@@ -237,10 +237,10 @@ class VllmEngine:
         )
         while all(self.reports):
             outputs = [SimpleNamespace(kv_connector_output=reports.popleft()) for reports in self.reports]
-            told = self.aggregator.aggregate(outputs).kv_connector_output
-            self.scheduler.update_connector_output(told)
-            self.sent += told.finished_sending or ()
-            self.received += [(name, name in (told.failed_recving or ())) for name in told.finished_recving or ()]
+            output = self.aggregator.aggregate(outputs).kv_connector_output
+            self.scheduler.update_connector_output(output)
+            self.sent += output.finished_sending or ()
+            self.received += [(name, name in (output.failed_recving or ())) for name in output.finished_recving or ()]
 
     def write(self, rank: int) -> None:
         """One pass of the push writer's loop."""

@@ -77,7 +77,7 @@ class CompletionAnswer:
     def __init__(self, request_id: str, created_s: int, model: str) -> None:
         self.name = f"cmpl-{request_id}", created_s
         self._model = model
-        self._told: dict[int, int] = {}
+        self._text_offsets: dict[int, int] = {}
         """Characters of each choice's text so far."""
 
     def event(self, piece: AnswerPiece) -> bytes:
@@ -98,9 +98,9 @@ class CompletionAnswer:
     def _choice(self, piece: AnswerPiece) -> _CompletionChoice:
         logprobs = None
         if piece.logprobs is not None:
-            told = self._told.get(piece.index, 0)
-            logprobs = of_completion(piece.logprobs, told)
-            self._told[piece.index] = told + sum(len(token.text) for token in piece.logprobs)
+            text_offset = self._text_offsets.get(piece.index, 0)
+            logprobs = of_completion(piece.logprobs, text_offset)
+            self._text_offsets[piece.index] = text_offset + sum(len(token.text) for token in piece.logprobs)
         return _CompletionChoice(
             piece.index,
             piece.text,

@@ -105,7 +105,7 @@ class DiagramRecorder:
 
     def start(self) -> State:
         for request_id in () if self.space.scope.attempts else self.space.cluster.requests:
-            self.add_line(Style.TOLD, CLIENT, f"request {request_id}", ROUTER)
+            self.add_line(Style.CALL, CLIENT, f"request {request_id}", ROUTER)
         return self.turns.start()
 
     def moves(self, state: State) -> list[Move]:

@@ -60,7 +60,7 @@ CLIENT, ROUTER, WIRE = "client", "router", "wire"
 class Style(Enum):
     """What a line means."""
 
-    TOLD = "told"
+    CALL = "call"
     """Within an engine, or between it and the router or a client."""
     SENT = "sent"
     """A frame, or what is asked of the transport, into the wire or out of it."""
@@ -88,7 +88,7 @@ class Line:
 
     @property
     def arrow(self) -> bool:
-        return self.to is not None and self.style in (Style.TOLD, Style.SENT, Style.LOST, Style.BYTES)
+        return self.to is not None and self.style in (Style.CALL, Style.SENT, Style.LOST, Style.BYTES)
 
 
 def last_lifeline(world: Transitions) -> str:
@@ -140,7 +140,7 @@ def _at_d(world: Transitions, state: State, move: Move) -> Shape:
 
 
 def _to_d(sender: str) -> Callable[[Transitions, State, Move], Shape]:
-    return lambda world, state, move: (Style.TOLD, sender, world.space.cluster.d_of[move[1]].engine)
+    return lambda world, state, move: (Style.CALL, sender, world.space.cluster.d_of[move[1]].engine)
 
 
 def _land(world: Transitions, state: State, move: Move) -> Shape:
@@ -160,8 +160,8 @@ def _notification(style: Style) -> Callable[[Transitions, State, Move], Shape]:
 
 
 MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
-    "request": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
-    "hang up": lambda world, state, move: (Style.TOLD, CLIENT, ROUTER),
+    "request": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
+    "hang up": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
     "room": lambda world, state, move: (Style.NOTE, world.space.cluster.engines[move[1]], None),
     "copied": lambda world, state, move: (_at_p if move[1] else _at_d)(world, state, move[1:]),
     "begin": _at_p,
@@ -229,9 +229,9 @@ def something(node: Address, effect: Any) -> DiagramLine:
 
 
 EVENTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
-    PrefillQueued: lambda node, event: (Style.TOLD, ROUTER, f"prefill {event.xid}", node),
+    PrefillQueued: lambda node, event: (Style.CALL, ROUTER, f"prefill {event.xid}", node),
     PrefillLegEnded: lambda node, event: (
-        Style.TOLD,
+        Style.CALL,
         ROUTER,
         f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
         node,
@@ -252,7 +252,7 @@ def _posted(verb: str, source: str, effect: PostWrite | PostRead) -> str:
 
 
 EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
-    SendLocal: lambda node, effect: (Style.TOLD, node, named(effect.event), effect.to),
+    SendLocal: lambda node, effect: (Style.CALL, node, named(effect.event), effect.to),
     Send: lambda node, effect: (Style.SENT, node, f"{named(effect.message)} to {effect.to}", WIRE),
     Handshake: lambda node, effect: (Style.SENT, node, f"handshake with {effect.peer}", WIRE),
     Flush: lambda node, effect: (Style.SENT, node, f"flush to {effect.peer}", WIRE),
@@ -267,7 +267,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     PostRead: lambda node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
     ReadWord: lambda node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
     BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word bumped"),
-    AnswerPrefill: lambda node, effect: (Style.TOLD, node, f"prefill {effect.params.xid} answered", ROUTER),
+    AnswerPrefill: lambda node, effect: (Style.CALL, node, f"prefill {effect.params.xid} answered", ROUTER),
     ReleaseBlocks: lambda node, effect: (
         Style.BLOCKS,
         node,
@@ -276,7 +276,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     Enqueue: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
     Commit: lambda node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
     Resolve: lambda node, effect: (
-        Style.TOLD,
+        Style.CALL,
         node,
         f"{effect.request_id} resolved: {effect.outcome.name}{_why(effect.code)}",
         ROUTER,
@@ -284,24 +284,24 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     Quarantine: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} in quarantine"),
     FreeBlocks: lambda node, effect: (Style.BLOCKS, node, f"{_generation(effect.allocation)} freed"),
     Note: lambda node, effect: (Style.IGNORED, node, effect.name),
-    DispatchPrefill: lambda node, effect: (Style.TOLD, node, f"dispatch prefill {effect.xid}", "P"),
-    DispatchDecode: lambda node, effect: (Style.TOLD, node, f"dispatch decode {effect.request_id}", "D"),
-    DispatchAlone: lambda node, effect: (Style.TOLD, node, f"decode {effect.request_id} without a prefill leg", "D"),
+    DispatchPrefill: lambda node, effect: (Style.CALL, node, f"dispatch prefill {effect.xid}", "P"),
+    DispatchDecode: lambda node, effect: (Style.CALL, node, f"dispatch decode {effect.request_id}", "D"),
+    DispatchAlone: lambda node, effect: (Style.CALL, node, f"decode {effect.request_id} without a prefill leg", "D"),
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"nothing is left at {effect.engine}"),
     EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has fallen silent"),
     AbortLeg: lambda node, effect: (
-        Style.TOLD,
+        Style.CALL,
         node,
         f"abort {effect.role} {effect.request_id}",
         "P" if effect.role == "prefill" else "D",
     ),
     ReportPrefill: lambda node, effect: (
-        Style.TOLD,
+        Style.CALL,
         node,
         f"prefill leg of {effect.request_id} ended {'well' if effect.ok else 'badly'}",
         "D",
     ),
-    Reply: lambda node, effect: (Style.TOLD, node, f"r{effect.request} {effect.outcome}{_why(effect.code)}", CLIENT),
+    Reply: lambda node, effect: (Style.CALL, node, f"r{effect.request} {effect.outcome}{_why(effect.code)}", CLIENT),
 }
 
 

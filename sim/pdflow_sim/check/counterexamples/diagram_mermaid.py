@@ -9,7 +9,7 @@ from pdflow_sim.check.counterexamples.diagram import Diagram
 from pdflow_sim.check.counterexamples.diagram_lines import CLIENT, ROUTER, WIRE, Line, Style
 from pdflow_sim.check.state.cluster import ORPHAN
 
-ARROWS = {Style.TOLD: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
+ARROWS = {Style.CALL: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
 RED = "rgb(255, 205, 205)"
 ESCAPES = str.maketrans({"#": "#35;", ";": "#59;", "<": "#lt;", ">": "#gt;", "\n": " "})
 

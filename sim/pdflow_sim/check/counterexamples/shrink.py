@@ -143,8 +143,8 @@ def _simplest(scope: Scope, counterexample: Replay, invariant: str) -> tuple[Sco
     """The smallest scope in which what is left of the story still breaks the invariant."""
     counterexample = _least(scope, counterexample, invariant)
     for _ in range(MOST):
-        for smaller, told in simpler(scope, counterexample.names):
-            found = _broken(ordered(smaller), told, invariant, counterexample.settling)
+        for smaller, names in simpler(scope, counterexample.names):
+            found = _broken(ordered(smaller), names, invariant, counterexample.settling)
             if found is not None:
                 scope, counterexample = smaller, _least(smaller, found, invariant)
                 break

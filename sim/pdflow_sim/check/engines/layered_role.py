@@ -119,7 +119,7 @@ class LayeredPrefillRole(PrefillRole):
         staged.steps, staged.outgoing = self.steps, self.outgoing
         return staged
 
-    def as_told(self, event: Any) -> Any:
+    def as_reported(self, event: Any) -> Any:
         """Where D reads, a prompt lies where it has room."""
         if not isinstance(event, (PrefillBegun, PrefillFinished)):
             return event
@@ -130,8 +130,8 @@ class LayeredPrefillRole(PrefillRole):
             assert event.allocation == staged, f"{event.xid} is in other blocks"
         return msgspec.structs.replace(event, allocation=staged)
 
-    def shadow_events(self, told: list[Any]) -> list[Any]:
-        emitted = super().shadow_events(told)
+    def shadow_events(self, events: list[Any]) -> list[Any]:
+        emitted = super().shadow_events(events)
         return [*emitted, WaitsForRoom()] if self.staging is not None and self.staging.waiting else emitted
 
     # The engine.

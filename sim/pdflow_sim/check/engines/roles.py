@@ -120,12 +120,12 @@ class SchedulerStub:
     timed = False
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.events: list[Any] = []
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         if isinstance(event, RequestedEffects):
             return (event.effect,)
-        self.told.append(event)
+        self.events.append(event)
         return ()
 
     def wake_at(self) -> Instant | None:
@@ -200,16 +200,16 @@ class Role:
         else:
             core.feed(port, RequestedEffects(event), now)
         self.handled(core)
-        told = [self.as_told(event) for event in stub.told]
-        return (*(SendLocal(self.engine, event) for event in told), *emitted, *self.shadow_events(told))
+        events = [self.as_reported(event) for event in stub.events]
+        return (*(SendLocal(self.engine, event) for event in events), *emitted, *self.shadow_events(events))
 
     # What subclasses say.
 
-    def as_told(self, event: Any) -> Any:
+    def as_reported(self, event: Any) -> Any:
         """What the protocol is told, with allocations under the names that they have in this world."""
         return event
 
-    def shadow_events(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, events: list[Any]) -> list[Any]:
         """What the judge is to know besides, when an event has been handled and this is told."""
         return []
 
@@ -375,9 +375,9 @@ class PrefillRole(Role):
         del self.seqs[move.handle]
         core.feed(core.role, PrefillFailed(move.handle), 0)
 
-    def shadow_events(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, events: list[Any]) -> list[Any]:
         emitted: list[Any] = []
-        for event in told:
+        for event in events:
             if isinstance(event, (PrefillBegun, PrefillFinished)):
                 emitted.append(PromptReady(event.xid, isinstance(event, PrefillFinished)))
             elif isinstance(event, SourceWithdrawn):

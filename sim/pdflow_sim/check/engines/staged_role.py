@@ -94,13 +94,13 @@ class StagedDecodeRole(DecodeRole):
         assert isinstance(core.landing, StagedLanding)
         self.asked = core.landing.asked
 
-    def as_told(self, event: Any) -> Any:
+    def as_reported(self, event: Any) -> Any:
         if not isinstance(event, DecodeAdmitted):
             return event
         assert holder(self.staging, event.allocation) == event.request_id, f"{event.request_id} has no room there"
         return msgspec.structs.replace(event, allocation=self.plan.staged[event.request_id])
 
-    def shadow_events(self, told: list[Any]) -> list[Any]:
+    def shadow_events(self, events: list[Any]) -> list[Any]:
         return [WaitsForRoom()] if self.staging.waiting and not self.asked else []
 
     # The engine.

@@ -20,7 +20,7 @@ from pdflow_sim.check.state.shadow_state import (
     ORPHAN,
     PIECE,
     READING,
-    TOLD,
+    REPORTED,
     Content,
     PromptStage,
 )
@@ -84,7 +84,7 @@ class OneSided:
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (_, flags) in enumerate(self.space.ops_of(state)):
-            if flags & IN_FLIGHT and not flags & (ENDED_ERR | TOLD):
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | REPORTED):
                 if not self.split:
                     yield ("land", i)
                 else:
@@ -207,7 +207,7 @@ class OneSided:
         if type(effect) is PostRead:
             left &= ~(IN_FLIGHT | READING)
         if left & IN_FLIGHT and not ok:
-            left |= TOLD
+            left |= REPORTED
         else:
             left &= ~READING
         self.space.put_flags(draft, i, left)
@@ -238,7 +238,7 @@ class OneSided:
         if engine_of(node) == name:
             if type(effect) is PostRead or not flags & (IN_FLIGHT | NOTIFICATION):
                 return 0
-            return flags & ~(ENDED_OK | ENDED_ERR | TOLD | READING) | ORPHAN
+            return flags & ~(ENDED_OK | ENDED_ERR | REPORTED | READING) | ORPHAN
         if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
             flags &= ~NOTIFICATION
             if flags & IN_FLIGHT:
@@ -253,7 +253,7 @@ def can_fail(flags: int) -> bool:
 
 def pending_error(flags: int) -> int:
     """What is still to be said of an operation that can land no more: a handle ends once."""
-    return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | TOLD | ORPHAN) else 0
+    return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | REPORTED | ORPHAN) else 0
 
 
 def other_end(effect: PostWrite | PostRead) -> Address:

@@ -57,8 +57,8 @@ def _refused_if_expired(self: ProducerFrames, sender: Address, message: Register
 
 
 def _reported_twice(self: ProducerCells, cell: ProducerCell, code: Code) -> Effects:
-    told = _release_shard(self, cell, code)
-    return told + told[-1:] if cell.expired else told
+    effects = _release_shard(self, cell, code)
+    return effects + effects[-1:] if cell.expired else effects
 
 
 def _freed_at_every_report(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:

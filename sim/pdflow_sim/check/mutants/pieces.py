@@ -93,8 +93,8 @@ def _released_at_once(self: ProducerScheduler, event: PrefillAborted, now: Insta
     if product is None or product.complete or product.allocation is None:
         return _aborted(self, event, now)
     del self.products[event.xid]
-    told = tuple(SendLocal(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
-    return (*told, ReleaseBlocks(event.xid, product.allocation, event.code))
+    reports = tuple(SendLocal(rank, PrefillEnded(event.xid, event.code)) for rank in self.ranks)
+    return (*reports, ReleaseBlocks(event.xid, product.allocation, event.code))
 
 
 _aborted = ProducerScheduler._aborted
@@ -143,11 +143,11 @@ def _withdrawn_whatever(self: ProducerRank, event: SourceWithdrawn, now: Instant
 
 
 def _forgotten_when_released(self: ProducerScheduler, event: ShardReleased, now: Instant) -> Effects:
-    told = _shard_released(self, event, now)
+    effects = _shard_released(self, event, now)
     product = self.products.get(event.xid)
     if product is not None and product.allocation is not None and not product.holders:
         del self.products[event.xid]
-    return told
+    return effects
 
 
 _shard_released = ProducerScheduler._shard_released

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow_sim.check.races import points as at
-from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, covered_by
 from pdflow_sim.check.scopes.scope import TOKENS, Scope
 
 ONE_OWNER = "cannot arise: one endpoint owns lease and match, and takes one event at a time"
@@ -54,7 +54,7 @@ SOURCE = (
         scope=Scope(pulls=True, horizon=5, skew=5, abort=0),
         points=(at.read_too_late,),
         stock=Breaks("S2", 11),
-        compat=told_by("test_stock_source.py::test_r04_read_longer_than_the_lease", note="it goes by D's own clock"),
+        compat=covered_by("test_stock_source.py::test_r04_read_longer_than_the_lease", note="it goes by D's own clock"),
         strict=Passes(Scope(pulls=True, abort=0)),
     ),
     Race(
@@ -73,9 +73,9 @@ SOURCE = (
         name="lease_clock_epoch",
         line="Scheduler and worker compare clocks of different machines.",
         source="#50326, merged",
-        stock=told_by("test_cells.py::test_only_differences_of_time_count", note="mended in 0.32.0"),
-        compat=told_by("test_cells.py::test_only_differences_of_time_count"),
-        strict=told_by("test_cells.py::test_only_differences_of_time_count"),
+        stock=covered_by("test_cells.py::test_only_differences_of_time_count", note="mended in 0.32.0"),
+        compat=covered_by("test_cells.py::test_only_differences_of_time_count"),
+        strict=covered_by("test_cells.py::test_only_differences_of_time_count"),
     ),
     Race(
         number="R07",
@@ -105,7 +105,7 @@ SOURCE = (
         scope=Scope(pulls=True, horizon=5, skew=5, abort=0),
         points=(at.admitted_too_late,),
         stock=Breaks("S2", 11),
-        compat=told_by(
+        compat=covered_by(
             "test_stock_source.py::test_r09_a_step_of_d_longer_than_the_lease", note="it goes by D's own clock"
         ),
         strict=Passes(Scope(pulls=True, abort=0)),

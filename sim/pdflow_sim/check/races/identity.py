@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdflow_sim.check.races import points as at
 from pdflow_sim.check.races.blocks import UNIQUE
-from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, told_by
+from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, covered_by
 from pdflow_sim.check.scopes.scope import Scope
 
 MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the connector's; here a router mints them"
@@ -41,8 +41,8 @@ IDENTITY = (
         line="Engines add a suffix of their own to an id, by which its legs never meet.",
         source="#34747, #42839",
         stock=Unmodelled(MINTED),
-        compat=told_by("test_races.py::test_compat_base_id_matches_when_it_is_alone"),
-        strict=told_by("tests/routing/test_router.py::test_concurrent_dispatch_sends_both_legs_with_ps_coordinates"),
+        compat=covered_by("test_races.py::test_compat_base_id_matches_when_it_is_alone"),
+        strict=covered_by("tests/routing/test_router.py::test_concurrent_dispatch_sends_both_legs_with_ps_coordinates"),
     ),
     Race(
         number="R42",
@@ -51,7 +51,7 @@ IDENTITY = (
         source="#27083",
         stock=Unmodelled(ADDRESSES),
         compat=Unmodelled(ADDRESSES),
-        strict=told_by("test_fixed.py::test_two_engines_with_one_id_are_both_refused"),
+        strict=covered_by("test_fixed.py::test_two_engines_with_one_id_are_both_refused"),
     ),
     Race(
         number="R43",
@@ -94,7 +94,7 @@ RESTART = (
         source="analysis",
         scope=Scope(d_restart=1, abort=0, deadline=0, stall=0),
         points=(at.d_is_another,),
-        stock=told_by(
+        stock=covered_by(
             "test_stock_names.py::test_r46_d_starts_again_with_the_same_id",
             "test_stock_names.py::test_r46_registrations_of_the_former_incarnation",
             note="breaks S8; in the explored world a dead process's addresses lead nowhere",
@@ -146,8 +146,8 @@ OUTCOMES = (
         source="#58188, merged",
         scope=Scope(clocks=False, abort=0),
         points=(at.write_ends_well,),
-        stock=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", note="mended in 0.32.0"),
-        compat=told_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves"),
+        stock=covered_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", note="mended in 0.32.0"),
+        compat=covered_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves"),
         strict=Passes(),
     ),
     Race(
@@ -164,11 +164,11 @@ OUTCOMES = (
         name="silent_layout",
         line="Wrong region, offset or trim: bytes land where others belong.",
         source="#57661, #48758, #53903",
-        stock=told_by(
+        stock=covered_by(
             "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", note="mended in 0.32.0"
         ),
-        compat=told_by("tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing"),
-        strict=told_by(
+        compat=covered_by("tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing"),
+        strict=covered_by(
             "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing",
             "test_races.py::test_r52_another_prompt_or_other_weights_are_refused",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdflow_sim.check.races.catalogue import GROUPS
-from pdflow_sim.check.races.race import SEARCHED, Race, ToldBy, Unmodelled
+from pdflow_sim.check.races.race import SEARCHED, CoveredBy, Race, Unmodelled
 from pdflow_sim.check.races.verdict import RaceOutcome, RaceRow, rows
 
 HEAD = """\
@@ -56,7 +56,7 @@ def short(race: Race, dialect: str, found: RaceOutcome) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return "not modelled"
-    return "test" if isinstance(shown, ToldBy) and found.ok else found.summary
+    return "test" if isinstance(shown, CoveredBy) and found.ok else found.summary
 
 
 def shown_by(row: RaceRow) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _outcome_text(race: Race, dialect: str, found: RaceOutcome) -> str:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return f"not modelled, {shown.why}"
-    if isinstance(shown, ToldBy):
+    if isinstance(shown, CoveredBy):
         tests = ", ".join(f"`{test}`" for test in shown.tests)
         return f"{shown.note}; {tests}" if shown.note else tests
     assert isinstance(shown, SEARCHED)

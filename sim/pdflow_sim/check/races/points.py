@@ -19,7 +19,7 @@ from pdflow_sim.check.state.shadow_state import (
     IN_FLIGHT,
     PIECE,
     READING,
-    TOLD,
+    REPORTED,
     PromptStage,
     RequestStage,
 )
@@ -204,7 +204,7 @@ def sibling_ends_badly(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("the lease ends while a WRITE whose handle has ended badly may still read")
 def lease_ends_after_error(space: StateSpace, state: State, move: Move) -> bool:
-    return lease_ends(space, state, move) and any(flags & TOLD for _, flags in operations(space, state, PostWrite))
+    return lease_ends(space, state, move) and any(flags & REPORTED for _, flags in operations(space, state, PostWrite))
 
 
 @point("a second rank's CANCEL arrives while the first one's waits")

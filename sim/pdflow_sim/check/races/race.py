@@ -64,7 +64,7 @@ class Residual:
 
 
 @attrs.frozen
-class ToldBy:
+class CoveredBy:
     """Told by tests, "path::name": it needs something that the explored world does not have."""
 
     tests: tuple[str, ...]
@@ -77,7 +77,7 @@ class Unmodelled:
     why: str
 
 
-Shown: TypeAlias = Breaks | InvariantHolds | Passes | Residual | ToldBy | Unmodelled
+Shown: TypeAlias = Breaks | InvariantHolds | Passes | Residual | CoveredBy | Unmodelled
 SEARCHED = (Breaks, InvariantHolds, Passes, Residual)
 
 
@@ -114,6 +114,6 @@ class Race:
         return attrs.evolve(scope, dialect=dialect)
 
 
-def told_by(*tests: str, note: str = "") -> ToldBy:
+def covered_by(*tests: str, note: str = "") -> CoveredBy:
     """Of tests/protocol, unless they say otherwise."""
-    return ToldBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), note)
+    return CoveredBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), note)

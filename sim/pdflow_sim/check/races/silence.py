@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow_sim.check.races import points as at
-from pdflow_sim.check.races.race import Breaks, Passes, Race, Unmodelled, told_by
+from pdflow_sim.check.races.race import Breaks, Passes, Race, Unmodelled, covered_by
 from pdflow_sim.check.scopes.scope import Scope
 
 DRIVER = (
@@ -45,9 +45,11 @@ MISSING = (
         name="watchdog_toothless",
         line="D's watchdog writes a line to the log, and its request waits on.",
         source="probe",
-        stock=told_by("test_stock_silence.py::test_r23_watchdog", note="which of two times comes first; it waits on"),
-        compat=told_by("test_stock_silence.py::test_r23_watchdog"),
-        strict=told_by("test_stock_silence.py::test_r23_watchdog"),
+        stock=covered_by(
+            "test_stock_silence.py::test_r23_watchdog", note="which of two times comes first; it waits on"
+        ),
+        compat=covered_by("test_stock_silence.py::test_r23_watchdog"),
+        strict=covered_by("test_stock_silence.py::test_r23_watchdog"),
     ),
     Race(
         number="R24",
@@ -100,7 +102,7 @@ MISSING = (
         source="sglang #32267",
         stock=Unmodelled(DRIVER),
         compat=Unmodelled(DRIVER),
-        strict=told_by(*TURNS),
+        strict=covered_by(*TURNS),
     ),
     Race(
         number="R29",
@@ -109,7 +111,7 @@ MISSING = (
         source="#45880",
         stock=Unmodelled(POLLS),
         compat=Unmodelled(POLLS),
-        strict=told_by("tests/serving/test_races.py::test_r29_a_write_of_an_idle_engine_is_ended"),
+        strict=covered_by("tests/serving/test_races.py::test_r29_a_write_of_an_idle_engine_is_ended"),
     ),
     Race(
         number="R30",
@@ -120,7 +122,7 @@ MISSING = (
             "how many handshakes run at once is the driver's; to the machine each is an effect of its own"
         ),
         compat=Unmodelled("the same; PROTOCOL C9 asks at least four of a driver"),
-        strict=told_by("test_races.py::test_r30_one_dead_peer_delays_nobody"),
+        strict=covered_by("test_races.py::test_r30_one_dead_peer_delays_nobody"),
     ),
     Race(
         number="R31",
@@ -129,16 +131,16 @@ MISSING = (
         source="by reading",
         stock=Unmodelled(ONE_EVENT),
         compat=Unmodelled(ONE_EVENT),
-        strict=told_by("tests/runtime/test_links.py::test_a_stream_that_ends_during_connect_fails_the_handshake"),
+        strict=covered_by("tests/runtime/test_links.py::test_a_stream_that_ends_during_connect_fails_the_handshake"),
     ),
     Race(
         number="R38",
         name="admission_wedge",
         line="Requests that wait for KV take every seat, and nothing else is admitted.",
         source="#53130",
-        stock=told_by("test_admission.py::test_r38_one_peer_takes_every_block"),
-        compat=told_by("test_admission.py::test_r38_one_peer_takes_every_block"),
-        strict=told_by("test_admission.py::test_r38_one_peer_takes_every_block"),
+        stock=covered_by("test_admission.py::test_r38_one_peer_takes_every_block"),
+        compat=covered_by("test_admission.py::test_r38_one_peer_takes_every_block"),
+        strict=covered_by("test_admission.py::test_r38_one_peer_takes_every_block"),
     ),
 )
 
@@ -149,18 +151,18 @@ INPUT = (
         name="malformed_completion_kills_engine",
         line="A completion that cannot be read raises on the engine's thread.",
         source="probe",
-        stock=told_by("wire/test_wire_vllm.py::test_r32_malformed_completion_is_a_value", note=RAISES),
-        compat=told_by("wire/test_wire_vllm.py::test_r32_malformed_completion_is_a_value"),
-        strict=told_by("wire/test_wire_strict.py::test_r32_strict_decoders_survive_any_bytes"),
+        stock=covered_by("wire/test_wire_vllm.py::test_r32_malformed_completion_is_a_value", note=RAISES),
+        compat=covered_by("wire/test_wire_vllm.py::test_r32_malformed_completion_is_a_value"),
+        strict=covered_by("wire/test_wire_strict.py::test_r32_strict_decoders_survive_any_bytes"),
     ),
     Race(
         number="R33",
         name="handshake_listener_killed",
         line="Garbage ends the thread that listens for handshakes.",
         source="#54757",
-        stock=told_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value", note=RAISES),
-        compat=told_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value"),
-        strict=told_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value"),
+        stock=covered_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value", note=RAISES),
+        compat=covered_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value"),
+        strict=covered_by("wire/test_wire_handshake.py::test_r33_handshake_listener_gets_a_value"),
     ),
     Race(
         number="R34",
@@ -200,7 +202,7 @@ INPUT = (
         stock=Unmodelled(
             "an exception in an engine's loop; an endpoint raises nothing, and stock refuses as compat does"
         ),
-        compat=told_by("test_races.py::test_r37_compat_refuses_unequal_blocks_and_strict_takes_them"),
-        strict=told_by("test_races.py::test_r37_compat_refuses_unequal_blocks_and_strict_takes_them"),
+        compat=covered_by("test_races.py::test_r37_compat_refuses_unequal_blocks_and_strict_takes_them"),
+        strict=covered_by("test_races.py::test_r37_compat_refuses_unequal_blocks_and_strict_takes_them"),
     ),
 )

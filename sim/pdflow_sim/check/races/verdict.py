@@ -16,13 +16,13 @@ from pdflow_sim.check.races.look import OutOfTime, SearchOutcome, Stop, through,
 from pdflow_sim.check.races.race import (
     SEARCHED,
     Breaks,
+    CoveredBy,
     InvariantHolds,
     Passes,
     Point,
     Race,
     Residual,
     Shown,
-    ToldBy,
     Unmodelled,
 )
 from pdflow_sim.check.scopes.scope import Scope
@@ -114,7 +114,7 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return RaceOutcome(summary=f"not modelled: {shown.why}", ok=True)
-    if isinstance(shown, ToldBy):
+    if isinstance(shown, CoveredBy):
         return _tested(shown)
     scope = race.scope_in(DIALECTS[dialect])
     where = described(scope)
@@ -130,7 +130,7 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
         return RaceOutcome(summary="stopped", ok=False, stopped=True, where=where)
 
 
-def _tested(shown: ToldBy) -> RaceOutcome:
+def _tested(shown: CoveredBy) -> RaceOutcome:
     """That they are there, and pass, is for them to say."""
     note = f"{shown.note}; " if shown.note else ""
     return RaceOutcome(summary=f"{note}told by a test", ok=True, where=" ".join(shown.tests))
@@ -152,7 +152,7 @@ def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceO
     if seen.counterexample is None:
         summary = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
         return RaceOutcome(summary=summary, ok=seen.reached, where=described(scope), states=seen.states)
-    return _told(seen, scope, ok=False)
+    return _outcome(seen, scope, ok=False)
 
 
 def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> RaceOutcome:
@@ -161,7 +161,7 @@ def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> R
         return RaceOutcome(
             summary=f"nothing breaks {shown.invariant}", ok=False, where=described(scope), states=seen.states
         )
-    found = _told(seen, scope, ok=len(seen.counterexample.moves) == shown.steps)
+    found = _outcome(seen, scope, ok=len(seen.counterexample.moves) == shown.steps)
     return attrs.evolve(found, summary=f"residual: {found.summary}") if isinstance(shown, Residual) else found
 
 
@@ -170,7 +170,7 @@ def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
     return () if isinstance(shown, Residual) else race.points
 
 
-def _told(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
+def _outcome(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
     assert seen.counterexample is not None
     name, steps = seen.counterexample.broken.name, len(seen.counterexample.moves)
     return RaceOutcome(
@@ -212,9 +212,9 @@ def counterexample(name: str, dialect: str, stop: Stop = never) -> Counterexampl
         found = through(world, _points(race, shown), shown.invariant, stop).counterexample
         if found is None:
             raise NoSuchRaceError(f"{race.number}: nothing in {dialect} breaks {shown.invariant} any more")
-        told = record(world, named(world, found.moves), information=information)
+        recorded = record(world, named(world, found.moves), information=information)
         # What needs no timer is judged by live.py alone, not where a story is recorded.
         broken = Verdict(invariant=found.broken.name, what=found.broken.what)
-        return msgspec.structs.replace(told, verdict=broken, own_world=race.own_world)
-    told = record(world, named(world, well_ended(world, race.points[0], stop)), information=information)
-    return msgspec.structs.replace(told, own_world=race.own_world)
+        return msgspec.structs.replace(recorded, verdict=broken, own_world=race.own_world)
+    recorded = record(world, named(world, well_ended(world, race.points[0], stop)), information=information)
+    return msgspec.structs.replace(recorded, own_world=race.own_world)

@@ -34,8 +34,8 @@ def _plain(world: Transitions, state: State) -> dict[str, Any]:
     left = space.budgets.values[state[space.budget]]
     ends = zip(nodes, state, strict=False)
     # Of a core whose engine reports and ends at once the ghosts say all there is to say.
-    told = space.scope.late or space.scope.decodes or space.cluster.method is not None
-    cores = frozenset() if told else frozenset(space.cluster.roles.values())
+    includes_cores = space.scope.late or space.scope.decodes or space.cluster.method is not None
+    cores = frozenset() if includes_cores else frozenset(space.cluster.roles.values())
     return {
         **space.further(state),
         "endpoints": [space.endpoints.values[end] for node, end in ends if node not in cores],

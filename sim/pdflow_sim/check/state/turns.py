@@ -279,9 +279,9 @@ def _ignores_former_incarnation(node: Address, before: Any, after: Any, event: A
         raise Broken("S8", f"a frame of the life before makes {node} act, though {event.peer} has shown another")
 
 
-def _is_sync(told: Any) -> bool:
+def _is_sync(event: Any) -> bool:
     """Whether it is the order of a SYNC, whose lists the ghosts know."""
-    return isinstance(told, FrameOrdered) and isinstance(told.message, Sync)
+    return isinstance(event, FrameOrdered) and isinstance(event.message, Sync)
 
 
 def _claims(message: Any) -> bool:

@@ -27,7 +27,9 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
     stopped = False
     for dialect in dialects:
         walked = _walked(dialect, options, each_s)
-        counterexamples = {name: _told(failure, dialect, options) for name, failure in walked.failures.items()}
+        counterexamples = {
+            name: _shrink_and_save(failure, dialect, options) for name, failure in walked.failures.items()
+        }
         seeds = f"seeds {options.seed} to {options.seed + walked.runs - 1}"
         console.print(
             f"{dialect.name}: {walked.runs:,} runs, {walked.moves:,} moves, {seeds}, "
@@ -65,7 +67,7 @@ def _walked(dialect: Dialect, options: CheckOptions, each_s: float) -> Walked:
         return walks(WalkTask(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
 
 
-def _told(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
+def _shrink_and_save(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
     """Where the shrunk story of a failure is."""
     short = shrink(failure.scope, failure.names, failure.invariant)
     information = Information(seed=failure.seed, scheduler=failure.scheduler)
