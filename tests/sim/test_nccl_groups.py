@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow.methods.nccl.table import Groups
+from pdflow.protocol.ids import engine_of
 from pdflow_sim.observe.text_trace import TextTrace
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.simulations import random_simulations, scenarios
@@ -55,7 +56,11 @@ def watched(most: int) -> Callable[[Any], None]:
         def trace_line(who: str, what: str) -> None:
             if what.startswith(("announces and sends", "fetches")):
                 p_rank, d_rank = sorted((who, what.rpartition(": ")[2]), reverse=True)
-                group = groups.open[p_rank, d_rank]
+                group = groups.open.get((p_rank, d_rank))
+                if group is None:
+                    # A rank that has not noticed its peer's death posts all the same, and that fails.
+                    assert not all(world.nodes.named(engine_of(rank)).alive for rank in (p_rank, d_rank))
+                    return
                 assert group.users
                 assert group.ready_ns <= world.clock.now
 
@@ -142,6 +147,29 @@ def test_a_restarted_engine_repeats_its_handshakes(play: Play) -> None:
     assert set(world.records.outcome) == {"completed"}
     assert world.totals.notes[MADE] == 8
     assert_all_released(world)
+
+
+def test_what_is_fetched_from_a_dead_engine_needs_no_group(play: Play) -> None:
+    """P dies between the announcement of a piece and its READ."""
+    case = {
+        "scenario.seed": 1,
+        "workload.requests": 1,
+        "workload.arrival": '{ process = "poisson", rate_rps = 20.0 }',
+        "workload.output_tokens": "1",
+        "transfer.method": "p2p-nccl-get",
+        "transfer.nccl_max_groups": 1,
+        "network.bandwidth_bytes_per_s": 131_072_000,
+        "network.latency_s": 0.002,
+        "network.control_latency_s": 0.002,
+        "network.http_latency_s": 0.002,
+        "network.handshake_s": 0.0,
+        "pool.p.kv_tokens": 192,
+        "pool.d.kv_tokens": 192,
+        "model.num_layers": 4,
+        "router.max_attempts": 1,
+        "fault": '[{ kind = "crash", engine = "p-0", at_s = 0.1 }]',
+    }
+    assert list(play(case, prepared=watched(1)).records.outcome) == ["failed"]
 
 
 @st.composite
