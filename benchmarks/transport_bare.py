@@ -48,13 +48,13 @@ def split(nbytes: int, piece: int) -> list[Descriptor]:
     """So many bytes in pieces of this size, layer by layer, with each layer's blocks scattered alike."""
     planes = min(2 * LAYERS, nbytes // piece)
     blocks = nbytes // piece // planes
-    orders = [list(range(blocks)), list(range(blocks))]
-    for seed, order in enumerate(orders):
+    block_orders = [list(range(blocks)), list(range(blocks))]
+    for seed, order in enumerate(block_orders):
         random.Random(seed).shuffle(order)
     return [
         Descriptor((first + source) * piece, (first + target) * piece, piece)
         for first in range(0, planes * blocks, blocks)
-        for source, target in zip(*orders, strict=True)
+        for source, target in zip(*block_orders, strict=True)
     ]
 
 

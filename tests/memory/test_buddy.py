@@ -44,13 +44,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
         """What the pool should know of a node and of all below it."""
         if not any(self.used[start // LEAST : (start + size) // LEAST]):
             return {}
-        orders = 0
+        buddy_orders = 0
         for free, _ in self.free_blocks(start, size):
-            orders |= free // LEAST
+            buddy_orders |= free // LEAST
         if self.live.get(start, (0, 0))[0] == size:
-            return {node: orders}
+            return {node: buddy_orders}
         half = size // 2
-        return {node: orders} | self.tree(2 * node, start, half) | self.tree(2 * node + 1, start + half, half)
+        return {node: buddy_orders} | self.tree(2 * node, start, half) | self.tree(2 * node + 1, start + half, half)
 
     @rule(target=blocks, order=st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5]), less=st.integers(0, LEAST // 2))
     def allocate(self, order: int, less: int) -> object:

@@ -36,7 +36,7 @@ class LayerComputed(Value, frozen=True, gc=False):
     at_ns: Instant
 
 
-EngineEvent: TypeAlias = Token | LayerComputed | Outcome
+EngineOutput: TypeAlias = Token | LayerComputed | Outcome
 
 
 class _Answer:
@@ -62,7 +62,7 @@ class LiveEngine:
         runner: Runner,
         limits: Limits,
         pool: PagedPool,
-        on_output: Callable[[EngineEvent], None],
+        on_output: Callable[[EngineOutput], None],
         eos: Iterable[int] = (),
     ) -> None:
         if limits.async_scheduling:

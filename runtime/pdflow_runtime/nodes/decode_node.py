@@ -35,7 +35,7 @@ from pdflow.serving.events import (
 from pdflow.serving.landing import Landing
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Job, Sampling, Token
-from pdflow_runtime.engines.loop import EngineEvent
+from pdflow_runtime.engines.loop import EngineOutput
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.models import weights_words
@@ -178,7 +178,7 @@ class LiveDecodeNode(LiveEngineNode):
 
     # The engine.
 
-    def on_engine_output(self, outcome: EngineEvent) -> None:
+    def on_engine_output(self, outcome: EngineOutput) -> None:
         """Handle one outcome of the engine."""
         match outcome:
             case Token(seq=seq):

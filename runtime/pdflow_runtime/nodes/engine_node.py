@@ -16,7 +16,7 @@ from pdflow.memory.paged import PagedPool
 from pdflow.methods.staging import Staging
 from pdflow.protocol.values import Allocation, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint
-from pdflow_runtime.engines.loop import EngineEvent, LiveEngine
+from pdflow_runtime.engines.loop import EngineOutput, LiveEngine
 from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
 from pdflow_runtime.nodes.ranks import Rank
 from pdflow_runtime.observe.metrics import EngineCollector, Meter
@@ -76,7 +76,7 @@ class LiveEngineNode(RankedNode):
     def is_drained(self) -> bool:
         return self.pool.free == self.pool.num_blocks
 
-    def on_engine_output(self, outcome: EngineEvent) -> None:
+    def on_engine_output(self, outcome: EngineOutput) -> None:
         """Handle one outcome of the engine."""
         raise NotImplementedError
 

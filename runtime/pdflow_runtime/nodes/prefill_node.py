@@ -25,7 +25,7 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token
-from pdflow_runtime.engines.loop import EngineEvent, LayerComputed
+from pdflow_runtime.engines.loop import EngineOutput, LayerComputed
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
@@ -151,7 +151,7 @@ class LivePrefillNode(LiveEngineNode):
 
     # The engine.
 
-    def on_engine_output(self, outcome: EngineEvent) -> None:
+    def on_engine_output(self, outcome: EngineOutput) -> None:
         """Handle one outcome of the engine: a prompt's token, if it is wanted, or the end of its computation."""
         match outcome:
             case Token(seq=seq):

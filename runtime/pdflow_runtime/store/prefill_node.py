@@ -32,7 +32,7 @@ from pdflow.serving.storing import Storing
 from pdflow.wiring.engines import Consumer, Producer
 from pdflow.wiring.stores import load_xid, node_name, node_of
 from pdflow_runtime.engines.job import Job, Sampling
-from pdflow_runtime.engines.loop import EngineEvent
+from pdflow_runtime.engines.loop import EngineOutput
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
@@ -154,7 +154,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         if at.port:
             self.nursery.start_soon(self.client.withdraw, name, at, params.request_id, params.xid)
 
-    def on_engine_output(self, outcome: EngineEvent) -> None:
+    def on_engine_output(self, outcome: EngineOutput) -> None:
         if isinstance(outcome, Admitted):
             seq = outcome.seq
             assert seq.allocation is not None

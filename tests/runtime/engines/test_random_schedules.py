@@ -21,7 +21,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow_runtime.engines.job import Job, Token
-from pdflow_runtime.engines.loop import EngineEvent, LiveEngine
+from pdflow_runtime.engines.loop import EngineOutput, LiveEngine
 from pdflow_runtime.engines.synthetic import SyntheticRunner
 
 COST = StepCost(h0=10**9, c1=10**8, linear=LinearTime(slope_ps=10**8))
@@ -45,7 +45,7 @@ class Bench:
         self.answers: dict[Sequence, list[int]] = {}
         self.events: dict[Sequence, trio.Event] = {}
 
-    def on_engine_output(self, outcome: EngineEvent) -> None:
+    def on_engine_output(self, outcome: EngineOutput) -> None:
         assert outcome.seq in self.answers, "of what was dropped, nothing is told"
         match outcome:
             case Token(seq=seq):

@@ -15,7 +15,7 @@ from pdflow.layout.shapes import KvShape
 from pdflow.memory.paged import PagedPool
 from pdflow_runtime.engines.config import ModelError
 from pdflow_runtime.engines.job import GREEDY, Job, Sampled, Sampling, TokenRequest, Work
-from pdflow_runtime.engines.loop import EngineEvent, LiveEngine
+from pdflow_runtime.engines.loop import EngineOutput, LiveEngine
 from pdflow_runtime.engines.synthetic import SyntheticRunner
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=4, head_dim=8, bytes_per_value=2, block_size=4)
@@ -55,7 +55,7 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
         expected |= {outcome.seq.index: outcome.at_ns for outcome in simulated.advance(wake)}  # type: ignore[union-attr]
     ended: dict[int, int] = {}
 
-    def on_output(outcome: EngineEvent) -> None:
+    def on_output(outcome: EngineOutput) -> None:
         if isinstance(outcome, Finished):
             ended[outcome.seq.index] = outcome.at_ns - began
 

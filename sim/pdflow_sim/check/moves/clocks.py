@@ -26,7 +26,15 @@ from pdflow.protocol.values import NEVER, Instant
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import ENDLESS
 from pdflow_sim.check.state.cluster import TRANSPORT_TICKS, role_of
-from pdflow_sim.check.state.shadow_state import AGE, ENDED_ERR, IN_FLIGHT, REPORTED, Broken, PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import (
+    AGE,
+    ENDED_ERR,
+    ERROR_REPORTED,
+    IN_FLIGHT,
+    Broken,
+    PromptStage,
+    RequestStage,
+)
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -168,7 +176,7 @@ class Clocks:
 
 
 def _lands(flags: int) -> bool:
-    return bool(flags & IN_FLIGHT and not flags & (ENDED_ERR | REPORTED))
+    return bool(flags & IN_FLIGHT and not flags & (ENDED_ERR | ERROR_REPORTED))
 
 
 def aged(body: Any) -> Any:

@@ -15,12 +15,12 @@ from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
+    ERROR_REPORTED,
     IN_FLIGHT,
     NOTIFICATION,
     ORPHAN,
     PIECE,
     READING,
-    REPORTED,
     Content,
     PromptStage,
 )
@@ -84,7 +84,7 @@ class OneSided:
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (_, flags) in enumerate(self.space.ops_of(state)):
-            if flags & IN_FLIGHT and not flags & (ENDED_ERR | REPORTED):
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | ERROR_REPORTED):
                 if not self.split:
                     yield ("land", i)
                 else:
@@ -207,7 +207,7 @@ class OneSided:
         if type(effect) is PostRead:
             left &= ~(IN_FLIGHT | READING)
         if left & IN_FLIGHT and not ok:
-            left |= REPORTED
+            left |= ERROR_REPORTED
         else:
             left &= ~READING
         self.space.put_flags(draft, i, left)
@@ -238,7 +238,7 @@ class OneSided:
         if engine_of(node) == name:
             if type(effect) is PostRead or not flags & (IN_FLIGHT | NOTIFICATION):
                 return 0
-            return flags & ~(ENDED_OK | ENDED_ERR | REPORTED | READING) | ORPHAN
+            return flags & ~(ENDED_OK | ENDED_ERR | ERROR_REPORTED | READING) | ORPHAN
         if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
             flags &= ~NOTIFICATION
             if flags & IN_FLIGHT:
@@ -253,7 +253,7 @@ def can_fail(flags: int) -> bool:
 
 def pending_error(flags: int) -> int:
     """What is still to be said of an operation that can land no more: a handle ends once."""
-    return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | REPORTED | ORPHAN) else 0
+    return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN) else 0
 
 
 def other_end(effect: PostWrite | PostRead) -> Address:

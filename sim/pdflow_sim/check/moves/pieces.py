@@ -25,12 +25,12 @@ from pdflow_sim.check.state.cluster import SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
+    ERROR_REPORTED,
     IN_FLIGHT,
     NOTIFICATION,
     ORPHAN,
     PIECE,
     READING,
-    REPORTED,
     Broken,
     Interned,
 )
@@ -203,7 +203,7 @@ class PieceOperations:
                 for op, flags in space.ops_of(draft)
                 for node, restarts, effect in (space.operations(op),)
                 if flags & IN_FLIGHT
-                and not flags & (ENDED_ERR | REPORTED)
+                and not flags & (ENDED_ERR | ERROR_REPORTED)
                 and restarts == self.checker.restarts(shadow, node)
             }
             for rank in self.ranks:
@@ -224,7 +224,7 @@ class PieceOperations:
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (_, flags) in enumerate(self.space.ops_of(state)):
-            if flags & IN_FLIGHT and not flags & (ENDED_ERR | REPORTED):
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | ERROR_REPORTED):
                 for k in range(len(self.progress_of(flags).air)):
                     yield ("land", i, k)
                 if can_fail(flags) and left[FaultKind.ERR]:
@@ -237,7 +237,7 @@ class PieceOperations:
             (node, effect.op): i
             for i, (op, flags) in enumerate(self.space.ops_of(state))
             for node, _, effect in (self.space.operations(op),)
-            if flags & IN_FLIGHT and not flags & (ENDED_ERR | REPORTED | ORPHAN)
+            if flags & IN_FLIGHT and not flags & (ENDED_ERR | ERROR_REPORTED | ORPHAN)
         }
         for rank in self.ranks:
             lanes = self.lanes(state, rank)
@@ -280,7 +280,7 @@ class PieceOperations:
             if node == rank
             and type(effect) is kind
             and flags & IN_FLIGHT
-            and not flags & (ENDED_ERR | REPORTED | ORPHAN)
+            and not flags & (ENDED_ERR | ERROR_REPORTED | ORPHAN)
         )
         if limit is not None and under_way > limit:
             raise Broken("S9", f"{rank} has {under_way} pieces under way, and {limit} lane(s)")

@@ -11,7 +11,7 @@ from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.shadow_state import ENDED_OK, IN_FLIGHT, REPORTED, RequestStage
+from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -97,7 +97,7 @@ class Tasks:
                     # One that was done before it had landed, and is cut off now, has not been done.
                     flags &= ~ENDED_OK
                     flags = flags & ~IN_FLIGHT | pending_error(flags)
-                if flags & REPORTED and node == name:
+                if flags & ERROR_REPORTED and node == name:
                     flags = 0
             ops.append((op, flags))
         space.put_ops(draft, ops)

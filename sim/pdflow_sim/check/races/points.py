@@ -16,10 +16,10 @@ from pdflow_sim.check.state.cluster import SOURCE
 from pdflow_sim.check.state.shadow_state import (
     ENDED_ERR,
     ENDED_OK,
+    ERROR_REPORTED,
     IN_FLIGHT,
     PIECE,
     READING,
-    REPORTED,
     PromptStage,
     RequestStage,
 )
@@ -204,7 +204,9 @@ def sibling_ends_badly(space: StateSpace, state: State, move: Move) -> bool:
 
 @point("the lease ends while a WRITE whose handle has ended badly may still read")
 def lease_ends_after_error(space: StateSpace, state: State, move: Move) -> bool:
-    return lease_ends(space, state, move) and any(flags & REPORTED for _, flags in operations(space, state, PostWrite))
+    return lease_ends(space, state, move) and any(
+        flags & ERROR_REPORTED for _, flags in operations(space, state, PostWrite)
+    )
 
 
 @point("a second rank's CANCEL arrives while the first one's waits")

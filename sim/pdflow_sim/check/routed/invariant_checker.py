@@ -32,11 +32,11 @@ class LegState(IntFlag):
     D_OPEN = 8
     DELIVERED = 16
     """Its client has received its first token, or its whole answer at once."""
-    REPORTED = 32
+    TOKEN_REPORTED = 32
     """And the router's endpoint knows."""
 
 
-P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, REPORTED = (leg.value for leg in LegState)
+P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, TOKEN_REPORTED = (leg.value for leg in LegState)
 OPEN = P_OPEN | D_OPEN
 OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
@@ -84,7 +84,7 @@ class RoutedInvariantChecker(InvariantChecker):
             raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
         if draft.clients[effect.request] != ClientStage.WAITING:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
-        started = self.streaming(draft, effect.request, REPORTED)
+        started = self.streaming(draft, effect.request, TOKEN_REPORTED)
         if started:
             raise Broken("S6", f"{effect.request_id} is dispatched, and its client has the start of {started}")
         _put_leg(draft, i, draft.legs[i] | sent | opened)

@@ -37,7 +37,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
-from pdflow_sim.check.routed.invariant_checker import D_OPEN, DELIVERED, P_OPEN, REPORTED, RoutedInvariantChecker
+from pdflow_sim.check.routed.invariant_checker import D_OPEN, DELIVERED, P_OPEN, TOKEN_REPORTED, RoutedInvariantChecker
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
@@ -268,7 +268,7 @@ class RouterDriver:
         i, shadow = self.checker.attempt(event.request_id), self.space.shadow_of(draft)
         if not shadow.legs[i] & D_OPEN and shadow.clients[event.request] == ClientStage.WAITING:
             self.checker.goal("a token of a leg that was taken back")
-        self.space.put_shadow(draft, "legs", i, shadow.legs[i] | REPORTED)
+        self.space.put_shadow(draft, "legs", i, shadow.legs[i] | TOKEN_REPORTED)
         self.at_router(draft, FirstTokenDelivered(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:

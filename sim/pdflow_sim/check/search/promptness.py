@@ -25,7 +25,7 @@ UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "r
 LOSSES = (FaultKind.DROP, FaultKind.LOSE)
 SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
-REPORTED = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
+REPORTED_FAULTS = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
 
 
@@ -45,7 +45,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     shadow, cluster = world.space.shadow_of(state), world.space.cluster
     left = world.space.left(state)
     spent = {fault for fault in FaultKind if left[fault] != had[fault]}
-    if spent.intersection(LOSSES) or (spent.intersection(REPORTED) and not strict):
+    if spent.intersection(LOSSES) or (spent.intersection(REPORTED_FAULTS) and not strict):
         return None
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None
@@ -64,7 +64,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
     given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.revoked_attempts(state)
-    if not spent.intersection(REPORTED) and failed > given_up:
+    if not spent.intersection(REPORTED_FAULTS) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
     if FaultKind.UNREACHABLE in spent:
         return None

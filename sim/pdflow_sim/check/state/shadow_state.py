@@ -76,13 +76,13 @@ class Flag(IntFlag):
     """Its handle has ended, which its owner has not been told."""
     READING = 16
     """Its source may still be read."""
-    REPORTED = 32
+    ERROR_REPORTED = 32
     """Its handle's bad end has been told; bytes may land all the same."""
     ORPHAN = 64
     """The process that posted it is dead."""
 
 
-IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, REPORTED, ORPHAN = (flag.value for flag in Flag)
+IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, ERROR_REPORTED, ORPHAN = (flag.value for flag in Flag)
 INITIAL_WORD = 1 << 32
 """What a lease word is as long as nobody has bumped it."""
 PIECE = 7

@@ -45,9 +45,9 @@ class Symmetry:
         cluster = space.cluster
         # A router's endpoint numbers its attempts, and a method's memories serve in turn; nothing here knows how.
         plain = type(cluster) is ScopeCluster and not cluster.scope.method
-        orders = permutations(range(len(cluster.requests))) if plain else iter([()])
-        next(orders)
-        found = filter(None, (Names.after(cluster, order) for order in orders))
+        request_orders = permutations(range(len(cluster.requests))) if plain else iter([()])
+        next(request_orders)
+        found = filter(None, (Names.after(cluster, order) for order in request_orders))
         self.others: tuple[Renaming, ...] = tuple(
             Slots(space, names).renaming() for names in found if names is not None
         )
