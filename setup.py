@@ -49,6 +49,8 @@ COMPILED = [
     "sim/pdflow_sim/nodes/router_link.py",
     "sim/pdflow_sim/observe/run_metrics.py",
     "sim/pdflow_sim/network/shipping.py",
+    "sim/pdflow_sim/network/shipped_pieces.py",
+    "sim/pdflow_sim/network/piece_hops.py",
     "sim/pdflow_sim/faults/clock_skew.py",
     "sim/pdflow_sim/nodes/stores.py",
     "sim/pdflow_sim/nodes/writer.py",

@@ -15,7 +15,8 @@ from pdflow.methods.method import Method, PipelinePolicy
 from pdflow.methods.nccl.table import Groups, OpenGroup, Use
 from pdflow.protocol.values import Address
 from pdflow_sim.network.fabric import Fabric
-from pdflow_sim.network.shipping import ASK, PieceInFlight, Shipping
+from pdflow_sim.network.shipped_pieces import PieceInFlight
+from pdflow_sim.network.shipping import ASK, Shipping
 from pdflow_sim.nodes.node import SimNode
 
 GROUP = "group"

@@ -1,8 +1,8 @@
 """How operations of a method are carried that go in pieces, over several hops, or a few at a time.
 
 Which piece a rank posts next, and what a stop still cuts, says `pdflow.methods.lanes`; this carries what is posted: it
-takes its turn at the other rank, is announced if the method asks, and passes its hops one after the other. What its
-operation comes to is told as if it had been one: by `Fabric.land` and `Fabric.fail`.
+takes its turn at the other rank, is announced if the method asks, and passes its hops one after the other
+(`piece_hops`). What its operation comes to is reported as if it had been one: by `Fabric.land` and `Fabric.fail`.
 
 The other rank's turns are no rule of who posts: D takes in so many pieces of what it is sent, and P serves so many of
 what is fetched from it, in the order in which they come.
@@ -13,119 +13,32 @@ still, with the lanes that it has, until its request has ended: a deadline is ou
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
 from typing import Any
 
-from pdflow.cost.step import PS_PER_NS
 from pdflow.layout.shapes import stage_layers
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.lanes import Lanes, lane_rules
 from pdflow.methods.method import Hop, Method, PipelinePolicy
 from pdflow.methods.pages import misplaced
 from pdflow.methods.shipment import Piece, ShipmentEnd
-from pdflow.methods.wire_profile import Occasion
 from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import WriteStopped
 from pdflow.protocol.ids import Op, engine_of, rank_of
 from pdflow.protocol.values import Address, RequestId, Xid
 from pdflow.results.records import HANDSHAKE
 from pdflow_sim.network.fabric import Fabric
-from pdflow_sim.network.flight import Flight, Then
+from pdflow_sim.network.flight import Flight
 from pdflow_sim.network.paths import Route
-from pdflow_sim.nodes.node import SimNode, SimPort
-
-
-class PieceQueue:
-    """What a rank takes in, or serves: so many pieces at a time; what comes later waits in turn."""
-
-    __slots__ = ("free", "waiting")
-
-    def __init__(self, width: int) -> None:
-        self.free = width
-        self.waiting: deque[PieceInFlight] = deque()
-
-    def enter(self, in_flight: PieceInFlight) -> None:
-        if self.free:
-            self.free -= 1
-            in_flight.go_on()
-        else:
-            self.waiting.append(in_flight)
-
-    def leave(self) -> None:
-        if self.waiting:
-            self.waiting.popleft().go_on()
-        else:
-            self.free += 1
-
-
-class ShippedOperation:
-    """One operation under way."""
-
-    __slots__ = ("flight", "lanes", "layers", "over", "parked", "route", "tokens", "xid")
-
-    def __init__(
-        self, flight: Flight, route: Route, xid: Xid, layers: int, tokens: int, lanes: Lanes[ShippedOperation]
-    ) -> None:
-        self.flight = flight
-        """The operation as a whole: what is told of its end."""
-        self.route = route
-        self.xid = xid
-        self.layers = layers
-        self.tokens = tokens
-        self.lanes = lanes
-        """Of the rank that posts it."""
-        self.parked: list[PieceInFlight] = []
-        """Pieces that stand still."""
-        self.over = False
-        """Its request has ended: nothing of it is waited for."""
-
-
-class PieceInFlight:
-    """One piece on its way: it has been posted."""
-
-    __slots__ = ("nbytes", "operation", "piece", "queue", "shipping", "stages")
-
-    def __init__(self, shipping: Shipping, operation: ShippedOperation, piece: Piece, nbytes: int) -> None:
-        self.shipping = shipping
-        self.operation = operation
-        self.piece = piece
-        self.nbytes = nbytes
-        self.stages: deque[Any] = deque(shipping.stages)
-        """What it still has to go through: PEER, ASK and the like, or a hop."""
-        self.queue: PieceQueue | None = None
-        """In which it has, or waits for, its turn at the other rank."""
-
-    def go_on(self, _: None = None) -> None:
-        """Through the next stage, or to the end. The dead begin nothing."""
-        shipping, flight = self.shipping, self.operation.flight
-        if not (flight.d_port if flight.reads else flight.p_port).node.alive:
-            shipping.clock.call(0, shipping.lost, self)
-            return
-        if not self.stages:
-            shipping.arrived(self)
-            return
-        stage = self.stages.popleft()
-        if type(stage) is str:
-            shipping.turn(self, stage)
-        else:
-            shipping.hop(self, stage)
-
-    def ended(self, ok: bool) -> None:
-        """A hop is done."""
-        if ok:
-            self.go_on()
-        else:
-            self.shipping.lost(self)
-
+from pdflow_sim.network.piece_hops import PieceHops
+from pdflow_sim.network.shipped_pieces import PieceCarrier, PieceInFlight, PieceQueue, ShippedOperation
+from pdflow_sim.nodes.node import SimNode
 
 PEER, ASK, ROOM, BEHIND = "peer", "ask", "room", "behind"
 PICKLE, UNPICKLE = "pickle", "unpickle"
-UNNAMED = 2
-"""An announcement and its answer, where the method has no words of its own for them."""
 
 
-class Shipping:
+class Shipping(PieceCarrier):
     """Args: method and conduct of the scenario; bytes of a token's hidden states; what a thread pickles."""
 
     def __init__(
@@ -159,12 +72,7 @@ class Shipping:
         self.peer_lanes = pipeline_policy.sending_lanes if method.pulls else pipeline_policy.receiving_lanes
         """How many pieces the rank that does not post has in hand at once."""
         stages: list[Any] = [] if self.peer_lanes is None else [PEER]
-        self.asking, self.behind = (
-            pipeline_policy.wire_profile.besides(Occasion.PIECE),
-            pipeline_policy.wire_profile.besides(Occasion.BEHIND),
-        )
-        self.asks = len(self.asking) or UNNAMED * pipeline_policy.asks
-        """Messages before each piece."""
+        self.hops = PieceHops(fabric, method, pipeline_policy)
         wire: list[Any] = [stage for stage, is_there in self.around() if is_there]
         self.hidden_bytes = hidden_bytes if pipeline_policy.hidden_states else 0
         self.pickle_bytes_per_s = pickle_bytes_per_s
@@ -175,8 +83,8 @@ class Shipping:
     def around(self) -> list[tuple[Any, bool]]:
         """What a piece goes through on its way from NIC to NIC."""
         pickles = self.pipeline_policy.pickles
-        before = [(PICKLE, pickles), (ASK, bool(self.asks)), (ROOM, self.takes_in_pieces)]
-        return [*before, (Hop.WIRE, True), (BEHIND, bool(self.behind)), (UNPICKLE, pickles)]
+        before = [(PICKLE, pickles), (ASK, bool(self.hops.asks)), (ROOM, self.takes_in_pieces)]
+        return [*before, (Hop.WIRE, True), (BEHIND, bool(self.hops.behind)), (UNPICKLE, pickles)]
 
     def layers_of(self, rank: Address) -> range:
         """The layers that a P rank has KV of."""
@@ -292,10 +200,10 @@ class Shipping:
     def turn(self, in_flight: PieceInFlight, stage: str) -> None:
         flight = in_flight.operation.flight
         if stage == ASK:
-            self.ask(in_flight)
+            self.hops.ask(in_flight)
             return
         if stage == BEHIND:
-            self.send_behind(in_flight)
+            self.hops.send_behind(in_flight)
             in_flight.go_on()
             return
         if stage == ROOM:
@@ -315,86 +223,12 @@ class Shipping:
         queue.enter(in_flight)
 
     def hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
-        flight = in_flight.operation.flight
         if self.metrics.trace_line is not None:
-            self.trace_hop(in_flight, hop)
-        if hop is Hop.WIRE and (flight.p_port.address, in_flight.operation.xid) in self.evicted:
+            self.hops.trace(in_flight, hop)
+        if hop is Hop.WIRE and (in_flight.operation.flight.p_port.address, in_flight.operation.xid) in self.evicted:
             self.lost(in_flight)
-        elif hop is Hop.WIRE:
-            self.send(in_flight)
-        elif hop is Hop.D2H and self.pipeline_policy.in_stream:
-            self.clock.call(flight.p_port.node.left_of_step(), self.copy_out, in_flight)
         else:
-            self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, in_flight.nbytes, in_flight.ended)
-
-    def ask(self, in_flight: PieceInFlight) -> None:
-        """Announce it, and have that answered."""
-        fabric, flight = self.fabric, in_flight.operation.flight
-        fabric.messages += self.asks
-        if self.metrics.trace_line is not None and self.asking:
-            fabric.trace_send(
-                flight, self.asking[0], f" of {describe_piece(in_flight.piece, in_flight.operation.layers)}"
-            )
-        self.clock.call(self.asks * fabric.control_ns, in_flight.go_on, None)
-
-    def send_behind(self, in_flight: PieceInFlight) -> None:
-        fabric, flight = self.fabric, in_flight.operation.flight
-        fabric.messages += len(self.behind)
-        if self.metrics.trace_line is not None:
-            for message in self.behind:
-                fabric.trace_send(flight, message)
-
-    def trace_hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
-        """Say what this piece does next."""
-        flight, trace_line = in_flight.operation.flight, self.metrics.trace_line
-        assert trace_line is not None
-        what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
-        if hop is Hop.WIRE:
-            for message in self.asking[1:]:
-                self.fabric.trace_send(flight, message)
-            ask = "announces and sends" if self.asks and not self.asking else "sends"
-            verb = "fetches" if flight.reads else ask
-            by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
-            trace_line(
-                by.address, f"{verb} {describe_piece(in_flight.piece, in_flight.operation.layers)}: {other.address}"
-            )
-        else:
-            trace_line((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
-
-    def copy_out(self, in_flight: PieceInFlight) -> None:
-        self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)
-
-    def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then) -> None:
-        """A copy on one host."""
-        if port.node.in_host_memory:
-            then(True)
-            return
-        paths = self.fabric.paths
-        if hop is Hop.D2D:
-            path = paths.copy(port.address)
-        else:
-            path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
-        self.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
-
-    def send(self, in_flight: PieceInFlight) -> None:
-        """Post a piece between the NICs."""
-        operation, fabric = in_flight.operation, self.fabric
-        whole = operation.flight
-        fabric.posted = number = fabric.posted + 1
-        flight = whole.piece(in_flight.nbytes, number, in_flight.ended)
-        lane = whole.mover
-        now, cost_ns = self.clock.now, self.post_ns(operation, in_flight)
-        lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.clock.call(lane.lane_free - now, fabric.begin, flight)
-
-    def post_ns(self, operation: ShippedOperation, in_flight: PieceInFlight) -> int:
-        """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
-        layer's share."""
-        piece, page_bytes = in_flight.piece, self.pipeline_policy.page_bytes
-        if self.method.staged_at_p and self.method.staged_at_d:
-            pages = -(-in_flight.nbytes // page_bytes) if page_bytes else 0
-            return operation.route.post_ns(0) + -(-pages * operation.route.per_descriptor_ps // PS_PER_NS)
-        return operation.route.post_ns(piece.stop - piece.start) // operation.layers
+            self.hops.start(in_flight, hop)
 
     def take_in(self, in_flight: PieceInFlight) -> None:
         """D finds room for it, or it waits there in turn; or D's listener refuses it, or ends."""
@@ -476,9 +310,3 @@ class Shipping:
         queue, in_flight.queue = in_flight.queue, None
         if queue is not None:
             queue.leave()
-
-
-def describe_piece(piece: Piece, layers: int) -> str:
-    """A piece, as a person says it."""
-    which = f"layer {piece.layer}" if layers > 1 else "all layers"
-    return f"{which}, tokens {piece.start} to {piece.stop}"

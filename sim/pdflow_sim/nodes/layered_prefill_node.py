@@ -27,7 +27,7 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import ChunkStarted, CopiedOut, Handle, LayerReady
 from pdflow.serving.prefill import PrefillCore
-from pdflow_sim.network.shipping import describe_piece
+from pdflow_sim.network.shipped_pieces import describe_piece
 from pdflow_sim.nodes.ports import EngineComponents
 from pdflow_sim.nodes.prefill_node import SimPrefillNode
 
@@ -133,7 +133,7 @@ class SimLayeredPrefillNode(SimPrefillNode):
             self.metrics.trace_line(self.name, f"copies {what}, {hop.value}")
         nbytes = tokens * staging.size.bytes_per_token
         for number, rank in enumerate(self.ranks):
-            self.carrier.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
+            self.carrier.hops.copy(rank, hop, nbytes, partial(self.copied_out, handle, piece, number))
 
     def copied_out(self, handle: Handle, piece: Piece | None, rank: int, ok: bool) -> None:
         if self.alive:

@@ -73,7 +73,7 @@ class SimStagedDecodeNode(SimDecodeNode):
                 nbytes = layers * size.bytes_per_token * tokens
                 if self.metrics.trace_line is not None:
                     self.metrics.trace_line(self.name, f"copies {layers} layers, {hop.value}")
-                self.carrier.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
+                self.carrier.hops.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
         """How its layers get into blocks: those that lie in the host's memory over PCIe."""
