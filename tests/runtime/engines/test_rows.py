@@ -30,7 +30,7 @@ from pdflow_runtime.observe.event_log import (
 from pdflow_runtime.observe.record import NotesHeader, Record, read_notes
 from pdflow_runtime.observe.rows import Rows, rows
 
-SCENARIO = load(str(Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"))
+SCENARIO = load(str(Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml"))
 
 
 def router(*notes: Noted) -> Page:

@@ -21,9 +21,9 @@ from pdflow.protocol.messages import Code
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.engines.tiny import tiny_model
 from pdflow_runtime.nodes.models import TorchModel
+from tests.runtime.process.test_cluster import QUICKSTART
 from tests.runtime.support.live_pair import LivePair, cluster, live_pair, prompt
 from tests.runtime.support.served import served
-from tests.runtime.test_cluster import QUICKSTART
 
 OUTPUT: Final = 16
 PROMPTS: Final = [prompt(length, length) for length in (1, 16, 37, 300)]

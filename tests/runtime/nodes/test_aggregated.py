@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 async def test_aggregated_engines_share_the_requests_with_pairs(tmp_path: Path) -> None:
     prompts = [[(seed * 101 + at * 37) % 500 + 5 for at in range(60)] for seed in range(4)]
     out = tmp_path / "out"
-    with served(tmp_path, Path(__file__).with_name("aggregated.toml"), out=out) as cluster:
+    with served(tmp_path, Path(__file__).parents[1] / "aggregated.toml", out=out) as cluster:
         answers: list[list[Completion]] = []
         for stream in (False, True):
             asked = [

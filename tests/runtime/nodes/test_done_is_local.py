@@ -26,10 +26,10 @@ from pdflow_runtime.nodes.models import TorchModel
 from pdflow_runtime.process.worker import AtHost
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.tcp import TcpTransport
+from tests.runtime.nodes.test_hand_over import same_tokens
 from tests.runtime.support.held import Held
 from tests.runtime.support.live_pair import LivePair, cluster, live_pair, prompt
 from tests.runtime.support.local import BoastfulTransport, ClosingTransport, LocalTransport
-from tests.runtime.test_hand_over import same_tokens
 
 GREEDY = Sampling(max_tokens=6, ignore_eos=True)
 PUSHED = ("nixl-push", "cpu-staged", "p2p-nccl-put", "mooncake-v1", "kv-store")

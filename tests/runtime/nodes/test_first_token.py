@@ -26,7 +26,7 @@ from tests.runtime.support.fronted import Fronted, fronted
 from tests.runtime.support.live_pair import answer_of, cluster, live_pair, prompt
 from tests.runtime.support.served import Completion, served
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml"
 LENGTHS = (1, 15, 16, 17, 100)
 """Where a prompt fills its last block, the first token needs another."""
 

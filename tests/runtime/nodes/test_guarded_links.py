@@ -21,8 +21,8 @@ from pdflow_runtime.nodes.links import RankLink
 from pdflow_runtime.security.proving import MAGIC, Proof
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls, tls_of
+from tests.runtime.nodes.test_links import CANCEL, connected, sides
 from tests.runtime.support.live_pair import cluster
-from tests.runtime.test_links import CANCEL, connected, sides
 
 SECRET = Secret(b"what all parts of this cluster know")
 OTHER = Secret(b"what parts of another cluster know")

@@ -24,7 +24,7 @@ from tests.runtime.support.held import HeldTransfers, Wires
 from tests.runtime.support.live_replay import LiveReplay, NotReplayable, digest_of
 from tests.runtime.support.method_live_replay import replay_of
 
-REPLAYS = sorted((Path(__file__).resolve().parents[1] / "replays").glob("*.json"))
+REPLAYS = sorted((Path(__file__).resolve().parents[2] / "replays").glob("*.json"))
 STEPS = 50
 WALKS = 12
 TROUBLE = {

@@ -26,8 +26,8 @@ from pdflow_runtime.nodes.staging_memory import RoomState, room_state
 from pdflow_runtime.observe.event_log import TOKEN, Passed
 from pdflow_runtime.observe.state import state_of
 from pdflow_runtime.observe.top import view
+from tests.runtime.nodes.test_hand_over import prompt, same_tokens
 from tests.runtime.support.live_pair import ANSWER_TIMEOUT_S, Answer, LivePair, answer_of, cluster, live_pair
-from tests.runtime.test_hand_over import prompt, same_tokens
 
 TOKEN_BYTES = 4096
 """Of the tiny model's KV."""

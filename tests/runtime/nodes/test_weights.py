@@ -17,8 +17,8 @@ from pdflow.protocol.messages import Code
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel, folder_of
+from tests.runtime.store.test_store import another_engine
 from tests.runtime.support.live_pair import Prefill, cluster, live_pair, prompt
-from tests.runtime.test_store import another_engine
 
 SAMPLING = Sampling(max_tokens=8, ignore_eos=True)
 LATE = "model.layers.3.mlp.down_proj.weight"

@@ -30,7 +30,7 @@ from tests.runtime.support.served import Completion, Served, served
 
 pytestmark = pytest.mark.slow
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples/serve-quickstart.toml"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ BENCHMARK = f"""
 import time
 from pathlib import Path
 from tests.runtime.support.served import served
-from tests.runtime.test_orphans import COMPONENTS, QUICKSTART, SYNTHETIC
+from tests.runtime.process.test_orphans import COMPONENTS, QUICKSTART, SYNTHETIC
 with served(Path("{{folder}}"), QUICKSTART, *SYNTHETIC) as cluster:
     print(cluster.process.pid, *map(cluster.pid_of, COMPONENTS), flush=True)
     time.sleep({TIMEOUT_S})

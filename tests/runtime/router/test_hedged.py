@@ -16,7 +16,7 @@ from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
 from tests.runtime.http.world import LOCAL
-from tests.runtime.test_router_node import Town, counted, exchange_one_request, settled, town
+from tests.runtime.router.test_router_node import Town, counted, exchange_one_request, settled, town
 
 SOON = 1
 FIRST = FirstToken(17, "cmpl-a", 5)

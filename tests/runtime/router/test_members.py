@@ -18,8 +18,8 @@ from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import UNSIGNED, Gate, Signer
 from tests.runtime.http.world import LOCAL, serving
+from tests.runtime.router.test_router_node import ENGINES, Town, settled, town
 from tests.runtime.support.live_pair import cluster
-from tests.runtime.test_router_node import ENGINES, Town, settled, town
 
 SILENCE_NS = 5 * S
 

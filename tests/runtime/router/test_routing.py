@@ -34,7 +34,7 @@ from pdflow_runtime.transports.named import transport_named
 from tests.runtime.http.world import LOCAL, serving
 from tests.runtime.support.live_pair import prompt
 
-WIRED = Path(__file__).parents[1] / "wiring/wired.toml"
+WIRED = Path(__file__).parents[2] / "wiring/wired.toml"
 
 
 def scenario(*overrides: str) -> ResolvedScenario:

@@ -19,11 +19,11 @@ from pdflow.scenario.reading.load import load
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_sim.check.counterexamples.trace import follow
+from tests.runtime.process.test_cluster import QUICKSTART, prompt
+from tests.runtime.process.test_roles import ComponentProcesses
 from tests.runtime.support.live_pair import live_pair
 from tests.runtime.support.served import Completion, Served, served
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server, program
-from tests.runtime.test_cluster import QUICKSTART, prompt
-from tests.runtime.test_roles import ComponentProcesses
 
 pytestmark = pytest.mark.slow
 STORE = (

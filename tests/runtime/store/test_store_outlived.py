@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from pdflow_runtime.nodes.models import TorchModel
 from pdflow_runtime.store.backing import Backing
+from tests.runtime.store.test_store import BY_BLOCK, asked, prompt
 from tests.runtime.support.live_pair import LivePair, cluster, live_pair
 from tests.runtime.support.value_server import KINDS, KeptServer, kept_server
-from tests.runtime.test_store import BY_BLOCK, asked, prompt
 
 pytestmark = pytest.mark.slow
 PROMPT = prompt(500)

@@ -26,7 +26,7 @@ from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer,
 from tests.runtime.support.live_pair import cluster
 from tests.runtime.support.value_server import KINDS, kept_server
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/methods/kv-store.toml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/methods/kv-store.toml"
 STORE = ("transfer.method=kv-store", "transfer.store_granularity=block")
 
 

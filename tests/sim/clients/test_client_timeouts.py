@@ -12,9 +12,9 @@ from pdflow.errors import InvariantError
 from pdflow.results.figures.metrics import measure
 from pdflow.scenario.schema.scenario import Slo
 from pdflow_sim.clients.client_timeouts import CANCELLED, NO_FIRST_TOKEN, TIMED_OUT
-from tests.sim.test_faults import ONE, tokens_ms
+from tests.sim.faults.test_faults import ONE, tokens_ms
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 ALONE = HERE / "alone.toml"
 Play = Callable[..., Any]
 

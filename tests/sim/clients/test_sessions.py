@@ -18,7 +18,7 @@ from pdflow.workload.sessions import Session, sessions
 from tests.sim.support.simulations import RELAXED, random_simulations, scenarios
 from tests.sim.test_determinism import simulate
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 SMALL, ALONE, MIXED = HERE / "small.toml", HERE / "alone.toml", HERE / "mixed.toml"
 KV_BYTES = 131_072
 """Of one token of Llama-3.1-8B."""

@@ -17,7 +17,7 @@ from pdflow.scenario.costs.step_costs import step_cost
 from pdflow_sim.experiments.calibrate import calibrate, latencies_ms, ran
 from pdflow_sim.experiments.seen import MeasuredRequest, read_seen
 
-ALONE = Path(__file__).with_name("alone.toml")
+ALONE = Path(__file__).parents[1] / "alone.toml"
 TRAFFIC = {
     "workload.requests": 120,
     "workload.arrival": '{ process = "poisson", rate_rps = 8.0 }',

@@ -18,7 +18,7 @@ from pdflow.scenario.reading.load import load
 from pdflow_sim.experiments.seeds import simulate_seeds
 from pdflow_sim.run import simulate
 
-SMALL = Path(__file__).with_name("small.toml")
+SMALL = Path(__file__).parents[1] / "small.toml"
 
 
 def pdflow_command(*args: object) -> Result:

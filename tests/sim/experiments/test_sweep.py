@@ -21,7 +21,7 @@ from pdflow_sim.experiments.points import points_of
 from pdflow_sim.experiments.rows import SweepRow, SweepTask
 from pdflow_sim.experiments.sweep import NOT_RUN
 
-SMALL = Path(__file__).parent / "small.toml"
+SMALL = Path(__file__).parents[1] / "small.toml"
 GRID = {"transfer.method": ["nixl-push", "nixl-pull"], "pool.d.replicas": range(1, 3)}
 
 

@@ -15,7 +15,7 @@ from pdflow.errors import InvariantError
 from pdflow.scenario import load
 from pdflow_sim.run import SimulationRun, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "examples/faults").glob("*.toml"))
 S = 1_000_000_000
 

@@ -18,7 +18,7 @@ from pdflow_sim.observe.liveness import Watch
 Play = Callable[..., Any]
 MS = 1_000_000
 S = 1_000_000_000
-SMALL = Path(__file__).parent / "small.toml"
+SMALL = Path(__file__).parents[1] / "small.toml"
 ONE = {
     "workload.requests": 1,
     "workload.arrival": '{ process = "closed", concurrency = 1 }',

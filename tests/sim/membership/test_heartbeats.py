@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.messages import Code
 from pdflow_sim.observe.run_metrics import REASONS
+from tests.sim.faults.test_fault_swarm import everything_ends as ends_under_faults
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.simulations import RELAXED, random_simulations
-from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]

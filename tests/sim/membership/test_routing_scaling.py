@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdflow_sim.run import RunOptions, conclude, prepare, run
+from tests.sim.faults.test_fault_swarm import everything_ends as ends_under_faults
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.simulations import RELAXED, both_modes_agree, random_simulations, scenarios
-from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]

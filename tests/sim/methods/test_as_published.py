@@ -18,7 +18,7 @@ from pdflow.methods.guards import Guards
 from pdflow.scenario import load
 from pdflow_sim.run import simulate
 
-FILE = Path(__file__).parent / "small.toml"
+FILE = Path(__file__).parents[1] / "small.toml"
 Play = Callable[..., Any]
 SMALL: dict[str, Any] = {"model.num_layers": 4}
 """1.7 MB for a prompt of 100 tokens."""

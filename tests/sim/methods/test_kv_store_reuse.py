@@ -27,7 +27,7 @@ STORE = {
     "pool.p.kv_tokens": 8192,
     "pool.d.kv_tokens": 8192,
 }
-SMALL = Path(__file__).parent / "small.toml"
+SMALL = Path(__file__).parents[1] / "small.toml"
 
 
 @pytest.fixture

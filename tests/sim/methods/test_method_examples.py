@@ -12,7 +12,7 @@ from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario import load
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EXCEPT_NIXL = [name for name in METHODS if not name.startswith("nixl")]
 """Push and pull are what the other examples are about."""
 

@@ -11,7 +11,7 @@ from pdflow.scenario import load
 from pdflow_sim.run import RunOptions, prepare, run
 from pdflow_sim.world import World
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def played(example: str, *overrides: str, fails_one_of: int = 0) -> World:

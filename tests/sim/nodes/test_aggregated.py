@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.results.records import FIRST_DECODE, stage_durations_ns
+from tests.sim.queueing.test_queueing_theory import lindley, ttfts
 from tests.sim.support.simulations import (
     both_modes_agree,
     costs,
@@ -21,9 +22,8 @@ from tests.sim.support.simulations import (
     random_simulations,
     scenarios,
 )
-from tests.sim.test_queueing_theory import lindley, ttfts
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 MIXED, ALONE = HERE / "mixed.toml", HERE / "alone.toml"
 MS = 1_000_000
 

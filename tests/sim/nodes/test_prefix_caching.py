@@ -27,7 +27,7 @@ from tests.sim.support.simulations import (
     scenarios,
 )
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 TRACE = HERE / "../../../shared/data/traces/mooncake_conversation_first2000.jsonl"
 NAMED = 512
 """Tokens that one name of a Mooncake trace stands for."""

@@ -17,7 +17,7 @@ from pdflow_sim.nodes.store_prefill_node import SimStorePrefillNode
 
 pytestmark = pytest.mark.skipif(compiled(), reason="what is compiled cannot be watched")
 
-FAULTS = Path(__file__).resolve().parents[2] / "examples" / "faults"
+FAULTS = Path(__file__).resolve().parents[3] / "examples" / "faults"
 SMALL: dict[str, Any] = {"workload.requests": 150, "pool.prefill.kv_tokens": 20_000, "pool.decode.kv_tokens": 12_000}
 """Pools that hold a few prompts: who waits for blocks is woken by those that come free."""
 

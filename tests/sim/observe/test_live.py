@@ -20,7 +20,7 @@ from pdflow_sim.observe import live_table as live
 from pdflow_sim.observe.live_table import WINDOW_NS, Watcher, watching
 from pdflow_sim.run import RunOptions, prepare, run
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 LONG = ("workload.requests=200", "workload.arrival.rate_rps=10")
 
 

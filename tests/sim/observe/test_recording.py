@@ -12,7 +12,7 @@ from pdflow.results.records import IntColumn
 from pdflow.scenario.reading.load import load
 from pdflow_sim.run import RunOptions, conclude, prepare, run, simulate
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 ROOT = HERE.parents[1]
 S = 1_000_000_000
 BUSY = ("network.preset=rdma-400g", "network.bandwidth_bytes_per_s=1e9", "pool.d.cost={ model = 'roofline' }")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 MD1 = EXAMPLES / "md1.toml"
 SHARED_LINK = EXAMPLES / "shared-link.toml"
 SERVICE_NS = 100_000_000

@@ -12,7 +12,7 @@ import pytest
 from pdflow.scenario import load
 from pdflow_sim.run import RunOptions, prepare, run
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 POLICIES = ("round-robin", "least-loaded", "two-choices", "prefix-aware", "session-affinity")
 Play = Callable[..., Any]
 

@@ -11,7 +11,7 @@ import pytest
 from pdflow.scenario import load
 from pdflow_sim.run import RunOptions, prepare, run, simulate
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 BLIND = ("router.policy=round-robin", "router.decode_policy=round-robin", "router.disaggregate_above_tokens=0")
 
 

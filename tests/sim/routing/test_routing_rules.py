@@ -17,14 +17,14 @@ from pdflow.protocol.messages import Code
 from pdflow.routing.effects import Reply
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from pdflow_sim.run import RunOptions, conclude, prepare, run
+from tests.sim.faults.test_fault_swarm import everything_ends as ends_under_faults
 from tests.sim.support.fault_plans import disturbed_scenarios
 from tests.sim.support.simulations import RELAXED, both_modes_agree, random_simulations, scenarios
-from tests.sim.test_fault_swarm import everything_ends as ends_under_faults
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]
 MS = 1_000_000
-MIXED = Path(__file__).parent / "mixed.toml"
+MIXED = Path(__file__).parents[1] / "mixed.toml"
 
 GONE = {"fault": '[{ kind = "crash", engine = "p-*", at_s = 0.3 }]'}
 """All prefill engines, for good."""

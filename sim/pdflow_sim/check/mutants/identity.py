@@ -265,7 +265,7 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="life-unlearnt-behind-a-fence",
         drops="A reply shows its life, whether or not D is closing the connection. It would believe the dead one.",
-        source="7.3 Incarnation; S8; found by tests/sim/test_fault_swarm.py",
+        source="7.3 Incarnation; S8; found by tests/sim/faults/test_fault_swarm.py",
         patches=(Swap(_handshake_ended, _unlearnt_behind_a_fence),),
         scope=Scope(d_tp=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
         breaks="S8",

@@ -131,7 +131,9 @@ MISSING = (
         source="by reading",
         stock=Unmodelled(ONE_EVENT),
         compat=Unmodelled(ONE_EVENT),
-        strict=covered_by("tests/runtime/test_links.py::test_a_stream_that_ends_during_connect_fails_the_handshake"),
+        strict=covered_by(
+            "tests/runtime/nodes/test_links.py::test_a_stream_that_ends_during_connect_fails_the_handshake"
+        ),
     ),
     Race(
         number="R38",
