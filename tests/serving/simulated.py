@@ -151,6 +151,8 @@ class Shipping:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.hops = self
+        """Hops of pieces are recorded here, too."""
 
     def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
         self.record(Call("offer", xid, (rank, piece)))
