@@ -40,7 +40,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """What is exported is imported when it is first asked for: `pdflow --help` must stay quick."""
+    """Import an exported name when it is first accessed, so that `pdflow --help` stays quick."""
     from importlib import import_module
 
     if name in _HOMES:
@@ -68,7 +68,7 @@ def simulate(
     timeline: bool = False,
     html: bool = False,
 ) -> Result:
-    """Run a scenario in the simulated world.
+    """Simulate a scenario.
 
     Ctrl-C ends the run early, and the result is of what happened until then: `result.summary["interrupted"]` says so.
 
@@ -127,7 +127,7 @@ def sweep(
     cache: str | PathLike[str] | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Run a scenario at many points, and make a table of what came of it. Needs `pip install "pdflow[notebook]"`.
+    """Run a scenario at many points and return their figures as a table. Needs `pip install "pdflow[notebook]"`.
 
     A row per point and seed, in the order of the points: the values of the point, `seed`, `error` (None, or what was
     wrong with a point that could not be run, whose figures are missing), then the figures of `Result.summary`, and the

@@ -1,12 +1,12 @@
-"""What can go wrong, and whose fault it is.
+"""The exceptions of pdflow and the exit codes of its commands.
 
     PdflowError                  anything that pdflow says to a person
-    ├── ScenarioError            bad input: every problem found, each with its place           exit 2
+    ├── ScenarioError            bad input: every problem found, each with its location        exit 2
     ├── MissingBackendError      something optional that was asked for is not installed        exit 2
     ├── InvariantError           a safety invariant did not hold: a fault was found            exit 1
     └── BudgetError              a limit on time or work came first                            exit 3
 
-`LocalProtocolError` (our caller misused the state machine) lives with the protocol; what a peer sends is data and
+`LocalProtocolError` (our caller misused the state machine) is defined in the protocol; what a peer sends is data and
 raises nothing. KeyboardInterrupt is no error of ours: the command exits with 130 and keeps what it has.
 """
 

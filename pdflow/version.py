@@ -1,4 +1,4 @@
-"""The version of this pdflow, as its installation says."""
+"""The version of pdflow that is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 
 def version() -> str:
-    """Such as "0.1.0"; "unknown" in a checkout that is not installed."""
+    """Return the version, such as "0.1.0"; "unknown" in a checkout that is not installed."""
     try:
         return installed("pdflow")
     except PackageNotFoundError:
@@ -16,6 +16,6 @@ def version() -> str:
 
 
 def compiled() -> bool:
-    """Whether the rooms that a run spends its time in were compiled to C when this was installed (setup.py)."""
+    """True if the packages that a run spends its time in were compiled to C at installation (setup.py)."""
     engine = find_spec("pdflow.engine.engine")
     return engine is not None and not str(engine.origin).endswith(".py")

@@ -1,4 +1,4 @@
-"""What a step takes: constant, roofline, and their closed forms; what a model and a GPU are; how much KV fits."""
+"""Cost models of engine steps (constant, roofline, closed forms), specs of models and GPUs, and KV capacity."""
 
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.roofline import roofline

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pdflow.cost.specs import GpuSpec, ModelSpec
 
 RESERVE_BYTES = 1_240_000_000
-"""What vLLM keeps beside weights and KV: measured on an RTX 4090 with an 8B model, a token budget of 2048 and
+"""Memory that vLLM keeps beside weights and KV: measured on an RTX 4090 with an 8B model, a token budget of 2048 and
 utilization 0.9. Judged 2 to 4 GB at a budget of 8192 or a large tp. GPU_COST_MODELS.md section 4."""
 
 

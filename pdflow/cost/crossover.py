@@ -1,7 +1,7 @@
-"""From which length on a prompt is better computed by a prefill engine than by the decode engine that wants it.
+"""The prompt length from which a prefill engine serves a prompt better than the decode engine that needs it.
 
-What is weighed is what everybody waits. On D, beside B decoding sequences, n prompt tokens lengthen the steps that they
-are in; the request and all B wait for that:
+The two sides are compared by the time that all requests wait. On D, beside B decoding sequences, n prompt tokens
+lengthen the steps that they are in; the request and all B wait for that:
 
     (B + 1) x (the steps with the prompt - the same steps without it)
 
@@ -22,7 +22,7 @@ from pdflow.cost.step import PS_PER_NS, StepCost
 
 @attrs.frozen
 class EngineSteps:
-    """Steps of one engine: what they take, and most tokens in one."""
+    """The step cost of one engine, and the most tokens that one of its steps may have."""
 
     cost: StepCost
     max_num_batched_tokens: int
@@ -30,14 +30,14 @@ class EngineSteps:
 
 @attrs.frozen
 class TransferRoute:
-    """A prefill engine, and what the KV of so many tokens takes from there, in ns."""
+    """A prefill engine, and the time in ns that the KV of a number of tokens takes to be moved from it."""
 
     prefill: EngineSteps
     transfer_ns: Callable[[int], int]
 
 
 def added_ps(stage: EngineSteps, tokens: int, decodes: int) -> int:
-    """What a prompt adds to the steps that it is in; without decodes all that these take."""
+    """Return by how many ps a prompt lengthens the steps that it is in; without decodes, their whole duration."""
     cost = stage.cost
     room = max(1, stage.max_num_batched_tokens - decodes) if cost.chunks else tokens
     alone = cost.decode_step_ps(decodes, 0) if decodes else 0
@@ -53,8 +53,8 @@ def added_ps(stage: EngineSteps, tokens: int, decodes: int) -> int:
 def thresholds(
     decode: EngineSteps, routes: Sequence[TransferRoute], most_decodes: int, most_tokens: int
 ) -> tuple[int, ...]:
-    """The longest prompts that stay on D beside 0, 1, ... `most_decodes` sequences; `most_tokens` is the longest of
-    all. Of several ways the fastest is the other choice."""
+    """Return the longest prompts that stay on D beside 0, 1, ... `most_decodes` sequences; `most_tokens` is the longest
+    of all. Of several routes the fastest is the alternative to D."""
 
     def stays(tokens: int, decodes: int) -> bool:
         elsewhere = min(added_ps(route.prefill, tokens, 0) + route.transfer_ns(tokens) * PS_PER_NS for route in routes)
@@ -64,8 +64,8 @@ def thresholds(
 
 
 def _last(most: int, decodes: int, stays: Callable[[int, int], bool]) -> int:
-    """The last length before it is better elsewhere: to the token, between the first power of two that is and the one
-    before. With small budgets there may be several such lengths."""
+    """Return the last length before a prompt is better computed elsewhere: to the token, between the first power of two
+    that is and the one before. With small budgets there may be several such lengths."""
     low, high = 0, 1
     while high <= most and stays(high, decodes):
         low, high = high, 2 * high

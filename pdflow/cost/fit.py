@@ -1,4 +1,4 @@
-"""Coefficients of the canonical form from steps whose duration is known, and how far off they are.
+"""Fit of the canonical step cost to steps whose duration is known, and its errors.
 
 Every coefficient is at least 0 and L(T) never decreases: a step with more in it never takes less. Within that, the sum
 of the squared relative errors is least (non-negative least squares, Lawson and Hanson 1974), so that short steps count
@@ -19,13 +19,13 @@ from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost
 
 OWN: Final = ("hp", "a1", "a2", "c0", "c1", "c2", "hw")
 RELUCTANCE: Final = 1e-3
-"""What a coefficient beside L costs, against one of a relative error's: enough to decide between equals."""
+"""Penalty on a coefficient beside L, against 1 of a relative error: enough to decide between equals."""
 
 
 @attrs.frozen
 class Step:
-    """One step that was measured: the sums of `pdflow.cost.step`, what it took, and whether it was `waking`: the first
-    of an engine that stood still."""
+    """A measured step: the sums of `pdflow.cost.step`, its duration, and `waking`: whether it was the first step of an
+    engine that stood still."""
 
     prefill_tokens: int
     attended: int
@@ -35,14 +35,14 @@ class Step:
     waking: bool = False
 
     def predicted_s(self, cost: StepCost) -> float:
-        """What it takes by that cost."""
+        """Return the duration of this step according to `cost`, in seconds."""
         sums = cost.step_sums_ps(self.prefill_tokens, self.attended, self.decodes, self.context)
         return (sums + cost.hw * self.waking) / PS_PER_S
 
 
 @attrs.frozen
 class Misfit:
-    """Of |predicted / measured - 1| the median, p95 and largest; the mean of the signed errors."""
+    """The errors of a cost: median, p95 and largest of |predicted / measured - 1|; the mean of the signed errors."""
 
     median: float
     p95: float
@@ -51,23 +51,23 @@ class Misfit:
 
 
 def prompt_step(prompts: int, new: int, seconds: float, prefix: int = 0) -> Step:
-    """A step that prefills `new` tokens behind `prefix` others, of each of some prompts."""
+    """Return a step that prefills `new` tokens behind `prefix` others, of each of `prompts` prompts."""
     return Step(prompts * new, prompts * (new * prefix + new * (new + 1) // 2), 0, 0, seconds)
 
 
 def decode_step(decodes: int, context: int, seconds: float) -> Step:
-    """A step that decodes one token each of sequences of one context."""
+    """Return a step that decodes one token of each of `decodes` sequences of the same context."""
     return Step(0, 0, decodes, decodes * context, seconds)
 
 
 def fitted(steps: Sequence[Step], knots: Sequence[int], held_against: Sequence[float] | None = None) -> StepCost:
-    """The cost nearest to these steps, its L(T) straight between `knots` (1 first); without knots there is no L.
+    """Fit the cost nearest to these steps, its L(T) straight between `knots` (1 first); without knots there is no L.
 
-    An error is relative to what a step took; or to `held_against`, in seconds, of each: where many steps are alike and
-    what they took is spread, the cost is then their mean, and else below it.
+    An error is relative to the duration of its step; or to that of `held_against`, in seconds: where many steps are
+    alike and their durations spread, the cost is then their mean, and else below it.
 
-    Of the knots after the first those count at which some step lies: nothing would hold the others. Says nothing of its
-    provenance. Raises ValueError if fewer than two of the knots count.
+    Knots after the first count only where some step lies: nothing would determine the others. The provenance is left
+    empty. Raises ValueError if fewer than two of the knots count.
     """
     seen = {step.prefill_tokens + step.decodes for step in steps}
     knots = [*knots[:1], *(knot for knot in knots[1:] if knot in seen)]
@@ -86,7 +86,7 @@ def fitted(steps: Sequence[Step], knots: Sequence[int], held_against: Sequence[f
 
 
 def misfit(cost: StepCost, steps: Sequence[Step]) -> Misfit:
-    """How far a cost is from steps that were measured."""
+    """Return the errors of a cost against measured steps."""
     errors = np.array([step.predicted_s(cost) / step.seconds for step in steps])
     errors -= 1.0
     off = np.abs(errors)
@@ -94,7 +94,7 @@ def misfit(cost: StepCost, steps: Sequence[Step]) -> Misfit:
 
 
 def _row(step: Step, knots: Sequence[int]) -> list[float]:
-    """What each unknown is multiplied by: the rises of L from knot to knot, then those of OWN."""
+    """Return the factor of each unknown in this step: the rises of L from knot to knot, then those of OWN."""
     tokens = step.prefill_tokens + step.decodes
     rises = [1.0] if knots else []
     for low, high in pairwise(knots):

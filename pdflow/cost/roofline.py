@@ -87,7 +87,7 @@ def _attention_values(model: ModelSpec) -> int:
 
 
 def _with_experts(dense: LinearTime, model: ModelSpec, moe: MoeDims, ps_per_param: float) -> LinearTable:
-    """The same, but what is read grows with the experts that the step's tokens touch."""
+    """Return L(T) of a mixture of experts: the weights read grow with the experts that the step's tokens touch."""
     all_experts = model.expert_layers * moe.num_experts * model.expert_parameters * ps_per_param
     times = []
     for tokens in TABLE_TOKENS:
@@ -98,11 +98,11 @@ def _with_experts(dense: LinearTime, model: ModelSpec, moe: MoeDims, ps_per_para
 
 
 def _with_allreduce(linear: LinearTime, model: ModelSpec, gpu: GpuSpec, tp: int) -> LinearTime:
-    """Two all-reduces per layer of one activation (2 bytes) per token, as a ring moves them.
+    """Add two all-reduces per layer of one activation (2 bytes) per token, as a ring moves them.
 
-    What even a small one takes grows with the number of ranks. Real vLLM of 64 and 80 layers on H100 and H200 decodes
-    by 1.6 to 1.9 ms a step more slowly at TP 4 than a latency that does not grow says, at TP 8 by 3.1 to 3.6 ms, and at
-    TP 2 not at all: a logarithm (docs/validation.md, section 2, on the rows that may be fitted on).
+    The latency of even a small one grows with the number of ranks. Real vLLM of 64 and 80 layers on H100 and H200
+    decodes by 1.6 to 1.9 ms a step more slowly at TP 4 than a latency that does not grow says, at TP 8 by 3.1 to 3.6
+    ms, and at TP 2 not at all: a logarithm (docs/validation.md, section 2, on the rows that may be fitted on).
     """
     if tp == 1:
         return linear

@@ -1,7 +1,8 @@
-"""A cost fitted to an engine that was watched, by three factors and no more.
+"""A step cost fitted to a measured engine by three factors and no more.
 
-What a roofline or a table has wrong about one engine is nearly all in how fast its linear layers are, how fast it
-attends, and what its host takes of each step; more than these three cannot be told apart from a few requests.
+The error of a roofline or a table for one engine is nearly all in how fast its linear layers are, how fast it attends,
+and how much host time each step takes; more than these three cannot be told apart from a few requests.
+
 Source: GPU_COST_MODELS.md sections 2 (three factors are enough, five gain nothing) and 4.
 """
 
@@ -14,8 +15,8 @@ from pdflow.cost.step import LinearTable, LinearTime, StepCost
 
 @attrs.frozen
 class Factors:
-    """`linear` multiplies L, `attention` what grows with attended and context tokens; `host_ps` is added to each step
-    (taken from it, if negative, but never more than there is)."""
+    """Corrections of a step cost. `linear` multiplies L, `attention` the terms that grow with attended and context
+    tokens; `host_ps` is added to each step (taken from it, if negative, but never more than there is)."""
 
     linear: float = 1.0
     attention: float = 1.0
@@ -26,7 +27,7 @@ class Factors:
 
 
 def scaled(cost: StepCost, by: Factors) -> StepCost:
-    """The same cost, corrected."""
+    """Return `cost` with these factors applied."""
     curve: LinearTime | LinearTable
     if isinstance(cost.linear, LinearTable):
         curve = attrs.evolve(cost.linear, ps=tuple(round(ps * by.linear) for ps in cost.linear.ps))

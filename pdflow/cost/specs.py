@@ -1,4 +1,4 @@
-"""What a model and a GPU are, as far as the duration of a step and the size of a KV cache depend on them.
+"""Specs of models and GPUs, as far as the duration of a step and the size of a KV cache depend on them.
 
 Decides the derived sizes: parameters, weight bytes, KV bytes per token, whole and per tensor-parallel rank (a KV head
 that is replicated because `tp` exceeds the KV heads counts on every rank that holds it). Does not decide durations
@@ -37,11 +37,11 @@ class MoeDims:
     """A mixture of experts in place of the MLP: a router picks some of many small gated MLPs for each token."""
 
     num_experts: int = attrs.field(validator=_COUNT)
-    """Those that the router picks from."""
+    """Experts that the router picks from."""
     experts_per_token: int = attrs.field(validator=_COUNT)
     expert_intermediate_size: int = attrs.field(validator=_COUNT)
     shared_intermediate_size: int = attrs.field(default=0, validator=validators.ge(0))
-    """Of an expert that every token passes besides; 0: there is none."""
+    """Width of an expert that every token passes besides; 0: there is none."""
     dense_layers: int = attrs.field(default=0, validator=validators.ge(0))
     """Leading layers that have an ordinary MLP."""
 
@@ -67,13 +67,13 @@ class ModelSpec:
     weight_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """2 for bf16, 1 for fp8, 0.52 for 4-bit weights with a scale for every 128."""
     embedding_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
-    """Of the embedding and the LM head, which quantised checkpoints leave as they were."""
+    """Bytes per parameter of the embedding and the LM head, which quantised checkpoints leave as they were."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
     kv_dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8"] | None = None
-    """Another way to say kv_bytes_per_value; torch engines compute in it. If neither is said, it is the dtype in the
+    """Alternative to kv_bytes_per_value; torch engines compute in it. If neither is given, it is the dtype in the
     config.json of serve.model, else of hf_config."""
     activation_dtype: Literal["bf16", "fp16", "fp8", "int8"] = "bf16"
-    """What matrix products compute in: 8-bit ones at the GPU's 8-bit rate."""
+    """The dtype of matrix products: 8-bit ones run at the GPU's 8-bit rate."""
     gated_mlp: bool = True
     """Whether an MLP has three matrices (gate, up, down) or two (up, down)."""
     mla: MlaSpec | None = None
@@ -104,12 +104,12 @@ class ModelSpec:
 
     @property
     def mlp_parameters_per_layer(self) -> int:
-        """Of a layer without experts."""
+        """Parameters of the MLP of a layer without experts."""
         return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert of one layer; 0 without experts."""
+        """Parameters of one expert of one layer; 0 without experts."""
         return 0 if self.moe is None else 3 * self.hidden_size * self.moe.expert_intermediate_size
 
     @property
@@ -192,7 +192,7 @@ class ModelSpec:
 
 @attrs.frozen(kw_only=True)
 class GpuSpec:
-    """One GPU's data sheet, the factors by which real kernels miss it, and the host time around each step."""
+    """The data sheet of one GPU, the factors by which real kernels miss it, and the host time around each step."""
 
     name: str
     bf16_flops: float = attrs.field(validator=_RATE)
@@ -203,9 +203,9 @@ class GpuSpec:
     nvlink_bytes_per_s: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
     """Per direction; None where GPUs meet over PCIe only."""
     pcie_bytes_per_s: float = attrs.field(default=25e9, validator=_RATE)
-    """What copies between pinned host memory and the GPU reach, each direction."""
+    """Rate that copies between pinned host memory and the GPU reach, each direction."""
     copy_latency_s: float = attrs.field(default=10e-6, validator=_HOST_S)
-    """From ordering a copy to its first byte: p2p_latency of NVIDIA aiconfigurator's system files."""
+    """Time from issuing a copy to its first byte: p2p_latency of NVIDIA aiconfigurator's system files."""
     nic_bytes_per_s: float = attrs.field(default=50e9, validator=_RATE)
     ec: float = attrs.field(default=0.65, validator=[_RATE, validators.le(1.0)])
     """Share of the FLOP/s that large matrix products reach."""
@@ -214,9 +214,9 @@ class GpuSpec:
     allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)
     """Effective rate of `roofline`'s all-reduce formula, not a link's speed."""
     allreduce_latency_s: float = attrs.field(default=50e-6, validator=_HOST_S)
-    """Of a small all-reduce between two GPUs; among more of them log2(tp) times as long."""
+    """Latency of a small all-reduce between two GPUs; among more of them log2(tp) times as long."""
     host_step_s: float = attrs.field(default=1e-3, validator=_HOST_S)
     """Time per step in which the GPU waits for the engine's host code."""
     host_seq_s: float = attrs.field(default=10e-6, validator=_HOST_S)
-    """The same, per decoding sequence."""
+    """Time per step and decoding sequence in which the GPU waits for host code."""
     source: str = ""

@@ -7,9 +7,9 @@ sequences; C context tokens that they read. L is what every token of the step pa
 layers, bound by weights read or by arithmetic, and the all-reduces. hw comes on top of the first step of an engine that
 stood still, which is for the engine to know.
 
-Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken
-at once last as long as k steps taken one by one. `step_ps` is the door for the latter: it walks over requests and
-shares only the coefficients with the rest. Source: GPU_COST_MODELS.md section 4.
+Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken at
+once last as long as k steps taken one by one. `step_ps` serves the latter: it walks over requests and shares only the
+coefficients with the rest. Source: GPU_COST_MODELS.md section 4.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class LinearTable:
 
 @attrs.frozen(kw_only=True)
 class StepCost:
-    """What one step takes. `chunks`: whether a prompt may be cut to fit the token budget (False: always whole)."""
+    """The cost of one engine step. `chunks`: True if a prompt may be cut to fit the token budget (False: always
+    whole)."""
 
     h0: int = 0
     h1: int = 0
@@ -87,7 +88,8 @@ class StepCost:
     """Metric -> how far off it may be, in words; printed with every result."""
 
     def step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> int:
-        """One step, request by request: (new tokens, prefix) of each prompt chunk, the context of each decode."""
+        """Return the ps of one step, request by request: (new tokens, prefix) of each chunk, the context of each
+        decode."""
         time = self.h0
         tokens = 0
         for new, prefix in prefill:
@@ -104,7 +106,7 @@ class StepCost:
         return time + self.linear.of(tokens)
 
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
-        """One step from the sums P, A, D, C."""
+        """Return the ps of one step from the sums P, A, D, C."""
         time = self.h0
         if decodes:
             time += self.c0 + (self.h1 + self.c1) * decodes + self.c2 * context
@@ -113,20 +115,20 @@ class StepCost:
         return time + self.linear.of(prefill_tokens + decodes)
 
     def decode_step_ps(self, decodes: int, context: int) -> int:
-        """One step of decodes only, O(1). At constant D the next one lasts `c2 * decodes` longer."""
+        """Return the ps of one step of decodes only, in O(1). At constant D the next lasts `c2 * decodes` longer."""
         return self.step_sums_ps(0, 0, decodes, context)
 
     def run_ps(self, decodes: int, context: int, steps: int) -> int:
-        """`steps` decode steps back to back at constant D; C grows by D with each."""
+        """Return the ps of `steps` decode steps back to back at constant D; C grows by D with each."""
         return span_of(self.decode_step_ps(decodes, context), self.c2 * decodes, steps)
 
     def steps_until(self, decodes: int, context: int, span_ps: int) -> int:
-        """The least number of decode steps that last at least `span_ps`; for "strictly longer" ask `span_ps + 1`."""
+        """Return the least number of decode steps that last `span_ps` or more; for "longer" ask `span_ps + 1`."""
         return steps_to_reach(self.decode_step_ps(decodes, context), self.c2 * decodes, span_ps)
 
 
 def constant(prefill_s: float = 0.0, decode_step_s: float = 0.0) -> StepCost:
-    """A step that prefills takes `prefill_s`, one that decodes `decode_step_s`, one that does both the sum.
+    """Return a cost by which a step that prefills takes `prefill_s`, one that decodes `decode_step_s`, both the sum.
 
     Neither lengths nor numbers matter, and prompts are never cut, so that queueing theory applies. Both may be 0.
     """

@@ -1,1 +1,1 @@
-"""What goes wrong, when, and to whom: the plan of faults as data, and its drawing. Each world applies it."""
+"""Fault plans: which faults hit which engines and links, and when, as data and as drawn. Each driver applies them."""

@@ -1,4 +1,4 @@
-"""Drawing from a plan: when its faults begin and end, and which messages and operations they hit.
+"""Random draws of a fault plan: when its faults begin and end, and which messages and operations they hit.
 
 The numbers come from streams that are passed in, one for each fault, and for each engine of a fault that happens to
 engines: another fault, or another engine, never moves those that were there before. A stream is drawn from once for
@@ -18,7 +18,7 @@ class Numbers(Protocol):
     """A stream of random numbers."""
 
     def uniform(self) -> float:
-        """Strictly between 0 and 1."""
+        """Return a number strictly between 0 and 1."""
         ...
 
     def exponential(self, mean: float) -> float: ...
@@ -27,14 +27,14 @@ class Numbers(Protocol):
 
 
 Streams: TypeAlias = Callable[[str], Numbers]
-"""The stream of that name, from its beginning."""
+"""Returns the stream of a name, from its beginning."""
 
 Window: TypeAlias = tuple[Instant, Instant | None]
-"""From when on, and until when, not included; None is for good."""
+"""Begin and end of a time window, the end not included; None is for good."""
 
 
 def windows(when: FaultTimes, numbers: Numbers) -> Iterator[Window]:
-    """In order, none into another; without end where a fault comes again and again.
+    """Yield the windows in which a fault acts, in order and without overlap; endless where it recurs.
 
     A rate is that of beginnings while the fault does not act.
     """

@@ -1,4 +1,4 @@
-"""Which engines a pattern names: a name, or part of one and a `*` for the rest."""
+"""Patterns of engine names: a name, or part of one and a `*` for the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from pdflow.protocol.values import EngineId
 
 
 def matching(pattern: str, names: Iterable[EngineId]) -> tuple[EngineId, ...]:
-    """Those of `names` that a pattern means, in their order."""
+    """Return the `names` that match a pattern, in their order."""
     regex = re.compile(".*".join(re.escape(literal) for literal in pattern.split("*")))
     return tuple(name for name in names if regex.fullmatch(name))

@@ -1,4 +1,4 @@
-"""A plan of faults, resolved: engines by name, times in ns. What a file may say is `pdflow.scenario.schema.faults`.
+"""A resolved plan of faults: engines by name, times in ns. The file format is `pdflow.scenario.schema.faults`.
 
 A plan says what happens, not how: the simulated world applies it in `sim/pdflow_sim/faults/faults.py`. Engines are
 named as the scenario counts them ("prefill-0"), whatever id a restarted one has taken. Kinds and words are those of
@@ -17,19 +17,19 @@ import attrs
 from pdflow.protocol.values import EngineId
 
 ROUTER: Final = "router"
-"""As the receiver of a link: of heartbeats alone."""
+"""The router as the receiver of a link, which carries heartbeats alone."""
 
 Stage: TypeAlias = Literal["start", "in-flight", "landed"]
 
 
 @attrs.frozen
 class Links:
-    """Directions between engines: from any of the first to any of the second, for each pair of groups."""
+    """Directed links between engines: from any of the first to any of the second, for each pair of groups."""
 
     directions: tuple[tuple[frozenset[EngineId], frozenset[EngineId]], ...]
 
     def hold(self, sender: EngineId, receiver: EngineId) -> bool:
-        """Whether this direction is among them."""
+        """True if this direction is among the links."""
         return any(sender in senders and receiver in receivers for senders, receivers in self.directions)
 
     def __bool__(self) -> bool:
@@ -38,7 +38,7 @@ class Links:
 
 @attrs.frozen(kw_only=True)
 class FaultTimes:
-    """At which times a fault acts: from `at_ns` on for `for_ns` (None: for good); every `every_ns` again; or, with
+    """The times at which a fault acts: from `at_ns` on for `for_ns` (None: for good); every `every_ns` again; or, with
     `rate_per_s`, from times on that are drawn, so many a second while it does not act."""
 
     at_ns: int = 0
@@ -49,7 +49,8 @@ class FaultTimes:
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """`name` is unique within a plan, and names its stream of random numbers: "drop/0" is the first drop."""
+    """Base class of faults. `name` is unique within a plan, and names the fault's stream of random numbers: "drop/0" is
+    the first drop."""
 
     name: str
     when: FaultTimes
@@ -57,7 +58,8 @@ class Fault:
 
 @attrs.frozen(kw_only=True)
 class MessageFault(Fault):
-    """Of each message over these links, and of these frames (none named: all), this share."""
+    """Base class of faults of messages: hits the share `probability` of the messages over these links that are of these
+    frames (none named: all)."""
 
     links: Links
     frames: frozenset[str] = frozenset()
@@ -71,7 +73,7 @@ class DropMessages(MessageFault):
 
 @attrs.frozen(kw_only=True)
 class Delay(MessageFault):
-    """By `delay_ns`, and up to `jitter_ns` more."""
+    """Delays messages by `delay_ns`, and up to `jitter_ns` more."""
 
     delay_ns: int
     jitter_ns: int = 0
@@ -79,28 +81,28 @@ class Delay(MessageFault):
 
 @attrs.frozen(kw_only=True)
 class Duplicate(MessageFault):
-    """A copy comes `delay_ns` behind."""
+    """Duplicates messages: a copy arrives `delay_ns` behind."""
 
     delay_ns: int = 0
 
 
 @attrs.frozen(kw_only=True)
 class Reorder(MessageFault):
-    """Held back until the next message of the same two ranks has overtaken it, for at most `delay_ns`."""
+    """Holds messages back until the next one of the same two ranks has overtaken them, for at most `delay_ns`."""
 
     delay_ns: int
 
 
 @attrs.frozen(kw_only=True)
 class Partition(Fault):
-    """Nothing passes."""
+    """Lets nothing pass over these links."""
 
     links: Links
 
 
 @attrs.frozen(kw_only=True)
 class Slow(Fault):
-    """Bandwidth of the NICs of these engines, or of these named links of the network, divided by `factor`."""
+    """Divides the bandwidth of these engines' NICs, or of these named links of the network, by `factor`."""
 
     engines: tuple[EngineId, ...] = ()
     links: tuple[str, ...] = ()
@@ -109,7 +111,7 @@ class Slow(Fault):
 
 @attrs.frozen(kw_only=True)
 class NicDown(Fault):
-    """The NIC of this number of each rank of these engines fails."""
+    """Fails the NIC of this number of each rank of these engines."""
 
     engines: tuple[EngineId, ...]
     nic: int = 0
@@ -117,9 +119,9 @@ class NicDown(Fault):
 
 @attrs.frozen(kw_only=True)
 class Crash(Fault):
-    """All processes of an engine die, with their memory. None: it does not come back.
+    """Kills all processes of an engine, with their memory. `restart_after_ns` None: it does not come back.
 
-    `lands`: what its NICs have been given goes on; otherwise it is cut off.
+    `lands`: operations that its NICs have been given go on; otherwise they are cut off.
     """
 
     engines: tuple[EngineId, ...]
@@ -131,7 +133,7 @@ class Crash(Fault):
 
 @attrs.frozen(kw_only=True)
 class PauseEngine(Fault):
-    """The whole process stands still; or, if `only_engine`, its running step takes that much longer."""
+    """Stops the whole process for a while; or, if `only_engine`, makes its running step take that much longer."""
 
     engines: tuple[EngineId, ...]
     only_engine: bool = False
@@ -139,7 +141,7 @@ class PauseEngine(Fault):
 
 @attrs.frozen(kw_only=True)
 class Skew(Fault):
-    """The engine's clock runs at `speed` (1: right), and jumps ahead by `offset_ns` when the fault begins."""
+    """Makes the engine's clock run at `speed` (1: right), and jump ahead by `offset_ns` when the fault begins."""
 
     engines: tuple[EngineId, ...]
     speed: float = 1.0
@@ -148,7 +150,7 @@ class Skew(Fault):
 
 @attrs.frozen(kw_only=True)
 class TransferError(Fault):
-    """Of the WRITEs and READs over these links, this share ends with an error."""
+    """Ends this share of the WRITEs and READs over these links with an error."""
 
     links: Links
     probability: float = 1.0
@@ -157,7 +159,7 @@ class TransferError(Fault):
 
 @attrs.frozen(kw_only=True)
 class HandshakeError(Fault):
-    """Of the handshakes over these links, this share fails, `delay_ns` after it began (None: when it would end)."""
+    """Fails this share of the handshakes over these links, `delay_ns` after they began (None: when they would end)."""
 
     links: Links
     probability: float = 1.0
@@ -166,8 +168,8 @@ class HandshakeError(Fault):
 
 @attrs.frozen(kw_only=True)
 class HangUp(Fault):
-    """Of the requests that are open when the fault begins, this share is given up by its clients; or, with
-    `within_ns`, of the requests that come while it lasts, each after a time of its own up to that."""
+    """Makes clients give up this share of the requests that are open when the fault begins; or, with `within_ns`, of
+    the requests that arrive while it lasts, each after a time of its own up to that."""
 
     probability: float = 1.0
     within_ns: int | None = None
@@ -175,9 +177,9 @@ class HangUp(Fault):
 
 @attrs.frozen(kw_only=True)
 class FaultPlan:
-    """All of a run's faults. From `heal_ns` on none acts, and every engine is up again."""
+    """All faults of a run. From `heal_ns` on none acts, and every engine is up again."""
 
     faults: tuple[Fault, ...] = ()
     heal_ns: int | None = None
     transport_timeout_ns: int = 7_000_000_000
-    """How long a NIC tries on before an operation fails whose peer does not answer."""
+    """Time for which a NIC retries before an operation fails whose peer does not answer."""

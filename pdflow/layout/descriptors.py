@@ -1,8 +1,8 @@
 """Descriptor lists: the (address, length) pairs that a transport is handed for one pair of ranks.
 
-It decides addresses and how finely a transfer is cut; the runs of tokens come from `pairing`, the slice of layers and
-heads from `ranks`. The count has a closed form, because the cost of a transfer is per descriptor as much as per byte
-(vLLM RFC #50913) and a simulator must not build the lists.
+This module decides addresses and how finely a transfer is cut; the runs of tokens come from `pairing`, the slice of
+layers and heads from `ranks`. The count has a closed form, because the cost of a transfer is per descriptor as much as
+per byte (vLLM RFC #50913) and a simulator must not build the lists.
 
 Two orders of nesting, each with K and V as separate planes (a plane: one of K or V, of one layer, of one block):
 
@@ -38,7 +38,8 @@ PlaneOrder: TypeAlias = Literal["HND", "NHD"]
 
 
 class RankMemory(Value, frozen=True, gc=False):
-    """Where one rank keeps its KV: `num_layers * tensors_per_layer` regions if layer-major, one if block-major.
+    """The memory in which one rank keeps its KV: `num_layers * tensors_per_layer` regions if layer-major, one if
+    block-major.
 
     `block_stride` is the distance in bytes from one block to the next within a region, at least the block's length
     there. Regions of one rank may lie anywhere.
@@ -57,11 +58,11 @@ class RankMemory(Value, frozen=True, gc=False):
 
     @property
     def plane_bytes(self) -> int:
-        """K or V of one layer of one block, all of this rank's heads."""
+        """Bytes of K or V of one layer of one block, all of this rank's heads."""
         return self.block_size * self.num_heads * self.cell_bytes
 
     def plane_address(self, layer: int, tensor: int, block: int) -> int:
-        """The first byte of a plane; `layer` counts from this rank's first, `tensor` is 0 for K and 1 for V."""
+        """Return the address of a plane; `layer` counts from this rank's first, `tensor` is 0 for K and 1 for V."""
         plane = layer * self.tensors_per_layer + tensor
         if self.nesting == "layer-major":
             return self.region_bases[plane] + block * self.block_stride
@@ -77,7 +78,7 @@ class Descriptor(NamedTuple):
 
 
 class DescriptorCounter(Value, frozen=True, gc=False):
-    """How many descriptors a range of tokens takes between two ranks, as coefficients that never change.
+    """Counts the descriptors that a range of tokens takes between two ranks, from coefficients that never change.
 
     A run of `unit` tokens takes `per_unit`; a shorter one at the end takes `per_tail + tail_tokens * per_tail_token`.
     Where neighbours are merged, two blocks that follow each other on both sides save `per_joint`.
@@ -98,7 +99,7 @@ class DescriptorCounter(Value, frozen=True, gc=False):
 
 
 def joints(source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-    """How many blocks of one list and of the other, paired by their places, directly follow the pair before."""
+    """Return how many pairs of blocks, paired by position in the two lists, directly follow the pair before."""
     pairs = zip(source_blocks, source_blocks[1:], target_blocks, target_blocks[1:], strict=False)
     return sum(1 for a, b, c, d in pairs if b - a == 1 == d - c)
 
@@ -114,7 +115,7 @@ def rank_memory(
     order: PlaneOrder = "HND",
     base_address: int = 0,
 ) -> RankMemory:
-    """One rank's memory without gaps from `base_address` on, regions one after the other."""
+    """Return the memory of one rank, without gaps from `base_address` on, regions one after the other."""
     layers = len(stage_layers(shape.num_layers, pp)[pp_rank])
     heads = heads_per_rank(shape.stored_heads, tp)
     planes = layers * shape.tensors_per_layer
@@ -142,7 +143,7 @@ def rank_memory(
 def descriptors(
     pair: Pair, source: RankMemory, target: RankMemory, runs: Iterable[TokenRun], *, coalesce: bool = False
 ) -> list[Descriptor]:
-    """Every descriptor of one pair, region by region if either side is layer-major, else block by block.
+    """Return every descriptor of one pair, region by region if either side is layer-major, else block by block.
 
     With `coalesce`, neighbours that follow each other on both sides become one (blocks that happen to be consecutive,
     in practice). Raises LayoutError if the two memories cannot exchange this pair, or a block does not exist.
@@ -153,10 +154,10 @@ def descriptors(
 
 
 def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> DescriptorCounter:
-    """The closed form of `len(descriptors(...))`.
+    """Return the closed form of `len(descriptors(...))`.
 
-    Of coalescing it knows what blocks of one size save that follow each other. Regions may do so too, and pieces of
-    blocks of unequal size in the order NHD; neither is counted.
+    Of coalescing, it counts the descriptors that consecutive blocks of equal size save. Regions may be consecutive too,
+    and so may pieces of blocks of unequal size in the order NHD; neither is counted.
     """
     _check(pair, source, target)
     unit = split_size(source.block_size, target.block_size)
@@ -175,7 +176,7 @@ def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> De
 
 
 def descriptor_count(pair: Pair, source: RankMemory, target: RankMemory, num_tokens: int) -> int:
-    """`len(descriptors(...))` for a range of tokens that starts on a border of both sides' blocks, in O(1)."""
+    """Return `len(descriptors(...))` in O(1) for a range of tokens that starts on a border of both sides' blocks."""
     return descriptor_counter(pair, source, target).count(num_tokens)
 
 
@@ -239,7 +240,7 @@ def _plane_pieces(pair: Pair, source: RankMemory, target: RankMemory, run: Token
 
 
 def _all_heads(pair: Pair, source: RankMemory, target: RankMemory) -> bool:
-    """Whether the pair carries every head that either rank stores, so that whole planes match."""
+    """True if the pair carries every head that either rank stores, so that whole planes match."""
     return pair.num_heads == source.num_heads == target.num_heads
 
 

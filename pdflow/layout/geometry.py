@@ -1,10 +1,10 @@
-"""The answers that the protocol asks of the layout, tabulated per pair of parallelisms: who writes whom, how much.
+"""The layout's answers to the protocol, tabulated per pair of parallelisms: which rank writes to which, and how much.
 
-It satisfies `pdflow.protocol.geometry.Geometry`. It decides nothing of its own: the rule is `ranks`, the block sizes
-are judged by `pairing`. A table is made at the first question about two parallelisms, and a question is then a lookup.
+`TransferGeometry` implements `pdflow.protocol.geometry.Geometry`. The rule is that of `ranks`, and `pairing` checks the
+block sizes. A table is made at the first question about two parallelisms, and a question is then a lookup.
 
-The figures may come from a peer's frame, so what one may ask for is bounded: neither the time for one table nor their
-number grows without limit (invariant S9).
+The figures may come from a peer's frame, so questions are bounded: neither the time for one table nor their number
+grows without limit (invariant S9).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pdflow.layout.shapes import KvShape, LayoutError
 from pdflow.protocol.values import Value
 
 MAX_RANKS = 256
-"""Ranks of one engine, TP x PP. Real ones have up to 64 (larger deployments add data parallelism, which is engines);
-the worst table at this limit has 16,384 pairs and takes some 50 ms."""
+"""The most ranks of an engine, TP x PP. Real ones have up to 64 (larger deployments add data parallelism, which is
+engines); the worst table at this limit has 16,384 pairs and takes some 50 ms."""
 
 
 class Sharding(Protocol):
-    """How an engine cuts its KV cache."""
+    """The parallelism and the block size by which an engine shards its KV cache."""
 
     @property
     def tp(self) -> int: ...
@@ -40,7 +40,7 @@ class _Table(Value, frozen=True, gc=False):
 
 
 class TransferGeometry:
-    """Who writes whom, for one model, one initiator and one rule. Pure; what it remembers never changes an answer.
+    """Which ranks exchange KV, for one model, one initiator and one rule. Pure: its caches never change an answer.
 
     Every method raises LayoutError (a ValueError) if the two parallelisms or block sizes cannot be paired.
     """
@@ -56,25 +56,25 @@ class TransferGeometry:
         """The latest answer: engines of one pool share their value, and one pair of pools asks nearly every time."""
 
     def targets(self, p_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
-        """The D ranks that P rank `p_rank` sends to, ascending; none for an idle replica."""
+        """Return the D ranks that P rank `p_rank` sends to, ascending; none for an idle replica."""
         last = self._last
         table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
         return table.targets.get(p_rank, ())
 
     def sources(self, d_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
-        """The P ranks that D rank `d_rank` gets its KV from, ascending."""
+        """Return the P ranks that D rank `d_rank` gets its KV from, ascending."""
         last = self._last
         table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
         return table.sources.get(d_rank, ())
 
     def pairs(self, p: Sharding, d: Sharding) -> tuple[tuple[int, int], ...]:
-        """Every (p_rank, d_rank) that moves bytes, by P rank, then D rank."""
+        """Return every (p_rank, d_rank) that moves bytes, by P rank, then D rank."""
         last = self._last
         table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
         return table.pairs
 
     def nbytes(self, p_rank: int, d_rank: int, p: Sharding, d: Sharding, num_tokens: int) -> int:
-        """Bytes of `num_tokens` tokens that this pair moves; LayoutError if the two exchange nothing."""
+        """Return the bytes of `num_tokens` tokens that this pair moves; LayoutError if the two exchange nothing."""
         last = self._last
         table = last[2] if last[0] is p and last[1] is d else self._table(p, d)
         per_token = table.bytes_per_token.get((p_rank, d_rank))

@@ -1,6 +1,6 @@
-"""Which tokens of which source block go to which place of which target block: by token position, never by list ends.
+"""Pairing of source blocks with target blocks: by token position, never by list ends.
 
-It decides runs of tokens from two block lists; it knows nothing of layers, heads or addresses.
+This module computes runs of tokens from two block lists; layers, heads and addresses are not its concern.
 
 P's blocks begin at token 0 of the prompt. D's list covers only what D lacks: tokens `token_start` and on, where
 `token_start` (a prefix hit) is a multiple of D's block size. Trimming lists against each other's ends (as vLLM 0.32.0
@@ -32,7 +32,7 @@ class TokenRun(Value, frozen=True, gc=False):
 
 
 class RunCounts(Value, frozen=True, gc=False):
-    """How many runs a range of tokens makes: `full` of `unit` tokens each, plus one of `tail` unless that is 0."""
+    """The number of runs in a range of tokens: `full` of `unit` tokens each, plus one of `tail` unless that is 0."""
 
     unit: int
     full: int
@@ -44,7 +44,7 @@ class RunCounts(Value, frozen=True, gc=False):
 
 
 def pieces(source_block_size: int, target_block_size: int, num_tokens: int) -> RunCounts:
-    """What `runs` would yield, counted in O(1). Where the range starts does not matter, as it starts on a border."""
+    """Count the runs that `runs` would yield, in O(1). The start of the range does not matter, as it is on a border."""
     unit = split_size(source_block_size, target_block_size)
     if num_tokens < 0:
         raise LayoutError(f"a range of {num_tokens} tokens: it must be 0 or more")
@@ -53,7 +53,7 @@ def pieces(source_block_size: int, target_block_size: int, num_tokens: int) -> R
 
 
 def split_size(source_block_size: int, target_block_size: int) -> int:
-    """The smaller block size, into which the larger side's blocks are cut. Raises LayoutError if it does not divide."""
+    """Return the smaller block size, into which the larger blocks are cut. Raises LayoutError if it does not divide."""
     small, large = sorted((source_block_size, target_block_size))
     if small < 1:
         raise LayoutError(f"block sizes {source_block_size} and {target_block_size}: they must be 1 or more")
@@ -119,8 +119,8 @@ def runs_within(
     first: int,
     last: int,
 ) -> Iterator[TokenRun]:
-    """Of what `runs` would yield, the tokens `first ... last - 1`, wherever those borders lie: a chunk may end within a
-    block. Raises LayoutError if a list is too short."""
+    """Yield the part of `runs` that covers tokens `first ... last - 1`, wherever these lie: a chunk may end in a block.
+    Raises LayoutError if a list is too short."""
     if not token_start <= first <= last:
         raise LayoutError(f"tokens {first} to {last}: they do not follow one another from {token_start} on")
     for side, blocks, size, end in (

@@ -1,6 +1,7 @@
-"""Which rank of P copies which layers and heads to which rank of D, when their parallelism differs.
+"""Pairs of P and D ranks that exchange KV when their parallelism differs, and the layers and heads of each pair.
 
-It decides pairs of ranks and the slice that each carries; block lists and addresses are `pairing` and `descriptors`.
+This module decides pairs of ranks and the slice that each carries; block lists and addresses are `pairing` and
+`descriptors`.
 
 With L the initiator's TP and R the other side's, one divides the other. The narrower side's rank faces several of the
 wider: rank d of D takes from rank `d * P // D` of P, or from the ranks `d * q ... d * q + q - 1` where P is q times
@@ -27,13 +28,13 @@ from pdflow.layout.shapes import KvShape, LayoutError, heads_of_rank, stage_laye
 from pdflow.protocol.values import Value
 
 Initiator: TypeAlias = Literal["push", "pull"]
-"""Who moves the bytes: P writes (push) or D reads (pull)."""
+"""The side that moves the bytes: P writes (push) or D reads (pull)."""
 
 Rule: TypeAlias = Literal["exactly-once", "vllm"]
 
 
 class Pair(Value, frozen=True, gc=False):
-    """One rank of P (the source) and one of D (the target), and the slice of KV that goes between them.
+    """A pair of ranks, one of P (the source) and one of D (the target), and the slice of KV that goes between them.
 
     Layers and heads are counted as that rank stores them, from 0: `source_layer` within P's stage, `source_head`
     within the heads of P's rank, `target_head` within those of D's rank.
@@ -53,7 +54,7 @@ class Pair(Value, frozen=True, gc=False):
 def writers(
     shape: KvShape, p_tp: int, p_pp: int, d_tp: int, *, initiator: Initiator = "push", rule: Rule = "exactly-once"
 ) -> tuple[Pair, ...]:
-    """All pairs of one transfer, by D rank, then stage, then P rank.
+    """Return all pairs of one transfer, by D rank, then stage, then P rank.
 
     A rank of P that stands in no pair has nothing to send (a replica of another's heads).
     Raises LayoutError for sizes of which neither divides the other, and for what the `vllm` rule refuses.
@@ -107,7 +108,7 @@ def check_tp(
 
 
 def by_producer(pairs: tuple[Pair, ...]) -> dict[int, tuple[Pair, ...]]:
-    """P rank -> its pairs, both in increasing order of rank. Idle ranks of P are not among the keys."""
+    """Map each P rank to its pairs, both in increasing order of rank. Idle ranks of P are not among the keys."""
     found: dict[int, list[Pair]] = {}
     for pair in sorted(pairs, key=lambda pair: (pair.p_rank, pair.d_rank)):
         found.setdefault(pair.p_rank, []).append(pair)
@@ -115,7 +116,7 @@ def by_producer(pairs: tuple[Pair, ...]) -> dict[int, tuple[Pair, ...]]:
 
 
 def by_consumer(pairs: tuple[Pair, ...]) -> dict[int, tuple[Pair, ...]]:
-    """D rank -> its pairs, both in increasing order of rank: the completions that this rank must wait for."""
+    """Map each D rank to its pairs, both in increasing order of rank: the completions that the rank waits for."""
     found: dict[int, list[Pair]] = {}
     for pair in sorted(pairs, key=lambda pair: (pair.d_rank, pair.p_rank)):
         found.setdefault(pair.d_rank, []).append(pair)
@@ -123,7 +124,7 @@ def by_consumer(pairs: tuple[Pair, ...]) -> dict[int, tuple[Pair, ...]]:
 
 
 def _sources(heads: int, p_tp: int, d_tp: int, d_rank: int, every_replica: bool) -> tuple[int, ...]:
-    """The TP ranks of P, within a stage, from which this rank of D gets its heads."""
+    """Return the TP ranks of P, within a stage, from which this rank of D gets its heads."""
     if p_tp <= d_tp:
         return (d_rank * p_tp // d_tp,)
     width = p_tp // d_tp

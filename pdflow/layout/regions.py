@@ -1,10 +1,10 @@
-"""Where a prompt lies in memory beside KV blocks, as peers have to know it.
+"""Location of a prompt in staging memory (memory beside the KV blocks), as peers have to know it.
 
 Such memory holds prompts in blocks, too, one after the other from token 0, so that bytes go from and to it by the rules
 of `pairing` and `descriptors`. Of `pages`, a prompt has some, each with all layers, as of the engine's own. In a `ring`
 it has one part for each layer, with its blocks side by side: first all of K, then all of V.
 
-Who has room when is `pdflow/methods/staging.py`'s.
+`pdflow/methods/staging.py` decides which prompt has room when.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ KvRegionKind: TypeAlias = Literal["pages", "ring"]
 
 
 class KvRegion(Value, frozen=True, gc=False):
-    """Memory of one rank. `pages`: they are blocks of it. Of a ring it says where that begins, and what a block of one
-    layer looks like; `ring_bytes` is how long it is, and parts begin at multiples of `step_bytes`."""
+    """Staging memory of one rank. `pages` are blocks of `memory`. For a ring, `memory` says where it begins and how a
+    block of one layer is laid out; `ring_bytes` is its length, and parts begin at multiples of `step_bytes`."""
 
     kind: KvRegionKind
     memory: RankMemory
@@ -30,7 +30,7 @@ class KvRegion(Value, frozen=True, gc=False):
 
 
 def lying(region: KvRegion, extents: Sequence[int], num_tokens: int) -> tuple[RankMemory, Sequence[int]]:
-    """Where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
+    """Return where a prompt's blocks are: a memory, and which of its blocks, from token 0 on.
 
     `extents` are page numbers, or steps from the ring's start, one for each layer or more. LayoutError for fewer, and
     for a ring of no length.

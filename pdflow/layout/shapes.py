@@ -1,7 +1,7 @@
-"""KV shapes and bytes: what one token, one block and one rank's tensor of a model weigh.
+"""KV shapes and sizes: the bytes of one token, one block and one rank's tensor of a model.
 
-It decides which layers and heads a rank stores and how many bytes they take; where those bytes lie in memory is
-`pdflow.layout.descriptors`, and who copies them is `pdflow.layout.ranks`.
+This module decides which layers and heads a rank stores and how many bytes they take; where those bytes lie in memory
+is `pdflow.layout.descriptors`, and which ranks copy them is `pdflow.layout.ranks`.
 
 Multi-head and grouped-query attention keep K and V per KV head. Heads are split over tensor parallelism; with more
 ranks than heads every rank keeps one full head, so the cluster stores, and a transfer moves, each head more than once
@@ -21,7 +21,7 @@ class LayoutError(ValueError):
 
 
 class MlaDims(Value, frozen=True, gc=False):
-    """Width of MLA's one vector per token and layer: the latent part and the decoupled rotary key, in values."""
+    """The width of MLA's one vector per token and layer: the latent part and the decoupled rotary key, in values."""
 
     latent_dim: int
     rope_dim: int
@@ -54,7 +54,7 @@ class KvShape(Value, frozen=True, gc=False):
 
     @property
     def tensors_per_layer(self) -> int:
-        """2 for K and V, 1 for MLA's single latent."""
+        """Tensors per layer: 2 for K and V, 1 for MLA's single latent."""
         return 1 if self.mla else 2
 
     @property
@@ -65,24 +65,26 @@ class KvShape(Value, frozen=True, gc=False):
 
     @property
     def bytes_per_token(self) -> int:
-        """One copy of the whole model's KV for one token."""
+        """Bytes of one copy of the whole model's KV for one token."""
         return self.num_layers * self.tensors_per_layer * self.stored_heads * self.cell_bytes
 
     def rank_bytes_per_token(self, tp: int, pp: int = 1, pp_rank: int = 0) -> int:
-        """What one rank of this stage stores for one token; every TP rank of a stage stores the same amount."""
+        """Return the bytes that one rank of this stage stores for one token; every TP rank of a stage stores the
+        same."""
         layers = stage_layers(self.num_layers, pp)[pp_rank]
         return len(layers) * self.tensors_per_layer * heads_per_rank(self.stored_heads, tp) * self.cell_bytes
 
     def engine_bytes_per_token(self, tp: int) -> int:
-        """What all ranks of an engine store for one token: `bytes_per_token` times the replication of its heads."""
+        """Return the bytes that all ranks store for one token: `bytes_per_token` times the replication of its heads."""
         return self.bytes_per_token // self.stored_heads * heads_per_rank(self.stored_heads, tp) * tp
 
     def rank_block_bytes(self, tp: int, pp: int = 1, pp_rank: int = 0) -> int:
-        """What one block takes on one rank, all its layers together."""
+        """Return the bytes of one block on one rank, all its layers together."""
         return self.block_size * self.rank_bytes_per_token(tp, pp, pp_rank)
 
     def rank_tensor_shape(self, num_blocks: int, tp: int, pp: int = 1, pp_rank: int = 0) -> tuple[int, ...]:
-        """The logical shape of one rank's cache, `[num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]`.
+        """Return the logical shape of a rank's cache, `[num_layers, 2, num_blocks, block_size, num_kv_heads,
+        head_dim]`.
 
         The second axis is 1 for MLA, whose last two are 1 and latent + rope. The order of the axes in memory is
         another matter: see `pdflow.layout.descriptors`.
@@ -94,7 +96,7 @@ class KvShape(Value, frozen=True, gc=False):
 
 
 def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
-    """The layers of each pipeline stage, as vLLM splits them when not told otherwise.
+    """Return the layers of each pipeline stage, as vLLM splits them by default.
 
     Layers that are left over go one each to the stages before the last, from the back: the last stage has the norm and
     the output head to compute, and the first one gets more only when all others but the last have (61 layers over 4
@@ -115,7 +117,7 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
 
 
 def heads_per_rank(num_heads: int, tp: int) -> int:
-    """How many KV heads each TP rank stores: an even share, or one full head where ranks outnumber heads."""
+    """Return how many KV heads each TP rank stores: an even share, or one full head where ranks outnumber heads."""
     if tp < 1:
         raise LayoutError(f"tensor parallelism of {tp}: it must be 1 or more")
     if max(num_heads, tp) % min(num_heads, tp):
@@ -124,7 +126,8 @@ def heads_per_rank(num_heads: int, tp: int) -> int:
 
 
 def heads_of_rank(num_heads: int, tp: int, tp_rank: int) -> range:
-    """Which KV heads this TP rank stores; with TP above the number of heads, tp/num_heads ranks store the same one."""
+    """Return the KV heads that this TP rank stores; with TP above the number of heads, tp/num_heads ranks store the
+    same."""
     size = heads_per_rank(num_heads, tp)
     first = tp_rank * num_heads // tp
     return range(first, first + size)

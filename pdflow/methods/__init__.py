@@ -1,1 +1,1 @@
-"""What differs between transfer methods: a small file each."""
+"""Transfer methods, each described by a small file of what differs from the others."""

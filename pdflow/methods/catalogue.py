@@ -1,4 +1,4 @@
-"""The methods there are, by name. One more is one more file beside this one, and a line here."""
+"""The table of transfer methods, by name. Another method is another file beside this one, and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the originals lack on a piece's way, as named guards: the same memories and pieces, with or without.
+"""Named guards against faults of the originals on a piece's way: the same memories and pieces, with or without.
 
 With all of them, the default and `strict`, none of the faults of SEED_SYSTEMS sections 1 and 2 can happen. A method as
 it was published lacks those that its original lacks. Each is read where its rule stands, and `pdflow check methods`
@@ -17,7 +17,8 @@ from pdflow.protocol.timers import Timers
 
 @attrs.frozen(kw_only=True)
 class Guards:
-    """A docstring per guard says what both values mean. Messages and leases have theirs in `protocol/dialect.py`."""
+    """The guards of one dialect of a method. A docstring per guard says what both values mean. Messages and leases have
+    theirs in `protocol/dialect.py`."""
 
     reserves_whole: bool = True
     """A prompt gets room for all its pieces before the first goes. Otherwise each piece asks when it comes: a full ring
@@ -40,12 +41,12 @@ class Guards:
     (#18242, #18332)."""
 
     ranks_by_address: bool = True
-    """Which of two is rank 0 of their group follows from their addresses. Otherwise whoever asks for the group is: if
-    both do at once, each waits for ever in a group of its own (#18242)."""
+    """Which of two is rank 0 of their group follows from their addresses. Otherwise the one that asks for the group
+    is: if both do at once, each waits for ever in a group of its own (#18242)."""
 
 
 class Loss(Enum):
-    """What becomes of a prompt of which a piece will not land."""
+    """The outcome for a prompt of which a piece will not land."""
 
     ENDS = "it is lost"
     SKIPPED = "it goes on without the piece"
@@ -53,7 +54,8 @@ class Loss(Enum):
 
 
 def loss_of(guards: Guards, p_has_died: bool) -> Loss:
-    """Of a piece whose operation has failed, that P has no more, or whose P has died."""
+    """Return the outcome for a prompt of which the operation of a piece has failed, P has a piece no more, or P has
+    died."""
     if p_has_died:
         return Loss.ENDS if guards.ends_receives else Loss.AWAITED
     return Loss.ENDS if guards.invalidates_lost else Loss.SKIPPED
@@ -65,7 +67,7 @@ def may_corrupt(guards: Guards) -> bool:
 
 
 def effective_timers(timers: Timers, guards: Guards) -> Timers:
-    """Without `ends_receives` no silence ends what is waited for before its request's deadline."""
+    """Return the timers in effect: without `ends_receives` no silence ends a wait before its request's deadline."""
     if guards.ends_receives:
         return timers
     dead_ns, stall_ns = (max(one, timers.deadline_ns) for one in (timers.dead_ns, timers.stall_ns))

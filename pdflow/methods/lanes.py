@@ -1,8 +1,8 @@
-"""Which piece a rank posts next, of all operations that it has open; so, what a stop still cuts.
+"""The order in which a rank posts the pieces of its open operations; so, which pieces a stop still cuts.
 
 A rank has so many WRITEs under way at once, and so many READs, as its method has lanes for them. A piece counts as
 posted when it has a lane, not before: until then a stop cuts it. What of one operation may be posted, and how it ends,
-is `shipment.py`'s. Whose operation came first goes first; where the original queues piece by piece (`Turns.PIECE`),
+is `shipment.py`'s. The operation that came first goes first; where the original queues piece by piece (`Turns.PIECE`),
 pieces go in the order in which they could be posted.
 
 A lane is free again when its piece has ended, or when its sender is gone (`release_lane`): then the piece is still
@@ -25,7 +25,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 class LaneRules(Value, frozen=True, kw_only=True):
-    """How the ranks of a method post. The defaults are those of a method whose operations go whole, all at once."""
+    """The rules by which the ranks of a method post. The defaults are those of a method whose operations go whole, all
+    at once."""
 
     in_layers: bool = False
     """An operation is posted layer by layer. Otherwise all layers go in one piece."""
@@ -39,7 +40,7 @@ class LaneRules(Value, frozen=True, kw_only=True):
 
 
 def lane_rules(method: Method, pipeline_policy: PipelinePolicy) -> LaneRules:
-    """By these rules all ranks post, P's as D's."""
+    """Return the rules by which all ranks post, P's as D's."""
     return LaneRules(
         in_layers=method.in_pieces,
         as_offered=pipeline_policy.early or (method.staged_at_p and not method.pulls),
@@ -50,14 +51,14 @@ def lane_rules(method: Method, pipeline_policy: PipelinePolicy) -> LaneRules:
 
 
 class Operation(Generic[K]):
-    """One open WRITE or READ."""
+    """The state of one open WRITE or READ."""
 
     __slots__ = ("begun", "key", "number", "posted", "reads", "shipment", "turns", "xid")
 
     def __init__(self, key: K, number: int, xid: Xid, reads: bool, shipment: Shipment) -> None:
         self.key = key
         self.number = number
-        """In the order of their coming."""
+        """The place of the operation in the order of coming."""
         self.xid = xid
         self.reads = reads
         self.shipment = shipment
@@ -73,7 +74,8 @@ Line: TypeAlias = list[tuple[int, Operation[K]]]
 
 
 class Lanes(Generic[K]):
-    """Of one rank. Operations go by keys that the driver chooses, each for one operation. A call costs O(log n)."""
+    """The lanes of one rank and its open operations. Operations go by keys that the driver chooses, each for one
+    operation. A call costs O(log n)."""
 
     __slots__ = ("_by_piece", "_free", "_lines", "_number", "_of_prompt", "_open", "_ready", "rules")
 
@@ -82,22 +84,22 @@ class Lanes(Generic[K]):
         self._by_piece = rules.turns is Turns.PIECE
         self._open: dict[K, Operation[K]] = {}
         self._of_prompt: dict[Xid, list[Operation[K]]] = {}
-        """Those to which pieces are offered."""
+        """Open operations to which pieces are offered."""
         self._ready: dict[Xid, list[Piece]] = {}
-        """What has been offered of each prompt, for operations that come later."""
+        """Pieces that have been offered of each prompt, for operations that come later."""
         self._lines: tuple[Line[K], Line[K]] = ([], [])
-        """Of WRITEs, and of READs."""
+        """The lines of WRITEs, and of READs."""
         self._free: list[int | None] = [rules.writes, rules.reads]
         self._number = 0
 
     def __len__(self) -> int:
-        """Open operations."""
+        """Return the number of open operations."""
         return len(self._open)
 
     # Operations.
 
     def add(self, key: K, xid: Xid, layers: int, start: int, stop: int, *, reads: bool = False) -> None:
-        """An operation comes: tokens `start` to `stop` of so many layers. It posts nothing before `begin`."""
+        """Open an operation: tokens `start` to `stop` of so many layers. It posts nothing before `begin`."""
         assert key not in self._open
         rules = self.rules
         layers = layers if rules.in_layers else 1
@@ -113,20 +115,20 @@ class Lanes(Generic[K]):
             operation.shipment.offer(piece)
 
     def begin(self, key: K) -> None:
-        """Its pieces may go. One that has ended meanwhile has none."""
+        """Let an operation post its pieces. Does nothing if it has ended meanwhile."""
         operation = self._open.get(key)
         if operation is not None:
             operation.begun = True
             self._line_up(operation)
 
     def halt(self, key: K) -> None:
-        """Post nothing more of it, if it is open."""
+        """Post nothing more of an operation, if it is open."""
         operation = self._open.get(key)
         if operation is not None:
             operation.shipment.halt()
 
     def ending(self, key: K) -> ShipmentEnd | None:
-        """How an operation has ended, told once: then it is open no more. None if it has not, or is not open."""
+        """Close an operation that has ended, and return how. None if it has not ended, or is not open."""
         operation = self._open.get(key)
         if operation is None:
             return None
@@ -141,27 +143,28 @@ class Lanes(Generic[K]):
         return ending
 
     def all_posted(self, key: K) -> bool:
-        """The piece of it that was posted last is its last one: the notification goes with it."""
+        """True if the piece that was posted last is the operation's last one: the notification goes with it."""
         return self._open[key].shipment.all_posted
 
     # Prompts.
 
     def offer(self, xid: Xid, piece: Piece) -> None:
-        """This piece can be sent from now on."""
+        """Let open and later WRITEs of a prompt send this piece from now on."""
         self._ready.setdefault(xid, []).append(piece)
         for operation in self._of_prompt.get(xid, ()):
             operation.shipment.offer(piece)
             self._line_up(operation)
 
     def withdraw(self, xid: Xid) -> None:
-        """The rank has this prompt no more. What is open of it has what it was offered."""
+        """Forget a prompt that the rank has no more. Operations open for it keep what they were offered."""
         self._ready.pop(xid, None)
         self._of_prompt.pop(xid, None)
 
     # Pieces.
 
     def next(self) -> tuple[K, Piece] | None:
-        """The piece that is posted next, which has a lane and counts as posted from here on, and whose it is."""
+        """Return the piece to be posted next, with its operation's key; it has a lane and counts as posted from here
+        on. None if no piece can be posted."""
         writes, reads = self._lines
         found = self._next(writes, self._free[0]) if writes else None
         if found is None and reads:
@@ -169,7 +172,7 @@ class Lanes(Generic[K]):
         return found
 
     def _next(self, line: Line[K], free: int | None) -> tuple[K, Piece] | None:
-        """Of those in one line."""
+        """Return the piece to be posted next of the operations in one line."""
         while line and free != 0:
             operation = line[0][1]
             piece = operation.shipment.next()
@@ -184,34 +187,34 @@ class Lanes(Generic[K]):
         return None
 
     def landed(self, key: K, piece: Piece) -> None:
-        """A posted piece has ended well, or is skipped: then it counts as if it had."""
+        """End a posted piece that has ended well, or is skipped: then it counts as if it had."""
         operation = self._ended(key, piece)
         if operation is not None:
             operation.shipment.landed(piece)
             self._line_up(operation)
 
     def lost(self, key: K, piece: Piece) -> None:
-        """A posted piece has failed."""
+        """End a posted piece that has failed."""
         operation = self._ended(key, piece)
         if operation is not None:
             operation.shipment.lost()
 
     def recall(self, key: K, piece: Piece) -> None:
-        """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
+        """Take back a posted piece that has not begun to move, and will not: it is as if it had not been posted."""
         operation = self._ended(key, piece)
         if operation is not None:
             operation.shipment.recall(piece)
             self._line_up(operation)
 
     def release_lane(self, key: K, piece: Piece) -> None:
-        """A posted piece has no lane any more. It has not ended."""
+        """Free the lane of a posted piece that has not ended."""
         operation = self._open.get(key)
         if operation is not None and operation.posted.get(piece):
             operation.posted[piece] = False
             self._count(operation, 1)
 
     def _ended(self, key: K, piece: Piece) -> Operation[K] | None:
-        """Whose piece ends; None if it has ended before."""
+        """Take a piece from the posted ones and return its operation; None if it has ended before."""
         operation = self._open.get(key)
         has_lane = None if operation is None else operation.posted.pop(piece, None)
         if has_lane is None or operation is None:
@@ -226,7 +229,7 @@ class Lanes(Generic[K]):
             self._free[operation.reads] = free + lanes
 
     def _line_up(self, operation: Operation[K]) -> None:
-        """It has its turn: one, or one for each piece that could be posted."""
+        """Put an operation in line: once, or once for each piece that could be posted."""
         if not operation.begun or (operation.turns and not self._by_piece):
             return
         writes, reads = self._lines
@@ -243,11 +246,11 @@ class Lanes(Generic[K]):
     # For explorers.
 
     def open_operations(self) -> tuple[K, ...]:
-        """Operations that have not ended, in the order of their coming."""
+        """Return the operations that have not ended, in the order of their coming."""
         return tuple(self._open)
 
     def posted(self, key: K) -> tuple[Piece, ...]:
-        """Pieces of an open operation that have not ended."""
+        """Return the pieces of an open operation that are posted and have not ended."""
         return tuple(self._open[key].posted)
 
     def fork(self) -> Lanes[K]:
@@ -262,7 +265,7 @@ class Lanes(Generic[K]):
         return other
 
     def fingerprint(self) -> Hashable:
-        """Numbers count by their order alone."""
+        """Return the state as a value in which operations' numbers count by their order alone."""
         operations = [
             (one.key, one.xid, one.reads, one.begun, one.shipment.fingerprint(), frozenset(one.posted.items()))
             for one in self._open.values()
@@ -273,7 +276,7 @@ class Lanes(Generic[K]):
         return tuple(operations), frozenset(ready), frozenset(offered), turns
 
     def _turns(self) -> tuple[tuple[K, ...], ...]:
-        """Whose turns come, of WRITEs and of READs."""
+        """Return the operations in line that could post, in the order of their turns: of WRITEs, and of READs."""
         return tuple(
             [tuple([one.key for _, one in sorted(line, key=_turn) if one.shipment.ready]) for line in self._lines]
         )

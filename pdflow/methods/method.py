@@ -1,7 +1,8 @@
-"""What a transfer method is: who initiates, in what pieces, through which memories, and who waits for whom.
+"""The description of a transfer method: which side initiates, in what pieces, through which memories, and what waits
+for what.
 
-A method is one value of `Method`, in a file of its own beside this one. It says how bytes go; who may have them, for
-how long, and what becomes of a request whose bytes are lost is the protocol's, the same for all. Where a method is
+A method is one value of `Method`, in a file of its own beside this one. It says how bytes go; which side may have them,
+for how long, and what becomes of a request whose bytes are lost is the protocol's, the same for all. Where a method is
 slower or weaker as it was published than with our rules, the two stand side by side as two values of `PipelinePolicy`,
 one for each dialect; nothing asks for a dialect's name.
 """
@@ -22,7 +23,7 @@ AS_PUBLISHED: Final = "as-published"
 
 
 class Grain(Enum):
-    """What one piece of a WRITE or READ is."""
+    """The extent of one piece of a WRITE or READ."""
 
     WHOLE = "all layers of the prompt"
     LAYER = "a layer of the prompt"
@@ -30,7 +31,7 @@ class Grain(Enum):
 
 
 class MemoryKind(Enum):
-    """Where KV lies on its way."""
+    """The kind of memory in which KV lies on its way."""
 
     BLOCKS = "the engine's KV blocks"
     RING = "a ring of pinned host memory"
@@ -41,7 +42,7 @@ class MemoryKind(Enum):
 
 
 class Hop(Enum):
-    """One stretch of a piece's way."""
+    """One copy or transfer on a piece's way."""
 
     D2H = "GPU to host"
     H2D = "host to GPU"
@@ -53,7 +54,7 @@ Hops: TypeAlias = tuple[Hop, ...]
 
 
 class Turns(Enum):
-    """Whose piece takes the next free lane of a rank: `lanes.py`."""
+    """The order in which pieces take the next free lane of a rank: `lanes.py`."""
 
     OPERATION = "that of the operation which came first"
     PIECE = "that which could be posted first"
@@ -61,26 +62,26 @@ class Turns(Enum):
 
 @attrs.frozen(kw_only=True)
 class PipelinePolicy:
-    """Who waits for whom, in one dialect."""
+    """The rules of one dialect of a method: what waits for what, what is sent early, and what is guarded against."""
 
     early: bool = False
     """Pieces are sent while what follows is computed. Otherwise when the prompt is."""
     prefill_waits: bool = False
     """P's next step waits until all that the last one computed has been sent."""
     decode_waits: bool = False
-    """D's next step waits until the KV of whoever has come in is loaded."""
+    """D's next step waits until the KV of every request that it has admitted is loaded."""
     sending_lanes: int | None = None
     """How many pieces a P rank has under way at most; None for any number."""
     receiving_lanes: int | None = None
     """How many pieces a D rank takes in at once: of READs it posts no more, of what it is sent it takes no more."""
     turns: Turns = Turns.OPERATION
-    """In what order pieces of several operations take a rank's lanes. PIECE: the original has one queue of pieces."""
+    """The order in which operations' pieces take a rank's lanes. PIECE: the original has one queue of pieces."""
     guards: Guards = attrs.field(factory=Guards)
-    """What keeps faults away from the pieces' way."""
+    """The guards against faults on the way of the pieces."""
     asks: bool = False
-    """Each piece is announced by a message, and sent when that has been answered; in what words, a speech may say."""
+    """Each piece is announced by a message, and sent when that has been answered; `wire_profile` may name both."""
     wire_profile: WireProfile = attrs.field(factory=WireProfile)
-    """What the original says where we say something else."""
+    """The messages of the original where ours are others."""
     tensors: int = 1
     """A piece goes as so many tensors, one after the other."""
     in_stream: bool = False
@@ -88,7 +89,7 @@ class PipelinePolicy:
     pickles: bool = False
     """Bytes go through a Python thread of either host that pickles them, or takes them apart."""
     hidden_states: bool = False
-    """Those of the last layer go with the KV of every rank, whole: D computes nothing of a prompt."""
+    """Hidden states of the last layer go with the KV of every rank, whole: D computes nothing of a prompt."""
     answer_first: bool = False
     """D's leg begins when P's answer has come, as that names the prompt to D."""
     page_bytes: int = 0
@@ -103,7 +104,7 @@ class PipelinePolicy:
 
 @attrs.frozen(kw_only=True)
 class Method:
-    """See the module. Texts are for `pdflow methods` and the documentation."""
+    """A transfer method; see the module. Texts are for `pdflow methods` and the documentation."""
 
     name: str
     summary: str
@@ -113,7 +114,7 @@ class Method:
     stores: bool = False
     """KV rests between the two at a node of its own, which P writes to and D reads from."""
     names_decode: bool = False
-    """P is told for whom it computes, so that both legs start at once, whatever the router's order."""
+    """P knows for which D it computes, so that both legs start at once, whatever the router's order."""
     initiator: str
     grain: Grain = Grain.WHOLE
     p_memory: MemoryKind = MemoryKind.BLOCKS
@@ -136,25 +137,25 @@ class Method:
     strict: PipelinePolicy = PipelinePolicy()
     published: PipelinePolicy = PipelinePolicy()
     other_dialects: tuple[str, ...] = ()
-    """What is spoken besides `strict`, and how the last of them calls itself: the original, faults included."""
+    """Dialects besides `strict`; the last of them is the original, faults included, by its own name."""
 
     @property
     def dialects(self) -> tuple[str, ...]:
-        """The names that a scenario may give."""
+        """The names of dialects that a scenario may give."""
         return ("strict", AS_PUBLISHED, *self.other_dialects)
 
     def pipeline_policy(self, dialect: str) -> PipelinePolicy:
-        """How the engines behave in the dialect of that name."""
+        """Return the rules by which the engines behave in the dialect of that name."""
         return self.published if dialect in (AS_PUBLISHED, *self.other_dialects[-1:]) else self.strict
 
     def dialect(self, name: str) -> Dialect:
-        """The protocol's rules in the dialect of that name. Only NIXL's has others than ours."""
+        """Return the protocol's rules in the dialect of that name. Only NIXL's has others than ours."""
         if name == AS_PUBLISHED and self.other_dialects:
             name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
 
     def adapted(self, progressive: bool, through_host: bool, workers: int | None = None) -> Method:
-        """The same with what a scenario asks for besides; where it does not apply, nothing changes.
+        """Return this method with what a scenario asks for besides; where it does not apply, nothing changes.
 
         `progressive`: P writes its blocks layer by layer while it computes the next (vLLM #55589). `through_host`:
         blocks go through host memory on both sides (`kv_buffer_device = "cpu"`). `workers`: of each P rank.
@@ -181,7 +182,7 @@ class Method:
         return lanes or pipeline_policy.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
 
     def takes_in_pieces(self, pipeline_policy: PipelinePolicy) -> bool:
-        """Whether D finds room for a prompt piece by piece, as it hears of them."""
+        """Whether D finds room for a prompt piece by piece, as they are announced."""
         return self.staged_at_d and not pipeline_policy.guards.reserves_whole
 
     @property

@@ -16,7 +16,7 @@ from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMe
 
 _LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
 _LANES = 4
-"""Of a D rank, in strict: what the authors wished for in place of their one listener."""
+"""Lanes of a D rank, in strict: what the authors wished for in place of their one listener."""
 _HEARTBEAT_S = 3.0
 """Between two messages of an engine to the proxy."""
 _PUBLISHED = Guards(
@@ -28,7 +28,8 @@ _PUBLISHED = Guards(
 )
 _ADDRESSES = "both addresses in its id"
 _UNIQUE_ID_BYTES = 149
-"""Of NEW, msgpack of `cmd` and NCCL's id of 128 bytes. A PUT is about 180: an id of 130 characters, shape and dtype."""
+"""The size of NEW, msgpack of `cmd` and NCCL's id of 128 bytes. A PUT is about 180: an id of 130 characters, shape and
+dtype."""
 _PUT = WireProfile(
     messages=(
         ProfileMessage("NEW", Side.P, Occasion.CONTACT, num_bytes=_UNIQUE_ID_BYTES),

@@ -1,11 +1,11 @@
-"""Where the tokens of a piece go in D's blocks: the end of a block that was begun, whole blocks, a block's beginning.
+"""The places of a piece's tokens in D's blocks: the end of a block that was begun, whole blocks, a block's beginning.
 
 A chunk of a prompt ends wherever the step's budget did, so a piece may begin and end within a block, or lie within one.
 Where its bytes come from is counted from the first token that lies in its part of memory, which need not be the
 prompt's: PR #18332 took them by the prompt's own block numbers, which is right for a first chunk only (SEED_SYSTEMS
 section 2).
 
-It decides nothing about time: whether all has landed is the shipment's to say.
+Nothing is decided here about time: the shipment knows whether all has landed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PageRun(Value, frozen=True, gc=False):
 
 
 def runs(piece: Piece, first: int, block_tokens: int) -> tuple[PageRun, ...]:
-    """At most three, in order: up to the next block's edge, whole blocks, what is left.
+    """Return the runs of a piece, at most three, in order: up to the next block's edge, whole blocks, what is left.
 
     Args:
         first: the token with which the piece's part of memory begins.
@@ -45,12 +45,12 @@ def runs(piece: Piece, first: int, block_tokens: int) -> tuple[PageRun, ...]:
 
 
 def counted_from(piece: Piece, guards: Guards) -> int:
-    """The token with which the piece's part of memory is taken to begin."""
+    """Return the token with which the piece's part of memory is taken to begin."""
     return 0 if guards.reserves_whole or not guards.indexes_by_piece else piece.start
 
 
 def misplaced(piece: Piece, guards: Guards) -> bool:
-    """Whether another's bytes are taken for it: a part of its own begins with the piece's first token, whatever it is
-    taken to begin with."""
+    """Whether the bytes of other tokens are taken for a piece: a part of its own begins with the piece's first token,
+    whatever it is taken to begin with."""
     begins = 0 if guards.reserves_whole else piece.start
     return counted_from(piece, guards) != begins

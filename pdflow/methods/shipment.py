@@ -1,11 +1,11 @@
-"""One WRITE or READ in pieces: what may be posted next, which piece brings the notification, and how it ended.
+"""The state of one WRITE or READ in pieces: what may be posted next, which piece brings the notification, how it ended.
 
 A piece is some tokens of one layer. It is offered when its bytes are where they are sent from, in any order and in any
 cut; tokens that D has already are cut off. The last piece is posted when all others have ended well: its notification
 is then behind all data, whatever way each piece took, and D need not count (S7). Once one has failed, or somebody has
 stopped it, nothing more is posted, and it is over when the pieces under way have ended.
 
-It does not decide how many pieces a rank has under way (`lanes.py`), nor what an end means: that is the protocol's.
+A shipment does not decide how many pieces a rank has under way (`lanes.py`), nor what an end means: the protocol does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Piece(Value, frozen=True, gc=False):
 
 
 class ShipmentEnd(Enum):
-    """How a shipment ended."""
+    """The way in which a shipment ended."""
 
     SENT = "sent"
     STOPPED = "stopped"
@@ -34,7 +34,7 @@ class ShipmentEnd(Enum):
 
 
 class Shipment:
-    """Of a shard's `layers`, the tokens `start` to `stop`."""
+    """The sending of tokens `start` to `stop` of a shard's `layers`, in pieces."""
 
     __slots__ = ("_failed", "_in_flight", "_left", "_queue", "_queued", "_stopped", "_unposted", "start", "stop")
 
@@ -43,21 +43,21 @@ class Shipment:
         self.stop = stop
         self._queue: deque[Piece] = deque()
         self._queued = 0
-        """Its tokens of layers."""
+        """Tokens of layers in the queue."""
         self._unposted = self._left = layers * (stop - start)
         """Tokens of layers not posted yet; not landed yet."""
         self._in_flight = 0
         self._failed = self._stopped = False
 
     def offer(self, piece: Piece) -> None:
-        """This piece can be sent now."""
+        """Add a piece that can be sent now."""
         start, stop = max(piece.start, self.start), min(piece.stop, self.stop)
         if start < stop:
             self._queue.append(Piece(piece.layer, start, stop))
             self._queued += stop - start
 
     def next(self) -> Piece | None:
-        """The next piece to be posted, which counts as posted from here on; None if there is none for now."""
+        """Return the next piece to be posted, which counts as posted from here on; None if there is none for now."""
         if self._failed or self._stopped or not self._queue:
             return None
         piece = self._queue[0]
@@ -72,7 +72,7 @@ class Shipment:
 
     @property
     def ready(self) -> int:
-        """How many pieces `next` would give, one after the other, before any other ends."""
+        """The number of pieces that `next` would give, one after the other, before any other ends."""
         count = len(self._queue)
         if self._failed or self._stopped or not count:
             return 0
@@ -83,21 +83,21 @@ class Shipment:
 
     @property
     def all_posted(self) -> bool:
-        """The piece that was posted last is the last one: the notification goes with it."""
+        """Whether the piece that was posted last is the last one: the notification goes with it."""
         return not self._unposted
 
     def landed(self, piece: Piece) -> None:
-        """A posted piece has ended well."""
+        """End a posted piece that has landed."""
         self._in_flight -= 1
         self._left -= piece.stop - piece.start
 
     def lost(self) -> None:
-        """A posted piece has failed, or will never be posted."""
+        """End a posted piece that has failed, or will never be posted."""
         self._in_flight -= 1
         self._failed = True
 
     def recall(self, piece: Piece) -> None:
-        """A posted piece has not begun to move, and will not: it is as if it had not been posted."""
+        """Take back a posted piece that has not begun to move, and will not: it is as if it had not been posted."""
         tokens = piece.stop - piece.start
         self._in_flight -= 1
         self._unposted += tokens
@@ -105,7 +105,7 @@ class Shipment:
         self._queued += tokens
 
     def skip(self, piece: Piece) -> None:
-        """A posted piece will not land, and nobody is told: it counts as if it had."""
+        """End a posted piece that will not land as if it had landed, without reporting it."""
         self.landed(piece)
 
     def halt(self) -> None:
@@ -113,7 +113,7 @@ class Shipment:
         self._stopped = True
 
     def ending(self) -> ShipmentEnd | None:
-        """How it ended; None while it has not."""
+        """Return how the shipment ended; None while it has not."""
         if self._in_flight:
             return None
         if not self._left:
@@ -134,5 +134,5 @@ class Shipment:
 
 
 def whole(layers: int, stop: int) -> list[Piece]:
-    """All of a prompt, layer by layer."""
+    """Return all pieces of a prompt, layer by layer."""
     return [Piece(layer, 0, stop) for layer in range(layers)]

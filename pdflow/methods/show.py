@@ -1,4 +1,4 @@
-"""What a method is, in words, from its value: for `pdflow methods` and the documentation."""
+"""The description of a method in words, from its value: for `pdflow methods` and the documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdflow.methods.method import MemoryKind, Method
 
 
 def facts(method: Method) -> dict[str, str]:
-    """Each column of the table of methods."""
+    """Return the columns of the table of methods, by their headings."""
     wire_profile = "; ".join(method.published.wire_profile.summary_lines())
     return {
         "initiator": method.initiator,
@@ -29,7 +29,7 @@ def facts(method: Method) -> dict[str, str]:
 
 
 def memories(method: Method) -> Iterator[str]:
-    """Where a prompt's KV lies, from P's blocks to D's, and how it gets from one place to the next."""
+    """Yield where a prompt's KV lies, from P's blocks to D's, and how it gets from one place to the next."""
     yield f"P: {MemoryKind.BLOCKS.value}"
     if method.staged_at_p:
         yield f"{method.p_memory.value}"
@@ -43,19 +43,19 @@ def memories(method: Method) -> Iterator[str]:
 
 
 def frames(method: Method) -> tuple[str, ...]:
-    """The frames of one pair of ranks, in `strict`, where nothing goes wrong."""
+    """Return the frames of one pair of ranks, in `strict`, where nothing goes wrong."""
     push, pull = ("REG", "REG_ACK", "DONE"), ("TAKEN",)
     return push + pull if method.stores else pull if method.pulls else push
 
 
 def messages(method: Method) -> str:
-    """How many messages a request takes."""
+    """Return in words how many messages a request takes."""
     summary = f"{len(frames(method))} of each pair of ranks: {', '.join(frames(method))}"
     return f"{summary}; 2 for each piece" if method.strict.asks else summary
 
 
 def methods_view(methods: dict[str, Method], names: tuple[str, ...]) -> Group:
-    """Those named, or all."""
+    """Return the facts of the methods of these names, for a terminal; of all methods if there are no names."""
     shown: list[Text | Table] = []
     for method in methods.values():
         if names and method.name not in names:

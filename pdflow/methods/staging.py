@@ -1,4 +1,4 @@
-"""Memory beside an engine's KV blocks, for prompts on their way: who gets room in it, and when.
+"""Staging memory beside an engine's KV blocks, for prompts on their way, and the order in which prompts get room there.
 
 A prompt gets room for all of its KV at once, or waits: first come, first served. So there is never one that holds a
 part and waits for the rest (the deadlock of a full ring, SEED_SYSTEMS section 2), and a large one is not overtaken for
@@ -6,11 +6,11 @@ ever. It lies there in one part per layer, so that a piece is found by its layer
 prompt ended. Every rank of an engine has such a memory; all are filled alike, so one of them is kept here, in bytes of
 a rank.
 
-Where P writes, it asks for room with the WRITE, when the prompt has room at D. So who waits at D has none at P, who has
-some at P waits for nobody, and no two memories wait for each other, in whatever orders they are asked. Where D reads,
-its blocks come last instead.
+Where P writes, it asks for room with the WRITE, when the prompt has room at D. So a prompt that waits at D has no room
+at P, one that has room at P waits for none, and no two memories wait for each other, in whatever orders they are asked.
+Where D reads, its blocks come last instead.
 
-When nothing can reach the bytes any more is the protocol's to say. What a method copies in and out is `method.py`'s.
+The protocol decides when nothing can reach the bytes any more. What a method copies in and out is in `method.py`.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ class KvSize(Value, frozen=True, gc=False):
 
 
 class Staging:
-    """Who waits for room, and who has it. Subclasses say where the bytes lie."""
+    """The prompts that wait for room in a staging memory, and those that have it. Subclasses decide where the bytes
+    lie."""
 
     def __init__(self, size: KvSize, evicts: bool = False) -> None:
         self.size = size
         self.evicts = evicts
-        """Whoever is first in the queue has others leave."""
+        """Prompts that have room are evicted for the first in the queue."""
         self.waiting: OrderedDict[str, int] = OrderedDict()
         """Name -> tokens, in the order of their coming."""
         self.held: dict[int, tuple[str, tuple[int, ...]]] = {}
-        """Generation -> whose it is, and its extents."""
+        """Generation -> the name of the prompt, and its extents."""
         self.generation = 0
 
     # What subclasses do.
@@ -65,22 +66,24 @@ class Staging:
         raise NotImplementedError
 
     def take(self, num_tokens: int) -> tuple[int, ...] | None:
-        """Room for all layers of a prompt: its extents, one for each. None, and nothing changed, if there is none."""
+        """Take room for all layers of a prompt and return its extents, one for each. None, and nothing changed, if
+        there is none."""
         raise NotImplementedError
 
     def give_back(self, extents: tuple[int, ...]) -> None:
         raise NotImplementedError
 
     def where(self, extents: tuple[int, ...]) -> tuple[int, ...]:
-        """What peers are told of them."""
+        """Return the extents in the form in which peers get them."""
         return extents
 
     def lacks(self, num_tokens: int) -> int:
-        """With `evicts`: by how much room is too little for so much; 0, or less, if nobody has to go."""
+        """Return, with `evicts`, how much room is missing for so many tokens; 0, or less, if nothing has to be
+        evicted."""
         raise NotImplementedError
 
     def brings(self, extents: tuple[int, ...]) -> int:
-        """How much of that comes back with these."""
+        """Return how much of the missing room these extents give back."""
         raise NotImplementedError
 
     def fork(self) -> Staging:
@@ -95,8 +98,8 @@ class Staging:
         self.waiting[name] = num_tokens
 
     def admit_next(self) -> tuple[str, Allocation] | None:
-        """The next prompt in the queue and its allocation; None if there is no room. To be called after `enqueue`,
-        `forget` and `release`, until it returns None."""
+        """Give room to the next prompt in the queue and return it with its allocation; None if there is no room. To be
+        called after `enqueue`, `forget` and `release`, until it returns None."""
         if not self.waiting:
             return None
         name, num_tokens = next(iter(self.waiting.items()))
@@ -109,23 +112,23 @@ class Staging:
         return name, Allocation(self.generation, self.where(extents))
 
     def forget(self, name: str) -> bool:
-        """It does not want room any more. False if it was not waiting."""
+        """Take a prompt out of the queue. False if it was not waiting."""
         return self.waiting.pop(name, None) is not None
 
     def release(self, allocation: Allocation) -> None:
-        """Nothing reads or writes these bytes any more. Raises PoolError if they were given back before."""
+        """Give back bytes that nothing reads or writes any more. Raises PoolError if they were given back before."""
         if allocation.generation not in self.held:
             raise PoolError(f"release: generation {allocation.generation} is not held")
         _, extents = self.held.pop(allocation.generation)
         self.give_back(extents)
 
     def bytes_of(self, num_tokens: int) -> int:
-        """What a prompt's KV takes of one rank's memory."""
+        """Return the bytes that a prompt's KV takes of one rank's memory."""
         return self.size.layers * self.size.bytes_per_token * num_tokens
 
     def victims(self) -> list[str]:
-        """Whose lease has to end so that the first in the queue may be served, where a method evicts: those that are
-        first in `held`."""
+        """Return the prompts whose leases have to end so that the first in the queue may be served, where a method
+        evicts: those that are first in `held`."""
         names: list[str] = []
         if not self.evicts or not self.waiting:
             return names
@@ -138,7 +141,7 @@ class Staging:
         return names
 
     def copied_to(self, other: Staging) -> None:
-        """The common part of a fork."""
+        """Copy the state that all kinds of memory share into a fork."""
         other.waiting = self.waiting.copy()
         other.held = self.held.copy()
         other.generation = self.generation
@@ -157,7 +160,7 @@ class RingStaging(Staging):
 
     @classmethod
     def of_bytes(cls, size: KvSize, capacity_bytes: int, step_bytes: int = 4096, block_size: int = 1) -> RingStaging:
-        """No part is larger than a layer's share of the ring; there are no marks but full and not full."""
+        """Return a ring in which no part is larger than a layer's share; there are no marks but full and not full."""
         step = min(step_bytes, capacity_bytes)
         capacity = capacity_bytes // step * step
         layer_bytes = max(step, capacity // size.layers // step * step)
@@ -167,7 +170,7 @@ class RingStaging(Staging):
         return cls(size, ring, block_size)
 
     def layer_bytes(self, num_tokens: int) -> int:
-        """What one layer takes."""
+        """Return the bytes that one layer of a prompt takes."""
         blocks = -(-num_tokens // self.block_size)
         return self.ring.rounded(self.size.bytes_per_token * blocks * self.block_size)
 
@@ -188,8 +191,8 @@ class RingStaging(Staging):
             self.ring.release(position)
 
     def where(self, extents: tuple[int, ...]) -> tuple[int, ...]:
-        """In steps from the start of the ring: positions only grow, and would outgrow the 32 bits of a frame, as would
-        the bytes of a large ring."""
+        """Return positions in steps from the start of the ring: positions only grow, and would outgrow the 32 bits of a
+        frame, as would the bytes of a large ring."""
         ring = self.ring
         return tuple([position % ring.capacity_bytes // ring.step_bytes for position in extents])
 
@@ -209,7 +212,7 @@ class BufferStaging(Staging):
 
     @classmethod
     def of_bytes(cls, size: KvSize, threshold_bytes: int, pool_bytes: int) -> BufferStaging:
-        """The pool's size is rounded up to a power of two; 0 for none."""
+        """Return a buffer with a pool behind it. The pool's size is rounded up to a power of two; 0 for none."""
         pool = BuddyPool(max(512, 1 << (pool_bytes - 1).bit_length())) if pool_bytes else None
         return cls(size, ThresholdBuffer(threshold_bytes, pool))
 
@@ -236,7 +239,7 @@ class BufferStaging(Staging):
             self.buffer.drop(extent)
 
     def spilled(self, allocation: Allocation) -> int:
-        """How many of a prompt's layers lie in the pool."""
+        """Return how many of a prompt's layers lie in the pool."""
         return sum(self.buffer.address(extent) is not None for extent in allocation.blocks)
 
     def fork(self) -> BufferStaging:
@@ -278,7 +281,7 @@ class ThresholdStaging(Staging):
         return extents[0]
 
     def touch(self, allocation: Allocation) -> None:
-        """It was used just now."""
+        """Mark a prompt as used just now."""
         self.held[allocation.generation] = self.held.pop(allocation.generation)
 
     def fork(self) -> ThresholdStaging:
@@ -288,7 +291,7 @@ class ThresholdStaging(Staging):
         return other
 
     def fingerprint(self) -> Hashable:
-        """In the order of their use."""
+        """Return the state, with prompts in the order of their use."""
         return tuple(self.waiting.items()), tuple(self.held.items()), self.generation
 
 
@@ -332,15 +335,15 @@ class PagedStaging(Staging):
         return other
 
     def fingerprint(self) -> Hashable:
-        """With the pages, in the order of their next use."""
+        """Return the state with the free pages, in the order of their next use."""
         return super().fingerprint(), tuple(self.free)
 
 
 def staging_of(
     memory: MemoryKind, size: KvSize, ring_bytes: int, buffer_bytes: int, pool_bytes: int, reserves_whole: bool = True
 ) -> Staging:
-    """An empty memory of this kind, of one rank. Without `reserves_whole` (`guards.py`) each piece is queued for by
-    itself, under a name of its own: here it is then a prompt of one layer."""
+    """Return an empty memory of this kind, of one rank. Without `reserves_whole` (`guards.py`) each piece is queued for
+    by itself, under a name of its own: here it is then a prompt of one layer."""
     if not reserves_whole:
         size = KvSize(1, size.bytes_per_token)
     if memory is MemoryKind.RING:

@@ -1,9 +1,9 @@
-"""What the originals say to each other, where it is not what we say: names, who says it, how often, what waits for it.
+"""The messages of the original systems, where they are not ours: names, senders, how often, and what waits for each.
 
-One protocol carries every method, by frames of its own. A speech puts the original's words beside them: which of our
-frames has another name there, which has no counterpart (it is silent: it takes no time and is no message), and what is
-said besides, which is time and a number of messages. It decides nothing. What has neither a word nor a silence is our
-own, and is told as that. Names and sizes are from the PRs' code, as SEED_SYSTEMS has them.
+One protocol carries every method, by frames of its own. A wire profile puts the original's messages beside them: which
+of our frames has another name there, which has no counterpart (it is silent: it takes no time and is no message), and
+what is sent besides, which is time and a number of messages. It decides nothing. A frame that has neither a name nor a
+silence is our own, and is shown as that. Names and sizes are from the PRs' code, as SEED_SYSTEMS has them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import attrs
 LEASE_WORD: Final = "lease word"
 """Silent as if it were a frame: the small READ behind the data by which a D knows that P kept what it has read."""
 UNASKED: Final = frozenset({"SYNC", "SYNC_REPLY"})
-"""No original asks its peer once a second how things are."""
+"""Frames by which a peer is asked for its state once a second, as no original does."""
 
 
 class Side(Enum):
-    """Who says it. A store is D towards P, and P towards D."""
+    """The sender of a message. A store is D towards P, and P towards D."""
 
     P = "P"
     D = "D"
 
 
 class Occasion(Enum):
-    """How often, and where."""
+    """The occasion of a message: how often it is sent, and where."""
 
     CONTACT = "once for each pair of ranks"
     REQUEST = "for each request, before its KV"
@@ -39,32 +39,33 @@ class Occasion(Enum):
 
 @attrs.frozen
 class ProfileMessage:
-    """One kind of message."""
+    """One kind of message of an original."""
 
     name: str
     by: Side
     when: Occasion
     frame: str = attrs.field(default="", kw_only=True)
-    """The frame of ours that it is; else it is said besides."""
+    """The frame of ours that it is; empty if it is sent besides."""
     waits: bool = attrs.field(default=True, kw_only=True)
     """What comes next waits until it has arrived. A frame's time is its own."""
     num_bytes: int = attrs.field(default=0, kw_only=True)
-    """Where its format says it."""
+    """The size of the message, where its format tells it."""
 
 
 @attrs.frozen(kw_only=True)
 class WireProfile:
-    """Of a method as published; empty where our frames are spoken."""
+    """The messages of a method as published; empty where our frames are used."""
 
     messages: tuple[ProfileMessage, ...] = ()
     silent: frozenset[str] = frozenset()
     """Tags of our frames."""
     prefill_leg: str = ""
-    """What the router puts into P's leg."""
+    """The fields that the router puts into P's leg."""
     decode_leg: str = ""
 
     def besides(self, when: Occasion) -> tuple[ProfileMessage, ...]:
-        """What is said there that is no frame of ours; at the close, whatever is said behind the data for itself."""
+        """Return the messages of that occasion which are no frame of ours; at the close, all that is sent behind the
+        data for itself."""
         return tuple(
             message
             for message in self.messages
@@ -72,13 +73,13 @@ class WireProfile:
         )
 
     def name_of(self, frame: str) -> str:
-        """What the original calls it; "" if it has none like it."""
+        """Return the original's name of a frame; "" if it has none like it."""
         if frame in self.silent:
             return ""
         return next((message.name for message in self.messages if message.frame == frame), frame)
 
     def contact(self, by: Side) -> str:
-        """By what a rank of this side makes itself known to a peer; "" if the other one does that."""
+        """Return by what a rank of this side makes itself known to a peer; "" if the other one does that."""
         if not self.messages:
             return "shakes hands"
         return next(
@@ -91,7 +92,7 @@ class WireProfile:
         )
 
     def summary_lines(self) -> Iterator[str]:
-        """In words, by how often."""
+        """Yield the messages in words, by how often they are sent."""
         for when in Occasion:
             names = [_summary(message) for message in self.messages if message.when is when]
             if names:

@@ -1,4 +1,4 @@
-"""Who gets what: progressive filling over paths, for one connected component of links.
+"""Max-min fair rates by progressive filling over paths, for one connected component of links.
 
 Decides the rate of one flow on each path, given how many flows each path carries. It does not know time or bytes; the
 network calls it when the set of flows has changed. Flows on one path have one rate, so the work grows with the paths
@@ -18,7 +18,7 @@ from pdflow.network.units import RATE_BITS
 
 
 class Resource:
-    """One direction of one link: what it offers, the paths and the number of flows that use it now."""
+    """One direction of a link: its bandwidth, and the paths and the number of flows that use it now."""
 
     __slots__ = (
         "bandwidth",
@@ -128,7 +128,7 @@ def fill(dirty: Iterable[Path], mark: int) -> list[Path]:
 
 
 def links_around(dirty: Iterable[Path], mark: int) -> list[Resource]:
-    """Every resource that shares a path, directly or through others, with a dirty path."""
+    """Return every resource that shares a path, directly or through others, with a dirty path."""
     links: list[Resource] = []
     for path in dirty:
         for link in path.limits:

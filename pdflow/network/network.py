@@ -1,4 +1,4 @@
-"""When flows end: a virtual clock per path, one heap of next ends, and rates that change only when flows do.
+"""Max-min fair flow network: a virtual clock per path, one heap of next ends, and rates that change only when flows do.
 
 Decides how many bytes each flow has been served at any instant, and so when it ends. It has no clock: every call says
 `now`, in ns, never decreasing. The carrier arms one timer at `wake_at()`, calls `advance(now)` there, and adds latency
@@ -28,7 +28,7 @@ FlowId: TypeAlias = int
 
 
 class FlowNetwork:
-    """Resources, paths over them, and the flows that are on them now."""
+    """A network of resources, paths over them, and the flows that are on them now."""
 
     def __init__(self) -> None:
         self._resources: list[Resource] = []
@@ -43,13 +43,13 @@ class FlowNetwork:
         self._mark = 0
 
     def add_resource(self, name: str, bandwidth_bytes_per_s: int | None = None) -> ResourceId:
-        """One direction of a link. None is unlimited, 0 is paused."""
+        """Add one direction of a link and return its id. A bandwidth of None is unlimited, 0 is paused."""
         _check_bandwidth(bandwidth_bytes_per_s)
         self._resources.append(Resource(len(self._resources), name, bandwidth_bytes_per_s))
         return len(self._resources) - 1
 
     def path(self, resources: Sequence[ResourceId]) -> PathId:
-        """The path over these resources; the same set gives the same path, whatever its order. Empty is unlimited."""
+        """Return the path over these resources; the same set in any order gives the same path. Empty is unlimited."""
         key = tuple(sorted(resources))
         if len(set(key)) != len(key):
             raise ValueError(f"a path crosses each resource once, got {tuple(resources)}")
@@ -107,8 +107,8 @@ class FlowNetwork:
         return flow
 
     def cancel(self, flow: FlowId, now: int) -> int | None:
-        """Take a flow off its path: the whole bytes it had carried, and it is never reported. None is too late: it has
-        ended by `now`, and the next `advance` says so."""
+        """Take a flow off its path and return the whole bytes it had carried; it is never reported. None if it is too
+        late: the flow has ended by `now`, and the next `advance` says so."""
         tick = self._catch_up(now)
         path = self._flows.pop(flow, None)
         if path is None:
@@ -127,7 +127,7 @@ class FlowNetwork:
         return carried
 
     def wake_at(self) -> int | None:
-        """The ns at which the next flow ends, or has ended; None while nothing moves."""
+        """Return the ns at which the next flow ends, or has ended; None while nothing moves."""
         if self._ended:
             return self._ended[0][0]
         if self._dirty:
@@ -141,7 +141,7 @@ class FlowNetwork:
         return None
 
     def advance(self, now: int) -> list[FlowId]:
-        """The flows that have ended by `now` and were not handed out before, by the ns of their end, then by start."""
+        """Return the flows that have ended by `now` and were not returned before, by ns of their end, then by start."""
         self._catch_up(now)
         ended = self._ended
         if not ended:
@@ -153,7 +153,7 @@ class FlowNetwork:
         return [flow for _, flow in ended]
 
     def set_bandwidth(self, resource: ResourceId, bandwidth_bytes_per_s: int | None, now: int) -> None:
-        """Change what a link offers from `now` on: 0 pauses it, None lifts its limit."""
+        """Change the bandwidth of a link from `now` on: 0 pauses it, None lifts its limit."""
         _check_bandwidth(bandwidth_bytes_per_s)
         tick = self._catch_up(now)
         link = self._resources[resource]
@@ -178,18 +178,18 @@ class FlowNetwork:
             path.ends, path.count, path.due = [], 0, None
 
     def in_flight(self, resource: ResourceId) -> int:
-        """How many flows cross a resource now. An unlimited one counts none: they end when they start."""
+        """Return how many flows cross a resource now. An unlimited one has none: they end when they start."""
         return self._resources[resource].flows
 
     def rate(self, path: PathId) -> Fraction:
-        """Bytes per second of each flow on a path now, 0 where there is none."""
+        """Return the bytes per second of each flow on a path now, 0 where there is none."""
         if self._dirty:
             self._settle()
         route = self._paths[path]
         return Fraction(route.rate if route.count else 0, 1 << RATE_BITS)
 
     def carried_bytes(self, resource: ResourceId, now: int) -> int:
-        """Whole bytes that a resource has carried by `now`, those of unfinished and cancelled flows included."""
+        """Return the whole bytes that a resource has carried by `now`, unfinished and cancelled flows included."""
         tick = self._catch_up(now)
         link = self._resources[resource]
         carried = 0
@@ -202,14 +202,14 @@ class FlowNetwork:
         return carried
 
     def busy_ns(self, resource: ResourceId, now: int) -> int:
-        """For how long a resource has had a flow on it by `now`, paused or not, in whole ns."""
+        """Return for how long a resource has had a flow on it by `now`, paused or not, in whole ns."""
         tick = self._catch_up(now)
         link = self._resources[resource]
         open_ticks = tick - link.busy_since if link.flows else 0
         return (link.busy_ticks + open_ticks) >> TICK_BITS
 
     def _catch_up(self, now: int) -> int:
-        """Let everything happen that happens by `now`, and return `now` in ticks."""
+        """Process all ends of flows up to `now`, and return `now` in ticks."""
         tick = now << TICK_BITS
         if tick < self._tick:
             raise ValueError(f"time runs forward: now is {now} ns, but {self._tick >> TICK_BITS} ns has been seen")
@@ -237,7 +237,7 @@ class FlowNetwork:
                 self._settle()
 
     def _end_flows(self, path: Path, tick: int) -> None:
-        """Flows at the head of the path's heap have ended at `tick`; what is left is rescheduled by the refill."""
+        """End the flows at the head of the path's heap at `tick`; the refill reschedules those that are left."""
         ns = -((SNAP_TICKS - tick) >> TICK_BITS)
         ends = path.ends
         if len(ends) == 1:  # nobody is left whose service matters
@@ -259,7 +259,7 @@ class FlowNetwork:
         self._leave(path, gone, tick)
 
     def _leave(self, path: Path, gone: int, tick: int) -> None:
-        """`gone` flows have left a path: release their links, and mark what must be refilled."""
+        """Release the links of `gone` flows that have left a path, and mark the paths to be refilled."""
         path.due = None
         path.count -= gone
         alone = True

@@ -1,4 +1,4 @@
-"""The integers in which the network counts, and why nothing drifts.
+"""Integer units of time, rate and bytes in which the network counts without drift.
 
 A max-min share is rarely a whole number of bytes per second (C / 3 is not), so whole bytes and whole nanoseconds would
 lose a little on every change of rates. Three finer units make the arithmetic exact except in two named places:
@@ -10,7 +10,7 @@ lose a little on every change of rates. Three finer units make the arithmetic ex
 Service = rate * ticks is then an exact product, with no division. What is rounded:
 
 1. A share is floored to 2**-64 bytes/s. Over D seconds at r bytes/s that is D * 2**-64 / r seconds: 5e-9 ns for a flow
-   of 1 kB/s that lives a day, and far less for any real one.
+   of 1 kB/s that lasts a day, and far less for any real one.
 2. A finish is raised to the next tick. Until then the flow keeps its share, so a link's other flows lose less than
    2**-32 ns of that link's work per departure. The link itself never idles, so such losses only add up within one busy
    period: 2**-32 ns times the departures in it, 0.25 ns after a thousand million of them.

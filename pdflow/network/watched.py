@@ -1,7 +1,7 @@
-"""A network that also says what each of its links carries, whenever that changes.
+"""A flow network that also reports the rate of each of its links, whenever it changes.
 
-The same links, flows and ends: what is told follows from the rates that are worked out anyway, at the tick at which
-they change, and is worked out only here.
+Links, flows and ends are those of `FlowNetwork`: the reports follow from the rates that are computed anyway, at the
+tick at which they change, and are made only here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from pdflow.network.network import FlowId, FlowNetwork, PathId, ResourceId
 from pdflow.network.units import RATE_BITS, SNAP_TICKS, TICK_BITS
 
 RateObserver: TypeAlias = Callable[[ResourceId, int, int], None]
-"""From this ns on, the resource carries so many bytes per second, all its flows together; perhaps as it did before."""
+"""Called with (resource, ns, rate): from this ns on, all flows of the resource together carry so many bytes per second,
+perhaps as many as before."""
 
 
 _HALF = 1 << (RATE_BITS - 1)
 
 
 class WatchedNetwork(FlowNetwork):
-    """Calls `on_rate` for each resource with a limit. Changes within one ns have one instant, and the last one counts.
+    """A `FlowNetwork` that calls `on_rate` for each resource with a limit. Changes within one ns have one instant, and
+    the last one counts.
 
-    An unlimited resource carries at no rate that could be told.
+    An unlimited resource has no rate that could be reported.
     """
 
     def __init__(self, on_rate: RateObserver) -> None:
@@ -31,7 +33,7 @@ class WatchedNetwork(FlowNetwork):
         self._on_rate = on_rate
 
     def start(self, path: PathId, nbytes: int, now: int) -> FlowId:
-        """As of the other network."""
+        """See `FlowNetwork`."""
         flow = super().start(path, nbytes, now)
         route = self._paths[path]
         if route.index not in self._dirty:  # else `_settle` tells
@@ -39,7 +41,7 @@ class WatchedNetwork(FlowNetwork):
         return flow
 
     def set_bandwidth(self, resource: ResourceId, bandwidth_bytes_per_s: int | None, now: int) -> None:
-        """As of the other network."""
+        """See `FlowNetwork`."""
         super().set_bandwidth(resource, bandwidth_bytes_per_s, now)
         if bandwidth_bytes_per_s is None:
             self._report_rates((self._resources[resource],))

@@ -1,10 +1,10 @@
-"""Deadlines of one endpoint: a heap that may lie early, never late.
+"""Deadlines of one endpoint: a heap of wake-up times that may be too early, never too late.
 
-The truth about a deadline is a field of its cell; the heap only says when to look. A renewal changes the field alone,
+The authoritative deadline is a field of its cell; the heap only says when to look. A renewal changes the field alone,
 and the stale entry is pushed again when it surfaces; an entry of a cell that is gone is dropped. So a timer can neither
-leak nor fire for the dead, and a wake-up is spent on the dead at most once per living timer. A deadline that moves
-earlier needs a push of its own. Forks and fingerprints skip the heap: its layout depends on history and would split
-equal states (CORE_SHAPE pitfalls 7 and 8).
+leak nor fire for a cell that is gone, which costs at most one wake-up for each timer that is still wanted. A deadline
+that moves earlier needs a push of its own. Forks and fingerprints skip the heap: its layout depends on history and
+would split equal states (CORE_SHAPE pitfalls 7 and 8).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Deadlines:
         heappush(self.heap, (at, self.pushed, timer))
 
     def wake_at(self) -> Instant | None:
-        """O(1), possibly too early."""
+        """The instant of the first entry of the heap, possibly too early; None if the heap is empty. O(1)."""
         return self.heap[0][0] if self.heap else None
 
     def first_due(self, now: Instant, deadline_of: Callable[[Timer], Instant | None]) -> Timer | None:
-        """The next timer whose deadline has really passed, its entry removed."""
+        """Remove and return the next timer whose deadline, as its cell has it, has passed; None if there is none."""
         heap = self.heap
         while heap and heap[0][0] <= now:
             timer = heappop(heap)[2]

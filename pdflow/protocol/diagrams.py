@@ -1,7 +1,7 @@
-"""docs/phases.md and docs/dialects.md, written from the tables that the machine itself runs on.
+"""Generator of docs/phases.md and docs/dialects.md from the tables that the state machine itself runs on.
 
-Pure: sources come in as text, because what a phase or a guard means stands in the docstring under it, which Python does
-not keep. A test writes both pages again and compares.
+Pure: sources come in as text, because the meaning of a phase or guard stands in the docstring under it, which Python
+does not keep. A test writes both pages again and compares.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def rules_table(rules: Mapping[tuple[Any, type], Any], phases: Iterable[IntEnum]) -> str:
-    """One row for each phase and event that means something in it; every other pair is a named no-op."""
+    """A Markdown table of rules, one row for each phase and event with a rule; every other pair is a named no-op."""
     rows = []
     for phase in phases:
         for (at, event), rule in rules.items():
@@ -72,7 +72,7 @@ def rules_table(rules: Mapping[tuple[Any, type], Any], phases: Iterable[IntEnum]
 
 
 def phases_page(phases_source: str) -> str:
-    """docs/phases.md. `phases_source` is the text of phases.py."""
+    """The text of docs/phases.md. `phases_source` is the text of phases.py."""
     p_drawn = state_diagram(PRODUCER_PHASES, (ProducerPhase.OPEN, ProducerPhase.LEASED), ProducerPhase.GONE)
     d_drawn = state_diagram(CONSUMER_PHASES, (ConsumerPhase.HELD,), ConsumerPhase.GONE)
     return _page(
@@ -93,7 +93,7 @@ def phases_page(phases_source: str) -> str:
 
 
 def dialects_page(dialect_source: str) -> str:
-    """docs/dialects.md. `dialect_source` is the text of dialect.py."""
+    """The text of docs/dialects.md. `dialect_source` is the text of dialect.py."""
     names = tuple(DIALECTS)
     rows = [
         (f"`{guard}`", *("yes" if getattr(DIALECTS[name], guard) else "no" for name in names), meaning)

@@ -1,4 +1,6 @@
-"""What an endpoint wants done. Imperative, frozen; their order is part of the contract; executing one never waits.
+"""Effects: the actions that an endpoint asks its driver to execute.
+
+They are frozen values, named in the imperative. Their order is part of the contract; executing one never waits.
 
 Drivers look a method up by type. Effects are data, not calls: so an illegal event changes nothing, and no effect can
 call back into the endpoint halfway through a transition.
@@ -84,7 +86,7 @@ class Flush(Value, frozen=True, gc=False):
 
 
 class Fence(Value, frozen=True, gc=False):
-    """Close our endpoint: nothing of ours (P), or nothing from that peer (D), can land. Answer with FenceEnded."""
+    """Close our endpoint, so that nothing of ours (P) or from that peer (D) can land. Answer with FenceEnded."""
 
     peer: Address
 
@@ -97,7 +99,7 @@ class AnswerPrefill(Value, frozen=True, gc=False):
 
 
 class ReleaseBlocks(Value, frozen=True, gc=False):
-    """P: nothing reads these blocks any more; give them back to the pool."""
+    """P: give these blocks back to the pool: nothing reads them any more."""
 
     xid: Xid
     allocation: Allocation
@@ -111,7 +113,7 @@ class Enqueue(Value, frozen=True, gc=False):
 
 
 class Commit(Value, frozen=True, gc=False):
-    """D: every shard is here; make it visible, hash it into the prefix cache, decode."""
+    """D: make the KV visible, hash it into the prefix cache and decode: every shard has arrived."""
 
     request_id: RequestId
 
@@ -122,7 +124,7 @@ class Outcome(IntEnum):
 
 
 class Resolve(Value, frozen=True, gc=False):
-    """D: the request's one outcome, unless it was Commit. Its blocks have a life of their own."""
+    """D: report the request's one outcome, unless it was Commit. Its blocks are freed separately (`FreeBlocks`)."""
 
     request_id: RequestId
     outcome: Outcome
@@ -130,19 +132,19 @@ class Resolve(Value, frozen=True, gc=False):
 
 
 class Quarantine(Value, frozen=True, gc=False):
-    """D: the request is over and a writer may still be alive: keep the blocks out of use."""
+    """D: keep the blocks out of use: the request is over, but a writer may still be running."""
 
     allocation: Allocation
 
 
 class FreeBlocks(Value, frozen=True, gc=False):
-    """D: every possible writer of these blocks is known to have ended; back to the pool."""
+    """D: give the blocks back to the pool: every possible writer of them is known to have ended."""
 
     allocation: Allocation
 
 
 class Note(Value, frozen=True, gc=False):
-    """Something was ignored or is odd; a driver counts and logs it. Never a cause for action."""
+    """Record that something was ignored or is odd; a driver counts and logs it. Never a cause for action."""
 
     name: str
 

@@ -1,4 +1,6 @@
-"""What can happen to an endpoint. Past tense, frozen, each from one of four mouths: the engine, the other endpoints of
+"""Events: the inputs of an endpoint.
+
+They are frozen values, named in the past tense. Each comes from one of four sources: the engine, the other endpoints of
 the same engine, the transport, time. A peer's frame arrives as `Received` and is data: it never raises.
 """
 
@@ -24,7 +26,7 @@ class PrefillQueued(Value, frozen=True, gc=False):
 
 @final
 class PrefillBegun(Value, frozen=True, gc=False):
-    """The first of the prompt's KV exists where it is sent from, and room for all of it: pieces may go from now on."""
+    """The first part of the prompt's KV is where it is sent from, with room for all of it: pieces may be sent."""
 
     xid: Xid
     allocation: Allocation
@@ -108,7 +110,7 @@ class Source(Value, frozen=True, gc=False):
     weights: int
     lease_word: LeaseWord | None
     complete: bool = True
-    """Otherwise it is still being computed, and no lease runs."""
+    """False while the prompt is still being computed; no lease runs then."""
 
 
 class SourceReady(Value, frozen=True, gc=False):
@@ -120,7 +122,7 @@ class SourceReady(Value, frozen=True, gc=False):
 
 
 class SourceCompleted(Value, frozen=True, gc=False):
-    """What `SourceReady` announced as incomplete is all there: its lease runs from now on."""
+    """A prompt that `SourceReady` announced as incomplete is wholly computed: its lease runs from now on."""
 
     xid: Xid
 
@@ -144,10 +146,10 @@ class ReadOrdered(Value, frozen=True, gc=False):
 
     sources: tuple[Address, ...]
     readers: tuple[int, ...]
-    """Beside each source: how many D ranks read it."""
+    """How many D ranks read each source, in the order of the sources."""
     params: KvParams
     registration: Register
-    """What a registration would have said: this rank's blocks and token range."""
+    """This rank's blocks and token range, as a registration would name them."""
 
 
 class FenceOrdered(Value, frozen=True, gc=False):
@@ -159,15 +161,15 @@ class FenceOrdered(Value, frozen=True, gc=False):
 
 @final
 class SourceWithdrawn(Value, frozen=True, gc=False):
-    """The memory that holds this prompt's KV wants it back: its lease ends now, for whoever has not begun to write or
-    read. From the engine to its P scheduler, and from there to the ranks."""
+    """The memory of this prompt's KV is needed: its lease ends now for every transfer that has not begun. Goes from the
+    engine to its P scheduler, and from there to the ranks."""
 
     xid: Xid
 
 
 @final
 class ShardReleased(Value, frozen=True, gc=False):
-    """Rank `rank` of P holds the product no more: nothing it started can still read the blocks."""
+    """Rank `rank` of P no longer holds the prompt: nothing that it started can still read the blocks."""
 
     xid: Xid
     rank: int
@@ -193,7 +195,7 @@ class PairReported(Value, frozen=True, gc=False):
 
 
 class PairLanded(Value, frozen=True, gc=False):
-    """One shard is here, complete and visible; its writer has ended. `done` is what the notification said of it."""
+    """A shard has arrived, complete and visible; its writer has ended. `done`: the content of its notification."""
 
     op: Op
     sender: Address
@@ -201,7 +203,7 @@ class PairLanded(Value, frozen=True, gc=False):
 
 
 class PairFailed(Value, frozen=True, gc=False):
-    """One shard will not come. `settled`: its writer has ended, so nothing can land any more."""
+    """A shard will not arrive. `settled`: its writer has ended, so nothing can land any more."""
 
     op: Op
     sender: Address
@@ -216,7 +218,7 @@ class PairMissing(Value, frozen=True, gc=False):
 
 
 class PeerResponded(Value, frozen=True, gc=False):
-    """A sign of life of one P rank."""
+    """One P rank has sent something: it is alive."""
 
     peer: Address
 
@@ -227,12 +229,12 @@ class PeerFenced(Value, frozen=True, gc=False):
     peer: Address
     d_rank: int
     newest: int
-    """The newest registration (its `seq`) that the rank had been told of by then: what the scheduler has ordered since
-    may have been done after the fence. 0 in vllm-compat, where registrations have no numbers."""
+    """The `seq` of the newest registration that the rank had received by then: what the scheduler has ordered since may
+    have been done after the fence. 0 in vllm-compat, where registrations have no numbers."""
 
 
 class PeerRestarted(Value, frozen=True, gc=False):
-    """Another life of this engine has answered with our nonce: the one that we registered with is retired."""
+    """Another incarnation of this engine has answered with our nonce: the one that we registered with is retired."""
 
     engine: EngineId
     retired: int
@@ -248,7 +250,7 @@ class Received(Value, frozen=True, gc=False):
 
 
 class HandshakeEnded(Value, frozen=True, gc=False):
-    """`incarnation` is the one in the reply that echoed our fresh nonce."""
+    """A handshake has ended. `incarnation` is the one in the reply that echoed our fresh nonce."""
 
     peer: Address
     ok: bool
@@ -275,7 +277,7 @@ class WriteEnded(Value, frozen=True, gc=False):
 
 
 class WriteStopped(Value, frozen=True, gc=False):
-    """A WRITE that was to stop has: no piece of it follows, and all that were posted have ended well."""
+    """A WRITE has stopped as ordered: no piece of it follows, and all that were posted have ended well."""
 
     op: Op
 
@@ -309,7 +311,7 @@ class FenceEnded(Value, frozen=True, gc=False):
 
 
 class TimerFired(Value, frozen=True, gc=False):
-    """The explorer delivers it for any armed timer; drivers let `TimeReached` find what is due."""
+    """An armed timer has fired. The checker delivers it for any armed timer; drivers use `TimeReached` instead."""
 
     timer: Timer
 

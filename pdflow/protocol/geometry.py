@@ -1,4 +1,4 @@
-"""What the protocol must be told of the KV layout: who writes whom, and how many bytes. Implemented by `layout`."""
+"""The interface to the KV layout: which P rank writes which D rank, and how many bytes. Implemented by `layout`."""
 
 from __future__ import annotations
 

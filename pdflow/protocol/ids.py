@@ -1,4 +1,4 @@
-"""Names: what identifies an engine, a rank, a registration, an operation; and the base id of vLLM's push matcher.
+"""Identities of engines, ranks, registrations and operations, and the base id of vLLM's push matcher.
 
 Sources: PROTOCOL 1.2 (identities of vLLM 0.32.0) and 7.3 (strict identities).
 """
@@ -25,7 +25,7 @@ class Reg(Value, frozen=True, gc=False):
 
 
 class Op(Value, frozen=True, gc=False):
-    """One one-sided operation: the shard that prefill rank `p_rank` and decode rank `d_rank` move for `reg`."""
+    """A one-sided operation: it moves the shard that prefill rank `p_rank` and decode rank `d_rank` share for `reg`."""
 
     reg: Reg
     p_rank: int
@@ -33,7 +33,7 @@ class Op(Value, frozen=True, gc=False):
 
 
 class Shards(Value, frozen=True, gc=False):
-    """How an engine cuts its KV cache: tensor parallel ranks, pipeline stages, tokens in a block."""
+    """The sharding of an engine's KV cache: tensor parallel ranks, pipeline stages, tokens in a block."""
 
     tp: int
     pp: int
@@ -45,7 +45,7 @@ class Shards(Value, frozen=True, gc=False):
 
 
 class EngineInfo(Value, frozen=True, gc=False):
-    """What one engine must know of another before it can name that engine's ranks."""
+    """The identity and sharding of an engine, from which another engine derives the names of its ranks."""
 
     engine: EngineId
     shards: Shards
@@ -59,18 +59,18 @@ class LeaseWord(Value, frozen=True, gc=False):
 
 
 class KvParams(Value, frozen=True, gc=False):
-    """What a decode leg must know of the prefill leg (kv_transfer_params). `source` fields are known to pull only."""
+    """The coordinates of a prefill leg that its decode leg needs (kv_transfer_params). `source` fields: pull only."""
 
     prefill: EngineInfo
     xid: Xid
     request_id: RequestId
-    """P's internal id of the prefill leg: what heartbeats and pull completions name."""
+    """P's internal id of the prefill leg, which heartbeats and pull completions name."""
     num_tokens: int
     blocks: tuple[int, ...] = ()
     rank_words: tuple[LeaseWord, ...] = ()
     digest: int = 0
     weights: int = 0
-    """What the prompt's KV was computed from: a pulling D compares before it reads (S4)."""
+    """The version of the weights that the prompt's KV was computed with: a pulling D compares before it reads (S4)."""
 
 
 @lru_cache(maxsize=65536)
@@ -96,7 +96,7 @@ _SUFFIX = re.compile(r"-[0-9a-fA-F]{8}\Z")
 def base_id(request_id: RequestId) -> str:
     """The internal id without the one trailing `-xxxxxxxx` that vLLM's input processor appends.
 
-    A trap kept on purpose, since the peer does the same: a client's own id that happens to end that way loses it too
-    (R39, R41).
+    The ambiguity is kept on purpose, since the peer does the same: a client's own id that happens to end that way loses
+    it too (R39, R41).
     """
     return _SUFFIX.sub("", request_id, count=1)

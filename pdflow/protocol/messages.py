@@ -1,4 +1,4 @@
-"""What engines say to each other. The same structs travel through the simulator and, encoded by `wire`, over sockets.
+"""The messages between engines. The same structs travel through the simulator and, encoded by `wire`, over sockets.
 
 Strict frames (PROTOCOL 7.4): REG, REG_ACK, DONE, FAIL, CANCEL, CANCEL_ACK, RELEASE, TAKEN, SYNC and its reply.
 vLLM notifications (PROTOCOL 2.1): PUSH_REG (the same `Register`), "id:n" (`Completion`), "HB:..." (`Heartbeat`).
@@ -14,7 +14,7 @@ from pdflow.protocol.values import Allocation, RequestId, Value, Xid
 
 
 class Progress(IntEnum):
-    """How far P is with a registration, coarse enough that inner phases never leak into messages (pitfall 5)."""
+    """How far P is with a registration, coarse enough that messages do not expose internal phases (pitfall 5)."""
 
     UNKNOWN = 0
     QUEUED = 1
@@ -46,7 +46,7 @@ class Code(IntEnum):
 
 
 class Disposition(IntEnum):
-    """What P answers to a CANCEL: whether bytes may have landed."""
+    """P's answer to a CANCEL: whether bytes may have landed."""
 
     NOT_STARTED = 0
     DRAINED = 1
@@ -54,7 +54,8 @@ class Disposition(IntEnum):
 
 
 class Register(Value, frozen=True, gc=False, tag="REG"):
-    """REG = PUSH_REG + pdf: it is the write grant. P pairs blocks by token position, never by trimming a list."""
+    """A registration (REG, or PUSH_REG with `pdf`): D's permission to write. P pairs blocks by token position, never by
+    trimming a list."""
 
     reg: Reg
     xid: Xid
@@ -74,11 +75,11 @@ class RegisterAck(Value, frozen=True, gc=False, tag="REG_ACK"):
     p_rank: int
     progress: Progress
     targets: tuple[int, ...]
-    """The D ranks that this P rank will write: D compares them with its own list at once."""
+    """The D ranks that this P rank will write. D compares them with its own list at once."""
 
 
 class Done(Value, frozen=True, gc=False, tag="DONE"):
-    """Travels as the notification of its WRITE, behind the data."""
+    """The end of a WRITE, sent as its notification, behind the data."""
 
     reg: Reg
     p_rank: int
@@ -108,8 +109,8 @@ class CancelAck(Value, frozen=True, gc=False, tag="CANCEL_ACK"):
 
 
 class Release(Value, frozen=True, gc=False, tag="RELEASE"):
-    """This dispatch will not come. P never tombstones on it: it shortens the lease, and a REG in that time is
-    served."""
+    """D will not register for this prompt. P makes no tombstone of it: it shortens the lease, and a REG that arrives in
+    that time is served."""
 
     xid: Xid
 
@@ -120,12 +121,12 @@ class Taken(Value, frozen=True, gc=False, tag="TAKEN"):
     xid: Xid
     d_rank: int
     readers: int
-    """How many D ranks read this P rank: P frees when all of them have said so."""
+    """How many D ranks read this P rank: P frees the prompt when all of them have sent TAKEN."""
 
 
 class Sync(Value, frozen=True, gc=False, tag="SYNC"):
-    """What D still wants of one P rank. `seq` counts SYNCs of the pair; only items sent before an acknowledged SYNC
-    can be missing from its answer."""
+    """The prompts and registrations of one P rank that D still wants. `seq` counts SYNCs of the pair; only items sent
+    before an acknowledged SYNC can be missing from its answer."""
 
     seq: int
     floor: int

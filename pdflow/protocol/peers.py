@@ -1,4 +1,4 @@
-"""Who is connected, who is being connected, who could not be reached, and which life of each engine counts.
+"""The peers of one rank: connected, being connected or unreachable, and the valid incarnation of each engine.
 
 Handshakes run in the driver, several in parallel, so that one dead peer's five seconds delay nobody else (R30). A
 failure is remembered for 1 s, doubling up to 60 s (C9); its jitter is a function of the peer's name, because the core
@@ -15,7 +15,7 @@ from pdflow.protocol.values import Address, EngineId, Instant
 
 
 class Peers:
-    """The connections of one rank."""
+    """The connections of one rank, and the incarnations of the engines behind them."""
 
     __slots__ = (
         "connected",
@@ -37,20 +37,20 @@ class Peers:
         self.incarnations: dict[EngineId, int] = {}
         self.retired: dict[EngineId, frozenset[int]] = {}
         self.duplicates: set[EngineId] = set()
-        """Engines of which two lives answered: refused, both of them (DUPLICATE_ENGINE_ID)."""
+        """Engines of which two incarnations answered: both are refused (DUPLICATE_ENGINE_ID)."""
 
     def may_try(self, peer: Address, now: Instant) -> bool:
         return self.retry_at.get(peer, 0) <= now and engine_of(peer) not in self.duplicates
 
     def current(self, peer: Address, incarnation: int) -> bool:
-        """Whether a frame of this life of the peer's engine may be looked at. The first life seen is believed."""
+        """Whether a frame of this incarnation of the peer's engine is valid. The first incarnation seen is accepted."""
         if not self.dialect.checks_incarnation:
             return True
         engine = engine_of(peer)
         return self.incarnations.setdefault(engine, incarnation) == incarnation and engine not in self.duplicates
 
     def answered(self, peer: Address, incarnation: int) -> int | None:
-        """A handshake succeeded. Returns the incarnation that it retires, if it does."""
+        """Record that a handshake succeeded. Returns the incarnation that it retires, if any."""
         engine = engine_of(peer)
         self.connecting.discard(peer)
         self.failures.pop(peer, None)

@@ -1,4 +1,4 @@
-"""Every duration of the protocol, with its unit and source. Deadlines live in cells; these are only lengths."""
+"""Every duration of the protocol, with its unit and source. Deadlines are fields of cells; these are only lengths."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pdflow.protocol.values import MS, Address, EngineId, RequestId, S, Value, X
 
 
 class Timers(Value, frozen=True, gc=False):
-    """Defaults are those of PROTOCOL 7.4 (strict) and 3.1 (vLLM 0.32.0)."""
+    """The durations of the protocol. Defaults are those of PROTOCOL 7.4 (strict) and 3.1 (vLLM 0.32.0)."""
 
     lease_ns: int = 30 * S
-    """How long P keeps a finished prompt's blocks without hearing of anybody's interest (`kv_lease_duration`)."""
+    """How long P keeps a finished prompt's blocks without a sign that D wants it (`kv_lease_duration`)."""
     lease_extension_ns: int = 20 * S
-    """What one heartbeat adds in vllm-compat: kv_lease_duration * 2 // 3."""
+    """Extension of the lease by one heartbeat in vllm-compat: kv_lease_duration * 2 // 3."""
     heartbeat_ns: int = 5 * S
     """Between two heartbeats to one engine in vllm-compat: kv_lease_duration // 6."""
     release_lease_ns: int = 2 * S
-    """What RELEASE leaves of a lease: time for a REG that was overtaken."""
+    """Length of a lease after RELEASE: time for a REG that was overtaken."""
     registration_ttl_ns: int = 60 * S
     """How long P keeps a registration that nobody renews."""
     no_request_ns: int = 10 * S
-    """How long a registration may wait for a prefill that P's scheduler has never heard of."""
+    """How long a registration may wait for a prefill that P's scheduler does not know."""
     join_ns: int = 2 * S
     """vllm-compat (C4): how long matched blocks wait for the other D ranks' registrations."""
     sync_ns: int = 1 * S
@@ -47,7 +47,7 @@ class Timers(Value, frozen=True, gc=False):
 
 
 class TimerKind(IntEnum):
-    """When each timer fires. The explorer fires any armed one; drivers fire those that are due."""
+    """The kinds of timers. The checker fires any armed timer; drivers fire those that are due."""
 
     LEASE = 1
     """When P must stop new work on a finished prompt."""
@@ -64,7 +64,7 @@ class TimerKind(IntEnum):
     CANCEL = 7
     """When an unanswered CANCEL is sent again."""
     SYNC = 8
-    """When a peer with something open is told what D holds open (strict) or wants kept (vllm-compat heartbeat)."""
+    """When D sends its SYNC (strict) or heartbeat (vllm-compat) to a peer with something open."""
     RECLAIM = 11
     """When a correctly running vLLM P can no longer start a write (vllm-compat quarantine)."""
 

@@ -1,4 +1,4 @@
-"""The base of every hot value, and the few types that all of them share.
+"""The base class of cells, events, effects and messages, and the few types that all of them share.
 
 Cells, events, effects and messages are frozen msgspec structs: an illegal event then leaves the state unchanged for
 free, and the same structs are the wire format (measured in a trial: attrs' frozen constructor alone costs more than
@@ -15,14 +15,14 @@ Instant: TypeAlias = int
 """Nanoseconds on one node's monotonic clock. Only durations cross a process boundary, never instants."""
 
 Address: TypeAlias = str
-"""Names one endpoint: an engine's scheduler ("prefill-0"), one of its ranks ("prefill-0.r1"), or "router"."""
+"""The name of one endpoint: an engine's scheduler ("prefill-0"), one of its ranks ("prefill-0.r1"), or "router"."""
 
 EngineId: TypeAlias = str
 RequestId: TypeAlias = str
 """One engine's internal id of one attempt of one request."""
 
 Xid: TypeAlias = str
-"""Names one prefill product: a transfer id and the prefill attempt, minted by the router."""
+"""The name of one prefill product: a transfer id and the prefill attempt, minted by the router."""
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -36,9 +36,9 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allocation(Value, frozen=True, gc=False):
-    """KV blocks that one request holds in one engine's pool, named once for the life of their content.
+    """KV blocks that one request holds in one engine's pool, named once for as long as their content is valid.
 
-    `generation` is unique within the pool's life, so a late write into a later allocation of the same blocks can be
+    `generation` is unique within its pool, so a late write into a later allocation of the same blocks can be
     told apart. One generation per allocation, not per block.
     """
 

@@ -1,1 +1,1 @@
-"""What a run says: records, percentiles, the report, vllm bench's JSON, the log of events."""
+"""The results of a run: records, percentiles, the report, vllm bench's JSON, the log of events."""

@@ -1,4 +1,4 @@
-"""The extra `notebook`: what tables and pictures need, and a run does not. Imported only where it is used."""
+"""The extra `notebook`: the packages that tables and plots need and a run does not. Imported only where used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdflow.errors import MissingBackendError
 
 @contextmanager
 def notebook_extra() -> Iterator[None]:
-    """Around an import of pandas, matplotlib or tqdm: raises MissingBackendError where it is not installed."""
+    """Raise MissingBackendError if an import of pandas, matplotlib or tqdm in the block fails: not installed."""
     try:
         yield
     except ModuleNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""One finished run's data: its requests, its engines' steps, its totals, and the figures worked out from them.
+"""The data of one finished run: its requests, its engines' steps, its totals, and the figures computed from them.
 
 Tables, pages and plots are made from this; `result.Result` adds them as methods.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False, repr=False)
 class FinishedRun:
-    """What was measured of one run. `scenario` is what was run, where `pdflow.simulate` ran it."""
+    """The measurements of one run. `scenario` is set where `pdflow.simulate` ran it."""
 
     header: RunHeader
     records: Records
@@ -35,16 +35,16 @@ class FinishedRun:
 
     @classmethod
     def of(cls, header: RunHeader, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
-        """Work the figures out."""
+        """Make a finished run, computing its figures."""
         metrics = measure(
             records, list(steps.values()), totals.duration_ns, header.slo, header.class_slos, header.warmup_ns
         )
         return cls(header, records, steps, totals, metrics)
 
     def made_by(self, scenario: Scenario) -> Self:
-        """The same, with the scenario that it is of."""
+        """Return the same run with its scenario."""
         return attrs.evolve(self, scenario=scenario)
 
     def table(self) -> Report:
-        """The report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
+        """Return the report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
         return Report(self.header, self.metrics, self.totals)

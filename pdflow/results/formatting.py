@@ -1,4 +1,4 @@
-"""Numbers as people read them: in fitting units, with three or four digits that mean something."""
+"""Numbers as text for people: in fitting units, with three or four significant digits."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Final
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""What moves a terminal's cursor, turns its text around, or cannot be encoded."""
+"""Characters that move a terminal's cursor, turn its text around, or cannot be encoded."""
 
 
 def plain(text: str) -> str:
-    """Somebody else's name for something, as one line that is safe to print."""
+    """Return a name from an untrusted source as one line that is safe to print."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def count(number: int) -> str:
-    """50,000"""
+    """Format a count with its thousands separated: 50,000."""
     return f"{number:,}"
 
 
 def decimals_for(largest: float) -> int:
-    """Decimals with which a row of numbers up to `largest` shows about four digits."""
+    """Return the decimals with which a row of numbers up to `largest` shows about four digits."""
     return 3 if largest < 10 else 2 if largest < 100 else 1 if largest < 10_000 else 0
 
 
 def number(value: float) -> str:
-    """About four digits, thousands separated."""
+    """Format a number with about four digits, thousands separated."""
     return f"{value:,.{decimals_for(abs(value))}f}" if value else "0"
 
 
 def percent(fraction: float) -> str:
-    """A share as per cent, without rounding almost-all up to all or almost-none down to none."""
+    """Format a share as per cent, without rounding almost-all up to all or almost-none down to none."""
     value = fraction * 100
     if 99.95 <= value < 100:
         return "> 99.9 %"
@@ -42,7 +42,7 @@ def percent(fraction: float) -> str:
 
 
 def size(amount: float) -> str:
-    """Bytes in powers of ten: 1.21 TB"""
+    """Format bytes in powers of ten: 1.21 TB."""
     value, unit = float(amount), 0
     while value >= 999.5 and unit + 1 < len(_UNITS):
         value /= 1_000
@@ -53,7 +53,7 @@ def size(amount: float) -> str:
 
 
 def duration(ns: int) -> str:
-    """12.3 s, 8 min 20 s, 1 h 44 min"""
+    """Format a duration: 12.3 s, 8 min 20 s, 1 h 44 min."""
     seconds = ns / 1e9
     if seconds < 100:
         return f"{seconds:.3g} s"

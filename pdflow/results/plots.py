@@ -1,4 +1,4 @@
-"""Pictures of finished runs, by matplotlib. What they show is worked out elsewhere: `page.curves`, `metrics`.
+"""Plots of finished runs, by matplotlib. Their figures are computed elsewhere: `page.curves`, `metrics`.
 
 Figures are no part of pyplot's state: a notebook shows one that ends a cell once, a script saves it, and nothing must
 be closed.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _WIDE: Final = 8.0
 """Inches."""
 _TOO_FAR: Final = 10
-"""Latencies that lie so many times apart are drawn by ratio."""
+"""Latencies that lie so many times apart are drawn on a logarithmic axis."""
 
 
 class RunFigure(Figure):
@@ -40,7 +40,7 @@ class RunFigure(Figure):
         self.results = tuple(results)
 
     def to_scenario(self, which: int = 0) -> Scenario:
-        """The scenario that made it; of several runs, that of the first, or of number `which`.
+        """Return the scenario of the run; of several runs, that of the first, or of number `which`.
 
         Raises PdflowError if the run was not made by `pdflow.simulate`, and IndexError if there is no such run.
         """
@@ -50,14 +50,14 @@ class RunFigure(Figure):
         return scenario
 
     def _repr_png_(self) -> bytes:
-        """For a notebook in which nothing else shows figures."""
+        """Return the figure as PNG, for a notebook in which nothing else shows figures."""
         page = io.BytesIO()
         self.savefig(page, format="png", bbox_inches="tight")
         return page.getvalue()
 
 
 def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFigure:
-    """Distributions through their percentiles, with what the SLO allows."""
+    """Draw the distributions of TTFT through their percentiles, with the SLO's bound."""
     figure, axes = _figure(results, "How long the first token takes", 4.0)
     shown = []
     for result, label in zip(results, _labels(results, labels), strict=True):
@@ -79,7 +79,7 @@ def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFig
 
 
 def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFigure:
-    """Of one run a bar for each stage, one after the other; of several a bar for each run."""
+    """Draw mean TTFT by stage: of one run a bar for each stage, one after the other; of several a bar for each run."""
     stages = [{name: it.mean_ms for name, it in result.metrics.stages.items()} for result in results]
     several = len(results) > 1
     high = 1.6 + 0.45 * len(results) if several else 1.2 + 0.32 * len(stages[0])
@@ -108,7 +108,7 @@ def waterfall_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> R
 
 
 def timeline_figure(result: FinishedRun) -> RunFigure:
-    """Means over equal slices of the run, with the warm-up's end."""
+    """Draw means over equal slices of the run, with the warm-up's end."""
     requests, busy = over_time(result)
     requests, busy = ([curve for curve in curves if any(curve.highest)] for curves in (requests, busy))
     with notebook_extra():
@@ -145,7 +145,7 @@ def _figure(results: Sequence[FinishedRun], title: str, high: float) -> tuple[Ru
 
 
 def _ttft_bound(result: FinishedRun) -> float | None:
-    """Where classes have bounds of their own, no line holds for all requests."""
+    """Return the bound on TTFT. Where classes have bounds of their own, no line holds for all requests."""
     return None if result.header.class_slos or result.header.slo is None else result.header.slo.ttft_ms
 
 

@@ -1,6 +1,6 @@
-"""What changes while a run goes on and stands in no record: the rates of links, the KV blocks that engines use.
+"""The quantities of a run that change over time and are in no record: rates of links, KV blocks that engines use.
 
-Written down only where somebody asked for it, change by change, in two integers each; `timeline` and the page read it.
+Recorded only on request, change by change, in two integers each; `timeline` and the page read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from pdflow.results.records import IntColumn
 
 MOST: Final = 2**63 - 1
-"""What a column holds: any rate beyond is told as this."""
+"""The greatest value of a column: any rate beyond is recorded as this."""
 
 Changes: TypeAlias = tuple[IntColumn, IntColumn]
 """The instants in ns at which a quantity changes, and what it is from each of them on; 0 before the first."""
@@ -30,7 +30,7 @@ class TimeSeries:
         self.values = array("q")
 
     def record(self, instant: int, value: int) -> None:
-        """From this instant on, which is none before the last, it is that. 0 before the first."""
+        """Record that the quantity is `value` from this instant on, not before the last one. 0 before the first."""
         instants, values = self.instants, self.values
         value = min(value, MOST)
         if instants and instants[-1] == instant:
@@ -41,12 +41,12 @@ class TimeSeries:
             values.append(value)
 
     def curve(self) -> Changes:
-        """Its changes."""
+        """Return the recorded changes."""
         return np.array(self.instants, dtype=np.int64), np.array(self.values, dtype=np.int64)
 
 
 class LinkCourse(NamedTuple):
-    """Bytes per second of one direction of a link, all its flows together."""
+    """The bytes per second of one direction of a link, all its flows together."""
 
     name: str
     capacity_bytes_per_s: int
@@ -55,8 +55,8 @@ class LinkCourse(NamedTuple):
 
 @attrs.frozen
 class Recording:
-    """Of one run. Links without a limit have no rate."""
+    """The recorded quantities of one run. Links without a limit have no rate."""
 
     links: tuple[LinkCourse, ...] = ()
     kv_blocks: dict[str, TimeSeries] = attrs.field(factory=dict)
-    """By engine: blocks of its pool that are not free."""
+    """By engine: the blocks of its pool that are not free."""

@@ -1,4 +1,4 @@
-"""One record per request: who served it, how it ended, and when each stage of its first token ended.
+"""The record of each request: the engines that served it, its outcome, and the end of each stage of its first token.
 
 Every world fills the same columns (simulated and live), and every number, plot and comparison is computed from them.
 Plain Python lists, one per field, indexed by the request's position in the workload: a trial of seven layouts found
@@ -47,14 +47,15 @@ Outcome: TypeAlias = Literal["completed", "failed", "cancelled"]
 
 TokenSteps: TypeAlias = tuple[int, ...]
 """In which steps of its decode engine, counted from 0, a request got its tokens: (first, last), one in each step from
-the one to the other; then, for each preemption that it lived through, the first and the last one after it."""
+the one to the other; then, for each preemption, the first and the last one after it."""
 
 IntColumn: TypeAlias = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
 class Records:
-    """The columns. Times are instants in ns on the run's clock; `NEVER` where something was not reached.
+    """The records of a run's requests, as columns. Times are instants in ns on the run's clock; `NEVER` where something
+    was not reached.
 
     Give the number of requests when it is known (columns are then pre-sized and written by index), or append with
     `add`. `ends[STAGE][request] = now` stamps a stage; `first_decode` and `first_token_ns` are both the instant at
@@ -92,9 +93,9 @@ class Records:
         self.last_token_ns: list[int] = [NEVER] * requests
         self.token_steps: list[TokenSteps | None] = [None] * requests
         self.classes: list[str] = []
-        """Of the requests up to the last that has one; empty for a workload without classes."""
+        """The classes of the requests up to the last that has one; empty for a workload without classes."""
         self.sessions: list[tuple[int, int]] = []
-        """Of each request: its session, and its turn in that, counted from 1; empty for a workload without sessions."""
+        """The session of each request, and its turn in that, counted from 1; empty for a workload without sessions."""
         self.wrong_kv: set[int] | None = None
         """Requests whose answer was decoded with KV that is not all their prompt's; None where that cannot happen."""
         self.ends: tuple[list[int], ...] = tuple([NEVER] * requests for _ in STAGES)
@@ -103,7 +104,7 @@ class Records:
         return len(self.arrival_ns)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Each request as a dict, made when it is looked at."""
+        """Yield each request as a dict, made when it is accessed."""
         return map(self.record, range(len(self)))
 
     def add(self, arrival_ns: int, input_tokens: int, output_tokens: int) -> int:
@@ -124,7 +125,7 @@ class Records:
         return len(self.arrival_ns) - 1
 
     def arriving_from(self, instant_ns: int) -> Records:
-        """Those that arrived then or later; all of them, and no copy, from instant 0 on."""
+        """Return the requests that arrived at this instant or later; the records themselves, no copy, if it is 0."""
         if instant_ns <= 0:
             return self
         chosen = [request for request, arrival in enumerate(self.arrival_ns) if arrival >= instant_ns]
@@ -148,16 +149,16 @@ class Records:
         return found
 
     def classify(self, request: int, name: str) -> None:
-        """Say which class a request is of."""
+        """Set the class of a request."""
         self.classes.extend([""] * (request + 1 - len(self.classes)))
         self.classes[request] = name
 
     def class_of(self, request: int) -> str:
-        """The class of a request, "" if it has none."""
+        """Return the class of a request, "" if it has none."""
         return self.classes[request] if request < len(self.classes) else ""
 
     def latencies_ms(self, request: int) -> tuple[float, float | None] | None:
-        """TTFT and TPOT of a completed request, no TPOT of a single token; None of one that was not completed."""
+        """Return TTFT and TPOT of a completed request, no TPOT of a single token; None if it was not completed."""
         if self.outcome[request] != "completed":
             return None
         first, gaps = self.first_token_ns[request], self.output_tokens[request] - 1
@@ -165,7 +166,7 @@ class Records:
         return (first - self.arrival_ns[request]) / 1e6, tpot_ms
 
     def record(self, request: int) -> dict[str, Any]:
-        """One request as a dict with a fixed order of keys: a line of requests.jsonl. None where nothing happened."""
+        """Return one request as a dict for requests.jsonl, its keys in a fixed order. None where nothing happened."""
         first_ns, last_ns = self.first_token_ns[request], self.last_token_ns[request]
         return {
             "request": request,
@@ -190,7 +191,7 @@ class Records:
 
 
 def stages_seen(records: Records) -> tuple[str, ...]:
-    """All stages, or none: whoever stands outside sees only what they come to, and stamps no end of any."""
+    """Return all stages, or none if no stage was stamped: a client sees only their sum."""
     completed = [request for request, outcome in enumerate(records.outcome) if outcome == "completed"]
     stamped = not completed or any(column[completed[0]] != NEVER for column in records.ends)
     return STAGES if stamped else ()
@@ -201,7 +202,7 @@ def _of(column: list[T], chosen: list[int]) -> list[T]:
 
 
 def stage_durations_ns(records: Records) -> IntColumn:
-    """Durations, shape [len(STAGES), requests], int64, by the module's rule.
+    """Return the stages' durations in ns, shape [len(STAGES), requests], int64, by the module's rule.
 
     Where a first token was delivered, ends after it are cut back to it (with `first_token = "prefill"` the transfer
     happens after TTFT), so the column of such a request sums to its TTFT exactly as soon as one end reaches it.

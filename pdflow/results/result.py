@@ -1,4 +1,4 @@
-"""One finished run, as Python hands it to people: figures, requests, files, a printed report."""
+"""The result of a run as `pdflow.simulate` returns it: figures, requests, files, a printed report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _class_summary(row: ClassMetrics) -> dict[str, Any]:
 
 @attrs.frozen(eq=False, repr=False)
 class Result(FinishedRun):
-    """What a run said.
+    """The result of one run.
 
     `records` are the requests, each a dict when it is iterated over; `requests` is the same as a table. `steps` has
     each engine's step log under the engine's name. `scenario` is what was run, where `pdflow.simulate` ran it.
@@ -73,7 +73,7 @@ class Result(FinishedRun):
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row per request, in the order of the workload: docs/python.md has the columns.
+        """The requests as a table, a row each, in the order of the workload: docs/python.md has the columns.
 
         Raises MissingBackendError without pandas; `records` needs nothing.
         """
@@ -82,7 +82,7 @@ class Result(FinishedRun):
         return requests_frame(self.records, self.header.warmup_ns)
 
     def plot_ttft(self, *others: Result, labels: Sequence[str] = ()) -> RunFigure:
-        """How TTFT is spread over completed requests: the share that had its first token within so long.
+        """Plot the distribution of TTFT over completed requests: the share that had its first token within each time.
 
         `others` are drawn beside it, and all are called `labels`, or what was edited in their scenarios. Raises
         MissingBackendError without matplotlib.
@@ -92,13 +92,13 @@ class Result(FinishedRun):
         return ttft_figure([self, *others], labels)
 
     def plot_waterfall(self, *others: Result, labels: Sequence[str] = ()) -> RunFigure:
-        """Where mean TTFT went, stage by stage; `others` as bars below. Raises MissingBackendError."""
+        """Plot mean TTFT stage by stage; `others` as bars below. Raises MissingBackendError."""
         from pdflow.results.plots import waterfall_figure
 
         return waterfall_figure([self, *others], labels)
 
     def plot_timeline(self) -> RunFigure:
-        """How many requests were where, and how many GPUs worked, over time. Raises MissingBackendError."""
+        """Plot the requests in each stage and the GPUs at work over time. Raises MissingBackendError."""
         from pdflow.results.plots import timeline_figure
 
         return timeline_figure(self)

@@ -1,4 +1,4 @@
-"""The engines' step log: what every output token waited for its predecessor, in bounded memory.
+"""The engines' step log: the inter-token latency of every output token, in bounded memory.
 
 An engine in steady decode is advanced many steps at once, and its step time then grows by a constant (one more token
 of context per sequence per step), so a log row is an arithmetic progression: it says that `steps` steps were run back
@@ -31,7 +31,7 @@ Chunk: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class Steps:
-    """An append-only log; one for each engine, or one for all (the distribution does not care)."""
+    """An append-only log of steps; one for each engine, or one for all (the distribution is the same)."""
 
     __slots__ = ("_folds", "_tail")
 
@@ -51,19 +51,19 @@ class Steps:
         self._tail = []
 
     def folds(self) -> Iterator[tuple[Column, ...]]:
-        """The rows as columns (start_ps, first_step_ps, delta_ps, steps, itl_weight), a bounded number at a time."""
+        """Yield the rows as columns (start_ps, first_step_ps, delta_ps, steps, itl_weight), in bounded chunks."""
         if self._tail:
             self._fold()
         yield from self._folds
 
     def chunks(self) -> Iterator[Chunk]:
-        """(step times in ps, weights), expanded, at most 65,536 steps at a time, weightless steps left out."""
+        """Yield (step times in ps, weights), expanded, at most 65,536 steps at a time, weightless steps left out."""
         for _, first, delta, steps, weight in self.folds():
             for row, nth in _expansion(np.where(weight > 0, steps, 0).astype(np.int64)):
                 yield first[row].astype(np.int64) + delta[row].astype(np.int64) * nth, weight[row].astype(np.int64)
 
     def ends(self) -> Iterator[Chunk]:
-        """(instants in ps at which a step ended, weights), expanded like `chunks`."""
+        """Yield (instants in ps at which a step ended, weights), expanded like `chunks`."""
         for start, first, delta, steps, weight in self.folds():
             for row, nth in _expansion(np.where(weight > 0, steps, 0).astype(np.int64)):
                 done = nth + 1
@@ -73,7 +73,7 @@ class Steps:
                 yield times, weight[row].astype(np.int64)
 
     def ending_from(self, instant_ps: int) -> Steps:
-        """The steps that end then or later; a row that began before is cut."""
+        """Return the steps that end at this instant or later; a row that began before is cut."""
         found = Steps()
         for columns in self.folds():
             start, first, delta, steps, weight = (column.astype(np.int64) for column in columns)
@@ -87,7 +87,7 @@ class Steps:
         return found
 
     def bounds_ps(self) -> tuple[int, int] | None:
-        """The shortest and the longest step that some token waited for."""
+        """Return the shortest and the longest step that some token waited for."""
         low: int | None = None
         high = 0
         for _, first, delta, steps, weight in self.folds():
@@ -102,7 +102,7 @@ class Steps:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the log holds."""
+        """The bytes of memory that the log holds."""
         held = sum(
             column.base.nbytes if column.base is not None else column.nbytes for f in self._folds for column in f
         )
@@ -110,7 +110,7 @@ class Steps:
 
 
 def _narrow(column: npt.NDArray[np.int64]) -> Column:
-    """The same numbers in the smallest integers that hold them; one stored number where all are equal."""
+    """Return the same numbers in the smallest integers that hold them; one stored number where all are equal."""
     low, high = int(column.min()), int(column.max())
     if low == high:
         return np.broadcast_to(np.array([low], dtype=np.int64), column.shape)
@@ -119,7 +119,7 @@ def _narrow(column: npt.NDArray[np.int64]) -> Column:
 
 
 def _expansion(steps: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]]:
-    """For every step of every row, in order: (its row, its number within the row), cut into bounded chunks."""
+    """Yield (row, number within the row) of every step of every row, in order, in bounded chunks."""
     ends = np.cumsum(steps)
     total = int(ends[-1])
     for low in range(0, total, _CHUNK_STEPS):

@@ -1,4 +1,4 @@
-"""What a run prints at its end: one table of the headline figures, and a waterfall of where TTFT went.
+"""The report that a run prints at its end: one table of the headline figures, and a waterfall of TTFT by stage.
 
 It shows what `metrics` and `totals` hold and computes nothing of its own. Made for 80 columns, for a pipe, for
 NO_COLOR and for terminals without Unicode: meaning never rests on colour, and every sign has an ASCII form.
@@ -32,7 +32,7 @@ _LINKS_SHOWN = 3
 
 @attrs.frozen
 class Report:
-    """Prints with rich: `console.print(Report(header, metrics, totals))`.
+    """The printed report of a run, for rich: `console.print(Report(header, metrics, totals))`.
 
     Of a live run, seen from outside, there are no `totals`; `late` is how long after its arrival each request was sent.
     """
@@ -57,11 +57,11 @@ class Report:
             yield from console.render(renderable, options)
 
     def __str__(self) -> str:
-        """The plain text at 80 columns."""
+        """Return the plain text at 80 columns."""
         return self.text()
 
     def text(self, width: int = 80, *, ascii_only: bool = False) -> str:
-        """The report without colours, for a file, a test or a notebook."""
+        """Return the report without colours, for a file, a test or a notebook."""
         console = Console(
             width=width, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
         )
@@ -85,7 +85,7 @@ class Report:
         return line
 
     def latency_rows(self) -> list[tuple[str, ...]]:
-        """Of TTFT, TPOT, ITL and E2E: the name, then mean, p50, p90 and p99 in ms; dashes where there is none."""
+        """Return the rows of TTFT, TPOT, ITL and E2E: name, mean, p50, p90 and p99 in ms; dashes if no samples."""
         spreads = (
             ("TTFT", self.metrics.ttft),
             ("TPOT", self.metrics.tpot),
@@ -100,7 +100,7 @@ class Report:
         ]
 
     def class_rows(self) -> Iterator[tuple[str, ...]]:
-        """Of each class: its name, then what CLASS_COLUMNS say."""
+        """Yield a row per class: its name, then the values of CLASS_COLUMNS."""
         for name, row in self.metrics.classes.items():
             slo = (
                 ("", "")
@@ -115,7 +115,7 @@ class Report:
             yield name or "(none)", formatting.count(row.requests), *slo, *times
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        """The figures below the latencies: a name, and a line."""
+        """Yield the figures below the latencies: a name, and a line."""
         for name, value in self._fact_rows(_Signs(False, "·", "·")):
             yield name, str(value)
 
@@ -189,7 +189,7 @@ class Report:
 
 @attrs.frozen
 class _Signs:
-    """The few signs beyond ASCII, and what stands for them where the terminal has none."""
+    """The few non-ASCII signs of the report, and their replacements where the terminal has none."""
 
     ascii_only: bool
     dot: str
@@ -200,7 +200,7 @@ class _Signs:
         return _Signs(True, "-", "*") if options.ascii_only else _Signs(False, "·", "·")
 
     def bar(self, begin: float, end: float, cells: int) -> str:
-        """A bar from one share of the width to another; whatever is not nothing shows."""
+        """Return a bar from one share of the width to another; one that is not empty shows in at least one cell."""
         if end <= begin:
             return ""
         left = min(int(begin * cells), cells - 1)
@@ -218,7 +218,7 @@ def _rates(metrics: Metrics) -> Iterator[str]:
 
 
 def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
-    """What only the world itself knows."""
+    """Yield the rows that no client can measure: bytes moved, links, GPUs, prefix hits, stranded KV."""
     separator = f" {signs.dot} "
     yield "bytes moved", f"{formatting.size(totals.bytes_moved)} in {formatting.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)

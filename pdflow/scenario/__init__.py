@@ -1,4 +1,4 @@
-"""Scenario files: what they can say, and how one becomes a checked Scenario."""
+"""Scenario files: their schema, and how one becomes a checked Scenario."""
 
 from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario

@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json` as the values of [model]: which of its keys mean what, over the families that serve.
+"""The values of [model] from a Hugging Face `config.json`, over the model families' different keys.
 
 It decides names only. What does not follow from the file (a tokenizer's padding, tensors left in 16 bits by a recipe)
 is left to keys of [model], which come on top.
@@ -19,9 +19,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 UNGATED: Final = frozenset(("opt", "bloom", "gpt2", "gpt_neox", "falcon", "starcoder2", "phi"))
 """Values of `model_type` whose MLPs have two matrices."""
 TIED_BY_DEFAULT: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text"))
-"""Those that tie embedding and LM head where the file does not say."""
+"""Values of `model_type` whose models tie embedding and LM head where the file does not say."""
 DTYPES: Final[Mapping[str, str]] = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""What [model] calls the dtypes that models are computed in, by torch's names."""
+"""The names in [model] of the dtypes that models are computed in, by torch's names."""
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -30,7 +30,7 @@ class HfConfigError(ValueError):
 
 
 def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of [model], but for its name. Raises HfConfigError."""
+    """Return the values of [model], but for its name. Raises HfConfigError."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         # A multimodal model: what is served by tokens is its language model.
@@ -65,8 +65,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def computed_dtype(config: Mapping[str, Any]) -> str | None:
-    """Torch's name of the dtype that the model is to be computed in, which is also that of its KV; None if the file
-    names none that anything is computed in. `dtype` is what newer files say for `torch_dtype`, and counts as
+    """Return torch's name of the dtype that the model is to be computed in, which is also that of its KV; None if the
+    file names none that anything is computed in. `dtype` is what newer files say for `torch_dtype`, and counts as
     transformers has it; a multimodal model's is that of its language model."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and (dtype := computed_dtype(inner)) is not None:
@@ -100,8 +100,7 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What weights are stored, products computed and KV kept in. Quantised checkpoints leave the embeddings in 16
-    bits."""
+    """Return the dtypes of weights, products and KV. Quantised checkpoints leave the embeddings in 16 bits."""
     dtype = computed_dtype(config)
     wide = {"float64": 8.0, "float32": 4.0}.get(dtype or "bfloat16", 2.0)
     found: dict[str, Any] = {"weight_bytes_per_param": wide, "embedding_bytes_per_param": wide}

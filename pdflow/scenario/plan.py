@@ -1,4 +1,4 @@
-"""From the faults of a scenario to a plan: patterns become names, seconds become ns."""
+"""The fault plan of a scenario: its patterns become names, its seconds ns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 
 
 def plan_of(scenario: ResolvedScenario) -> FaultPlan:
-    """What will go wrong in this scenario, still to be drawn."""
+    """Return the plan of the scenario's faults; random times and probabilities are still to be drawn."""
     kinds = {kind: name for name, kind in FAULT_KINDS.items()}
     counts: dict[str, int] = {}
     faults = []
@@ -51,13 +51,13 @@ def plan_of(scenario: ResolvedScenario) -> FaultPlan:
 
 
 def engines_of(pools: Sequence[Pool], role: str | None = None) -> tuple[EngineId, ...]:
-    """The names of all engines, or of those of one role, pool by pool."""
+    """Return the names of all engines, or of those of one role, pool by pool."""
     return tuple(f"{p.name}-{i}" for p in pools if role in (None, p.role) for i in range(p.replicas))
 
 
 def links_of(fault: OnLinks, pools: Sequence[Pool]) -> Links:
-    """The directions that a fault means, of those between a prefill and a decode engine, and from engines to the router
-    if that is what it says."""
+    """Return the directions that a fault means, of those between a prefill and a decode engine, or from engines to the
+    router if it names that."""
     if fault.to_engine == ROUTER:
         senders = frozenset(matching(fault.from_engine or "*", engines_of(pools)))
         return Links(((senders, frozenset((ROUTER,))),))

@@ -19,7 +19,7 @@ Kind: TypeAlias = Literal["models", "gpus", "links"]
 
 @attrs.frozen
 class Preset:
-    """One file of `presets/`: what it is in a line, its values, and where each comes from."""
+    """One file of `presets/`: a summary in a line, its values, and the source of each."""
 
     name: str
     summary: str
@@ -29,7 +29,7 @@ class Preset:
 
 @functools.cache
 def presets(kind: Kind) -> Mapping[str, Preset]:
-    """All presets of a kind by name, in the order of their names."""
+    """Return all presets of a kind by name, in the order of their names."""
     folder = resources.files("pdflow.scenario").joinpath("presets", kind)
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
     return {preset.name: preset for preset in map(_read, files)}

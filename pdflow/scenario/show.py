@@ -1,4 +1,4 @@
-"""Scenarios and presets as tables for a terminal, readable at 80 columns. It decides words and columns, no figures."""
+"""Scenarios and presets as tables for a terminal, readable at 80 columns. Decides words and columns, no figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHELVES: tuple[Shelf, ...] = ("fitted", "aiconfigurator")
 
 
 def scenario_view(scenario: ResolvedScenario) -> RenderableType:
-    """What a sound scenario amounts to: its engines, what they hold, and how fast its links are."""
+    """Return the view of a sound scenario: its engines, their KV capacity, and the bandwidth of its links."""
     model, transfer = scenario.model, scenario.transfer
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")
@@ -56,7 +56,7 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
 
 
 def _step_times(scenario: ResolvedScenario) -> dict[str, list[str]]:
-    """Whose times they are and how wrong they may be, with the pools that have them."""
+    """Return the pools by the source and error bars of their step times."""
     found: dict[str, list[str]] = {}
     for pool in scenario.pools:
         cost = step_cost(scenario.model, pool, scenario.base_dir)
@@ -101,7 +101,7 @@ def _nic(network: Network) -> str:
 
 
 def presets_view(names: Iterable[str]) -> RenderableType:
-    """Every preset in a line; of those named, the values and their sources. Raises ScenarioError for a wrong name."""
+    """Return every preset in a line, or values and sources of those named. Raises ScenarioError for a wrong name."""
     selected = list(names)
     if not selected:
         lists = [renderable for kind, title in _KINDS for renderable in _list(kind, title)]
@@ -140,7 +140,7 @@ def _cost_list(shelf: Shelf) -> Iterable[RenderableType]:
 
 
 def _cost(file: CostFile) -> Table:
-    """What a cost table says of itself, and how far it is from rows that it was not fitted on."""
+    """Return the description of a cost table, with its errors on rows that it was not fitted on."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -197,7 +197,7 @@ def _rate(bytes_per_s: int | None) -> str:
 
 
 def _si(number: float) -> str:
-    """Three figures and a decimal prefix: "671 M"."""
+    """Format a number with three figures and a decimal prefix: "671 M"."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"

@@ -1,6 +1,6 @@
-"""Where a store's nodes find the server that keeps KV for them, as [serve] says it.
+"""The URL of the server that keeps a store's KV, a key of [serve].
 
-No password stands there: scenarios are printed, written beside results and sent to others.
+It has no password: scenarios are printed, written beside results and sent to others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StoreUrl:
 
 
 def read_store_url(text: str) -> StoreUrl:
-    """ValueError, which repeats nothing that may be a password."""
+    """Parse a store's URL. Raises ValueError, whose message repeats nothing that may be a password."""
     before, at, _ = text.rpartition("@")
     if at and ":" in before.partition("://")[2]:
         raise ValueError("holds a password: say that in serve.store_password_file, or in PDFLOW_STORE_PASSWORD")

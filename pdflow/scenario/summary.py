@@ -1,4 +1,4 @@
-"""What `pdflow validate` says of a sound scenario: sizes and rates that follow from it without a run."""
+"""The summary that `pdflow validate` prints of a sound scenario: sizes and rates that follow from it without a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdflow.scenario.validation.fit import kv_tokens_of
 
 @attrs.frozen
 class PoolSummary:
-    """One pool's engines: how many GPUs, what each GPU's memory is used for, what a transfer is made of."""
+    """The sizes of one pool's engines: their GPUs, KV capacity and weights."""
 
     name: str
     role: str
@@ -34,7 +34,7 @@ class PoolSummary:
 
 
 def pool_summary(scenario: ResolvedScenario, pool: Pool) -> PoolSummary:
-    """The sizes of one pool's engines; `kv_bytes` is that of a whole engine, replicated heads included."""
+    """Return the sizes of one pool's engines; `kv_bytes` is that of a whole engine, replicated heads included."""
     ranks = pool.tp * pool.pp
     per_rank = scenario.model.kv_bytes_per_token_per_rank(pool.tp, pool.pp)
     tokens = kv_tokens_of(scenario.model, pool)
@@ -51,7 +51,7 @@ def pool_summary(scenario: ResolvedScenario, pool: Pool) -> PoolSummary:
 
 
 def faults_summary(scenario: ResolvedScenario) -> str:
-    """One line: what goes wrong, kind by kind."""
+    """Return a line with the number of faults of each kind."""
     counts: dict[str, int] = {}
     for fault in plan_of(scenario).faults:
         kind = fault.name.partition("/")[0]
@@ -60,7 +60,7 @@ def faults_summary(scenario: ResolvedScenario) -> str:
 
 
 def workload_summary(scenario: ResolvedScenario) -> str:
-    """One line: where requests come from, and how many."""
+    """Return a line with the source of the requests and their number."""
     workload = scenario.workload
     count = "all" if workload.requests is None else f"{workload.requests:,}"
     if workload.trace is not None:
@@ -77,7 +77,7 @@ def workload_summary(scenario: ResolvedScenario) -> str:
 
 
 def _trace_summary(trace: Trace) -> str:
-    """Its format, and what is done to it."""
+    """Return a trace's format, and the slicing and scaling applied to it."""
     done: list[str] = [trace.format]
     if trace.skip:
         done.append(f"without the first {trace.skip:,}")
@@ -91,7 +91,7 @@ def _trace_summary(trace: Trace) -> str:
 
 
 def trace_note(trace: Trace) -> str:
-    """What of a trace's requests is not in its file; "" where nothing is."""
+    """Return a note on requests or lengths that are drawn, estimated or left out of the trace; "" where none are."""
     match trace.format:
         case "servegen":
             return "drawn from ServeGen's rates and lengths, no record of requests"

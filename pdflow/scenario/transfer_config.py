@@ -1,4 +1,4 @@
-"""vLLM's --kv-transfer-config and mooncake.json as values of [transfer] and [network]: what in them means which key.
+"""The values of [transfer] and [network] from vLLM's --kv-transfer-config or mooncake.json.
 
 What such a file may say, and what its originals take where it says nothing, is decided in `pdflow/methods/params`; a
 file is here what its original would make of it. Addresses, ports and ranks mean nothing to a scenario. Memory of one
@@ -33,11 +33,11 @@ _FILE_KEYS: Final = ("prefill_url", "decode_url", "master_server_address", "loca
 
 
 class TransferConfigError(ValueError):
-    """The first thing that is wrong with the file, with its line."""
+    """The file is wrong; the message has its first problem, with the line."""
 
 
 class ConfigValue(NamedTuple):
-    """A key of the scenario, its value, and the key of the file that said it."""
+    """A key of the scenario, its value, and the key of the file that it is from."""
 
     key: KeyPath
     value: Any
@@ -46,18 +46,18 @@ class ConfigValue(NamedTuple):
 
 @attrs.frozen
 class TransferConfig:
-    """What a file says of a scenario, line by line (None: by leaving a key out), and its keys that nothing reads."""
+    """The scenario values of a file, the lines of its keys, and its keys that nothing reads."""
 
     values: tuple[ConfigValue, ...]
     lines: Mapping[KeyPath, int]
     unread: tuple[str, ...] = ()
 
     def line(self, value: ConfigValue) -> int | None:
-        """Where a value is said, None if by leaving its key out."""
+        """Return the line of a value, None if the file leaves its key out."""
         return self.lines.get(value.source)
 
     def not_overridden_by(self, document: Mapping[str, Any]) -> TransferConfig:
-        """What of it the scenario does not say itself."""
+        """Return the values whose keys the scenario's document does not have itself."""
         tables = {table: document.get(table, {}) for table in ("transfer", "network")}
         left = [
             value
@@ -67,7 +67,7 @@ class TransferConfig:
         return attrs.evolve(self, values=tuple(left))
 
     def under(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The document with all of it put in. Of what the document says itself, nothing may be left here."""
+        """Return the document with all values put in. None of them may be of a key that the document has itself."""
         changed = dict(document)
         for value in self.values:
             table, key = value.key
@@ -75,7 +75,7 @@ class TransferConfig:
         return changed
 
     def summary_lines(self) -> Iterator[str]:
-        """Every value in words, as "transfer.method = kv-store (line 3)"."""
+        """Yield every value in words, as "transfer.method = kv-store (line 3)"."""
         for value in self.values:
             line = self.line(value)
             where = f"line {line}" if line is not None else f"no {value.source[-1]}"
@@ -85,7 +85,7 @@ class TransferConfig:
 
 
 def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConfig:
-    """The file of this text, as a scenario's own document says that its engines are. Raises TransferConfigError."""
+    """Read a file's text, for the engines of this scenario document. Raises TransferConfigError."""
     lines: Mapping[KeyPath, int] = {}
     try:
         found = loaded(text, _LOCATION)
@@ -123,7 +123,7 @@ def _of_config(config: KvTransferConfig) -> Iterator[ConfigValue]:
 
 
 def _of_p2p_nccl(config: KvTransferConfig, extra: P2pNcclExtra) -> Iterator[ConfigValue]:
-    """Both sides' channels, and the memory of the side that has it: D's, or with GET P's."""
+    """Yield the NCCL channels of both sides, and the buffer of the side that has it: D's, or with GET P's."""
     gets = extra.send_type == "GET"
     if config.kv_role == ("kv_producer" if gets else "kv_consumer"):
         yield ConfigValue(("transfer", "kv_buffer_size"), config.kv_buffer_size, ("kv_buffer_size",))
@@ -134,7 +134,8 @@ def _of_p2p_nccl(config: KvTransferConfig, extra: P2pNcclExtra) -> Iterator[Conf
 
 
 def _of_file(file: File, ranks: int) -> Iterator[ConfigValue]:
-    """`ranks` are those of an engine like the store's nodes: each of them gives memory to 0.32.0's store."""
+    """Yield the values of a mooncake.json. `ranks` are those of an engine like the store's nodes: each of them gives
+    memory to 0.32.0's store."""
     if isinstance(file, PipeFile):
         yield ConfigValue(("transfer", "method"), "mooncake-v0", ("prefill_url",))
     else:
@@ -146,7 +147,7 @@ def _of_file(file: File, ranks: int) -> Iterator[ConfigValue]:
 
 
 def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[ConfigValue]:
-    """`inside` leads to the protocol's key, if that is not the file's own `protocol`."""
+    """Yield the values of the wire protocol. `inside` is the path of its key, if not the file's own `protocol`."""
     *location, key = inside or ("protocol",)
     if protocol == "tcp":
         yield ConfigValue(("network", "preset"), TCP_PRESET, (*location, key))
@@ -155,7 +156,7 @@ def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[
 
 
 def _store_ranks(document: Mapping[str, Any]) -> int:
-    """The TP size of the first decode pool, which is a store's; 1 where that is not a sound one."""
+    """Return the TP size of the first decode pool, which is a store's; 1 where that is not a sound one."""
     pools = document.get("pool")
     for pool in pools if isinstance(pools, list) else ():
         if isinstance(pool, Mapping) and pool.get("role") == "decode":
@@ -165,7 +166,7 @@ def _store_ranks(document: Mapping[str, Any]) -> int:
 
 
 def _line_of(error: ParamsError, text: str, lines: Mapping[KeyPath, int]) -> int:
-    """The line of what is wrong, of the object around what is missing, or of where JSON ends to be JSON."""
+    """Return the line of the wrong key, of the object around a missing one, or of the first byte that is not JSON."""
     if error.field == _LOCATION and not lines:
         at = _BYTE.search(error.wrong)
         before = text.encode()[: int(at[1])] if at else text.rstrip().encode()

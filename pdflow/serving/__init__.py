@@ -1,1 +1,1 @@
-"""What one engine does with the requests of its role, between its endpoints and whoever computes, moves and answers."""
+"""The request handling of one engine's role, between its endpoints and what computes, moves KV and answers clients."""

@@ -1,6 +1,7 @@
-"""The batch scheduler behind a core: what it is asked by handle, and what it answers, as events of `events.py`.
+"""Calls into the batch scheduler behind a core, with its answers as events of `events.py`.
 
-The only place outside the engines that knows how a scheduler says no, and whose the blocks of a dropped sequence are.
+Only this module, outside the engines, knows how a scheduler refuses a sequence, and which side frees the blocks of a
+dropped one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pdflow.serving.events import EngineDropped, EngineRejected
 
 
 def enqueue(engine: Engine, seq: Sequence, now: Instant) -> EngineRejected | None:
-    """Queue it. The answer, if it can never be computed there."""
+    """Queue a sequence. Return EngineRejected if the engine can never compute it, else None."""
     try:
         engine.submit(seq, now)
     except NeverFitsError as error:
@@ -21,12 +22,12 @@ def enqueue(engine: Engine, seq: Sequence, now: Instant) -> EngineRejected | Non
 
 
 def drop(engine: Engine, seq: Sequence, now: Instant) -> EngineDropped:
-    """Have the engine give it up."""
+    """Have the engine drop a sequence, and return its answer as an event."""
     return dropped(seq, engine.drop(seq, now))
 
 
 def dropped(seq: Sequence, answer: Dropped) -> EngineDropped:
-    """What a scheduler's answer means for the blocks."""
+    """Return a scheduler's answer to a drop as an event: blocks that are left to free, and whether it came too late."""
     left = seq.allocation if answer is Dropped.BLOCKS_ARE_YOURS else None
     return EngineDropped(seq.handle, left, answer is Dropped.NOT_HERE)
 
@@ -35,10 +36,10 @@ def dropped(seq: Sequence, answer: Dropped) -> EngineDropped:
 
 
 def is_queued(seq: Sequence) -> bool:
-    """Whether it waits for a seat and blocks."""
+    """Whether the sequence waits for a place in the batch and for blocks."""
     return seq.phase is Phase.WAITING
 
 
 def awaits_kv(seq: Sequence) -> bool:
-    """Whether its KV is on its way, or it has not come to the engine yet."""
+    """Whether the sequence's KV is on its way, or the sequence has not come to the engine yet."""
     return seq.phase in (Phase.NEW, Phase.LOADING)

@@ -1,10 +1,10 @@
-"""One engine's turn: its endpoints fed in order, and between them the rules of its role.
+"""The turn of an engine: one event fed to its endpoints and to the rules of its role, and all that follows from it.
 
 A driver feeds one event: of the engine that computes, of a peer, of a client, of its clock. The core hands it to the
 endpoint or the rule that it concerns, then everything that follows from it inside this engine, and has the driver
-execute the effects, in order. What one endpoint tells another waits behind what was there before it, and so does what
-executing an effect leads to at once (an engine that rejects a sequence as it is enqueued): nothing is entered while an
-effect of its last turn is still to be executed.
+execute the effects, in order. An event from one endpoint to another waits behind what was there before it, and so does
+what executing an effect leads to at once (an engine that rejects a sequence as it is enqueued): nothing is entered
+while an effect of its last turn is still to be executed.
 
 The order of a turn is part of the contract:
 
@@ -12,7 +12,7 @@ The order of a turn is part of the contract:
 - A deadline is fed (`TimeReached`) when all that had arrived before it was handled (C11), and those of one instant in
   the order of their endpoints.
 
-Not decided here: what the events mean. That is each role's own (`decode.py`), and each endpoint's.
+The meaning of the events is not decided here: it is each role's own (`decode.py`), and each endpoint's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdflow.protocol.values import NEVER, Address, Instant
 
 
 class Endpoint(Protocol):
-    """What a core and its driver ask of an endpoint. Each endpoint types its own events and effects."""
+    """The interface of an endpoint towards its core and its driver. Each endpoint types its own events and effects."""
 
     timed: bool
     """Whether it has `deadlines` at all."""
@@ -36,8 +36,8 @@ class Endpoint(Protocol):
 
 
 class Port:
-    """One endpoint of an engine, with its address and its process's incarnation. Without an endpoint: the rules of the
-    engine's role."""
+    """One endpoint of an engine, with its address and its process's incarnation. A port without an endpoint stands for
+    the rules of the engine's role."""
 
     __slots__ = ("address", "armed", "endpoint", "heap", "incarnation", "order")
 
@@ -46,7 +46,7 @@ class Port:
         self.endpoint = endpoint
         self.incarnation = incarnation
         self.order = 0
-        """Its place among those of its engine: deadlines of one instant are fed in this order."""
+        """The place of the endpoint in its engine: deadlines of one instant are fed in this order."""
         self.armed: Instant = NEVER
         """When the driver's timer for it is due, if it keeps one."""
         timed = endpoint is not None and endpoint.timed
@@ -71,23 +71,23 @@ class Core:
         self.role = Port("", None, 0)
         """Where events of the role go."""
         self.rules: dict[type, Callable[[Any], None]] = {}
-        """What the role does with its events."""
+        """The role's handler of each type of its events."""
         self.pending_effects: list[Any] = []
         """Effects of the rule that is being followed."""
         self.queue: list[tuple[Any, Any]] = []
-        """What this turn has handled, and behind it what is to be handled: (its port, the event)."""
+        """Events of this turn, those that have been handled first: (the port, the event)."""
         self.handled = 0
-        """How much of the queue has been handled."""
+        """How many events at the head of the queue have been handled."""
         self.busy = False
-        """What is fed waits in the queue."""
+        """A turn is running: events that are fed wait in the queue."""
         self.now: Instant = 0
         """When the event that is handled was fed."""
         self.do: dict[type, Execute] = {}
-        """What is done with endpoints' effects: by the driver, but for those that the role takes for itself."""
+        """The handler of each type of endpoints' effects: the driver's, or the role's where the role takes it over."""
         self.perform: dict[type, Execute] = {}
-        """What the driver does with the role's own effects."""
+        """The driver's handler of each type of the role's own effects."""
         self.arm: Callable[[Any, Instant, Instant], None] | None = None
-        """Called with a port, its next deadline and now, when that is earlier than it was last told."""
+        """Called with a port, its next deadline and now, when that is earlier than at the last call."""
         self.observe: Observer | None = None
 
     def add(self, port: Port) -> None:
@@ -95,15 +95,15 @@ class Core:
         self.ports[port.address] = port
 
     def send_local(self, port: Port, event: Any) -> None:
-        """To be handled in this turn, behind what is there."""
+        """Queue an event for this turn, behind those that are queued."""
         self.queue.append((port, event))
 
     def send_local_first(self, port: Port, event: Any) -> None:
-        """To be handled in this turn, before anything else."""
+        """Queue an event for this turn, before everything else."""
         self.queue.insert(self.handled, (port, event))
 
     def feed(self, port: Port, event: Any, now: Instant) -> None:
-        """One event, and all that follows from it."""
+        """Handle one event and all that follows from it. During a turn the event is only queued."""
         queue = self.queue
         if self.busy:
             queue.append((port, event))
@@ -143,15 +143,15 @@ class Core:
         self.busy = False
 
     def execute(self) -> None:
-        """Have the driver do what a rule wants. What comes of it waits in the queue."""
+        """Have the driver execute the effects of a rule. The events that this leads to wait in the queue."""
         perform, role = self.perform, self.role
         for effect in self.pending_effects:
             perform[type(effect)](role, effect)
         self.pending_effects.clear()
 
     def fingerprint(self) -> Hashable:
-        """Two cores that answer every future event alike have the same one."""
+        """Return a value that two cores share if they answer every future event alike."""
         return tuple([cast(Any, port.endpoint).fingerprint() for port in self.ports.values()])
 
     def assert_empty(self, whose: str) -> None:
-        """At rest: nothing is kept of any request."""
+        """Assert, at rest, that no state of any request is kept."""

@@ -1,12 +1,12 @@
-"""What a decode engine does with a request, from its acceptance to the release of its last block.
+"""The handling of requests at a decode engine, from their acceptance to the release of their last blocks.
 
 A request goes to the protocol first, which registers it with its prefill engine, then to the engine that computes.
-Until its KV has all landed (Commit) the request is the protocol's: aborting it is telling the protocol, whose Resolve
-ends it. From then on it is the engine's: aborting it is dropping it there, whatever the engine did with it meanwhile
-(a preempted sequence waits again, and has been loaded all the same). Its blocks have a life of their own: those that a
-writer may still reach are the protocol's to free, by FreeBlocks.
+Until all of its KV has landed (Commit) the request is the protocol's: to abort it is to report that to the protocol,
+whose Resolve ends it. From then on it is the engine's: to abort it is to drop it there, whatever the engine did with it
+meanwhile (a preempted sequence waits again, and has been loaded all the same). Its blocks may outlast it: the protocol
+frees those that a writer may still reach, by FreeBlocks.
 
-Where KV lands, in the engine's blocks or beside them, is `landing.py`'s to say.
+`landing.py` decides where KV lands, in the engine's blocks or in staging memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ from pdflow.serving.landing import Landing
 
 
 class DecodeCore(Core):
-    """Args: `weights` names what the model computes with; `waits`: the engine stands still while the KV of those that
-    it has admitted is on its way (#12957); `fails_whole_batches`: and if one of these fails, so do the others."""
+    """The core of a decode engine.
+
+    Args:
+        weights: names what the model computes with.
+        waits: the engine stands still while the KV of requests that it has admitted is on its way (#12957).
+        fails_whole_batches: if one of these requests fails, so do the others.
+    """
 
     def __init__(self, weights: int, landing: Landing, waits: bool = False, fails_whole_batches: bool = False) -> None:
         super().__init__()
@@ -61,20 +66,20 @@ class DecodeCore(Core):
         landing.begin(self.requests)
 
     def begin(self, scheduler: Port) -> None:
-        """Its scheduler's endpoint, which it needs unless it serves every request alone. The driver has registered what
-        it does."""
+        """Attach the endpoint of the engine's scheduler, which is needed unless every request is served alone. To be
+        called when the driver has registered its handlers of effects."""
         self.requests.scheduler = scheduler
         self.do[Commit] = self._commit
         self.do[Resolve] = self._resolve
         self.landing.take_effects(self.do)
 
     def knows(self, handle: Handle) -> bool:
-        """Whether this name is taken: a request with it would not be told from another."""
+        """Whether this name is taken: another request could not have it too."""
         requests = self.requests
         return handle in requests.by_handle or handle in requests.dropping or self.landing.knows(handle)
 
     def stage_of(self, handle: Handle) -> DecodeStage | None:
-        """How far a request has come; None if it is not here."""
+        """Return the stage of a request; None if it is not here."""
         request = self.requests.by_handle.get(handle)
         return None if request is None else request.stage
 
@@ -98,7 +103,7 @@ class DecodeCore(Core):
             raise LocalProtocolError(f"request {handle} is here already; every attempt needs an id of its own")
 
     def _aborted(self, event: RequestAborted) -> None:
-        """Before its KV has landed that is the protocol's business, after it the engine's."""
+        """Abort a request: by the protocol before its KV has landed, by the engine after it."""
         requests = self.requests
         request = requests.by_handle.get(event.handle)
         if request is None:
@@ -153,7 +158,7 @@ class DecodeCore(Core):
         self.landing.committed(self.requests.by_handle[effect.request_id])
 
     def _resolve(self, _: Port, effect: Resolve) -> None:
-        """The request is over; what remains of its blocks is the protocol's to give back."""
+        """End a request. The protocol gives back what remains of its blocks."""
         handle, requests = effect.request_id, self.requests
         request = requests.by_handle[handle]
         self.landing.resolved(request)

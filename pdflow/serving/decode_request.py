@@ -10,16 +10,16 @@ from pdflow.serving.events import Handle
 
 
 class DecodeStage(IntEnum):
-    """How far a request has come at its decode engine."""
+    """The stage of a request at its decode engine."""
 
     PENDING = 0
     """The protocol has it, and it has no blocks and no room yet."""
     ADMITTED = 1
-    """It has blocks, or room beside them, and its KV may come."""
+    """The request has blocks, or room beside them, and its KV may come."""
     LANDED = 2
     """All KV is at this engine, and the protocol is done with the request."""
     LOADED = 3
-    """Its KV is in its blocks, and P's token is not known here yet."""
+    """The request's KV is in its blocks, and P's token is not known here yet."""
     DECODING = 4
 
 
@@ -33,7 +33,7 @@ class DecodeRequest:
         self.prompt_tokens = prompt_tokens
         self.digest = digest
         self.alone = alone
-        """Its prompt is computed here; the protocol knows nothing of it."""
+        """The prompt is computed here; the protocol knows nothing of it."""
         self.first_follows = first_follows
         """P's token is the answer's first, and is not known here yet."""
         self.stage = DecodeStage.PENDING

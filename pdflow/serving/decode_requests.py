@@ -17,7 +17,7 @@ from pdflow.serving.events import Handle
 
 
 class DecodeRequests:
-    """Those of one engine. Args: `core` delivers what they want done."""
+    """The requests of one decode engine. Args: `core` delivers their events and effects."""
 
     __slots__ = ("awaited", "by_handle", "core", "dropping", "scheduler", "weights")
 
@@ -27,32 +27,35 @@ class DecodeRequests:
         self.scheduler: Port
         self.by_handle: dict[Handle, DecodeRequest] = {}
         self.awaited: dict[Handle, None] = {}
-        """Whom the engine waits for before it begins another step."""
+        """Requests whose KV the engine waits for before it begins another step."""
         self.dropping: dict[Handle, bool] = {}
         """Requests that the engine has been told to drop and has not answered for: whether the protocol frees their
         blocks."""
 
     def send_local(self, event: Any) -> None:
-        """The protocol is told this next."""
+        """Send an event to the scheduler's endpoint, behind those that are queued."""
         self.core.send_local(self.scheduler, event)
 
     def emit(self, effect: Any) -> None:
-        """The driver is to do this."""
+        """Have the driver execute an effect."""
         self.core.pending_effects.append(effect)
 
     def report_admission(self, event: Any) -> None:
-        """The protocol is told this before anything else happens: what ends the request must find its blocks known."""
+        """Send an event to the scheduler's endpoint before anything else happens: what ends the request must find its
+        blocks known."""
         self.core.send_local_first(self.scheduler, event)
 
     def loaded(self, request: DecodeRequest) -> None:
-        """Its KV is in its blocks: the engine goes on with it as soon as it knows from which token."""
+        """Record that a request's KV is in its blocks. The engine decodes it as soon as the first token is known
+        here."""
         request.stage = DecodeStage.LOADED
         if not request.first_follows:
             request.stage = DecodeStage.DECODING
             self.emit(Commit(request.handle))
 
     def drop(self, request: DecodeRequest, protocol_frees: bool) -> None:
-        """`protocol_frees`: the protocol has been told of its blocks, and gives them back itself."""
+        """Have the engine drop a request. `protocol_frees`: the protocol knows its blocks, and gives them back
+        itself."""
         self.dropping[request.handle] = protocol_frees
         self.emit(Drop(request.handle))
 
@@ -61,7 +64,7 @@ class DecodeRequests:
         self.emit(EndDecode(request.handle, code))
 
     def wait_for(self, handle: Handle) -> None:
-        """The engine begins no step before this one's KV is here."""
+        """Hold the engine: it begins no step before this request's KV is here."""
         if not self.awaited:
             self.emit(HoldEngine())
         self.awaited[handle] = None

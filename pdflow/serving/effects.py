@@ -1,4 +1,4 @@
-"""What an engine's core wants done beside what its endpoints want. Imperative, frozen; executing one never waits.
+"""The effects of an engine's core, beside those of its endpoints. Imperative, frozen; executing one never waits.
 
 Of the protocol's own effects some come through as they are, and mean to the engine that computes: Enqueue, queue this
 request, or answer EngineRejected; Commit, its KV is in its blocks, decode from the next step on; FreeBlocks, back to
@@ -16,7 +16,7 @@ from pdflow.serving.events import Handle
 
 
 class Drop(Value, frozen=True, gc=False):
-    """The engine is to give up this request; answer with EngineDropped."""
+    """Have the engine drop this request; answer with EngineDropped."""
 
     handle: Handle
 
@@ -62,7 +62,8 @@ class Released(Value, frozen=True, gc=False):
 
 
 class EndPrefill(Value, frozen=True, gc=False):
-    """Answer who asked for this prompt: no KV comes of it. NONE: its token is all that was asked for."""
+    """Answer the client or router that asked for this prompt: no KV comes of it. NONE: its token is all that was asked
+    for."""
 
     handle: Handle
     code: Code
@@ -144,15 +145,15 @@ class WithdrawPut(Value, frozen=True, gc=False):
 
 
 class AnswerStored(Value, frozen=True, gc=False):
-    """Answer who asked for this prompt: the store has it."""
+    """Answer the client or router that asked for this prompt: the store has it."""
 
     handle: Handle
     params: KvParams
 
 
 class AnswerCall(Value, frozen=True, gc=False):
-    """At a store: answer who has put this or asked for it. Without params there is nothing to get: `code` says why, or
-    NONE, if nothing was found."""
+    """At a store: answer the engine that has put this or asked for it. Without params there is nothing to get: `code`
+    says why, or NONE, if nothing was found."""
 
     xid: Xid
     params: KvParams | None
@@ -173,30 +174,30 @@ class Stored(Value, frozen=True, gc=False):
 
 
 class LeaveRoom(Value, frozen=True, gc=False):
-    """This prompt has no place in the staging memory any more."""
+    """This prompt has no room in the staging memory any more."""
 
     handle: Handle
 
 
 class AskForRoom(Value, frozen=True, gc=False):
-    """Answer with RoomDue when all that has happened by now is handled: it may be the end of who would be next."""
+    """Answer with RoomDue when all that has happened by now is handled: it may end the request that would be next."""
 
 
 class TakeRoom(Value, frozen=True, gc=False):
-    """This request has room beside the blocks, there."""
+    """This request has room in the staging memory, at `staged`."""
 
     handle: Handle
     staged: Allocation
 
 
 class GiveBackRoom(Value, frozen=True, gc=False):
-    """Nothing lies there any more."""
+    """The room at `staged` is free again."""
 
     staged: Allocation
 
 
 class CopyIn(Value, frozen=True, gc=False):
-    """Copy what lies there into the request's blocks, from this token of the prompt on; answer with CopiedIn."""
+    """Copy the KV at `staged` into the request's blocks, from token `start` of the prompt on; answer with CopiedIn."""
 
     handle: Handle
     staged: Allocation
@@ -212,6 +213,6 @@ class TakePiece(Value, frozen=True, gc=False):
 
 
 class AcceptPiece(Value, frozen=True, gc=False):
-    """As published: who waited for room for this piece goes on. It has some, or needs none any more."""
+    """As published: the piece of this name no longer waits for room. It has some, or needs none any more."""
 
     name: str

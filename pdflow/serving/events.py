@@ -1,7 +1,7 @@
-"""What happens to the requests of an engine: what it is asked, and what whoever computes for it answers.
+"""The events of an engine's requests: what is asked of it, and the answers of the engine that computes.
 
 Past tense, frozen. `handle` names a request at its engine: at D the id of its attempt, at P the xid of its prompt. The
-engine that computes is spoken to in effects (`effects.py`) and answers in these, at once or at any later time.
+engine that computes is given effects (`effects.py`) and answers with these events, at once or at any later time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DecodeRequested(Value, frozen=True, gc=False):
     digest: int
     """Names the content of the prompt."""
     first_follows: bool = False
-    """P's token is the answer's first, and is told later, by FirstTokenKnown."""
+    """P's token is the answer's first, and comes later, with FirstTokenKnown."""
 
 
 class AloneRequested(Value, frozen=True, gc=False):
@@ -48,7 +48,7 @@ class PrefillRequested(Value, frozen=True, gc=False):
     keeps: bool = True
     """A decode leg comes for the KV. Otherwise P's token is all that is asked for."""
     lookup: bool = False
-    """Its beginning may be in the store, which is to be asked first."""
+    """The prompt's beginning may be in the store, which is to be asked first."""
 
 
 class PromptWithdrawn(Value, frozen=True, gc=False):
@@ -58,7 +58,7 @@ class PromptWithdrawn(Value, frozen=True, gc=False):
 
 
 class RequestAborted(Value, frozen=True, gc=False):
-    """Whoever asked for it has gone."""
+    """The client or router that asked for this request has gone."""
 
     handle: Handle
 
@@ -70,7 +70,7 @@ class FirstTokenKnown(Value, frozen=True, gc=False):
 
 
 class PrefillReported(Value, frozen=True, gc=False):
-    """D: the router says how the prefill leg of this request ended."""
+    """D: the router has reported how the prefill leg of this request ended."""
 
     handle: Handle
     ok: bool
@@ -84,19 +84,19 @@ class RoomDue(Value, frozen=True, gc=False):
 
 
 class EngineRejected(Value, frozen=True, gc=False):
-    """What was to be enqueued can never be computed here: its whole pool is too small."""
+    """The engine can never compute what it was to enqueue: its whole pool is too small."""
 
     handle: Handle
     reason: str = ""
 
 
 class EngineAdmitted(Value, frozen=True, gc=False):
-    """It has a seat and blocks, and its KV may be put into them."""
+    """The engine has given a request a place in its batch and blocks, and its KV may be put into them."""
 
     handle: Handle
     allocation: Allocation
     hit_tokens: int = 0
-    """Of the prompt, from its start: their KV is here already, in blocks that it shares."""
+    """Tokens at the prompt's start whose KV is here already, in blocks that it shares."""
 
 
 class EngineDropped(Value, frozen=True, gc=False):
@@ -110,7 +110,7 @@ class EngineDropped(Value, frozen=True, gc=False):
 
 
 class EngineFinished(Value, frozen=True, gc=False):
-    """Its last token is generated, and the engine has freed its blocks."""
+    """The last token of a request is generated, and the engine has freed its blocks."""
 
     handle: Handle
 
@@ -121,7 +121,7 @@ class ChunkStarted(Value, frozen=True, gc=False):
 
     handle: Handle
     source: Allocation
-    """Its blocks, shared ones included."""
+    """The prompt's blocks, shared ones included."""
     known: int
     step: int
     """Names the step. `LayerReady` follows for each layer."""
@@ -139,7 +139,7 @@ class PromptComputed(Value, frozen=True, gc=False):
 
     handle: Handle
     source: Allocation
-    """Its blocks, shared ones included."""
+    """The prompt's blocks, shared ones included."""
 
 
 class PrefillFailed(Value, frozen=True, gc=False):
@@ -157,7 +157,7 @@ class CopiedOut(Value, frozen=True, gc=False):
 
 
 class CopiedIn(Value, frozen=True, gc=False):
-    """Answer to CopyIn: its KV is in its blocks."""
+    """Answer to CopyIn: the request's KV is in its blocks."""
 
     handle: Handle
 
@@ -181,42 +181,42 @@ class PutEnded(Value, frozen=True, gc=False):
 
 
 class PutRequested(Value, frozen=True, gc=False):
-    """An engine would put this prompt: PutStart."""
+    """An engine asks to put this prompt: PutStart."""
 
     params: KvParams
-    """Who has it."""
+    """Names the engine that has it."""
     items: tuple[Item, ...]
-    """Its objects, from its start on."""
+    """The prompt's objects, from its start on."""
 
 
 class LookupRequested(Value, frozen=True, gc=False):
-    """An engine asks what is here of a prompt: GetReplicaList."""
+    """An engine asks how much of a prompt the store has: GetReplicaList."""
 
     request_id: RequestId
     xid: Xid
-    """By which it would load what is found."""
+    """The name by which the engine would load what is found."""
     items: tuple[Item, ...]
     digest: int
     weights: int
 
 
 class CallWithdrawn(Value, frozen=True, gc=False):
-    """Nobody will come for what was to be put, or was found."""
+    """An engine has withdrawn its call: nobody will come for what was to be put, or was found."""
 
     request_id: RequestId
     xid: Xid
 
 
 class EntryDue(Value, frozen=True, gc=False):
-    """D, as published: the protocol has let this request in, and has said all that it had to say with that."""
+    """D, as published: the protocol has enqueued this request, and its other effects of that event are executed."""
 
     handle: Handle
 
 
 class PieceArrived(Value, frozen=True, gc=False):
-    """As published: a piece of a prompt has come to this rank, and waits for room."""
+    """As published: a piece of a prompt has arrived at this rank, and waits for room."""
 
     rank: Address
     generation: int
-    """Of the prompt's place."""
+    """The generation of the prompt's place."""
     piece: Piece

@@ -1,9 +1,9 @@
-"""Where the KV of a decode engine's requests lands: in the blocks of the engine, or in memory beside them.
+"""The landing of KV at a decode engine, in the blocks of the engine or in staging memory beside them.
 
-In blocks: the engine admits a request first, and what it registers are its blocks. Beside them: the request gets room
-in that memory first, which is what it registers, and asks the engine for blocks when all has landed; it is copied, and
-the room is free again. A transfer then needs no free blocks, and blocks are never reached from outside: what is in
-quarantine after a failure is a part of that memory.
+In blocks: the engine admits a request first, and the request registers its blocks. In staging memory: the request gets
+room there first and registers that, and asks the engine for blocks when all has landed; its KV is copied, and the room
+is free again. A transfer then needs no free blocks, and blocks are never reached from outside: what is in quarantine
+after a failure is a part of the staging memory.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from pdflow.serving.events import CopiedIn, EngineAdmitted, Handle, RoomDue
 
 
 class Landing:
-    """In the engine's blocks."""
+    """Landing in the engine's blocks."""
 
     def __init__(self) -> None:
         self.requests: DecodeRequests
 
     def begin(self, requests: DecodeRequests) -> None:
-        """It is this engine's from now on."""
+        """Attach the landing to the requests of an engine."""
         self.requests = requests
 
     def take_effects(self, do: dict[type, Execute]) -> None:
-        """Which effects of endpoints are not the driver's."""
+        """Take over the effects of endpoints that the landing handles in place of the driver."""
 
     def rejected(self, request: DecodeRequest) -> None:
-        """The engine can never have it."""
+        """End a request that the engine can never admit."""
         requests = self.requests
         requests.send_local(DecodeAborted(request.handle, Code.REJECTED))
 
     def admitted(self, request: DecodeRequest, event: EngineAdmitted) -> None:
-        """The engine has given it blocks."""
+        """Accept the blocks that the engine has given a request."""
         self.admit(request, event.allocation, event.hit_tokens)
 
     def admit(self, request: DecodeRequest, staged: Allocation, hit_tokens: int) -> None:
-        """Its KV may come there, but for these first tokens of the prompt."""
+        """Report to the protocol that a request's KV may land at `staged`, but for the first `hit_tokens` of the
+        prompt, which are here already."""
         requests, handle = self.requests, request.handle
         request.stage = DecodeStage.ADMITTED
         missing = request.prompt_tokens - hit_tokens
@@ -58,7 +59,7 @@ class Landing:
             requests.report_admission(DecodeHit(handle))
 
     def committed(self, request: DecodeRequest) -> None:
-        """All KV has landed."""
+        """Pass a request on to the engine: all of its KV has landed."""
         requests = self.requests
         requests.emit(Landed(request.handle))
         requests.loaded(request)
@@ -66,15 +67,15 @@ class Landing:
             requests.wait_no_more(request.handle)
 
     def resolved(self, request: DecodeRequest) -> None:
-        """The protocol has ended it before its KV was here. Blocks of which the protocol knows nothing yet, since the
-        engine has given them in this very turn, are given back as the engine names them."""
+        """Drop a request that the protocol has ended before its KV was here. Blocks of which the protocol knows nothing
+        yet, since the engine has given them in this very turn, are given back as the engine names them."""
         self.requests.drop(request, request.stage is DecodeStage.ADMITTED)
 
     def aborted(self, request: DecodeRequest) -> None:
-        """Its client has gone after its KV was here."""
+        """Clean up after a request whose client has gone after its KV was here."""
 
     def left(self, handle: Handle, allocation: Allocation) -> None:  # noqa: ARG002
-        """The engine has dropped it and left these blocks, which nobody writes to."""
+        """Free the blocks that the engine left when it dropped a request, which nobody writes to."""
         self.requests.emit(FreeBlocks(allocation))
 
     def knows(self, handle: Handle) -> bool:  # noqa: ARG002
@@ -85,19 +86,19 @@ class Landing:
         return ()
 
     def assert_empty(self, whose: str) -> None:
-        """At rest: nothing is kept of any request."""
+        """Assert, at rest, that no state of any request is kept."""
 
 
 class StagedLanding(Landing):
-    """Beside the blocks. Args: `staging` is the memory of one rank; the ranks' are filled alike."""
+    """Landing in staging memory. Args: `staging` is the memory of one rank; those of all ranks are filled alike."""
 
     def __init__(self, staging: Staging) -> None:
         super().__init__()
         self.staging = staging
         self.copying: dict[Handle, Allocation] = {}
-        """What is being copied into blocks, and where it lies."""
+        """Room whose KV is being copied into blocks, by request."""
         self.abandoned: dict[Handle, Allocation] = {}
-        """Blocks that are being copied into for nobody."""
+        """Blocks of dropped requests that are still being copied into."""
         self.asked = False
 
     def begin(self, requests: DecodeRequests) -> None:
@@ -127,13 +128,13 @@ class StagedLanding(Landing):
         self.ask()
 
     def ask(self) -> None:
-        """Whoever is next gets room once all that happens now has happened: it may be the end of who would be next."""
+        """Ask for RoomDue once all that happens now is handled: it may end the request that would be next."""
         if not self.asked:
             self.asked = True
             self.requests.emit(AskForRoom())
 
     def admit_next(self, event: RoomDue) -> None:
-        """Whoever is next gets room, one after the other, each with all that follows from it."""
+        """Give room to the next request in the queue, and go on with another one after all that follows from it."""
         requests = self.requests
         self.asked = False
         admission = self.staging.admit_next()
@@ -147,19 +148,19 @@ class StagedLanding(Landing):
         requests.core.send_local(requests.core.role, event)
 
     def release(self, staged: Allocation) -> None:
-        """Nothing lies there any more."""
+        """Give back room that nothing uses any more."""
         self.requests.emit(GiveBackRoom(staged))
         self.staging.release(staged)
         self.ask()
 
     def quarantine(self, _: Port, effect: Quarantine) -> None:
-        """Room that a writer may still reach stays taken."""
+        """Keep room taken that a writer may still reach."""
 
     def free(self, _: Port, effect: FreeBlocks) -> None:
         self.release(effect.allocation)
 
     def resolved(self, request: DecodeRequest) -> None:
-        """It is not in the engine's queue yet. The room that it has is the protocol's to give back."""
+        """Forget a request that is not in the engine's queue yet. The protocol gives back the room that it has."""
         self.staging.forget(request.handle)
         request.staged = None
         self.ask()
@@ -195,7 +196,7 @@ class StagedLanding(Landing):
         requests.wait_no_more(handle)
 
     def left(self, handle: Handle, allocation: Allocation) -> None:
-        """Blocks that are being copied into are free when they have been."""
+        """Free the blocks of a dropped request, once a copy into them has ended."""
         if handle in self.copying:
             self.abandoned[handle] = allocation
         else:

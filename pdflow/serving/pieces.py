@@ -1,4 +1,4 @@
-"""Landing beside the blocks as the originals do it: each piece of a prompt has room by itself, and nothing before.
+"""Landing in staging memory as published: each piece of a prompt gets room by itself, and none before it arrives.
 
 A request registers at once, whatever is left of the memory. All ranks' memories are filled alike, so one stands for
 all: a piece has room when the first of its ranks' shares arrives. A piece that finds none waits its turn (#18332, where
@@ -27,19 +27,20 @@ PieceKey: TypeAlias = tuple[int, int]
 
 
 class PieceLanding(StagedLanding):
-    """Args: `staging` is that of one rank, in which each piece has a name of its own."""
+    """Landing that gives each piece room of its own. Args: `staging` is that of one rank, in which each piece has a
+    name of its own."""
 
     def __init__(self, staging: Staging) -> None:
         super().__init__(staging)
         self.allocations: dict[int, dict[PieceKey, Allocation]] = {}
-        """By a prompt's generation: where its pieces lie."""
+        """The room of each prompt's pieces, by the prompt's generation."""
 
     def begin(self, requests: DecodeRequests) -> None:
         super().begin(requests)
         requests.core.rules[EntryDue] = self.enter
 
     def enqueue(self, _: Port, effect: Enqueue) -> None:
-        """It is let in when the protocol has said all that it has to say: it may end the request at once."""
+        """Queue a request's admission behind all that the protocol does now, which may end the request at once."""
         core = self.requests.core
         core.send_local(core.role, EntryDue(effect.request_id))
 
@@ -58,11 +59,11 @@ class PieceLanding(StagedLanding):
         return allocations is None or (piece.layer, piece.start) in allocations
 
     def put(self, generation: int, piece: Piece, allocation: Allocation) -> None:
-        """It has room from now on."""
+        """Record the room that a piece has been given."""
         self.allocations[generation][piece.layer, piece.start] = allocation
 
     def layers_of(self, staged: Allocation) -> int:
-        """How many of a prompt's layers have anything there."""
+        """Return how many of a prompt's layers have a piece there."""
         return len({layer for layer, _ in self.allocations[staged.generation]})
 
     def release(self, staged: Allocation) -> None:
@@ -85,10 +86,11 @@ class PieceLanding(StagedLanding):
 
 
 class ListeningLanding(PieceLanding):
-    """What finds no room does not wait. Whether it is refused, or ends the listener that has it, is not for here."""
+    """Landing in which a piece that finds no room does not wait. Whether it is refused, or ends the listener that has
+    it, is decided elsewhere."""
 
     def takes(self, generation: int, piece: Piece) -> bool:
-        """Whether there is room for this piece, which it then has."""
+        """Give this piece room. False if there is none."""
         if self.has(generation, piece):
             return True
         name = name_of(generation, piece)
@@ -105,7 +107,7 @@ class ListeningLanding(PieceLanding):
 
 
 class QueueingLanding(PieceLanding):
-    """What finds no room waits in turn. Args: layers are those of a rank."""
+    """Landing in which a piece that finds no room waits in turn. Args: `layers` are those of a rank."""
 
     def __init__(self, staging: Staging, layers: int) -> None:
         super().__init__(staging)
@@ -157,5 +159,5 @@ class QueueingLanding(PieceLanding):
 
 
 def name_of(generation: int, piece: Piece) -> str:
-    """As what a piece asks for room."""
+    """Return the name under which a piece asks for room."""
     return f"{generation}.{piece.layer}.{piece.start}"

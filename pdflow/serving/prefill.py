@@ -1,10 +1,10 @@
-"""What a prefill engine does with a request, from its acceptance to the release of its last block.
+"""The handling of requests at a prefill engine, from their acceptance to the release of their last blocks.
 
 The protocol is told of a prompt before anything else happens to it, and of its end whatever that is, so that a
-registration finds an answer. Until all of a prompt is computed it is the engine's: aborting it is dropping it there.
+registration finds an answer. Until all of a prompt is computed it is the engine's: to abort it is to drop it there.
 From then on it is the protocol's: a computed prompt stays when its client goes, since its lease decides.
 
-What P sends from, and when a prompt's blocks are free, is `sending.py`'s to say.
+`sending.py` decides what P sends from, and when a prompt's blocks are free.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pdflow.serving.sending import Sending
 
 
 class PrefillCore(Core):
-    """Args: `weights` names what the model computes with."""
+    """The core of a prefill engine. Args: `weights` names what the model computes with."""
 
     def __init__(self, weights: int, sending: Sending) -> None:
         super().__init__()
@@ -53,14 +53,15 @@ class PrefillCore(Core):
         sending.begin(self.requests)
 
     def begin(self, scheduler: Port) -> None:
-        """Its scheduler's endpoint. The driver has registered what it does."""
+        """Attach the endpoint of the engine's scheduler. To be called when the driver has registered its handlers of
+        effects."""
         self.requests.scheduler = scheduler
         self.do[AnswerPrefill] = self._answer
         self.do[ReleaseBlocks] = self._release
         self.sending.take_effects(self.do)
 
     def knows(self, handle: Handle) -> bool:
-        """Whether this name is taken: a prompt with it would not be told from another."""
+        """Whether this name is taken: another prompt could not have it too."""
         return handle in self.requests.by_handle
 
     def request_of(self, handle: Handle) -> PrefillRequest | None:

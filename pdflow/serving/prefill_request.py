@@ -38,13 +38,13 @@ class PrefillRequest:
         self.dropping = False
         """The engine has been told to drop it and has not answered."""
         self.ended = False
-        """Nobody wants it any more, and the protocol has been told so."""
+        """The prompt is no longer wanted, and the protocol knows."""
         self.answering = False
         """The protocol has been told that it is finished, and has not answered its request."""
         self.held = False
         """The protocol may send from it, until it releases it."""
         self.freed = False
-        """Its blocks are the engine's again."""
+        """The prompt's blocks are the engine's again."""
         self.known = 0
         """Sent while it is computed: up to which token it is computed, or will be with the running step."""
 

@@ -19,7 +19,8 @@ from pdflow.serving.prefill_request import PrefillRequest
 
 
 class PrefillRequests:
-    """Those of one engine. Args: `core` delivers what they want done; `weights` names what the model computes with."""
+    """The requests of one prefill engine. Args: `core` delivers their events and effects; `weights` names what the
+    model computes with."""
 
     __slots__ = ("awaited", "by_handle", "core", "scheduler", "weights")
 
@@ -32,27 +33,27 @@ class PrefillRequests:
         """Prompts that the engine waits for before it begins another step."""
 
     def send_local(self, event: Any) -> None:
-        """The protocol is told this next."""
+        """Send an event to the scheduler's endpoint, behind those that are queued."""
         self.core.send_local(self.scheduler, event)
 
     def emit(self, effect: Any) -> None:
-        """The driver is to do this."""
+        """Have the driver execute an effect."""
         self.core.pending_effects.append(effect)
 
     def announce(self, request: PrefillRequest, source: Allocation) -> None:
-        """The protocol may send from it, though it is still being computed."""
+        """Report to the protocol that it may send from a prompt, though the prompt is still being computed."""
         request.held = True
         tokens, digest = request.prompt_tokens, request.digest
         self.send_local(PrefillBegun(request.handle, source, tokens, digest, self.weights))
 
     def finish(self, request: PrefillRequest, source: Allocation) -> None:
-        """All of it may be sent from there."""
+        """Report to the protocol that all of a prompt may be sent from `source`."""
         request.answering = True
         tokens, digest = request.prompt_tokens, request.digest
         self.send_local(PrefillFinished(request.handle, source, tokens, digest, self.weights))
 
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
-        """No KV comes of it. Who has aborted it needs no answer."""
+        """End a prompt of which no KV comes. If its client has aborted it, no answer is needed."""
         request.ended = True
         if request.keeps:
             self.send_local(PrefillAborted(request.handle, code))
@@ -60,17 +61,17 @@ class PrefillRequests:
             self.emit(EndPrefill(request.handle, code, reason))
 
     def free(self, request: PrefillRequest) -> None:
-        """Its blocks are needed no longer."""
+        """Give the blocks of a prompt back to the engine's pool."""
         request.freed = True
         self.emit(FreePrompt(request.handle))
 
     def forget(self, request: PrefillRequest) -> None:
-        """Nothing is left of it."""
+        """Forget a prompt of which nothing is left."""
         del self.by_handle[request.handle]
         self.emit(Forget(request.handle))
 
     def wait_for(self, handle: Handle) -> None:
-        """The engine begins no step before this one has been sent."""
+        """Hold the engine: it begins no step before this prompt has been sent."""
         if not self.awaited:
             self.emit(HoldEngine())
         self.awaited[handle] = None

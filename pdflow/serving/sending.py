@@ -1,4 +1,4 @@
-"""What a prefill engine sends from, and when a prompt's blocks are free: here its own blocks.
+"""Sending from a prefill engine's own blocks, and the rules by which a prompt's blocks become free.
 
 `Sending`: a prompt is sent when all of it is computed. Its blocks are the protocol's until it releases them.
 
@@ -23,28 +23,28 @@ from pdflow.serving.prefill_requests import PrefillRequests
 
 
 class Sending:
-    """From the engine's blocks, when a prompt is computed."""
+    """Sending from the engine's blocks, when a prompt is computed."""
 
     def __init__(self) -> None:
         self.requests: PrefillRequests
 
     def begin(self, requests: PrefillRequests) -> None:
-        """It is this engine's from now on."""
+        """Attach the sending to the requests of an engine."""
         self.requests = requests
 
     def take_effects(self, do: dict[type, Execute]) -> None:
-        """Which effects of endpoints are not the driver's alone."""
+        """Take over the effects of endpoints that are not handled by the driver alone."""
 
     def refusal(self, num_tokens: int) -> str:  # noqa: ARG002
-        """Why a prompt of so many tokens can never be sent; empty if it can."""
+        """Return why a prompt of so many tokens can never be sent; empty if it can."""
         return ""
 
     def look_up(self, request: PrefillRequest) -> None:
-        """Its beginning may be in a store."""
+        """Ask the store for the beginning of a prompt."""
         raise NotImplementedError
 
     def aborted(self, request: PrefillRequest) -> None:
-        """Nobody wants it any more. A computed prompt stays: its lease decides."""
+        """Drop a prompt that nobody wants any more. A computed prompt stays: its lease decides."""
         if not request.computed and not request.dropping:
             self.drop(request)
 
@@ -53,44 +53,44 @@ class Sending:
         self.requests.emit(Drop(request.handle))
 
     def dropped(self, request: PrefillRequest, event: EngineDropped) -> None:
-        """The engine has been told to give it up."""
+        """End a prompt that the engine has dropped, unless it was too late."""
         if not event.too_late:
             self.end(request, Code.CANCELLED)
 
     def rejected(self, request: PrefillRequest, reason: str) -> None:
-        """The engine can never have it."""
+        """End a prompt that the engine can never compute."""
         self.end(request, Code.REJECTED, reason)
 
     def failed(self, request: PrefillRequest) -> None:
-        """The engine computes no more of it."""
+        """End a prompt that the engine has stopped computing."""
         self.end(request, Code.PREFILL_ABORTED)
 
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
-        """The engine has nothing of it, and no KV comes of it."""
+        """End a prompt of which the engine has nothing and no KV comes."""
         self.requests.end(request, code, reason)
         self.ended(request)
 
     def ended(self, request: PrefillRequest) -> None:
-        """The protocol has been told so."""
+        """Forget a prompt whose end has been reported to the protocol."""
         self.requests.forget(request)
 
     def computed(self, request: PrefillRequest, source: Allocation) -> None:
-        """All of its KV is in these blocks."""
+        """Report to the protocol that all of a prompt's KV is in these blocks."""
         request.held = True
         self.requests.finish(request, source)
 
     def answer(self, request: PrefillRequest, effect: AnswerPrefill) -> None:
-        """The protocol answers who asked for it."""
+        """Pass on the protocol's answer to the client or router that asked for the prompt."""
         request.answering = False
         self.requests.emit(effect)
         self.settle(request)
 
     def released(self, request: PrefillRequest) -> None:
-        """The protocol lets go of it."""
+        """Free what the protocol's release of a prompt makes free."""
         self.settle(request)
 
     def settle(self, request: PrefillRequest) -> None:
-        """Its blocks are free, and it is forgotten, as soon as the protocol has answered it and released it."""
+        """Free the blocks of a prompt and forget it, as soon as the protocol has answered it and released it."""
         if request.answering or request.held or not request.computed:
             return
         if not request.freed:
@@ -106,7 +106,7 @@ class Sending:
         return ()
 
     def assert_empty(self, whose: str) -> None:
-        """At rest: nothing is kept of any prompt."""
+        """Assert, at rest, that no state of any prompt is kept."""
 
 
 class RunningSteps:
@@ -120,9 +120,9 @@ class RunningSteps:
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.chunks: dict[int, list[tuple[Handle, int, int]]] = {}
-        """By step: whose, from which token to which."""
+        """Chunks by step: (the prompt, from which token, to which)."""
         self.ready: dict[int, int] = {}
-        """By step: how many of its layers are computed."""
+        """How many layers are computed, by step."""
 
     def begin(self, step: int) -> None:
         if step not in self.chunks:
@@ -130,7 +130,7 @@ class RunningSteps:
             self.ready[step] = 0
 
     def advance(self, event: LayerReady) -> list[tuple[Handle, Piece]]:
-        """The pieces that are computed now."""
+        """Record that a step has computed a layer, and return the pieces that are computed now."""
         step, layer = event.step, event.layer
         pieces = [(handle, Piece(layer, start, stop)) for handle, start, stop in self.chunks[step]]
         self.ready[step] = layer + 1
@@ -143,7 +143,7 @@ class RunningSteps:
 
 
 class ProgressiveSending(Sending):
-    """From the engine's blocks, while a prompt is computed."""
+    """Sending from the engine's blocks, while a prompt is computed."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -172,14 +172,15 @@ class ProgressiveSending(Sending):
                 requests.emit(OfferPiece(handle, piece))
 
     def drop(self, request: PrefillRequest) -> None:
-        """What has begun is computed on."""
+        """Drop a prompt, or only end it if its computation has begun: then it is computed to its end."""
         if not request.known:
             super().drop(request)
         else:
             self.requests.end(request, Code.CANCELLED)
 
     def failed(self, request: PrefillRequest) -> None:
-        """A WRITE may read what is computed."""
+        """End a prompt that the engine has stopped computing, but keep its blocks: a WRITE may read what is
+        computed."""
         if not request.known:
             super().failed(request)
             return

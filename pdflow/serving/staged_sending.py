@@ -1,13 +1,13 @@
-"""Prompts that a prefill engine sends from memory beside its blocks: who asks for room when, what is copied when, from
-when on a prompt is the protocol's, and when its blocks are free.
+"""Sending from the staging memory of a prefill engine: when a prompt asks for room, when it is copied, from when on it
+is the protocol's, and when its blocks are free.
 
 Where the method sends early, each layer of a chunk is copied and offered as it is computed; otherwise the whole prompt
-is, when all of it is. A prompt without room stays in blocks, and the engine goes on: were it to wait, so would those
-prompts that hold the room. The blocks come back as soon as they are copied; the lease is the prompt's, wherever it
-lies.
+is, when all of it is computed. A prompt without room stays in blocks, and the engine goes on: were it to wait, so would
+those prompts that hold the room. The blocks come back as soon as they are copied; the lease is the prompt's, wherever
+it lies.
 
-When a prompt asks for room is `staging.py`'s to say. Where that is with the WRITE, it is announced without; where D
-reads, when it can be read, and D is told where it lies there.
+`staging.py` decides when a prompt asks for room. Where that is with the WRITE, the prompt is announced without room;
+where D reads, it is announced when it can be read, with its place in the staging memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pdflow.serving.sending import RunningSteps, Sending
 
 
 class StagedSend:
-    """One prompt on its way out of the blocks. `source`: its blocks."""
+    """The state of one prompt that is sent from staging memory. `source`: its blocks."""
 
     __slots__ = (
         "chunks",
@@ -59,14 +59,14 @@ class StagedSend:
         self.copying = 0
         """Ranks' shares of copies under way, or to come of a step that has begun."""
         self.in_blocks = True
-        """Its blocks are still needed."""
+        """The prompt's blocks are still needed."""
         self.finished = False
         """The protocol has been told that all of it can be sent."""
         self.over = False
         """Nothing of it is sent any more."""
 
     def fork(self, request: PrefillRequest) -> StagedSend:
-        """The same, of a fork of its request."""
+        """Return a copy that belongs to a fork of its request."""
         other = StagedSend(request, self.source)
         other.room_requested, other.staged, other.chunks = self.room_requested, self.staged, self.chunks.copy()
         other.copied, other.copying, other.in_blocks = self.copied, self.copying, self.in_blocks
@@ -74,18 +74,19 @@ class StagedSend:
         return other
 
     def state(self) -> tuple[Hashable, ...]:
-        """All but its request, for a fingerprint."""
+        """Return all but the request, for a fingerprint."""
         room = (self.source, self.room_requested, self.staged, tuple(self.chunks))
         return (*room, self.copied, self.copying, self.in_blocks, self.finished, self.over)
 
     @property
     def stays(self) -> bool:
-        """Whether it waits for room."""
+        """Whether the prompt waits for room."""
         return self.staged is None and not self.over
 
 
 class StagedSending(Sending):
-    """Args: `staging` is that of one rank. A layer is copied by so many of the `ranks`."""
+    """Sending from staging memory. Args: `staging` is that of one rank. A layer is copied by `ranks_per_layer` of the
+    `ranks`."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class StagedSending(Sending):
         post = do[PostWrite]
 
         def post_write(port: Port, effect: PostWrite) -> None:
-            """Room comes first: what is computed is copied and offered before the WRITE of it is posted."""
+            """Post a WRITE, after room is asked for: what is computed is copied and offered before."""
             self.written(effect.registration.xid)
             self.requests.core.execute()
             post(port, effect)
@@ -198,7 +199,7 @@ class StagedSending(Sending):
     # What the protocol does.
 
     def written(self, handle: Handle) -> None:
-        """A WRITE of it is posted."""
+        """Ask for room for a prompt, unless it has done so: a WRITE of it is posted."""
         going = self.outgoing[handle]
         if not going.room_requested and not going.over:
             if self.waits:
@@ -224,7 +225,7 @@ class StagedSending(Sending):
     # Room.
 
     def _admit_waiting(self) -> None:
-        """Who has room now goes on."""
+        """Give room to prompts that wait for it, and go on with them: announce them, copy what is computed."""
         requests = self.requests
         for handle in self.staging.victims():
             requests.send_local(SourceWithdrawn(handle))
@@ -247,7 +248,7 @@ class StagedSending(Sending):
             self._settle(going)
 
     def _start_send(self, request: PrefillRequest, source: Allocation) -> StagedSend:
-        """It is on its way from now on."""
+        """Begin to send a prompt: ask for room, or announce it where room comes with the WRITE."""
         going = self.outgoing[request.handle] = StagedSend(request, source)
         if not self.room_with_write:
             self._request_room(going)
@@ -261,7 +262,7 @@ class StagedSending(Sending):
         self._admit_waiting()
 
     def _release(self, going: StagedSend) -> None:
-        """It has no room any more, and wants none."""
+        """Give back a prompt's room, or stop waiting for it."""
         staged, going.staged = going.staged, None
         if staged is None:
             self.staging.forget(going.request.handle)
@@ -272,7 +273,7 @@ class StagedSending(Sending):
     # Copies.
 
     def _plan(self, going: StagedSend, step: int, known: int) -> None:
-        """A chunk is copied layer by layer, as far as its step has come, and with it from there on."""
+        """Copy a chunk layer by layer, as far as its step has come, and with the step from there on."""
         start, going.copied = going.copied, known
         going.copying += self.layers * self.ranks_per_layer
         ready = self.steps.ready.get(step, self.layers)
@@ -282,8 +283,8 @@ class StagedSending(Sending):
             self._copy(going, Piece(layer, start, known))
 
     def _copy(self, going: StagedSend, piece: Piece) -> None:
-        """This piece is computed. Who has lost its room meanwhile needs no copy, and whose prompt the engine has given
-        up has no blocks to copy from."""
+        """Copy a piece that is computed. A prompt that has lost its room meanwhile needs no copy, and one that the
+        engine has dropped has no blocks to copy from."""
         if going.staged is not None and not going.over:
             self.requests.emit(CopyOut(going.request.handle, going.staged, piece))
         else:
@@ -291,7 +292,7 @@ class StagedSending(Sending):
             self._settle(going)
 
     def _settle(self, going: StagedSend) -> None:
-        """Behind the last copy of all the protocol is told, and then the blocks are free."""
+        """After the last copy of a prompt, report it to the protocol, and then free its blocks."""
         request = going.request
         if going.copying or not request.computed or not going.in_blocks or going.stays or request.answering:
             return
@@ -315,7 +316,8 @@ class StagedSending(Sending):
         self.requests.finish(going.request, self._lies(going))
 
     def _lies(self, going: StagedSend) -> Allocation:
-        """Where D reads it is where it lies; where P writes, it goes by its blocks."""
+        """Return where a prompt lies for the protocol: in its room where D reads and it has some, else in its
+        blocks."""
         return going.staged if self.pulls and going.staged is not None else going.source
 
     def _forget(self, going: StagedSend) -> None:

@@ -1,12 +1,11 @@
-"""What a store's node does with what is put there, and with what is got from there.
+"""The handling of puts and gets at a store's node.
 
 The node is a decode engine towards the prefill engines that put, and a prefill engine towards the engines that get,
 under two names and over one memory. A put is a decode leg: the store registers room, P writes, and the commit makes it
-complete. From then on it is offered as a computed prompt is; so is what a lookup has found, at once. Who has called is
-answered when there is something to get, or when there will not be. What is where in memory is `store/ledger.py`'s to
-say.
+complete. From then on it is offered as a computed prompt is; so is what a lookup has found, at once. A call is answered
+when there is something to get, or when there will not be. `store/ledger.py` knows what is where in memory.
 
-Who gets room is asked when all that happens now has: it may be among those that are given up at this very instant.
+Room is given when all that happens now is handled: the put that would get it may be given up at this very instant.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, 
 
 
 class StoreCore(Core):
-    """Args: `count` is told what the result counts."""
+    """The core of a store's node. Args: `count` adds to a counter of the result: (its name, how much)."""
 
     def __init__(self, memory: StoreMemory, block_size: int, count: Callable[[str, int], None]) -> None:
         super().__init__()
@@ -46,7 +45,8 @@ class StoreCore(Core):
         )
 
     def begin(self, puts: Port, gets: Port) -> None:
-        """Its schedulers' endpoints. The driver has registered what it does."""
+        """Attach the endpoints of the node's two schedulers, for puts and for gets. To be called when the driver has
+        registered its handlers of effects."""
         self.puts, self.gets = puts, gets
         self.do.update(
             {
@@ -113,7 +113,7 @@ class StoreCore(Core):
             self.send_local(self.gets, event)
 
     def _resolve(self, _: Port, effect: Resolve) -> None:
-        """It could not be put: its request alone hears of it."""
+        """Answer a put that has failed. No other request is affected."""
         put = self.ledger.failed(effect.request_id)
         code = Code.IO if effect.code is Code.NONE else effect.code
         self.pending_effects.append(AnswerCall(put.params.xid, None, code))
@@ -121,7 +121,7 @@ class StoreCore(Core):
         self._ask()
 
     def _quarantine(self, _: Port, effect: Quarantine) -> None:
-        """What a writer may still reach stays held."""
+        """Keep held what a writer may still reach."""
 
     def _free(self, _: Port, effect: FreeBlocks) -> None:
         self.ledger.free(effect.allocation.generation, self.now)
@@ -130,7 +130,7 @@ class StoreCore(Core):
     # Being read from.
 
     def _answer(self, _: Port, effect: AnswerPrefill) -> None:
-        """It can be got from now on."""
+        """Answer the call of a prompt that can be got from now on."""
         self.pending_effects.append(effect)
         self.pending_effects.append(AnswerCall(effect.params.xid, effect.params))
 

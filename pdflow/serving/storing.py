@@ -1,8 +1,9 @@
-"""A prefill engine that puts what it computes into a store, and loads from there what others have put.
+"""Sending of a prefill engine into a store, and loading from there of what other engines have put.
 
-The store is to it what a decode engine is to others: the protocol releases a prompt when the store has it, and the
-prefill leg is answered in the store's words. Where blocks have keys, the store is asked before a prompt is computed. P
-loads the beginning that is there as a decode engine would, by a second scheduler. What cannot be loaded is computed.
+The store is to P what a decode engine is to others: the protocol releases a prompt when the store has it, and the
+prefill leg is answered with the store's parameters. Where blocks have keys, the store is asked before a prompt is
+computed. P loads the beginning that is there as a decode engine would, by a second scheduler. What cannot be loaded is
+computed.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ class PromptLoad:
 
 
 class Storing(Sending):
-    """Args: a node of the store holds `most_tokens` of one prompt at most; `waits`: the engine stands still until what
-    it has computed is put."""
+    """Sending into a store, and loading from it.
+
+    Args:
+        most_tokens: the most tokens of one prompt that a node of the store holds.
+        waits: the engine stands still until what it has computed is put.
+    """
 
     def __init__(self, most_tokens: int, block_size: int, waits: bool = False) -> None:
         super().__init__()
@@ -56,10 +61,10 @@ class Storing(Sending):
         self.scheduler: Port
         """The endpoint with which it loads."""
         self.asking: dict[Handle, None] = {}
-        """Prompts that wait for the store to say what it has of them."""
+        """Prompts whose lookup the store has not answered."""
         self.loading: dict[RequestId, PromptLoad] = {}
         self.putting: dict[Handle, None] = {}
-        """Prompts that are computed, and of which the store has not said that it has them."""
+        """Prompts that are computed, and whose put the store has not answered."""
 
     def begin(self, requests: PrefillRequests) -> None:
         super().begin(requests)
@@ -85,7 +90,8 @@ class Storing(Sending):
         self.requests.core.send_local(self.scheduler, event)
 
     def report_admission(self, event: object) -> None:
-        """Before anything else happens: what ends the load must find its blocks known."""
+        """Send an event to the loading endpoint before anything else happens: what ends the load must find its blocks
+        known."""
         self.requests.core.send_local_first(self.scheduler, event)
 
     # What the store has of it already.
@@ -114,14 +120,14 @@ class Storing(Sending):
         self.requests.emit(EnqueueLoading(load.request.handle, load.num_tokens))
 
     def rejected(self, request: PrefillRequest, reason: str) -> None:
-        """With a part that is loaded or without. It takes the same blocks."""
+        """End a prompt that the engine can never compute, loaded in part or not: it takes the same blocks."""
         if request.request_id in self.loading:
             self.send_load_event(DecodeAborted(request.request_id, Code.REJECTED))
         else:
             super().rejected(request, reason)
 
     def admitted(self, event: EngineAdmitted) -> None:
-        """It has blocks for its beginning."""
+        """Report to the protocol the blocks into which a prompt's beginning is to be loaded."""
         request = self.requests.by_handle.get(event.handle)
         load = None if request is None else self.loading.get(request.request_id)
         if request is None or load is None:
@@ -141,13 +147,13 @@ class Storing(Sending):
         self.requests.emit(Commit(load.request.handle))
 
     def resolve(self, _: Port, effect: Resolve) -> None:
-        """It cannot be loaded. What the engine has of it goes first."""
+        """Give up a load that has failed. The engine drops the prompt first."""
         load = self.loading[effect.request_id]
         load.code = effect.code
         self.drop(load.request)
 
     def dropped(self, request: PrefillRequest, event: EngineDropped) -> None:
-        """What cannot be loaded is computed, unless nobody wants it any more."""
+        """Have a prompt computed that cannot be loaded, unless nobody wants it any more."""
         load = self.loading.pop(request.request_id, None)
         if load is None:
             super().dropped(request, event)
@@ -162,7 +168,7 @@ class Storing(Sending):
     # What is computed.
 
     def answer(self, request: PrefillRequest, effect: AnswerPrefill) -> None:
-        """What is answered comes from the store."""
+        """Put a prompt into the store, from which its answer then comes."""
         handle = request.handle
         request.answering = False
         self.putting[handle] = None
@@ -184,7 +190,7 @@ class Storing(Sending):
             self.settle(request)
 
     def _over(self, request: PrefillRequest) -> None:
-        """Nobody comes for it: were its lease waited for, so would be its blocks."""
+        """Withdraw a prompt for which nobody comes: otherwise its blocks would wait for its lease."""
         if request.held:
             self.requests.send_local(SourceWithdrawn(request.handle))
         else:
@@ -199,7 +205,8 @@ class Storing(Sending):
         super().released(request)
 
     def aborted(self, request: PrefillRequest) -> None:
-        """Wherever it is: before the engine has it, on its way here, being computed, or on its way from here."""
+        """Abort a prompt wherever it is: before the engine has it, while it is loaded or computed, or on its way to the
+        store."""
         handle = request.handle
         if handle in self.asking:
             del self.asking[handle]

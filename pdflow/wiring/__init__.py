@@ -1,1 +1,1 @@
-"""What a scenario means for the endpoints: made here once, for whichever world they decide in."""
+"""Construction of endpoints from a scenario, shared by the simulator and the live runtime."""

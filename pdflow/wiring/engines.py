@@ -1,6 +1,6 @@
-"""From [transfer] and [[pool]] to the endpoints of engines, their limits and the memory beside their blocks.
+"""Builds the endpoints of engines, their limits and their staging memory from [transfer] and [[pool]].
 
-What only a world knows it says itself: what a pool's KV looks like there, since synthetic engines keep less of it.
+The caller passes in what only its driver knows: the shape of a pool's KV, since synthetic engines keep less of it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pdflow.scenario.validation.fit import kv_tokens_of
 
 
 class Producer(NamedTuple):
-    """The endpoints of one life of an engine that KV is got from."""
+    """The endpoints of one incarnation of an engine that KV is read from."""
 
     scheduler: ProducerScheduler
     ranks: list[ProducerRank]
 
 
 class Consumer(NamedTuple):
-    """The endpoints of one life of an engine that KV comes to."""
+    """The endpoints of one incarnation of an engine that receives KV."""
 
     scheduler: ConsumerScheduler
     ranks: list[ConsumerRank]
 
 
 class EngineWiring:
-    """How the engines of a scenario exchange KV.
+    """Builds the endpoints of a scenario's engines, by its transfer method, dialect and layout.
 
     Args: `shapes`: a pool's KV, by the pool's name; `done_is_remote`: whether a WRITE that the transport reports as
     done has landed. If it has not, P flushes before it says SENT.
@@ -74,11 +74,11 @@ class EngineWiring:
         )
 
     def blocks_of(self, pool: Pool) -> int:
-        """KV blocks of an engine of this pool."""
+        """Return the number of KV blocks of an engine of this pool."""
         return kv_tokens_of(self.scenario.model, pool) // pool.block_size
 
     def producer(self, info: EngineInfo, incarnation: int) -> Producer:
-        """One life of a prefill engine: its endpoints."""
+        """Create the endpoints of one incarnation of a prefill engine."""
         first = ProducerContext(
             rank=0,
             shards=info.shards,
@@ -96,8 +96,8 @@ class EngineWiring:
         return Producer(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks)
 
     def consumer(self, info: EngineInfo, incarnation: int, num_blocks: int, pulls: bool | None = None) -> Consumer:
-        """One life of a decode engine, or of whoever else KV comes to: its endpoints. `pulls` if not as the method
-        does."""
+        """Create the endpoints of one incarnation of a decode engine, or of another receiver of KV. `pulls` overrides
+        that of the method."""
         transfer = self.scenario.transfer
         scheduler = ConsumerScheduler(
             info,
@@ -117,10 +117,10 @@ class EngineWiring:
         return Consumer(scheduler, ranks)
 
     def most_layers(self, pool: Pool) -> int:
-        """Of the ranks of an engine of this pool."""
+        """Return the most layers that a rank of an engine of this pool has."""
         return max(len(stage) for stage in stage_layers(self.shapes[pool.name].num_layers, pool.pp))
 
     def staged_size(self, pool: Pool) -> KvSize:
-        """What a token takes beside the blocks of an engine of this pool, at the rank with the most layers."""
+        """Return the size of a token in the staging memory of an engine of this pool, at its rank with most layers."""
         shape = self.shapes[pool.name]
         return KvSize(self.most_layers(pool), shape.rank_bytes_per_token(pool.tp) // shape.num_layers)

@@ -1,7 +1,7 @@
-"""From [router] to the router's endpoint: the least one that does what the table says, in whichever world.
+"""Builds the router's endpoint from [router]: the smallest class that does what the table says.
 
-What only a world knows it says itself: who its engines are, what one name of a prompt's prefix stands for, and from
-where on a prompt is better computed elsewhere. How events reach the endpoint is not decided here.
+The caller passes in what only its driver knows: the engines, how many tokens one name of a prompt's prefix stands for,
+and from which length on a prompt is better computed elsewhere. How events reach the endpoint is not decided here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 
 Crossover: TypeAlias = Callable[[int], tuple[int, ...]]
-"""By the position of a decode engine: the longest prompts that stay there, by how many legs it has open."""
+"""Maps the position of a decode engine to the longest prompts that stay there, by how many legs it has open."""
 
 
 class Target(NamedTuple):
-    """An engine that gets legs."""
+    """An engine that the router dispatches legs to."""
 
     info: EngineInfo
     pool: Pool
@@ -43,18 +43,18 @@ class Target(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class RoutedEngines:
-    """Whom a router is made for: the engines of each leg, by position, and how KV goes between them."""
+    """The engines that a router dispatches to, for each leg and by position, and how KV goes between them."""
 
     scenario: ResolvedScenario
     method: Method
     prefill: tuple[Target, ...]
     decode: tuple[Target, ...]
     prefix_block_tokens: int
-    """What one name of a prompt's prefix stands for."""
+    """Tokens that one name of a prompt's prefix stands for."""
     crossover: Crossover | None = None
     """None where `disaggregate_above_tokens = "auto"` is refused."""
     changes: bool = False
-    """Engines may leave and join whatever the scenario says."""
+    """Whether engines may leave and join, whatever the scenario has."""
 
 
 def router_of(cluster: RoutedEngines) -> Router:
@@ -102,8 +102,9 @@ def router_of(cluster: RoutedEngines) -> Router:
 
 
 def dispatch_of(scenario: ResolvedScenario, method: Method) -> Dispatch:
-    """A pull cannot begin before P's answer names its blocks, so its decode leg waits whatever the dispatch. Where D is
-    named when P begins, it is chosen then."""
+    """Return whether the legs of a request are dispatched concurrently or in sequence. A pull cannot begin before P's
+    answer names its blocks, so its decode leg waits whatever the dispatch. Where D is named when P begins, it is chosen
+    then."""
     answer_first = method.pipeline_policy(scenario.transfer.dialect).answer_first
     if method.pulls:
         return "sequential"
@@ -113,7 +114,7 @@ def dispatch_of(scenario: ResolvedScenario, method: Method) -> Dispatch:
 
 
 def choice_of(cluster: RoutedEngines, leg: str) -> Choice:
-    """Who chooses the engine of a request's prefill or decode leg."""
+    """Create the policy that chooses the engine of a request's prefill or decode leg."""
     scenario, router_config = cluster.scenario, cluster.scenario.router
     targets = cluster.decode if leg == "decode" else cluster.prefill
     policy: Policy = router_config.policies[leg == "decode"]
@@ -144,7 +145,7 @@ def rules_of(cluster: RoutedEngines) -> Rules:
 
 
 def stays_of(cluster: RoutedEngines) -> tuple[tuple[int, ...], ...]:
-    """By decode engine: the longest prompts that it computes itself. Engines of a pool are alike."""
+    """Return, for each decode engine, the longest prompts that it computes itself. Engines of a pool are alike."""
     above = cluster.scenario.router.disaggregate_above_tokens
     if above is None:
         return ()
@@ -159,7 +160,7 @@ def stays_of(cluster: RoutedEngines) -> tuple[tuple[int, ...], ...]:
 
 
 def heartbeat_ns(scenario: ResolvedScenario) -> int | None:
-    """How often engines report to the router; None if they do not."""
+    """Return the interval at which engines report to the router; None if they do not."""
     every_s = scenario.router.reports_every_s(scenario.transfer)
     return None if every_s is None else seconds_to_ns(every_s)
 

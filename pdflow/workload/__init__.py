@@ -1,4 +1,4 @@
-"""Who asks for what, and when: arrivals, lengths and prefixes, synthetic, from a trace, or like one.
+"""The requests of a run: arrivals, lengths and prefixes, synthetic, from a trace, or like one.
 
 `build.requests` turns a [workload] table into requests; `readers` opens the files.
 """

@@ -1,4 +1,4 @@
-"""When requests arrive: processes that yield instants in ns, never decreasing, without end.
+"""Arrival processes: iterators over instants in ns, never decreasing, without end.
 
 Each keeps its place as an exact integer or fraction and rounds it once per request, so no error accumulates over a long
 run. What arrives is decided elsewhere.
@@ -23,7 +23,7 @@ FINE_BITS = 20
 
 
 def poisson(rate_rps: float, stream: Stream) -> Iterator[Instant]:
-    """Independent arrivals: exponential gaps. The first comes after one gap."""
+    """Yield independent arrivals, with exponential gaps. The first comes after one gap."""
     fine, scale, uniform = 0, (S << FINE_BITS) / rate_rps, stream.uniform
     while True:
         fine += int(-log(uniform()) * scale)
@@ -31,7 +31,7 @@ def poisson(rate_rps: float, stream: Stream) -> Iterator[Instant]:
 
 
 def gamma(rate_rps: float, burstiness: float, stream: Stream) -> Iterator[Instant]:
-    """Independent gaps of a gamma distribution of shape `burstiness`, as vLLM's benchmark draws them."""
+    """Yield arrivals with independent gaps of a gamma distribution of shape `burstiness`, as vLLM's benchmark does."""
     fine, scale = 0, (S << FINE_BITS) / (rate_rps * burstiness)
     while True:
         fine += int(standard_gamma(burstiness, stream) * scale)
@@ -39,7 +39,7 @@ def gamma(rate_rps: float, burstiness: float, stream: Stream) -> Iterator[Instan
 
 
 def ramp(from_rps: float, to_rps: float, over_s: float, stream: Stream) -> Iterator[Instant]:
-    """Independent arrivals at a rate that goes in a straight line from one value to another, and stays there."""
+    """Return independent arrivals at a rate that goes linearly from one value to another, and stays there."""
 
     def rate(at_s: float) -> float:
         return to_rps if at_s >= over_s else from_rps + (to_rps - from_rps) * at_s / over_s
@@ -48,7 +48,7 @@ def ramp(from_rps: float, to_rps: float, over_s: float, stream: Stream) -> Itera
 
 
 def diurnal(mean_rps: float, swing: float, period_s: float, stream: Stream) -> Iterator[Instant]:
-    """Independent arrivals at mean_rps * (1 + swing * sin(2 pi t / period_s))."""
+    """Return independent arrivals at the rate mean_rps * (1 + swing * sin(2 pi t / period_s))."""
 
     def rate(at_s: float) -> float:
         return mean_rps * (1.0 + swing * sin(2.0 * pi * at_s / period_s))
@@ -57,14 +57,14 @@ def diurnal(mean_rps: float, swing: float, period_s: float, stream: Stream) -> I
 
 
 def _thinned(rate: Callable[[float], float], most_rps: float, stream: Stream) -> Iterator[Instant]:
-    """Poisson arrivals at the greatest rate, each kept with the share that the rate is of it (Lewis, Shedler 1979)."""
+    """Yield Poisson arrivals at the greatest rate, each kept with probability rate / greatest (Lewis, Shedler 1979)."""
     for at in poisson(most_rps, stream):
         if stream.uniform() * most_rps < rate(at / S):
             yield at
 
 
 def constant(rate_rps: float) -> Iterator[Instant]:
-    """Arrival k at k / rate_rps seconds, k from 0, rounded down. The rate is taken as its decimal digits say."""
+    """Yield arrival k at k / rate_rps seconds, k from 0, rounded down. The rate is exactly its decimal digits."""
     rate = Fraction(repr(rate_rps))
     step, per = S * rate.denominator, rate.numerator
     for k in count():
@@ -72,7 +72,8 @@ def constant(rate_rps: float) -> Iterator[Instant]:
 
 
 def closed(concurrency: int) -> Iterator[Instant]:
-    """A closed loop: each of its clients sends one request at 0, and every other one when its last has ended."""
+    """Yield the arrivals of a closed loop: each client sends one request at 0, every other one when its last has
+    ended."""
     yield from repeat(0, concurrency)
     yield from repeat(WHEN_ONE_ENDS)
 
@@ -93,7 +94,7 @@ def modulated(
     step_ns: int,
     rng: Rng,
 ) -> Iterator[Instant]:
-    """Poisson arrivals whose rate is a product of levels: bursts on several scales of time.
+    """Return Poisson arrivals whose rate is a product of levels: bursts on several scales of time.
 
     An arrival is followed by another of the same batch with `batch_probability`, after a gap of `batch_gap_s`; the rate
     is that of all arrivals, batched ones included. `step_ns` above 0 rounds every instant down to such a step, as some
@@ -108,7 +109,8 @@ def modulated(
 
 
 def _modulated(rate_rps: float, levels: Sequence[RateLevel], rng: Rng) -> Iterator[Instant]:
-    """Unit-rate arrivals, carried window by window to the instants at which the integral of the rate reaches them."""
+    """Yield unit-rate arrivals, each moved to the instant at which the integral of the rate reaches it, window by
+    window."""
     uniform = rng.stream("arrivals").uniform
     draws = [rng.stream(f"level-{i}").uniform for i in range(len(levels))]
     spans = [int(level.window_s * S) << FINE_BITS for level in levels]
@@ -132,7 +134,7 @@ def _modulated(rate_rps: float, levels: Sequence[RateLevel], rng: Rng) -> Iterat
 
 
 def _batched(starts: Iterator[Instant], probability: float, gap_s: Quantiles, stream: Stream) -> Iterator[Instant]:
-    """Let each arrival bring others after it. Batches that overlap are merged in order of time."""
+    """Add the other arrivals of its batch after each arrival. Batches that overlap are merged in order of time."""
     following: list[Instant] = []
     for start in starts:
         while following and following[0] <= start:

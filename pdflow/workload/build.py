@@ -1,4 +1,4 @@
-"""From [workload] to requests."""
+"""The requests of a [workload] table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdflow.workload.traces.traces import sliced
 
 
 def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]:
-    """The requests of a [workload] table, in order of arrival; without end if it neither counts them nor names a trace.
+    """Return the requests of a [workload] table, in order of arrival; without end if it has no count and no trace.
 
     Those of a table with sessions are `sessions.sessions`. Relative paths start at `base_dir`, the scenario file's
     folder. Raises TraceError, when the last request has been drawn, if lines of the trace are bad, and ModelFileError
@@ -40,7 +40,7 @@ def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]
 
 
 def rate_of(workload: Workload, base_dir: Path) -> float | None:
-    """Requests per second, as the scenario says them; None where a trace, a closed loop or sessions decide."""
+    """Return the requests per second that the scenario asks for; None with a trace, a closed loop or sessions."""
     if workload.sessions is not None:
         return None
     if workload.arrival is not None:
@@ -51,14 +51,14 @@ def rate_of(workload: Workload, base_dir: Path) -> float | None:
 
 
 def burstiness_of(arrival: Arrival | None) -> float | None:
-    """As `vllm bench serve` says it: the shape of gamma gaps; None, for infinite, where they are even."""
+    """Return the burstiness of `vllm bench serve`: the shape of gamma gaps; None, for infinite, where they are even."""
     if isinstance(arrival, GammaArrival):
         return arrival.burstiness
     return None if isinstance(arrival, ConstantArrival) else 1.0
 
 
 def _from_trace(trace: Trace, arrival: Arrival | None, seed: int, base_dir: Path) -> Iterator[Request]:
-    """A trace's requests; with an arrival process, at its instants instead of their own."""
+    """Return a trace's requests; with an arrival process, at its instants instead of their own."""
     rows = sliced(read_trace(trace, base_dir, seed, timed=arrival is None), trace)
     if arrival is None:
         return rows

@@ -1,4 +1,4 @@
-"""From what a scenario says to functions that draw it: lengths, times, turns, arrivals, clients that go away."""
+"""Functions that draw from a scenario's distributions: lengths, times, turns, arrivals, clients that hang up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pdflow.workload.rng import Rng, Stream, standard_normal
 
 
 def length(distribution: Length, stream: Stream) -> Callable[[], int]:
-    """Draws tokens."""
+    """Return a function that draws a length in tokens."""
     match distribution:
         case LognormalLength():
             return lognormal(distribution.median, distribution.sigma, distribution.low, distribution.high, stream)
@@ -45,7 +45,7 @@ def length(distribution: Length, stream: Stream) -> Callable[[], int]:
 
 
 def turns(distribution: Turns, stream: Stream) -> Callable[[], int]:
-    """Draws how many turns a session has."""
+    """Return a function that draws the number of turns of a session."""
     match distribution:
         case FixedTurns():
             return uniform(distribution.turns, distribution.turns, stream)
@@ -57,7 +57,8 @@ def turns(distribution: Turns, stream: Stream) -> Callable[[], int]:
 
 
 def geometric(mean: float, high: int, stream: Stream) -> Callable[[], int]:
-    """Draws whole numbers from 1 on, each followed by the next with the same probability; those beyond high as high."""
+    """Return a function that draws whole numbers from 1 on, each followed by the next with the same probability; those
+    beyond `high` become `high`."""
     if mean == 1.0:
         return lambda: 1
     rate = -log(1.0 - 1.0 / mean)
@@ -65,7 +66,7 @@ def geometric(mean: float, high: int, stream: Stream) -> Callable[[], int]:
 
 
 def time_ns(distribution: Time, stream: Stream) -> Callable[[], int]:
-    """Draws times, in whole ns."""
+    """Return a function that draws times, in whole ns."""
     match distribution:
         case FixedTime(time_s=time_s):
             fixed = round(time_s * S)
@@ -84,7 +85,7 @@ def time_ns(distribution: Time, stream: Stream) -> Callable[[], int]:
 
 
 def leaving(client: Client, rng: Rng) -> Callable[[], int]:
-    """Draws after how many ns a client goes away by itself; NEVER for one that does not."""
+    """Return a function that draws after how many ns a client hangs up by itself; NEVER for one that does not."""
     if client.cancel_probability is None or client.cancel_after_s is None:
         return lambda: NEVER
     share, leaves = client.cancel_probability, rng.stream("cancel").uniform
@@ -99,7 +100,7 @@ def leaving(client: Client, rng: Rng) -> Callable[[], int]:
 
 
 def instants(arrival: Arrival, rng: Rng) -> Iterator[Instant]:
-    """When requests, or sessions, begin."""
+    """Return the instants at which requests, or sessions, begin."""
     match arrival:
         case ClosedArrival():
             return arrivals.closed(arrival.concurrency)

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions as functions of a uniform number."""
+"""The lengths of prompts and answers: distributions as functions of a uniform number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Quantiles:
         self._last = [max(i for i in range(len(lines)) if levels[i] <= slot / 256) for slot in range(256)]
 
     def at(self, u: float) -> float:
-        """The value below which a share `u` of the distribution lies, 0 < u < 1."""
+        """Return the value below which a share `u` of the distribution lies, 0 < u < 1."""
         levels, segment = self.levels, self._last[int(u * 256)]
         while levels[segment + 1] < u:
             segment += 1
@@ -40,13 +40,14 @@ class Quantiles:
 
     @property
     def mean(self) -> float:
-        """The mean of the distribution."""
+        """Return the mean of the distribution."""
         segments = zip(pairwise(self.levels), pairwise(self.values), strict=True)
         return sum((b - a) * (low + high) / 2 for (a, b), (low, high) in segments)
 
 
 def uniform(low: int, high: int, stream: Stream) -> Callable[[], int]:
-    """Draws whole numbers from low to high, both included. One value takes nothing from the stream."""
+    """Return a function that draws whole numbers from low to high, both included. A single value uses no random
+    numbers."""
     if low == high:
         return lambda: low
     span, below = high - low + 1, stream.below
@@ -54,7 +55,7 @@ def uniform(low: int, high: int, stream: Stream) -> Callable[[], int]:
 
 
 def lognormal(median: float, sigma: float, low: int, high: int, stream: Stream) -> Callable[[], int]:
-    """Draws whole numbers whose logarithm is normal, those beyond low and high as these."""
+    """Return a function that draws whole numbers whose logarithm is normal, clamped to low and high."""
     top = high / median  # Beyond it nothing need be computed, which might be too large to be.
 
     def draw() -> int:
@@ -65,7 +66,7 @@ def lognormal(median: float, sigma: float, low: int, high: int, stream: Stream) 
 
 
 def empirical(tokens: Sequence[int], weights: Sequence[float], stream: Stream) -> Callable[[], int]:
-    """Draws one of these lengths, as often as its weight says; equally often without weights."""
+    """Return a function that draws one of these lengths by weight, or equally likely without weights."""
     if not weights:
         below, number = stream.below, len(tokens)
         return lambda: tokens[below(number)]

@@ -1,4 +1,4 @@
-"""A workload model of our own: requests like those of a published trace, drawn from figures about it.
+"""Workload models: requests like those of a published trace, drawn from figures about it.
 
 Decides how figures become requests. The figures are in models/*.toml, each with its source, computed by
 benchmarks/fit_workload.py; no row of a trace is kept. What is modelled:
@@ -40,7 +40,7 @@ class Lengths:
 
 @attrs.frozen
 class Conversations:
-    """How requests come back."""
+    """The figures of conversations: when requests return, and with which tokens."""
 
     common_blocks: int
     """Leading prefix blocks that all prompts share."""
@@ -48,17 +48,17 @@ class Conversations:
     """Probability that a conversation's first request is followed by another one, by group of its prompt's quantile;
     one group, if it does not depend on that."""
     returns_after_later: float
-    """The same for its later requests, whatever their length."""
+    """The same probability for its later requests, whatever their length."""
     after_s: Quantiles
     """Time from one request of a conversation to the next."""
     edited: float
     """Share of returning requests that do not begin with the whole earlier prompt."""
     kept: Quantiles
-    """Of an edited one: the share of the earlier prompt's blocks that is left."""
+    """The share of the earlier prompt's blocks that an edited request keeps."""
     edited_tokens: Quantiles
-    """Of an edited one: tokens after what is left."""
+    """Tokens of an edited request after the kept blocks."""
     added_tokens: Quantiles
-    """Of the others: tokens beyond the earlier prompt and its answer. Negative where the answer was shortened."""
+    """Tokens of the others beyond the earlier prompt and its answer. Negative where the answer was shortened."""
     output_tokens: tuple[Quantiles, ...]
     """Answers to returning requests, by group of `added_tokens`' quantile."""
 
@@ -79,7 +79,7 @@ class WorkloadModel:
     conversations: Conversations | None
 
     def requests(self, seed: int, rate_rps: float | None = None) -> Iterator[Request]:
-        """Requests without end, at the trace's rate or another. Bursts and pauses keep their length in seconds."""
+        """Draw requests without end, at the trace's rate or another. Bursts and pauses keep their length in s."""
         rng = Rng(seed)
         arrivals = modulated(
             self.rate_rps if rate_rps is None else rate_rps,
@@ -102,7 +102,7 @@ class WorkloadModel:
             yield Request(index, at, int(prompt(u)), int(answers[int(u * groups)](of_output())))
 
     def _conversing(self, arrivals: Iterator[int], talk: Conversations, rng: Rng) -> Iterator[Request]:
-        """Every arrival whose time has come continues the conversation that has waited longest; others begin one. So
+        """Yield requests: an arrival continues the conversation that is due and waited longest, or else begins one. So
         the arrivals are the process's own, and a conversation returns at the first arrival after its pause."""
         prompt, answers = self.lengths.input_tokens.at, self.lengths.output_tokens
         of_input, of_output = rng.stream("input").uniform, rng.stream("output").uniform
@@ -131,7 +131,7 @@ class WorkloadModel:
     def _continued(
         self, last: Request, talk: Conversations, u: float, v: float, of_return: Callable[[], float]
     ) -> tuple[tuple[int, ...], int, int]:
-        """The prefix that is shared with the conversation's last request, the new prompt's length and its answer's."""
+        """Return the prefix shared with the conversation's last request, the new prompt's length and its answer's."""
         output = int(_group(talk.output_tokens, u).at(v))
         whole = last.input_tokens // PREFIX_BLOCK_TOKENS
         if of_return() < talk.edited:

@@ -1,4 +1,4 @@
-"""Workload models as files: figures about a trace, in TOML, and what such a file must hold to be one."""
+"""The TOML files of workload models: figures about a trace, and the rules that such a file must keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Rows = Annotated[list[list[float]], msgspec.Meta(min_length=1)]
 
 
 MOST: Final = 1e9
-"""Tokens, or seconds: thirty years."""
+"""The greatest number of tokens, or of seconds: thirty years."""
 
 
 class ModelFileError(ValueError):
@@ -71,7 +71,7 @@ class _File(msgspec.Struct):
 
 
 def model_of(name: str, figures: dict[str, Any]) -> WorkloadModel:
-    """A model from its parsed file. Raises ModelFileError."""
+    """Make a model of its parsed file. Raises ModelFileError."""
     try:
         return _model(name, msgspec.convert(figures, _File))
     except ValueError as error:
@@ -137,7 +137,7 @@ def _where_first(message: str) -> str:
 def model_toml(
     name: str, made_by: str, source: dict[str, str], figures: dict[str, Any], levels: Sequence[float]
 ) -> str:
-    """A model file. `made_by` says what from, in a comment."""
+    """Return the text of a model file. `made_by` names its origin, in a comment."""
     lines = [
         f"# Workload model {name}: figures about a trace, no row of it.",
         f"# {made_by}",
@@ -157,12 +157,12 @@ def model_toml(
 
 
 def _text(value: str) -> str:
-    """A basic string of TOML, which escapes as JSON does."""
+    """Format a basic string of TOML, which escapes as JSON does."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def _row(value: Any) -> str:
-    """A number or a nested list of numbers, wrapped."""
+    """Format a number or a nested list of numbers, wrapped."""
     if not isinstance(value, (list, tuple)):
         return repr(value)
     if value and isinstance(value[0], list):

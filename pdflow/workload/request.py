@@ -1,4 +1,4 @@
-"""What a workload is made of: requests, in order of arrival."""
+"""The requests that a workload consists of, in order of arrival."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NEVER: Final = -1
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """One prompt and the number of tokens that answer it.
+    """One request: the lengths and the shared prefix of its prompt, and the number of tokens that answer it.
 
     `prefix` names the prompt's leading blocks of PREFIX_BLOCK_TOKENS, or in a session of SESSION_BLOCK_TOKENS: equal
     ids at equal places are equal content. The last block may be partly filled; tokens beyond the named blocks are
     shared with nobody. Empty: nothing is shared. With `answer_named` it goes on to name blocks that the answer fills.
     `class_` names what [slo.class] may speak of.
 
-    After `leaves_ns` its client goes away by itself, if there is no whole answer before. Of a session's turn, `index`
+    After `leaves_ns` its client hangs up by itself, if it has no whole answer before. Of a session's turn, `index`
     is its place in the session, and `arrival_ns` is when the session begins.
     """
 
@@ -45,4 +45,4 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 Row: TypeAlias = tuple[int, int, int, tuple[int, ...], str]
-"""What a line of a trace says: ns on the trace's own clock, input and output tokens, prefix, class."""
+"""The content of a line of a trace: ns on the trace's own clock, input and output tokens, prefix, class."""

@@ -1,4 +1,4 @@
-"""Where randomness comes from: one seed, and named streams that do not disturb each other.
+"""The random numbers of a run: one seed, and named streams that do not affect each other.
 
 A stream is SHAKE-128 (FIPS 202) over the seed, the stream's name and a block counter, read as little-endian 64-bit
 numbers. Drawing more from one stream changes no other, so a longer prompt distribution never moves an arrival. The
@@ -24,7 +24,7 @@ _2_MINUS_52: Final = 2.0**-52
 
 
 class Rng:
-    """The run's source of streams."""
+    """The random streams of a run, by name."""
 
     __slots__ = ("seed",)
 
@@ -32,12 +32,12 @@ class Rng:
         self.seed = seed
 
     def stream(self, name: str) -> Stream:
-        """The stream of that name, from its beginning."""
+        """Return the stream of that name, from its beginning."""
         return Stream(self.seed, name)
 
 
 class Stream:
-    """One sequence of random numbers."""
+    """A named sequence of random numbers."""
 
     __slots__ = ("_next",)
 
@@ -45,19 +45,19 @@ class Stream:
         self._next = _numbers(f"pdflow/1/{seed}/{name}/".encode()).__next__
 
     def u64(self) -> int:
-        """A whole number from 0 to 2**64 - 1, all equally likely."""
+        """Draw a whole number from 0 to 2**64 - 1, all equally likely."""
         return self._next()
 
     def uniform(self) -> float:
-        """A number strictly between 0 and 1: the middle of one of 2**52 equal intervals, so neither end can occur."""
+        """Draw a number strictly between 0 and 1: the middle of one of 2**52 equal intervals, so neither end occurs."""
         return ((self._next() >> 12) + 0.5) * _2_MINUS_52
 
     def exponential(self, mean: float) -> float:
-        """An exponentially distributed number, by inversion: above 0, at most 36.8 means."""
+        """Draw an exponentially distributed number, by inversion: above 0, at most 36.8 means."""
         return -mean * math.log(((self._next() >> 12) + 0.5) * _2_MINUS_52)
 
     def below(self, n: int) -> int:
-        """A whole number from 0 to n - 1, without bias (Lemire 2019, arXiv:1805.10941). n is at most 2**64."""
+        """Draw a whole number from 0 to n - 1, without bias (Lemire 2019, arXiv:1805.10941). n is at most 2**64."""
         product = self._next() * n
         if product & (_2_64 - 1) < n:
             rejected = _2_64 % n
@@ -66,17 +66,17 @@ class Stream:
         return product >> 64
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included, without bias."""
+        """Draw a whole number from low to high, both included, without bias."""
         return low + self.below(high - low + 1)
 
 
 def standard_normal(stream: Stream) -> float:
-    """By inversion: one number of the stream for each."""
+    """Draw a standard normal number by inversion: one number of the stream for each."""
     return _NORMAL.inv_cdf(stream.uniform())
 
 
 def standard_gamma(shape: float, stream: Stream) -> float:
-    """Of scale 1, so of mean `shape` (Marsaglia and Tsang 2000; below 1 by their boost of shape + 1)."""
+    """Draw a gamma number of scale 1, mean `shape` (Marsaglia and Tsang 2000; below 1 by their boost of shape + 1)."""
     if shape < 1.0:
         return float(standard_gamma(shape + 1.0, stream) * stream.uniform() ** (1.0 / shape))
     d = shape - 1.0 / 3.0

@@ -1,4 +1,4 @@
-"""ServeGen's clients: not requests but rates, gaps and lengths by time of day, from which requests are drawn.
+"""ServeGen's clients: rates, gaps and lengths by time of day, from which requests are drawn.
 
 A client is two files (alibaba/ServeGen data/*/*, Xiang et al., NSDI '26). The trace has no header and a line for each
 window of ten minutes: its start in s, requests per s, the gaps' coefficient of variation, the family of their
@@ -32,13 +32,13 @@ from pdflow.workload.rng import Rng, Stream, standard_gamma
 from pdflow.workload.traces.complaints import Complaints
 
 WINDOW_S: Final = 600.0
-"""Of a trace that has only one."""
+"""The length in s of the window of a trace that has only one."""
 _EXPECTED: Final = "expected a window: start s, requests/s, CV, Gamma or Weibull, shape, scale"
 
 
 @attrs.frozen
 class Window:
-    """A stretch of time in which gaps are alike."""
+    """A window of time with one rate and one distribution of gaps."""
 
     start_s: float
     rate_rps: float
@@ -48,7 +48,7 @@ class Window:
 
 @attrs.frozen
 class ServegenWindow:
-    """What a stretch of time asks for: tokens and how often they come."""
+    """The length distributions of one window: numbers of tokens and their shares."""
 
     start_s: float
     input_tokens: tuple[tuple[int, ...], tuple[float, ...]]
@@ -64,20 +64,20 @@ class ServegenClient:
 
     @property
     def end_s(self) -> float:
-        """When its last window ends; that is as long as the one before."""
+        """The end of its last window, which is as long as the one before."""
         last = self.windows[-1].start_s
         return last + (last - self.windows[-2].start_s if len(self.windows) > 1 else WINDOW_S)
 
     @property
     def requests(self) -> float:
-        """How many requests it makes on average."""
+        """The requests that it makes on average."""
         ends = [*(window.start_s for window in self.windows[1:]), self.end_s]
         spans = zip(self.windows, ends, strict=True)
         return sum(window.rate_rps * (end - window.start_s) for window, end in spans)
 
 
 def read_windows(lines: Iterable[str], location: str) -> tuple[Window, ...]:
-    """The windows of a trace file. Raises TraceError with every line that is none."""
+    """Read the windows of a trace file. Raises TraceError with every line that is none."""
     complaints = Complaints(location)
     windows: list[Window] = []
     for number, line in enumerate(lines, start=1):
@@ -123,7 +123,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=999_999_999)]
 
 
 def read_lengths(text: str, location: str) -> tuple[ServegenWindow, ...]:
-    """The lengths of a dataset file. Raises TraceError if it is none."""
+    """Read the lengths of a dataset file. Raises TraceError if it is none."""
     complaints = Complaints(location)
     try:
         windows = msgspec.json.decode(text, type=dict[str, _Texts])
@@ -142,7 +142,7 @@ def read_lengths(text: str, location: str) -> tuple[ServegenWindow, ...]:
 
 
 def _shares(text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """ "{143: 0.0001, ...}", as Python writes a dict."""
+    """Parse "{143: 0.0001, ...}", as Python writes a dict."""
     keys_quoted = ",".join(_quoted(item) for item in text.strip()[1:-1].split(",") if item.strip())
     found = msgspec.json.decode("{" + keys_quoted + "}", type=dict[_Tokens, _Share])
     if found and not sum(found.values()) > 0:
@@ -156,7 +156,7 @@ def _quoted(item: str) -> str:
 
 
 def drawn(clients: Sequence[ServegenClient], seed: int) -> Iterator[Request]:
-    """The requests of all clients, in order of arrival; they end with the last window."""
+    """Yield the requests of all clients, in order of arrival; they end with the last window."""
     streams = [_client(client, Rng(seed), index) for index, client in enumerate(clients)]
     for index, (at, _, prompt, answer) in enumerate(merge(*streams)):
         yield Request(index, at, max(1, prompt), max(1, answer))
@@ -176,7 +176,7 @@ def _client(client: ServegenClient, rng: Rng, number: int) -> Iterator[tuple[Ins
 
 
 def _instants(client: ServegenClient, stream: Stream) -> Iterator[Instant]:
-    """Gaps of mean 1, carried to the instants at which the integral of the rate reaches them."""
+    """Yield arrivals with gaps of mean 1, each moved to the instant at which the integral of the rate reaches it."""
     ends = [window.start_s for window in client.windows[1:]] + [client.end_s]
     work: float | None = None
     for window, end_s in zip(client.windows, ends, strict=True):
@@ -195,7 +195,7 @@ def _instants(client: ServegenClient, stream: Stream) -> Iterator[Instant]:
 
 
 def _gaps(window: Window, stream: Stream) -> Callable[[], float]:
-    """Draws gaps of the window's shape, of mean 1."""
+    """Return a function that draws gaps of the window's shape, of mean 1."""
     shape = window.shape
     if window.family == "Gamma":
         return lambda: standard_gamma(shape, stream) / shape

@@ -23,8 +23,8 @@ from pdflow.workload.rng import Rng
 
 
 class Session(msgspec.Struct, frozen=True):
-    """One conversation. `begins_ns` is WHEN_ONE_ENDS for one that a closed user begins after another. `think_ns` follow
-    the answers, each before the next turn or, the last one, before a closed user's next session."""
+    """One conversation. `begins_ns` is WHEN_ONE_ENDS for one that a closed user begins after another. `think_ns` are
+    the pauses after the answers, each before the next turn or, the last one, before a closed user's next session."""
 
     index: int
     begins_ns: Instant
@@ -33,7 +33,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def sessions(workload: Workload, seed: int) -> Iterator[Session]:
-    """The sessions of a [workload] table, in order of beginning, without end."""
+    """Yield the sessions of a [workload] table, in order of beginning, without end."""
     config, arrival = workload.sessions, workload.arrival
     if config is None or arrival is None or workload.input_tokens is None or workload.output_tokens is None:
         raise ValueError("sessions need an arrival process and both lengths")
@@ -62,7 +62,7 @@ class _Turn(NamedTuple):
 
 
 def _talk(config: Sessions, at: Instant, drawn: list[_Turn], names: tuple[int, ...]) -> tuple[Request, ...]:
-    """The turns of a session, up to the first one that would be too long. `names` are of the blocks of all of it."""
+    """Return the turns of a session, up to the first one that would be too long. `names` are of all its blocks."""
     talk: list[Request] = []
     context = config.system_prompt_tokens
     for position, turn in enumerate(drawn):

@@ -1,4 +1,4 @@
-"""From a scenario to one live engine: its endpoints, its memory, what it computes with."""
+"""Builds one live engine from a scenario: its endpoints, its memory, what it computes with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNMEASURED: Final = (
 
 
 def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
-    """ScenarioError, in one go, for what a scenario may say and no live cluster does yet."""
+    """Raise ScenarioError, in one go, for everything that a scenario may say and no live cluster does yet."""
     problems = []
 
     def wrong(path: str, message: str) -> None:
@@ -71,12 +71,13 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
 
 
 def engines_of(pools: Iterable[Pool]) -> list[str]:
-    """The names of their engines, in order."""
+    """Return the names of the engines of these pools, in order."""
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
 class LiveBuilder(EngineWiring):
-    """Args: `transport` makes one rank's, and declares what endpoints are configured by."""
+    """Builds the live nodes of a scenario. Args: `transport` makes one rank's transport, and declares what endpoints
+    are configured by."""
 
     def __init__(self, scenario: ResolvedScenario, transport: MakeTransport) -> None:
         shapes = {pool.name: shape_of(scenario, pool) for pool in scenario.pools}
@@ -84,7 +85,8 @@ class LiveBuilder(EngineWiring):
         self.transport = transport
 
     def pool_of(self, engine: str) -> Pool:
-        """The pool of NAME-0, NAME-1, ... KeyError for no engine of this scenario, and none that may be added to it."""
+        """Return the pool of NAME-0, NAME-1, ... KeyError for a name that is neither an engine of this scenario nor one
+        that may be added to it."""
         spares = self.scenario.serve.spare_engines
         for pool in self.scenario.pools:
             name, dash, number = engine.rpartition("-")
@@ -97,7 +99,7 @@ class LiveBuilder(EngineWiring):
         return EngineInfo(engine, Shards(pool.tp, pool.pp, pool.block_size))
 
     def prefill_node(self, engine: str, model: ServedModel) -> LivePrefillNode:
-        """One life of a prefill engine, which nobody has heard of yet."""
+        """Return a new incarnation of a prefill engine, which no peer knows yet."""
         pool = self.pool_of(engine)
         staging, staging_factory = self._staging_of(self.method.p_memory, pool)
         node = self.empty_prefill_node(self._node_config(engine, model, staging_factory), staging)
@@ -106,8 +108,8 @@ class LiveBuilder(EngineWiring):
         return node
 
     def decode_node(self, engine: str, model: ServedModel) -> LiveDecodeNode:
-        """One life of a decode engine, which nobody has heard of yet. One that does both is a decode engine that no KV
-        comes to."""
+        """Return a new incarnation of a decode engine, which no peer knows yet. An aggregated engine is a decode engine
+        that receives no KV."""
         pool = self.pool_of(engine)
         staging, staging_factory = self._staging_of(
             self.method.d_memory if pool.role == "decode" else MemoryKind.BLOCKS, pool
@@ -134,7 +136,7 @@ class LiveBuilder(EngineWiring):
         )
 
     def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:
-        """Without its engine."""
+        """Return a prefill node without its engine."""
         ends, transport = self.producer(config.info, config.incarnation), self.transport
         if self.method.stores:
             return store_prefill_node(self, transport, config, ends)
@@ -144,7 +146,7 @@ class LiveBuilder(EngineWiring):
         return LiveLayeredPrefillNode(config, scheduler, ranks, transport, self.sending(config, staging), staging)
 
     def empty_decode_node(self, config: NodeConfig, staging: Staging | None) -> LiveDecodeNode:
-        """Without its engine."""
+        """Return a decode node without its engine."""
         scheduler, ranks = self.consumer(config.info, config.incarnation, config.num_blocks)
         if staging is None:
             return LiveDecodeNode(config, scheduler, ranks, self.transport)
@@ -161,7 +163,7 @@ class LiveBuilder(EngineWiring):
         node.engine.settle = node.settle
 
     def sending(self, config: NodeConfig, staging: Staging | None) -> Sending:
-        """How prompts are sent layer by layer, from an engine's blocks or from memory beside them."""
+        """Return how prompts are sent layer by layer, from an engine's blocks or from staging memory."""
         layers, shards = config.shape.num_layers, config.info.shards
         if staging is None:
             return ProgressiveSending(layers)

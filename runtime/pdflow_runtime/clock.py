@@ -1,4 +1,4 @@
-"""The one place of the live world that reads a clock: trio's, so that tests can put their own in its place."""
+"""The only module of the live runtime that reads a clock: trio's, so that tests can put their own in its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdflow.protocol.values import Instant, S
 
 READINGS: Final = 16
 HELD_UP_S: Final = 0.5
-"""Whoever wakes up so long after a deadline did not run meanwhile."""
+"""A process that wakes up so long after a deadline did not run meanwhile."""
 
 T = TypeVar("T")
 
@@ -23,24 +23,26 @@ def now_ns() -> Instant:
 
 
 def stopwatch_ns() -> int:
-    """Monotonic, also where trio does not run: to tell how long something took."""
+    """Return a monotonic time, also where trio does not run: to measure how long something took."""
     return time.monotonic_ns()
 
 
 def clock_for_threads() -> Callable[[], Instant]:
-    """What says the same in a thread that is not trio's. To be asked for in trio's."""
+    """Return a function that reads the clock of `now_ns` in a thread that is not trio's. Call this one in trio's
+    thread."""
     read = trio.lowlevel.current_clock().current_time
     return lambda: int(read() * S)
 
 
 def deadline_of(at: Instant) -> float:
-    """The same instant as trio counts it."""
+    """Return this instant as trio counts it, in seconds."""
     return at / S
 
 
 async def within(seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
-    """What comes of it, or TooSlowError. If it was this process that did not run, the time says nothing of others,
-    whose answer may lie here unread: then it is tried once more."""
+    """Await `attempt` for at most `seconds`, and return its result. Raises TooSlowError. If it was this process that
+    did not run until long after the deadline, the time says nothing of its peers, whose answer may be here unread:
+    `attempt` is then tried once more."""
     until = trio.current_time() + seconds
     with trio.move_on_at(until):
         return await attempt()
@@ -51,8 +53,9 @@ async def within(seconds: float, attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def wall_offset_ns() -> int:
-    """What `now_ns` lacks to be the wall's time, now: processes of one host are compared by it. Of several readings the
-    one in which the least time went by: whoever is put aside between two clocks is wrong by milliseconds."""
+    """Return what must be added to `now_ns` to get the wall clock's time: times of processes of one host are compared
+    by it. Of several readings the one that took the least time is used: a process that is descheduled between two
+    clocks is wrong by milliseconds."""
     readings = []
     for _ in range(READINGS):
         before, wall, after = now_ns(), time.time_ns(), now_ns()
@@ -61,10 +64,10 @@ def wall_offset_ns() -> int:
 
 
 def wall_ns() -> int:
-    """Nanoseconds since 1970, of this host: to tell which of two lives began later."""
+    """Return nanoseconds since 1970, by this host's clock: to decide which of two incarnations began later."""
     return time.time_ns()
 
 
 def wall_s() -> int:
-    """Seconds since 1970, for people: what OpenAI's answers call `created`."""
+    """Return seconds since 1970, for people: what OpenAI's answers call `created`."""
     return int(time.time())

@@ -1,4 +1,4 @@
-"""From a scenario to a world: engines, endpoints, links, router."""
+"""Builds a world from a scenario: engines, endpoints, links, router."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ from pdflow_sim.world import World
 
 
 class SimulationBuilder(EngineBuilder):
-    """Puts one world together. `costs` are step times instead of those of the pools so named; `incarnations` are those
-    of the engines so named, where a record of another world is followed."""
+    """Builds one world. `costs` replace the step costs of the pools that they name; `incarnations` set those of the
+    engines that they name, so that the record of another world can be followed.
+    """
 
     def __init__(
         self,
@@ -70,20 +71,20 @@ class SimulationBuilder(EngineBuilder):
         self.clock = Clock()
         self.env = ClockEnvironment(self.clock)
         self.step_costs: dict[str, StepCost] = {}
-        """What a step takes, by pool."""
+        """The cost of a step, by pool."""
         self.hidden_bytes = scenario.model.hidden_size * HIDDEN_BYTES_PER_VALUE
         self.stored_hidden_bytes = stored_hidden_bytes(scenario.transfer, scenario.model)
         if self.stored_hidden_bytes:
             self.geometry = HiddenStates(self.geometry, self.stored_hidden_bytes)
         workload = scenario.workload
         self.named = any(source is not None for source in (workload.trace, workload.like, workload.sessions))
-        """Whether prompts may say what they begin with: those that are drawn share nothing."""
+        """True if prompts may name the prefix blocks that they begin with; prompts that are drawn share nothing."""
         self.prompts = PromptContent(PREFIX_BLOCK_TOKENS if workload.sessions is None else SESSION_BLOCK_TOKENS)
         self.shardings: dict[Shards, Shards] = {}
         self.streams = Rng(scenario.seed).stream
 
     def build(self) -> World:
-        """A world in which nothing has happened yet."""
+        """Return a world in which nothing has happened yet."""
         scenario = self.scenario
         faulty = self.faulty_fabric() if scenario.faults else None
         fabric = self.fabric() if faulty is None else faulty
@@ -120,18 +121,18 @@ class SimulationBuilder(EngineBuilder):
         return world
 
     def paths(self) -> Paths:
-        """The routes between the engines."""
+        """Return the routes between the engines."""
         scenario = self.scenario
         network = FlowNetwork() if self.recorder is None else self.recorder.network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(self.engines(pool))}
         return Paths(network, scenario.network, pool_of, self.shapes, self.initiator, self.rule)
 
     def fabric(self) -> Fabric:
-        """The network between the engines."""
+        """Return the network between the engines."""
         return Fabric(self.clock, self.metrics, self.paths(), self.fabric_settings())
 
     def faulty_fabric(self) -> FaultyFabric:
-        """The network of a run with faults."""
+        """Return the network of a run with faults."""
         active = ActiveFaults(plan_of(self.scenario), self.streams, self.slots, self.metrics)
         witness = Witness(self.clock, self.nodes)
         timeout_ns = seconds_to_ns(self.scenario.transfer.handshake_timeout_s)
@@ -148,7 +149,7 @@ class SimulationBuilder(EngineBuilder):
         )
 
     def shipping(self, fabric: Fabric) -> Shipping | None:
-        """What carries operations in pieces, where the method sends any."""
+        """Return the carrier of operations that go in pieces or a few at a time; None if the method needs none."""
         if not self.method.is_carried(self.pipeline_policy):
             return None
         hidden_bytes, transfer = 0 if self.method.stores else self.hidden_bytes, self.scenario.transfer
@@ -160,7 +161,7 @@ class SimulationBuilder(EngineBuilder):
         )
 
     def node_ports(self, fabric: Fabric, shipping: Shipping | None) -> NodePorts:
-        """What all nodes share."""
+        """Return the ports that all nodes share."""
         scenario, table = self.scenario, self.scenario.network
         poll_ns = MS if self.dialect.polls_at_steps and table.poll else 0
         writes = poll_ns > 0 and not self.pulls
@@ -185,7 +186,7 @@ class SimulationBuilder(EngineBuilder):
             self.nodes.stores = self.stores.nodes
 
     def add_faults(self, world: World, fabric: FaultyFabric) -> None:
-        """What goes wrong, by the scenario's plan."""
+        """Add the fault injector for the scenario's plan, and let faults lose heartbeats."""
         heartbeats, router = world.heartbeats, world.router
         if heartbeats is not None:
             heartbeats.is_lost = fabric.faults.loses_report
@@ -195,7 +196,7 @@ class SimulationBuilder(EngineBuilder):
         world.faults = FaultInjector(self.env, self.streams, world.clients, self.nodes, fabric, lifecycle)
 
     def add_clients(self, world: World) -> None:
-        """Whoever sends requests, where that is more than a row of them."""
+        """Add the clients that send sessions and those that give up, where the workload has any."""
         workload, clients = self.scenario.workload, world.clients
         if workload.sessions is not None:
             assert workload.requests is not None
@@ -214,15 +215,15 @@ class SimulationBuilder(EngineBuilder):
             clients.on_arrival.append(world.client_timeouts.arrived)
 
     def oracle(self) -> Oracle:
-        """Who watches over this world's every event."""
+        """Return the oracle, which checks every event of this world."""
         return Oracle(self.geometry)
 
     def engines(self, pool: Pool) -> int:
-        """How many engines of the pool there ever are."""
+        """Return the largest number of engines that the pool has during the run."""
         return most_engines(pool.name, pool.replicas, self.scenario.scales)
 
     def add_pool(self, pool: Pool) -> None:
-        """All engines of a pool; what they share is worked out once."""
+        """Make all engines of a pool; what they share is computed once."""
         model = self.scenario.model
         limits = self.limits_of(pool)
         cost = self.costs.get(pool.name) or step_cost(model, pool, self.scenario.base_dir)
@@ -250,7 +251,7 @@ class SimulationBuilder(EngineBuilder):
             self.make(slot, info, self.first_incarnation(slot), 0)
 
     def router(self) -> SimRouterNode:
-        """The router's node, for the engines that have been built."""
+        """Return the router's node, for the engines that have been built."""
         router = router_of(self.cluster())
         ingress_delays_ns = {
             leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
@@ -260,15 +261,19 @@ class SimulationBuilder(EngineBuilder):
         return SimRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
 
     def cluster(self) -> RoutedEngines:
-        """What the router knows of the engines that have been built."""
+        """Return the router's description of the engines that have been built."""
         return cluster_of(self, self.slots, self.step_costs, self.prompts.block_tokens)
 
     def alike(self, shards: Shards) -> Shards:
-        """One value for all that are cut alike: layouts know by identity whom they were last asked about."""
+        """Return one instance for all equal `shards`: layouts compare them by identity with the last ones that they
+        were asked about.
+        """
         return self.shardings.setdefault(shards, shards)
 
     def span(self, pool: Pool) -> int:
-        """How many KV blocks an engine of the pool remembers together: what the workload has one name for."""
+        """Return the number of KV blocks that the prefix cache of an engine of the pool remembers as one unit; 0 if it
+        remembers none. The unit is a whole number of the workload's named prefix blocks.
+        """
         if not pool.enable_prefix_caching or not self.named:
             return 0
         # What D has already ends on a border of P's blocks, too.
@@ -276,5 +281,5 @@ class SimulationBuilder(EngineBuilder):
 
 
 def build(scenario: ResolvedScenario, *, exact: bool = False) -> World:
-    """A world in which nothing has happened yet."""
+    """Return a world of this scenario in which nothing has happened yet."""
     return SimulationBuilder(scenario, exact).build()

@@ -71,13 +71,13 @@ class Clock:
         return self._queue[0][0] if self._queue else None
 
     def real(self, duration_ns: int) -> int:
-        """Simulated time until this clock has advanced by `duration_ns`: the same, but for a clock of
+        """Return the simulated time until this clock has advanced by `duration_ns`: the same, but for a clock of
         `pdflow_sim.faults.clock_skew`.
         """
         return duration_ns
 
     def stop(self) -> None:
-        """`run` returns after the current callback."""
+        """Make `run` return after the current callback."""
         self.stopped = True
 
     def step(self) -> bool:

@@ -1,4 +1,6 @@
-"""From a slot to one incarnation of its engine: what computes, its endpoints, and the node that its method needs."""
+"""Builds one incarnation of an engine from its slot: its batch scheduler, its endpoints, and the node that its method
+needs.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ from pdflow_sim.observe.run_metrics import RunMetrics
 
 
 class EngineBuilder(EngineWiring):
-    """Args: `exact`: engines go step by step; `incarnations`: those of the engines so named, where a record of another
-    world is followed."""
+    """Builds the engines of a world. Args: `exact`: engines go step by step; `incarnations`: the first ones of the
+    engines that they name, so that the record of another world can be followed.
+    """
 
     def __init__(
         self, scenario: ResolvedScenario, exact: bool, recorder: Recorder | None, incarnations: Mapping[EngineId, int]
@@ -53,19 +56,20 @@ class EngineBuilder(EngineWiring):
         self.slots = EngineSlots()
         self.nodes = NodeRegistry(self.slots)
         self.ports: NodePorts
-        """What the nodes are given: there before the first engine is made."""
+        """The ports that the nodes are given; set before the first engine is made."""
         self.stores: Stores
         """The store, where the method has one."""
         waits = self.method.staged_at_p or self.pipeline_policy.prefill_waits or self.pipeline_policy.decode_waits
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
 
     def first_incarnation(self, slot: EngineSlot) -> int:
-        """The one that an engine begins with; a simulated one needs no randomness."""
+        """Return the incarnation that an engine begins with; a simulated one needs no randomness."""
         return self.incarnations.get(slot.name) or 0x5EED_0000 + slot.index
 
     def make(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int) -> SimEngineNode:
-        """One incarnation of the engine of a slot, which stands there from then on. `generation` is the last of the
-        one before."""
+        """Make one incarnation of the engine of a slot, and register its node there. `generation` is the last one of
+        the incarnation before.
+        """
         nodes = self.nodes
         if slot.pool.role == "decode":
             decode = self.decode(slot, info, incarnation, generation)
@@ -80,29 +84,30 @@ class EngineBuilder(EngineWiring):
         return prefill
 
     def logs(self, engine: EngineId) -> tuple[Steps, Steps]:
-        """Of an engine that decodes: its steps, and apart from them, as they are counted, the waits of the preempted.
+        """Return the step logs of an engine that decodes: its steps and, apart from them, as they are counted, the
+        waits of preempted sequences.
 
-        A prefill engine has none: nobody waits for a token of its steps.
+        A prefill engine has none: no client waits for a token of its steps.
         """
         steps = self.metrics.steps.setdefault(engine, Steps())
         preempted = self.metrics.steps.setdefault(f"{engine} preempted", Steps())
         return steps, preempted
 
     def engine(self, slot: EngineSlot, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
-        """What computes in one life of an engine."""
+        """Return the engine of one incarnation: batch scheduler and KV blocks."""
         pool, recorder = pool_after(slot, generation), self.recorder
         if recorder is not None:
             return RecordedEngine(recorder.kv_blocks[info.engine], slot.limits, slot.cost, pool, self.exact, *logs)
         return self.engine_class(slot.limits, slot.cost, pool, self.exact, *logs)
 
     def components(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineComponents:
-        """What one life's node is made of, whatever its role."""
+        """Return the components of one incarnation's node, whatever its role."""
         return EngineComponents(
             ports=self.ports, index=slot.index, name=info.engine, engine=engine, block_bytes=slot.block_bytes
         )
 
     def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimPrefillNode:
-        """One life of a prefill engine. `generation` is the last of its former life's."""
+        """Make the node of one incarnation of a prefill engine. `generation`: the last of the incarnation before."""
         engine = self.engine(slot, info, generation)
         node = self.prefill_node(slot, info, engine, generation)
         scheduler, ranks = self.producer(info, incarnation)
@@ -146,7 +151,7 @@ class EngineBuilder(EngineWiring):
         return PiecewiseDecodeNode(components, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
     def staging(self, memory: MemoryKind, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:
-        """Memory beside the blocks of an engine of this pool; of its ranks that with the most layers."""
+        """Return the staging memory of one rank of an engine of this pool: of the rank with the most layers."""
         size, transfer = self.staged_size(pool), self.scenario.transfer
         sizes = (transfer.host_buffer_bytes, transfer.kv_buffer_size, transfer.mem_pool_size_gb << 30)
         staging = staging_of(memory, size, *sizes, reserves_whole)
@@ -154,12 +159,12 @@ class EngineBuilder(EngineWiring):
         return staging
 
     def aggregated(self, slot: EngineSlot, info: EngineInfo, generation: int = 0) -> AggregatedNode:
-        """One life of an engine that serves requests alone. `generation` is the last of its former life's."""
+        """Make the node of one incarnation of an aggregated engine. `generation`: the last one before it."""
         engine = self.engine(slot, info, generation, *self.logs(info.engine))
         return AggregatedNode(self.components(slot, info, engine), info)
 
     def decode(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimDecodeNode:
-        """One life of a decode engine. `generation` is the last of its former life's."""
+        """Make the node of one incarnation of a decode engine. `generation`: the last of the incarnation before."""
         engine = self.engine(slot, info, generation, *self.logs(info.engine))
         node = self.decode_node(slot, info, engine, generation)
         scheduler, ranks = self.consumer(info, incarnation, slot.blocks)
@@ -170,8 +175,9 @@ class EngineBuilder(EngineWiring):
 
 
 def pool_after(slot: EngineSlot, generation: int) -> PagedPool:
-    """A fresh pool whose generations go on where a former life's ended, so that no grant of that life can be taken for
-    one of this."""
+    """Return a fresh pool whose generations go on where those of the former incarnation ended, so that no grant of that
+    incarnation can be taken for one of this.
+    """
     pool = CachingPool(slot.blocks, slot.span) if slot.span else PagedPool(slot.blocks)
     while pool.newest_generation < generation:
         unused = pool.allocate(0)

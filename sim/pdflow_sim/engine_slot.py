@@ -1,6 +1,6 @@
-"""Where engines stand: one slot for each engine that a scenario ever has, whatever its incarnation.
+"""Slots of engines: one for each engine that a scenario ever has, whatever its incarnation.
 
-A slot is all that a new incarnation is made from. Which node stands in it now is not known here.
+A new incarnation is made from its slot alone. Which node is in a slot now is not known here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdflow.scenario.schema.scenario import Pool
 
 @attrs.frozen(kw_only=True)
 class EngineSlot:
-    """One engine of a pool."""
+    """The permanent description of one engine of a pool, from which its incarnations are made."""
 
     index: int
     """Among all engines of the scenario."""
@@ -41,29 +41,29 @@ class EngineSlot:
 
     @property
     def leg(self) -> Literal["prefill", "decode"]:
-        """Which legs the router sends it."""
+        """The kind of legs that the router sends to the engine."""
         return self.pool.leg
 
 
 class EngineSlots:
-    """All of them, by name, and under which other ids their engines have come back."""
+    """All slots by name, and the other ids under which their engines have come back."""
 
     def __init__(self) -> None:
         self.by_name: dict[EngineId, EngineSlot] = {}
         self.names: dict[EngineId, EngineId] = {}
-        """The slot of an engine that came back under another id."""
+        """The slot of each engine that came back under another id, by that id."""
 
     def add(self, slot: EngineSlot) -> None:
         self.by_name[slot.name] = slot
 
     def of_leg(self, leg: str) -> list[EngineSlot]:
-        """Those of engines that get such legs, by their position."""
+        """Return the slots of engines that get such legs, by position."""
         return [slot for slot in self.by_name.values() if slot.leg == leg]
 
     def of_pool(self, pool: str) -> list[EngineSlot]:
-        """Those of a pool, by its name."""
+        """Return the slots of the pool of this name."""
         return [slot for slot in self.by_name.values() if slot.pool.name == pool]
 
     def name_of(self, engine: EngineId) -> EngineId:
-        """The name of the slot in which an engine of this id stands."""
+        """Return the name of the slot that has the engine of this id."""
         return self.names.get(engine, engine)

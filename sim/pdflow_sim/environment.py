@@ -50,13 +50,13 @@ class ClockEnvironment(simpy.Environment):
             raise EmptySchedule
 
     def timeout_at_priority(self, delay_ns: int, priority: int) -> Event:
-        """A timeout among what has this priority at that instant (`pdflow_sim.clock` lists them)."""
+        """Return a timeout that happens with this priority at its instant (`pdflow_sim.clock` lists priorities)."""
         event = self.event()
         self.clock.call(delay_ns, self._succeed, event, priority)
         return event
 
     def background_timeout(self, delay_ns: int) -> Event:
-        """A timeout that does not count as work to come: `Clock.has_work` is false if only such are left."""
+        """Return a timeout that does not count as work to come: `Clock.has_work` is false if only such are left."""
         self.clock.background += 1
         event = self.timeout(delay_ns)
         assert event.callbacks is not None

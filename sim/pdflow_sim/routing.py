@@ -1,4 +1,4 @@
-"""From a run's engines to its router: the endpoint, which is made as everywhere."""
+"""Describes a run's engines to its router, whose endpoint is made as in every other driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdflow_sim.engine_slot import EngineSlots
 def cluster_of(
     wiring: EngineWiring, slots: EngineSlots, costs: Mapping[str, StepCost], prefix_block_tokens: int
 ) -> RoutedEngines:
-    """What the router knows of the engines that stand in these slots. `costs`: what a step takes, by pool."""
+    """Return the router's description of the engines in these slots. `costs`: the cost of a step, by pool."""
     decodes = slots.of_leg("decode")
     crossover = Crossover(
         scenario=wiring.scenario,
@@ -34,5 +34,5 @@ def cluster_of(
 
 
 def targets(slots: EngineSlots, leg: str) -> tuple[Target, ...]:
-    """The engines that get such legs."""
+    """Return the engines that get such legs, as the router's targets."""
     return tuple(Target(slot.info, slot.pool) for slot in slots.of_leg(leg))

@@ -1,6 +1,6 @@
-"""`pdflow simulate`: build a world, run it, say what happened, write it down.
+"""`pdflow simulate`: builds a world, runs it, prints the report and writes the files.
 
-The only place of the simulated world that looks at a wall clock, and only to print a speed.
+A run follows no clock of the machine: one is read here only to print a speed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from pdflow_sim.world import World
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """What the command was asked for besides the scenario."""
+    """The options of the command, besides the scenario."""
 
     out: Path | None = None
     exact: bool = False
@@ -84,7 +84,7 @@ class SimulationRun:
 def simulate(
     scenario: ResolvedScenario, *, command: Sequence[str] = (), out: str | None = None, **flags: bool
 ) -> SimulationRun:
-    """The command: run with progress, print the report, write the files. Exit code in the answer.
+    """Run the command: simulate with progress, print the report, write the files. The exit code is in the answer.
 
     Raises InvariantError if an invariant does not hold, ScenarioError for a trace that turns out malformed, OutputError
     if the disk refuses.
@@ -125,7 +125,7 @@ def simulate(
 
 
 def _text_of(scenario: ResolvedScenario) -> str:
-    """Its file, for a page that shows it; nothing if there is none, or no more."""
+    """Return the text of the scenario's file, for a page that shows it; "" if there is no file, or no longer."""
     try:
         return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError):
@@ -133,7 +133,7 @@ def _text_of(scenario: ResolvedScenario) -> str:
 
 
 def print_report(report: RenderableType) -> None:
-    """To stdout. A reader who has seen enough is no error."""
+    """Print the report to stdout. A reader that closes the pipe early is no error."""
     try:
         _Stdout(highlight=False).print(report)
         sys.stdout.flush()
@@ -148,7 +148,9 @@ class _Stdout(Console):
 
 
 def _silence_stdout() -> None:
-    """What is still buffered must not fail once more when the interpreter flushes it at its end (exit code 120)."""
+    """Redirect stdout to the null device, so that what is still buffered does not fail once more when the interpreter
+    flushes it at its end (exit code 120).
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -158,9 +160,9 @@ def prepare(
     observers: list[Observer],
     costs: Mapping[str, StepCost] | None = None,
 ) -> tuple[World, Oracle | None]:
-    """A world with its workload at the door, and the oracle that watches it, if one was asked for.
+    """Build a world whose workload is ready to arrive, and the oracle that checks it, if one was asked for.
 
-    `costs` are step times instead of those of the pools so named.
+    `costs` replace the step costs of the pools that they name.
     """
     builder = SimulationBuilder(
         scenario, options.exact, Recorder() if options.timeline or options.html else None, costs
@@ -182,7 +184,7 @@ def prepare(
 
 
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
-    """Let it happen. True if it was interrupted."""
+    """Run the world to its end. True if it was interrupted."""
     try:
         with uncollected(), _stopping_between_turns(world) as interrupted:
             world.clock.run()
@@ -204,8 +206,9 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
 
 @contextlib.contextmanager
 def _stopping_between_turns(world: World) -> Iterator[list[int]]:
-    """Ctrl-C ends the run after a whole turn, so that what is added up of it holds together; a second one ends all at
-    once. What is yielded fills when it comes. Does nothing where Ctrl-C means something else already."""
+    """Make Ctrl-C end the run after a whole turn, so that its totals are consistent; a second one ends it at once. The
+    list that is yielded fills when the first one comes. Does nothing where Ctrl-C means something else already.
+    """
     interrupts: list[int] = []
     before = signal.default_int_handler
 
@@ -225,7 +228,7 @@ def _stopping_between_turns(world: World) -> Iterator[list[int]]:
 
 
 def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], interrupted: bool) -> Result:
-    """Add up what the world holds."""
+    """Return the result: add up what the world holds."""
     totals, now = world.totals, world.totals.duration_ns
     network = world.fabric.network
     totals.world_events = world.clock.turns
@@ -255,7 +258,7 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
 def run_header(
     scenario: ResolvedScenario, costs: Mapping[str, StepCost], command: Sequence[str], interrupted: bool
 ) -> RunHeader:
-    """What was run, for the result's header; `costs` by pool."""
+    """Return the header of the result: what was run. `costs` by pool."""
     arrival = scenario.workload.arrival
     statements = []
     for pool in scenario.pools:
@@ -294,8 +297,9 @@ _OF_FILES = frozenset({"--quiet", "--events", "--timeline", "--html", "--save-de
 
 
 def _repeatable(command: Sequence[str]) -> Iterator[str]:
-    """Without the options that say what to write, and where: they do not change what comes out. Equal runs into two
-    folders must not differ, and what asks for a file does not run without a folder."""
+    """Yield the command without the options that say what to write, and where: they do not change the result. Equal
+    runs into two folders must not differ, and an option that asks for a file does not run without a folder.
+    """
     skip = False
     for argument in command:
         if skip:

@@ -1,7 +1,7 @@
-"""Running without the search for cycles in memory, which finds next to none here and takes a twentieth of a run.
+"""Runs without the cyclic garbage collector, which finds next to nothing here and takes a twentieth of a run.
 
-States and messages are trees, and die as they are let go of. What is in a cycle is a node with its world: an engine's
-life that has ended waits until the next search.
+States and messages are trees, and are freed by reference counts. A cycle is made of a node and its world: a former
+incarnation of an engine is freed by the next collection.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search while this lasts."""
+    """Disable the garbage collector while the block runs."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""One simulated run, put together: its parts, for whoever lets it happen and looks at what came of it.
+"""One simulated run, assembled from its components: callers run its clock, observe its events and read its results.
 
-Nothing that is part of a run knows this: each part is given the others that it needs (`pdflow_sim.build`).
+No component of a run refers to it: each one is given the others that it needs (`pdflow_sim.build`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from pdflow_sim.observe.run_metrics import RunMetrics
 
 @attrs.define(kw_only=True)
 class World:
-    """Built by `pdflow_sim.build`. `records` and `totals` fill as it runs; the clock stops when the last request has
-    ended.
+    """All components of one simulated run, made by `pdflow_sim.build`. `records` and `totals` fill during the run; the
+    clock stops when the last request has ended.
     """
 
     clock: Clock
     env: ClockEnvironment
-    """For simpy processes: it shares the clock's queue."""
+    """The environment of simpy processes; it shares the clock's queue."""
     metrics: RunMetrics
     fabric: Fabric
     shipping: Shipping | None
@@ -49,58 +49,58 @@ class World:
     router: SimRouterNode
     clients: Clients
     costs: dict[str, StepCost]
-    """What a step takes, by pool."""
+    """The cost of a step, by pool."""
     recorder: Recorder | None
-    """Writes down what changes over time, if somebody asked."""
+    """Records links and engines over time; None unless the run was asked for that."""
     sessions: SessionClients | None = None
-    """Who sends requests, if they come in sessions."""
+    """Sends the turns of sessions; None if the workload has no sessions."""
     client_timeouts: ClientTimeouts | None = None
-    """When clients give up, if they do."""
+    """Cancels requests whose clients give up; None if none does."""
     scaling: Scaling | None = None
-    """Who starts and stops engines, if anybody does."""
+    """Starts and stops engines; None if the scenario scales no pool."""
     heartbeats: Heartbeats | None = None
-    """How the router knows who is there, if engines report."""
+    """Sends the engines' heartbeats to the router; None if engines do not report."""
     faults: FaultInjector | None = None
-    """What goes wrong, if anything is to."""
+    """The fault injector; None if the scenario has no faults."""
 
     @property
     def records(self) -> Records:
-        """Of each request."""
+        """The record of each request."""
         return self.metrics.records
 
     @property
     def totals(self) -> Totals:
-        """What the run adds up besides."""
+        """The totals of the run, besides the records of single requests."""
         return self.metrics.totals
 
     @property
     def steps(self) -> dict[str, Steps]:
-        """Of each engine that decodes."""
+        """The logged steps, by engine that decodes."""
         return self.metrics.steps
 
     @property
     def prefills(self) -> list[SimPrefillNode | AggregatedNode]:
-        """Whoever the router may send a prompt to."""
+        """The engines to which the router may send a prompt, by position."""
         return self.nodes.prefills
 
     @property
     def decodes(self) -> list[SimDecodeNode]:
-        """Whoever it may send a decode leg to."""
+        """The engines to which the router may send a decode leg, by position."""
         return self.nodes.decodes
 
     @property
     def stores(self) -> list[SimStoreNode]:
-        """Between the two, where the method has a store."""
+        """The nodes of the store; empty if the method has none."""
         return self.nodes.stores
 
     @property
     def ended(self) -> int:
-        """Requests that have ended so far."""
+        """The number of requests that have ended so far."""
         return self.clients.ended
 
     @property
     def done(self) -> bool:
-        """Whether all have."""
+        """True if all requests have ended."""
         return self.clients.done
 
     def watch(self, observe: Observer) -> None:
@@ -110,7 +110,7 @@ class World:
             node.watch(observe)
 
     def assert_empty(self) -> None:
-        """At quiescence: every block is back in its pool, and no endpoint remembers a transfer that is still open."""
+        """Assert, at quiescence, that every block is back in its pool and no endpoint has an open transfer."""
         for node in self.nodes.engines():
             if not node.alive:
                 continue

@@ -1,1 +1,1 @@
-"""NCCL groups of two ranks: which there are, who is which rank, and what they take."""
+"""NCCL groups of two ranks: how many there are, which end is which rank, and what they take of GPU memory."""

@@ -17,25 +17,26 @@ BYTES_WITHOUT_CHANNELS: Final = 4_000_000
 
 
 def group_bytes(channels: int) -> int:
-    """What one group takes of the memory of each of its two GPUs."""
+    """Return the bytes that one group takes of the memory of each of its two GPUs."""
     return BYTES_WITHOUT_CHANNELS + BYTES_PER_CHANNEL * channels
 
 
 def pair_groups(p_engines: int, d_engines: int, tp: int) -> int:
-    """Groups between P and D: as many for each pair of engines as they have ranks."""
+    """Return the number of groups between P and D: as many for each pair of engines as they have ranks."""
     return p_engines * d_engines * tp
 
 
 def all_groups(p_engines: int, d_engines: int, tp: int) -> int:
-    """Those within engines too, which vLLM has anyway: one in each that has more than one rank."""
+    """Return the number of all groups, with those within engines, which vLLM has anyway: one in each engine that has
+    more than one rank."""
     return pair_groups(p_engines, d_engines, tp) + (p_engines + d_engines if tp > 1 else 0)
 
 
 def bytes_per_gpu(peers: int, channels: int) -> int:
-    """What the groups with `peers` engines of the other side take of one GPU."""
+    """Return the bytes that the groups with `peers` engines of the other side take of one GPU."""
     return peers * group_bytes(channels)
 
 
 def most_peers(room_bytes: int, channels: int) -> int:
-    """With how many engines of the other side a GPU can share groups that has so much left for them."""
+    """Return with how many engines of the other side a GPU can share groups that has `room_bytes` left for them."""
     return max(0, room_bytes) // group_bytes(channels)

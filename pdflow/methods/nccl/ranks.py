@@ -1,8 +1,8 @@
-"""Who is which rank of an NCCL group of two, though both may want it at once.
+"""The choice of rank 0 and rank 1 in an NCCL group of two, though both ends may want the group at once.
 
 A group has one id, made by its rank 0 and sent to the other in NEW; both then wait until the other has joined. In PR
-#18242 whoever sends is rank 0, which is wrong where both send: each waits in a group of its own, and reads nothing
-(SEED_SYSTEMS section 1). Here the addresses decide, and who is to be rank 1 asks the other for a NEW instead.
+#18242 the sender is rank 0, which is wrong where both send: each waits in a group of its own, and reads nothing
+(SEED_SYSTEMS section 1). Here the addresses decide, and the end that is to be rank 1 asks the other for a NEW instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pdflow.protocol.values import Address
 
 
 def rank_in_group(own: Address, peer: Address, initiates: bool, guards: Guards) -> int:
-    """0 or 1. `initiates`: it has something to send, and was not asked to join."""
+    """Return the rank of `own` in its group with `peer`, 0 or 1. `initiates`: `own` has something to send, and was not
+    asked to join."""
     if guards.ranks_by_address:
         return int(own > peer)
     return int(not initiates)

@@ -1,8 +1,8 @@
-"""Which NCCL groups there are where a rank keeps so many at most: idle ones make room for others.
+"""The table of open NCCL groups where a rank keeps so many at most: idle ones make room for others.
 
 A group takes memory of both its ranks, so it goes from both at once, and it goes only if nothing is under way over it.
-Of a rank's idle groups that goes which has been idle for longest. Where none is idle, whoever wants another waits: no
-operation is stopped for it.
+Of a rank's idle groups that goes which has been idle for longest. Where none is idle, an operation that wants another
+waits: none is stopped for it.
 
 Groups of PR #18242 are never closed; that they could be was its reviewers' wish (SEED_SYSTEMS section 1). What a group
 takes, and how many there are without a bound, is in `nccl.groups`.
@@ -20,7 +20,7 @@ Ranks: TypeAlias = tuple[Address, Address]
 
 
 class OpenGroup:
-    """One that is there. `users` are the operations over it."""
+    """A group that is open. `users` is the number of operations over it."""
 
     __slots__ = ("ranks", "ready_ns", "users")
 
@@ -28,23 +28,23 @@ class OpenGroup:
         self.ranks = ranks
         self.users = 0
         self.ready_ns: Instant = 0
-        """When it has been made: whoever makes it says."""
+        """When it is made, set by the code that makes it."""
 
 
 class Use(NamedTuple):
-    """An operation has its group."""
+    """The group that an operation has been given."""
 
     group: OpenGroup
     made: bool
-    """It was not there."""
+    """The group was not open before."""
     again: bool
-    """But it had been."""
+    """The group is made, and had been open once."""
     closed: tuple[Ranks, ...]
-    """What went for it."""
+    """Groups that were closed to make room for it."""
 
 
 class Groups:
-    """Args: `most`: how many a rank keeps. Each call costs O(1), but for a death."""
+    """The open groups of all ranks. Args: `most`: how many a rank keeps. Each call costs O(1), but for a death."""
 
     __slots__ = ("closed", "counts", "idle", "most", "open")
 
@@ -54,12 +54,12 @@ class Groups:
         self.counts: dict[Address, int] = {}
         """How many each rank has."""
         self.idle: dict[Address, dict[OpenGroup, None]] = {}
-        """Of each rank, the one that has been idle for longest first."""
+        """The idle groups of each rank, the one that has been idle for longest first."""
         self.closed: set[Ranks] = set()
         """Groups that there have been, and are not."""
 
     def use(self, p_rank: Address, d_rank: Address) -> Use | Address:
-        """An operation begins; or the rank all of whose groups are in use, if it has to wait."""
+        """Begin an operation and return its group; or the rank all of whose groups are in use, if it has to wait."""
         ranks = (p_rank, d_rank)
         group = self.open.get(ranks)
         if group is not None:
@@ -87,7 +87,7 @@ class Groups:
         return Use(group, True, again, tuple([victim.ranks for victim in victims]))
 
     def done(self, group: OpenGroup) -> bool:
-        """An operation over it has ended. Whether it is idle now; not if it has gone with one of its ranks."""
+        """End an operation over a group. True if the group is idle now; not if it has gone with one of its ranks."""
         group.users -= 1
         assert group.users >= 0, "an operation ends once"
         if group.users or self.open.get(group.ranks) is not group:
@@ -97,11 +97,12 @@ class Groups:
         return True
 
     def has_room(self, rank: Address) -> bool:
-        """Whether it can have another one."""
+        """Whether a rank can have another group."""
         return self.counts.get(rank, 0) < self.most or bool(self.idle.get(rank))
 
     def died(self, dead: Collection[Address]) -> list[Address]:
-        """These ranks are gone, with their groups: whom that leaves room. Who comes in their place meets all anew."""
+        """Close the groups of ranks that have died, and return the ranks that now have room. Processes that replace the
+        dead ones have met no peer yet."""
         left: list[Address] = []
         for group in [group for ranks, group in self.open.items() if ranks[0] in dead or ranks[1] in dead]:
             if not group.users:

@@ -7,11 +7,12 @@ from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 
 
 class AddressError(ValueError):
-    """Why a text is no HOST:PORT."""
+    """A text is no HOST:PORT, for the reason in the message."""
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT". The last colon parts them, so that a bracketed IPv6 address is a host."""
+    """Return host and port of "HOST:PORT". The last colon separates them, so that a bracketed IPv6 address is a
+    host."""
     host, _, digits = text.rpartition(":")
     if not 1 <= len(host) <= MAX_NAME_BYTES or any(not c.isprintable() or c.isspace() or c == "/" for c in host):
         raise AddressError("it is no HOST:PORT")

@@ -37,7 +37,7 @@ CONNECTORS: Final[Mapping[str, tuple[type[Extra], ...]]] = {
     "NixlPushConnector": (NixlExtra,),
     "MooncakeConnector": (MooncakeV0Extra, MooncakeV1Extra),
 }
-"""What each connector reads from the inner object; of two, V0's first."""
+"""The classes of the inner object of each connector; of two, V0's first."""
 
 SEND_TYPES: Final = {"PUT": "p2p-nccl-put", "PUT_ASYNC": "p2p-nccl-put-async", "GET": "p2p-nccl-get"}
 
@@ -47,7 +47,7 @@ _NAMES: Final = Kind(expected="names", problem=lambda value: "" if isinstance(va
 
 @attrs.frozen(kw_only=True)
 class KvTransferConfig:
-    """One engine's configuration."""
+    """The --kv-transfer-config of one engine."""
 
     kv_connector: str = param(choice(*CONNECTORS), "which connector")
     kv_role: str = param(choice("kv_producer", "kv_consumer", "kv_both"), "P, D, or both")
@@ -80,7 +80,7 @@ class KvTransferConfig:
             raise ParamsError(f"{EXTRA}.bidirectional_kv_xfer", "is true", "false, or NixlPullConnector")
 
     def _check_v0(self) -> None:
-        """A pair: the producer is rank 0 of 2, and what is looked up lies on the GPU."""
+        """Check that the engines are a pair whose producer is rank 0 of 2, and that the lookup buffer is on the GPU."""
         rank = 0 if self.kv_role == "kv_producer" else 1
         if self.kv_rank != rank:
             raise ParamsError("kv_rank", f"is {shown(self.kv_rank)}", f"{rank}, as {self.kv_role} of MooncakeConnector")
@@ -105,7 +105,8 @@ class KvTransferConfig:
 
 
 def read_kv_transfer_config(source: object) -> KvTransferConfig:
-    """The configuration that a JSON text, or the object it holds, says. ParamsError for the first thing wrong."""
+    """Read the configuration from a JSON text, or from the object that it holds. ParamsError for the first thing
+    wrong."""
     found = loaded(source, LOCATION)
     name = found.get("kv_connector")
     if not isinstance(name, str) or name not in CONNECTORS:
@@ -127,7 +128,7 @@ def _extra(kinds: tuple[type[Extra], ...], rank: object, inner: Mapping[Any, Any
 
 
 def _known(into: type[Any]) -> set[str]:
-    """The keys that a class reads."""
+    """Return the keys that a class reads."""
     return {field.name for field in attrs.fields(into)} - {"unread"}
 
 

@@ -1,4 +1,4 @@
-"""What each connector reads from `kv_connector_extra_config`, with its defaults (SEED_SYSTEMS 1, 2, 4, 5a, 5b and 5d).
+"""The keys that each connector reads from `kv_connector_extra_config`, and defaults (SEED_SYSTEMS 1, 2, 4, 5a, 5b, 5d).
 
 Keys that are not here are skipped, as the originals skip them; `config.py` says which those were.
 """
@@ -39,12 +39,12 @@ class P2pNcclExtra:
 
     @property
     def registers(self) -> bool:
-        """Whether it sends heartbeats to a proxy."""
+        """Whether the engine sends heartbeats to a proxy."""
         return bool(self.proxy_ip) and self.proxy_port is not None
 
     @property
     def mem_pool_bytes(self) -> int:
-        """Rounded up to a power of two, as the buddy pool has it."""
+        """The size of the pool, rounded up to a power of two, as the buddy pool has it."""
         return 1 << (max(1, int(self.mem_pool_size_gb * GIB)) - 1).bit_length()
 
     def __attrs_post_init__(self) -> None:
@@ -62,7 +62,7 @@ class CpuExtra:
 
     @property
     def ring_bytes(self) -> int:
-        """Whole pages of 4 KiB."""
+        """The size of the ring, in bytes: whole pages of 4 KiB."""
         return int(self.size * GIB) // PAGE_BYTES * PAGE_BYTES
 
 
@@ -86,7 +86,7 @@ class NixlExtra:
 
     @property
     def watchdog_s(self) -> float:
-        """Of one registration at D."""
+        """The time limit of one registration at D, in seconds."""
         return self.decoder_kv_blocks_ttl if self.push_registration_timeout is None else self.push_registration_timeout
 
 

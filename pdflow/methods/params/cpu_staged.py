@@ -1,7 +1,7 @@
 """kv_transfer_params of the CPU connector, vLLM #18332 (SEED_SYSTEMS 2).
 
-P is told nothing and answers with its own request id, which the router hands to D. The original's D computes the prompt
-itself if it gets none, while what P has sent stays in its ring; here the request hears of it.
+P gets no parameters and answers with its own request id, which the router hands to D. The original's D computes the
+prompt itself if it gets none, while what P has sent stays in its ring; here the request is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from pdflow.methods.params.kinds import ID
 
 @attrs.frozen(kw_only=True)
 class CpuStagedDecode(Params):
-    """P's answer, and router to D."""
+    """The parameters of the decode leg: P's answer, which the router sends to D."""
 
     prefill_request_id: str = param(ID, "P's request id, under which its chunks arrive")

@@ -1,4 +1,4 @@
-"""The one error of this room: which field, what is wrong with it, what to send instead."""
+"""The one error of this package: which field, what is wrong with it, what to send instead."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_SHOWN_CHARS = 60
 
 
 class ParamsError(PdflowError):
-    """One value of a request, or of a configuration file, is not what its method needs.
+    """A value of a request, or of a configuration file, is not what its method needs.
 
-    Of a request: answer that request with this text (400), and go on. Parts of the text are the sender's own words,
-    cut and made printable.
+    Of a request: answer that request with this text (400), and go on. Parts of the text are the sender's own words, cut
+    and made printable.
     """
 
     exit_code = EXIT_BAD_INPUT
@@ -26,12 +26,12 @@ class ParamsError(PdflowError):
         super().__init__(f"{field} {wrong}, expected {expected}")
 
     def under(self, location: str) -> ParamsError:
-        """The same, as seen from outside the object `location`."""
+        """Return the same error, as seen from outside the object `location`."""
         return ParamsError(f"{location}.{self.field}", self.wrong, self.expected)
 
 
 def shown(value: object) -> str:
-    """A value as its author wrote it, short and safe to log; of what holds other values, only its kind."""
+    """Return a value as its author wrote it, short and safe to log; of what holds other values, only its kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What pdflow says besides, under the one key "pdflow" (PROTOCOL 7.3 and 7.5).
+"""The parameters that pdflow adds, under the one key "pdflow" (PROTOCOL 7.3 and 7.5).
 
 All that the core's KvParams needs and that no original carries. Stock vLLM skips the key; our router takes out what
 clients put there (PROTOCOL 7.3, Content).

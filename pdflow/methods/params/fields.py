@@ -22,7 +22,7 @@ from pdflow.protocol.wire.checks import Problem
 T = TypeVar("T")
 
 MAX_KEYS: Final = 256
-"""Of one object, unknown ones included. vLLM's have a dozen."""
+"""The most keys of one object, unknown ones included. vLLM's have a dozen."""
 
 _SPEC: Final = "param"
 
@@ -33,8 +33,8 @@ def _same(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Kind:
-    """Which values a field takes. `freeze` makes JSON's value ours and never raises for what it does not know;
-    `problem` says what is wrong with ours ("is 0"), `thaw` is the way back, `expected` what to send."""
+    """The kind of values that a field takes. `freeze` makes JSON's value ours and never raises for what it does not
+    know; `problem` says what is wrong with ours ("is 0"), `thaw` is the way back, `expected` what to send."""
 
     expected: str
     problem: Callable[[Any], Problem]
@@ -44,7 +44,7 @@ class Kind:
 
 @attrs.frozen(kw_only=True)
 class Spec:
-    """What a field says of itself."""
+    """The declaration of one field: the values that it takes, its meaning, and its presence in the JSON."""
 
     kind: Kind
     meaning: str
@@ -61,7 +61,8 @@ class Spec:
 def param(
     kind: Kind, meaning: str, *, default: Any = attrs.NOTHING, required: bool | None = None, null: bool = False
 ) -> Any:
-    """A field that takes values of `kind`, and None too if that is its default. Required unless it has a default."""
+    """Declare a field that takes values of `kind`, and None too if that is its default. Required unless it has a
+    default."""
     must = default is attrs.NOTHING if required is None else required
     spec = Spec(kind=kind, meaning=meaning, required=must, null=null)
 
@@ -81,7 +82,7 @@ def spec_of(field: attrs.Attribute[Any]) -> Spec:
 
 
 def structure(into: type[T], value: object, *, location: str = "kv_transfer_params", closed: bool = False) -> T:
-    """`value`, which JSON gave, as an `into`. ParamsError for the first thing wrong."""
+    """Return `value`, which JSON gave, as an `into`. ParamsError for the first thing wrong."""
     found = mapping(value, location)
     fields = attrs.fields(into)  # type: ignore[arg-type]
     if closed:
@@ -101,7 +102,7 @@ def structure(into: type[T], value: object, *, location: str = "kv_transfer_para
 
 
 def plain(params: Any) -> dict[str, Any]:
-    """The JSON object that says `params`, keys in the order of its class."""
+    """Return `params` as a JSON object, keys in the order of its class."""
     written = {}
     for field in attrs.fields(type(params)):
         spec, value = spec_of(field), getattr(params, field.name)
@@ -113,7 +114,7 @@ def plain(params: Any) -> dict[str, Any]:
 
 
 def mapping(value: object, location: str) -> Mapping[Any, Any]:
-    """`value`, which is an object of JSON with not too many keys."""
+    """Return `value` if it is a JSON object of at most MAX_KEYS keys; otherwise raise ParamsError."""
     if not isinstance(value, Mapping):
         raise ParamsError(location, f"is {shown(value)}", "a JSON object")
     if len(value) > MAX_KEYS:
@@ -122,7 +123,7 @@ def mapping(value: object, location: str) -> Mapping[Any, Any]:
 
 
 def nested(into: type[Any], location: str, expected: str) -> Kind:
-    """A closed object inside another, read as `into`."""
+    """Return the kind of a closed object inside another, read as `into`."""
 
     def freeze(value: object) -> object:
         if value is None or isinstance(value, into):
@@ -139,7 +140,7 @@ def nested(into: type[Any], location: str, expected: str) -> Kind:
 
 
 def _instead(name: str, found: Mapping[Any, Any], fields: Any) -> str:
-    """ " (is X meant?)" where a key that nobody knows looks like the missing one."""
+    """Return " (is X meant for it?)" if a key that nobody knows looks like the missing one, else an empty text."""
     known = {field.name for field in fields}
     unknown = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
     close = difflib.get_close_matches(name, sorted(unknown), n=1, cutoff=0.75)

@@ -32,18 +32,18 @@ MAX_PROMPTS: Final = 4_096
 MAX_TOKEN_ID: Final = 2**32 - 1
 
 MAX_NODES: Final = 1_000
-"""Of one store."""
+"""The most nodes of one store."""
 
 
 def bounded_text(value: Any, most_bytes: int) -> Problem:
-    """Why `value` is no text of 1 to `most_bytes` bytes."""
+    """Return why `value` is no text of 1 to `most_bytes` bytes; empty if it is."""
     if not isinstance(value, str):
         return f"is {shown(value)}"
     return text_problem("", value, most_bytes).strip()
 
 
 def within(value: Any, low: int, high: int) -> Problem:
-    """Why `value` is no integer of `low` to `high`."""
+    """Return why `value` is no integer of `low` to `high`; empty if it is."""
     return "" if type(value) is int and low <= value <= high else f"is {shown(value)}"
 
 
@@ -58,7 +58,7 @@ def integer(low: int, high: int) -> Kind:
 
 
 def only(value: Any, why: str = "") -> Kind:
-    """One value and no other."""
+    """Return the kind that takes this value and no other."""
     expected = shown(value) + (f" ({why})" if why else "")
     return Kind(
         expected=expected,
@@ -91,7 +91,8 @@ def _bootstrap(value: Any) -> Problem:
 
 
 def _one_group(value: Any) -> Any:
-    """vLLM writes a list for each KV-cache group, and takes a bare list for the only one."""
+    """Return the block ids of the only KV-cache group: vLLM writes a list for each group, and takes a bare list for the
+    only one."""
     if not isinstance(value, (list, tuple)):
         return value
     grouped = len(value) == 1 and isinstance(value[0], (list, tuple))
@@ -119,7 +120,8 @@ def _thawed_lists(value: Any) -> Any:
 
 
 def lists(expected: str, most: int, problem_of: Callable[[Any], Problem]) -> Kind:
-    """A list of entries for one prompt; or one item for each of several prompts, null or a list of entries."""
+    """Return the kind of a list of entries for one prompt; or of one item for each of several prompts, null or a list
+    of entries."""
 
     def problem(value: Any) -> Problem:
         if not isinstance(value, tuple):

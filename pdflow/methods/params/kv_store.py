@@ -23,7 +23,7 @@ Keys: TypeAlias = tuple[str, ...] | tuple[tuple[str, ...] | None, ...]
 
 @attrs.frozen(kw_only=True)
 class KVTransferParams(Params):
-    """Router to P, and router to D."""
+    """The parameters of either leg, from the router to P and to D."""
 
     prefix_prompt_ids: TokenIds | None = param(  # noqa: RUF009 (a field, as those below)
         TOKEN_LISTS, "the token ids whose KV is meant, for plain P/D the prompt's", default=None, null=True

@@ -1,4 +1,5 @@
-"""Mooncake's metadata server: spoken to over HTTP, or none, and peers shake hands. etcd and redis are refused."""
+"""The address of Mooncake's metadata server: an HTTP server, or none, and peers shake hands. etcd and redis are
+refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SERVER: Final = Kind(expected=_SERVERS, problem=lambda value: bounded_text(value
 
 
 def metadata_url_of(server: str, backend: str | None) -> str | None:
-    """Where metadata are asked for, None where peers shake hands; ParamsError for everything else.
+    """Return the URL of the metadata server, None where peers shake hands; ParamsError for everything else.
 
     `backend` is what V0's files may say beside. Where neither says a kind, Mooncake takes etcd.
     """

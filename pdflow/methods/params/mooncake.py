@@ -2,7 +2,7 @@
 
 V1 is vLLM 0.32.0's MooncakeConnector (SEED_SYSTEMS 5b). P answers nothing, so the router says all of it, before
 prefill if it likes. vLLM warns of a field that is missing and goes on without a transfer, so that D computes what P
-has computed and holds for 480 s; here the request hears of it.
+has computed and holds for 480 s; here the request is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdflow.methods.params.kinds import BOOTSTRAP, ID, NAME, NO, YES
 
 @attrs.frozen(kw_only=True)
 class MooncakeV1Prefill(Params):
-    """Router to P."""
+    """The parameters of the prefill leg, from the router to P."""
 
     do_remote_decode: bool = param(YES, "P holds the prompt's blocks for a D", default=True, required=True)
     do_remote_prefill: bool = param(NO, "nobody has prefilled for P", default=False)
@@ -25,7 +25,8 @@ class MooncakeV1Prefill(Params):
 
 @attrs.frozen(kw_only=True)
 class MooncakeV1Decode(Params):
-    """Router to D: D asks the P that the bootstrap server names, P writes."""
+    """The parameters of the decode leg, from the router to D: D asks the P that the bootstrap server names, P
+    writes."""
 
     do_remote_decode: bool = param(NO, "D decodes itself", default=False)
     do_remote_prefill: bool = param(YES, "P prefills for D", default=True, required=True)

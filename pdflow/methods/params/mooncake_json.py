@@ -1,7 +1,8 @@
 """mooncake.json, the file that MOONCAKE_CONFIG_PATH names, as Mooncake's guides write it (SEED_SYSTEMS 3, 5a and 5d).
 
-Three readers share that name, and a file says by its keys whose it is: V0's pipe has `prefill_url` and `decode_url`,
-the store connectors `master_server_address`; of these V0's needs `local_hostname`, which 0.32.0's no longer reads.
+Three readers share that name, and the keys of a file tell for which of them it is: V0's pipe has `prefill_url` and
+`decode_url`, the store connectors `master_server_address`; of these V0's needs `local_hostname`, which 0.32.0's no
+longer reads.
 
 Which metadata servers are taken stands in `metadata.py`.
 """
@@ -30,12 +31,12 @@ PROTOCOL: Final = choice("tcp", "rdma")
 
 
 def devices_of(device_name: str) -> tuple[str, ...]:
-    """The NICs that a text with commas names."""
+    """Return the NICs that a text with commas names."""
     return tuple(name for field in device_name.split(",") if (name := field.strip()))
 
 
 class Ports(NamedTuple):
-    """Where one rank of one side listens."""
+    """The ports on which one rank of one side listens."""
 
     engine: int
     data: int
@@ -44,7 +45,7 @@ class Ports(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Mooncake:
-    """What the three kinds of file share."""
+    """The keys that the three kinds of file share."""
 
     metadata_server: str = param(SERVER, "where segments are looked up")
     device_name: str = param(DEVICES, "the NICs of rdma", default="")
@@ -89,13 +90,13 @@ class PipeFile(Mooncake):
 
     @property
     def metadata_url(self) -> str | None:
-        """None: peers shake hands."""
+        """The URL of the metadata server; None where peers shake hands."""
         return metadata_url_of(self.metadata_server, self.metadata_backend)
 
 
 @attrs.frozen(kw_only=True)
 class StoreBase(Mooncake):
-    """What the files of both store connectors share."""
+    """The keys that the files of both store connectors share."""
 
     master_server_address: str = param(ADDRESS, "mooncake_master's RPC")
 
@@ -104,7 +105,7 @@ class StoreBase(Mooncake):
 
     @property
     def metadata_url(self) -> str | None:
-        """None: peers shake hands."""
+        """The URL of the metadata server; None where peers shake hands."""
         return metadata_url_of(self.metadata_server, None)
 
 
@@ -143,7 +144,7 @@ File: TypeAlias = PipeFile | StoreV0File | StoreFile
 
 
 def read_mooncake_json(source: object) -> File:
-    """The file that a JSON text, or the object it holds, says. ParamsError for the first thing wrong."""
+    """Read the file from a JSON text, or from the object that it holds. ParamsError for the first thing wrong."""
     found = loaded(source, LOCATION)
     return structure(_kind(found), found, location=LOCATION)
 
@@ -159,5 +160,5 @@ def _kind(found: Mapping[Any, Any]) -> type[File]:
 
 
 def _ports(base: int, rank: int) -> Ports:
-    """V0: the engine at base + rank; ZMQ beyond the first eight, two for each rank."""
+    """Return the ports of a rank in V0: the engine at base + rank; ZMQ beyond the first eight, two for each rank."""
     return Ports(base + rank, base + 8 + 2 * rank + 1, base + 8 + 2 * rank + 2)

@@ -1,7 +1,7 @@
 """kv_transfer_params of NIXL pull and push, vLLM 0.32.0 (PROTOCOL 2.2; vLLM #35264, connector version 14).
 
-What P answers is the decode leg's parameters, forwarded as it is. Only push may also be told P's coordinates before P
-has answered, by a router that dispatches both legs at once; then there are no block ids.
+P's answer is the decode leg's parameters, forwarded as it is. Only push may also be given P's coordinates before P has
+answered, by a router that dispatches both legs at once; then there are no block ids.
 
 Where vLLM has no default and no check, a missing field ends its engine (tp_size, the coordinates and remote_request_id
 of a push: R35) or parks the request for good (those of a pull: R36). Here all of these have to be there. Not spoken:
@@ -24,7 +24,7 @@ _NO_DCP: Final = only(1, "KV is cut by tp and pp alone")
 
 @attrs.frozen(kw_only=True)
 class NixlPrefill(Params):
-    """Router to P, pull and push."""
+    """The parameters of the prefill leg, from the router to P, pull and push."""
 
     do_remote_decode: bool = param(YES, "P holds the prompt's blocks for a D", default=True, required=True)
     do_remote_prefill: bool = param(NO, "nobody has prefilled for P", default=False)
@@ -37,7 +37,7 @@ class NixlPrefill(Params):
 
 @attrs.frozen(kw_only=True)
 class NixlPullDecode(Params):
-    """P's answer, and router to D: D reads these blocks."""
+    """The parameters of a pull's decode leg, P's answer, which the router sends to D: D reads these blocks."""
 
     do_remote_prefill: bool = param(YES, "P has prefilled for D", default=True, required=True)
     do_remote_decode: bool = param(NO, "D decodes itself", default=False)
@@ -60,7 +60,8 @@ class NixlPullDecode(Params):
 
 @attrs.frozen(kw_only=True)
 class NixlPushDecode(Params):
-    """Router to D, perhaps before P has answered: D registers with P, P writes."""
+    """The parameters of a push's decode leg, from the router to D, perhaps before P has answered: D registers with P, P
+    writes."""
 
     do_remote_prefill: bool = param(YES, "P prefills for D", default=True, required=True)
     do_remote_decode: bool = param(NO, "D decodes itself", default=False)

@@ -18,7 +18,7 @@ LEGS: Final = ("to P", "to D")
 
 
 def requests() -> Iterator[str]:
-    """One table for each method and leg; methods and legs that say the same share one."""
+    """Yield one table for each method and leg; methods and legs with the same parameters share one."""
     methods_by_kinds: dict[tuple[type, ...], list[str]] = {}
     for method, legs in PARAMS.items():
         methods_by_kinds.setdefault(tuple(legs.values()), []).append(method)
@@ -36,7 +36,7 @@ def extras() -> Iterator[str]:
 
 
 def config() -> Iterator[str]:
-    """The outer object, then what each connector reads inside."""
+    """Yield the table of the outer object, then those of what each connector reads inside."""
     yield from table(field for field in attrs.fields(KvTransferConfig) if field.name not in (EXTRA, "unread"))
     for kind in dict.fromkeys(kind for kinds in CONNECTORS.values() for kind in kinds):
         yield f"### {_title(kind)}\n"
@@ -53,7 +53,7 @@ TABLES: Final = {"requests": requests, "extras": extras, "config": config, "file
 
 
 def regenerated(document: str) -> str:
-    """The document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
+    """Return the document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
     for name, lines in TABLES.items():
         head, begin, rest = document.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- /{name} -->")
@@ -64,7 +64,7 @@ def regenerated(document: str) -> str:
 
 
 def table(fields: Iterable[attrs.Attribute[Any]]) -> Iterator[str]:
-    """A row for each field; nothing for none."""
+    """Yield a table with a row for each field; nothing if there are none."""
     rows = [
         f"| `{field.name}` | {_cell(spec_of(field).kind.expected)} | {_default(field)} | {_meaning(field)} |"
         for field in fields

@@ -1,4 +1,4 @@
-"""One request's parameters: which class each method's leg has, read from JSON's values and written again.
+"""The parameters of one request: which class each method's leg has, read from JSON's values and written again.
 
 P's answer to the prefill leg is the decode leg's parameters: NIXL's and the CPU connector's are forwarded as they are,
 the others answer nothing. What a peer sends reaches nobody but its own request: a ParamsError says all there is to say.
@@ -30,12 +30,13 @@ PARAMS: Final[Mapping[str, Mapping[Leg, type[Params]]]] = {
     "mooncake-v0": {"prefill": Params, "decode": Params},
     "mooncake-v1": {"prefill": MooncakeV1Prefill, "decode": MooncakeV1Decode},
 }
-"""By method and leg. `Params` alone where the original has none: P2P NCCL says addresses in the request id
+"""By method and leg. `Params` alone where the original has none: P2P NCCL has addresses in the request id
 (`request_id.py`), Mooncake V0 matches by tokens."""
 
 
 def parse(method: str, leg: str, mapping: object) -> Params:
-    """The kv_transfer_params that came with one leg of a request; None for none. ParamsError for the first thing wrong.
+    """Read the kv_transfer_params that came with one leg of a request; None if none came. ParamsError for the first
+    thing wrong.
 
     `mapping` is what a JSON decoder gave, from anybody: of any type, size and depth.
     """
@@ -45,7 +46,7 @@ def parse(method: str, leg: str, mapping: object) -> Params:
 
 
 def to_json(params: Params) -> dict[str, Any]:
-    """The JSON object that says the same, under the original's names; `parse` reads it as an equal object."""
+    """Return the JSON object of the same content, under the original's names; `parse` reads it as an equal object."""
     return plain(params)
 
 

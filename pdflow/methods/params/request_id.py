@@ -1,4 +1,4 @@
-"""The request id of P2P NCCL, in which the proxy says both addresses (vLLM #18242, SEED_SYSTEMS 1).
+"""The request id of P2P NCCL, in which the proxy names both addresses (vLLM #18242, SEED_SYSTEMS 1).
 
     ___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_93923d63113b4b338973f24d19d4bf11
 
@@ -25,7 +25,7 @@ PREFILL: Final = "___prefill_addr_"
 DECODE: Final = "___decode_addr_"
 
 MOST_BYTES: Final = MAX_ID_BYTES - 32
-"""Of the bare id. What vLLM puts around it has to fit too."""
+"""The most bytes of the bare id. What vLLM puts around it has to fit too."""
 
 _TAIL: Final = re.compile(r"([0-9a-f]{32})(?:-(\d{1,6}))?(?:-[0-9a-fA-F]{8})?\Z", re.ASCII)
 _EXPECTED: Final = f"{PREFILL}HOST:PORT{DECODE}HOST:PORT_ and 32 hex digits, perhaps as vLLM's cmpl-...-0"
@@ -42,7 +42,8 @@ def _hex(_instance: object, attribute: attrs.Attribute[str], value: object) -> N
 
 @attrs.frozen(kw_only=True)
 class PairId:
-    """What the id says. Addresses are those of rank 0; rank r of an engine listens r ports higher, on both sides."""
+    """The content of a request id: both addresses and a uuid. Addresses are those of rank 0; rank r of an engine
+    listens r ports higher, on both sides."""
 
     prefill: str = attrs.field(validator=_address)
     decode: str = attrs.field(validator=_address)
@@ -53,11 +54,11 @@ class PairId:
             raise ParamsError("request_id", f"has {len(self.text())} bytes", f"shorter addresses, {MOST_BYTES} in all")
 
     def text(self) -> str:
-        """For X-Request-Id."""
+        """Return the id for X-Request-Id."""
         return f"{PREFILL}{self.prefill}{DECODE}{self.decode}_{self.uuid}"
 
     def prefill_rank(self, rank: int) -> tuple[str, int]:
-        """Host and port where that rank of P listens."""
+        """Return the host and port where that rank of P listens."""
         host, port = split_address(self.prefill)
         return host, port + rank
 
@@ -67,12 +68,13 @@ class PairId:
 
 
 def wrapped(pair: PairId, index: int = 0, *, chat: bool = False) -> str:
-    """The id that vLLM's front end makes of it: of prompt `index` of a completion, or of a chat."""
+    """Return the id that vLLM's front end makes of `pair`: of prompt `index` of a completion, or of a chat."""
     return f"chatcmpl-{pair.text()}" if chat else f"cmpl-{pair.text()}-{index}"
 
 
 def parse_request_id(request_id: object) -> tuple[PairId, int]:
-    """What an id says, bare or wrapped, and of which prompt it is (0 if it does not say). ParamsError if it is none."""
+    """Return the content of an id, bare or wrapped, and the index of its prompt (0 if it has none). ParamsError if it
+    is no such id."""
     problem = bounded_text(request_id, MAX_ID_BYTES)
     if problem or not isinstance(request_id, str):
         raise ParamsError("request_id", problem, _EXPECTED)
@@ -89,7 +91,7 @@ def parse_request_id(request_id: object) -> tuple[PairId, int]:
 
 
 def _split(field: str, address: object) -> None:
-    """Refuses what is no address, or would not be found again in an id."""
+    """Raise ParamsError for a text that is no address, or would not be found again in an id."""
     try:
         if not isinstance(address, str):
             raise AddressError("it is no text")

@@ -22,14 +22,14 @@ from pdflow.protocol.wire.checks import Problem
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES, MAX_U63
 
 MAX_FILE_CHARS: Final = 1 << 16
-"""Of one configuration text. A real one has a few hundred."""
+"""The most characters of one configuration text. A real one has a few hundred."""
 
 _NUMBER: Final = re.compile(r"\s*(\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?)\s*(b|kb|mb|gb)?\s*\Z", re.ASCII | re.I)
 _UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 def loaded(source: object, location: str) -> Mapping[Any, Any]:
-    """The JSON object that a text holds, or the mapping that somebody has already read from one."""
+    """Return the JSON object that a text holds, or the mapping that the caller has already read from one."""
     if not isinstance(source, (str, bytes)):
         return mapping(source, location)
     if len(source) > MAX_FILE_CHARS:
@@ -44,7 +44,7 @@ def loaded(source: object, location: str) -> Mapping[Any, Any]:
 
 
 def _number(value: Any, units: bool = False) -> Any:
-    """The number that a text says, exactly if it is whole; anything else as it is."""
+    """Return the number that a text holds, exactly if it is whole; anything else as it is."""
     if not isinstance(value, str) or len(value) > MAX_NAME_BYTES:
         return value
     match = _NUMBER.match(value)
@@ -65,7 +65,7 @@ def _bytes(value: Any, units: bool = False) -> Any:
 
 
 def _optional(value: Any) -> Any:
-    """The originals' empty text is our None."""
+    """Return None for the originals' empty text; any other value as `_whole` reads it."""
     return None if value == "" else _whole(value)
 
 

@@ -1,6 +1,6 @@
-"""What a store is given beside KV: the hidden states that a prompt's last layer has left, of `bytes_per_token`.
+"""The hidden states that a store is given beside KV: those that a prompt's last layer has left, of `bytes_per_token`.
 
-Every rank of D needs them all, and gets them from one rank of P's last stage, together with its KV: it knows no more
+Every rank of D needs them all, and gets them from one rank of P's last stage, together with its KV: there are no more
 and no fewer pairs. Source: PR #12957, whose D decodes only if it has both.
 """
 

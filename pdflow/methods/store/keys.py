@@ -1,7 +1,7 @@
-"""Under which keys a store has KV: a hash of the content and of whatever makes one engine's bytes another's.
+"""The keys under which a store has KV: hashes of the content and of whatever makes one engine's bytes another's.
 
-A key is a pure function of what it names: every process makes the same one, so P and D need not speak of it, and
-whoever asks for it gets those bytes or none. Each block's key is chained to the one before it: it stands for all tokens
+A key is a pure function of what it names: every process makes the same one, so P and D need not exchange it, and
+a get of it finds those bytes or none. Each block's key is chained to the one before it: it stands for all tokens
 up to its end, since their KV depends on all of them. The demo of PR #12957 used Python's `hash`, which each process
 salts: there, what one process has stored no other finds.
 
@@ -20,18 +20,19 @@ _DIGEST_BYTES = 16
 
 
 def origin(model: str, tp_rank: int, tp: int, salt: int = 0) -> Key:
-    """What every chain of one rank's keys begins with. `salt` is 0 but for the guard against salted keys."""
+    """Return the key with which every chain of one rank's keys begins. `salt` is 0 but for the guard against salted
+    keys."""
     return _hashed(f"{model}@tp_rank:{tp_rank}/{tp}@{salt}".encode())
 
 
 def chained(before: Key, contents: Iterable[int]) -> Key:
-    """The key of what follows `before`: token ids, or numbers that stand for as much."""
+    """Return the key of what follows `before`: token ids, or numbers that stand for as much."""
     text = ",".join(map(str, contents))
     return _hashed(f"{before}:{text}".encode())
 
 
 def block_keys(before: Key, blocks: Iterable[Iterable[int]]) -> tuple[Key, ...]:
-    """One key for each block of a prompt, in order."""
+    """Return one key for each block of a prompt, in order."""
     keys = []
     for block in blocks:
         before = chained(before, block)
@@ -40,7 +41,7 @@ def block_keys(before: Key, blocks: Iterable[Iterable[int]]) -> tuple[Key, ...]:
 
 
 def home(key: Key, nodes: int) -> int:
-    """The number of the node that has it."""
+    """Return the number of the node that has a key."""
     return int(key[:_DIGEST_BYTES], 16) % nodes
 
 

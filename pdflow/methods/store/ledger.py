@@ -1,10 +1,11 @@
-"""What is on its way into a store's node and what can be got there: between its memory and its endpoints.
+"""The ledger of a store's node: prompts that are being put, and prompts that can be got, between its memory and its
+endpoints.
 
 A put is a decode leg: the store registers room, P writes, and the commit makes it complete. What is complete is offered
 as a prefilled prompt is, and what was found is offered at once. So leases, cancelling, quarantine and incarnations are
 the protocol's, on either side.
 
-Calls answer with events for the node's endpoints, which `pdflow/serving/store.py` tells them in order.
+Calls answer with events for the node's endpoints, which `pdflow/serving/store.py` delivers to them in order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Offer: TypeAlias = tuple[PrefillQueued, PrefillFinished]
 
 
 class Put:
-    """One prompt on its way into the store, and then in it, until nobody holds it for its request."""
+    """The state of one prompt on its way into the store, and then in it, until nobody holds it for its request."""
 
     __slots__ = ("digest", "generation", "items", "params", "request_id", "tokens", "weights")
 
@@ -42,17 +43,17 @@ class Put:
         self.request_id = request_id
         self.tokens = params.num_tokens
         self.params = params
-        """Who puts it."""
+        """Names the engine that puts it."""
         self.items = items
         self.digest = digest
-        """Of the whole prompt, however much of it this is (S4)."""
+        """The digest of the whole prompt, however much of it this is (S4)."""
         self.weights = weights
         self.generation = 0
-        """Of what it holds, from when it has room."""
+        """The generation of what it holds, from when it has room."""
 
 
 class Lookup:
-    """Somebody asks what is here of a prompt, to load it."""
+    """The request of an engine for what is here of a prompt, to load it."""
 
     __slots__ = ("digest", "generation", "items", "request_id", "tokens", "weights", "xid")
 
@@ -67,26 +68,27 @@ class Lookup:
 
 
 class StoreLedger:
-    """Args: `count` is told what the result counts."""
+    """The puts and the offered prompts of one node. Args: `count` adds to a counter of the result: (its name, how
+    much)."""
 
     def __init__(self, memory: StoreMemory, block_size: int, count: Callable[[str, int], None]) -> None:
         self.memory = memory
         self.block_size = block_size
         self.count = count
         self.puts: dict[RequestId, Put] = {}
-        """Not complete yet."""
+        """Puts that are not complete yet."""
         self.offered: dict[Xid, Put | Lookup] = {}
-        """Complete, and to be got."""
+        """Prompts that are complete, and can be got."""
 
     # What engines ask.
 
     def start(self, put: Put) -> DecodeQueued:
-        """PutStart: somebody has this prompt's KV and would write it here."""
+        """PutStart: register that an engine has this prompt's KV and would write it here."""
         self.puts[put.request_id] = put
         return DecodeQueued(put.request_id, put.params, -(-put.tokens // self.block_size), 0)
 
     def look(self, ask: Lookup) -> Offer | None:
-        """GetReplicaList: what is here of a prompt, from its start on, under a lease. None if nothing is."""
+        """GetReplicaList: offer what is here of a prompt, from its start on, under a lease. None if nothing is."""
         found = self.memory.lease(ask.items)
         if found is None:
             return None
@@ -96,7 +98,8 @@ class StoreLedger:
         return self._offer(ask.xid, ask, found)
 
     def abort(self, request_id: RequestId, xid: Xid) -> DecodeAborted | SourceWithdrawn | None:
-        """Nobody will come for it: for the endpoint that is put to, or the one that is got from."""
+        """Return the event that withdraws a put or an offer: for the endpoint that is put to, or the one that is got
+        from. None if there is neither."""
         if request_id in self.puts:
             return DecodeAborted(request_id, Code.CANCELLED)
         return SourceWithdrawn(xid) if xid in self.offered else None
@@ -104,7 +107,7 @@ class StoreLedger:
     # What being put to comes to.
 
     def enqueue(self, request_id: RequestId) -> DecodeAborted | None:
-        """It queues for room, if there is ever enough."""
+        """Queue a put for room. Return its abort if there is never enough."""
         try:
             self.memory.enqueue(request_id, self.puts[request_id].items)
         except PoolError:
@@ -112,7 +115,7 @@ class StoreLedger:
         return None
 
     def admit_waiting(self, now: Instant) -> list[DecodeHit | DecodeAdmitted]:
-        """Whoever has room now registers it, without what is here already."""
+        """Give room to the puts that wait for it, and return their registrations, without what is here already."""
         evicted = self.memory.evicted
         admitted = self.memory.admit_waiting(now)
         self.count("store: objects evicted", self.memory.evicted - evicted)
@@ -130,42 +133,42 @@ class StoreLedger:
         return events
 
     def commit(self, request_id: RequestId) -> Offer:
-        """PutEnd: it is complete, and from now on under a lease."""
+        """PutEnd: offer a prompt that is complete, from now on under a lease."""
         put = self.puts.pop(request_id)
         return self._offer(put.params.xid, put, self.memory.complete(put.generation))
 
     def failed(self, request_id: RequestId) -> Put:
-        """It could not be put."""
+        """Forget a put that has failed, and return it."""
         put = self.puts.pop(request_id)
         self.memory.forget(request_id)
         return put
 
     def free(self, generation: int, now: Instant) -> None:
-        """Nobody can write to it any more."""
+        """Release what a put held, once nothing can write to it any more."""
         self.memory.release(generation, now)
 
     # What has been kept elsewhere, and comes back.
 
     def bring(self, items: tuple[Item, ...], now: Instant) -> Allocation | None:
-        """Room for these, but for those of them that are here; None if there is none at once."""
+        """Take room for these objects, but for those of them that are here; None if there is none at once."""
         evicted = self.memory.evicted
         placed = self.memory.bring(items, now)
         self.count("store: objects evicted", self.memory.evicted - evicted)
         return None if placed is None else placed.target
 
     def brought(self, generation: int, now: Instant) -> None:
-        """They are there, for others to find."""
+        """Complete objects that have been brought back: others can find them."""
         self.memory.complete(generation)
         self.memory.release(generation, now)
 
     # What being got from comes to.
 
     def release(self, xid: Xid, now: Instant) -> None:
-        """Its request has read it, or has not come for it in time."""
+        """Release a prompt that its request has read, or has not come for in time."""
         self.memory.release(self.offered.pop(xid).generation, now)
 
     def _offer(self, xid: Xid, what: Put | Lookup, source: Allocation) -> Offer:
-        """From now on it can be got."""
+        """Offer a prompt: from now on it can be got."""
         self.offered[xid] = what
         finished = PrefillFinished(xid, source, what.tokens, what.digest, what.weights)
         return PrefillQueued(xid, what.request_id), finished

@@ -1,4 +1,4 @@
-"""The memory of a store's node: which objects are there, who gets room, and what goes for it.
+"""The memory of a store's node: which objects are there, which prompts get room, and which objects are evicted for it.
 
 An object is the KV of a prompt, or of one of its blocks, under a key of its content; it never changes. A prompt comes
 in by `enqueue`: the objects at its start that are there already are found, and room is given for the rest, at once or
@@ -11,7 +11,7 @@ evicted least recently used first, and of one prompt its end first, so that what
 is made before the memory is full: above the high-water mark, a twentieth goes at once. What a second prompt has found
 is pinned softly for half an hour: it goes last.
 
-When nothing can reach the bytes any more is the protocol's to say. Source: SEED_SYSTEMS section 5d (Mooncake Store).
+The protocol decides when nothing can reach the bytes any more. Source: SEED_SYSTEMS section 5d (Mooncake Store).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdflow.methods.store.keys import Key
 from pdflow.protocol.values import Allocation, Instant, S, Value
 
 FREED = 0.05
-"""Of the memory, when it is fuller than the high-water mark."""
+"""The share of the memory that is freed when it is fuller than the high-water mark."""
 PIN_NS = 30 * 60 * S
 
 
@@ -37,7 +37,7 @@ class Item(Value, frozen=True, gc=False):
 
 
 class Placed(Value, frozen=True, gc=False):
-    """A prompt that has room."""
+    """A prompt that has been given room."""
 
     name: str
     found_blocks: int
@@ -54,26 +54,28 @@ class StoredObject:
         self.own = own
         self.holders = 1
         self.found = False
-        """By another prompt than the one that brought it: it will be pinned."""
+        """The object has been found by another prompt than the one that brought it: it will be pinned."""
         self.pinned_until: Instant = 0
 
 
 class StoredPrompt:
-    """What one prompt holds."""
+    """The objects that one prompt holds."""
 
     __slots__ = ("objects", "token")
 
     def __init__(self, token: Allocation, objects: list[StoredObject]) -> None:
         self.token = token
-        """Of no blocks: it gives the holding a generation of its own."""
+        """An allocation of no blocks, which gives the holding a generation of its own."""
         self.objects = objects
 
 
 class StoreMemory:
-    """Args:
-    num_blocks: of one node, each of them the same tokens' KV on all of its ranks.
-    keeps: whether objects stay when they have been read.
-    high_water: the share of the memory above which objects are evicted.
+    """The objects of one node, and the prompts that wait for room.
+
+    Args:
+        num_blocks: of one node, each of them the same tokens' KV on all of its ranks.
+        keeps: whether objects stay when they have been read.
+        high_water: the share of the memory above which objects are evicted.
     """
 
     def __init__(self, num_blocks: int, keeps: bool, high_water: float = 0.9) -> None:
@@ -84,9 +86,9 @@ class StoreMemory:
         self.waiting: OrderedDict[str, tuple[Item, ...]] = OrderedDict()
         self.held: dict[int, StoredPrompt] = {}
         self.known: dict[Key, StoredObject] = {}
-        """Complete, and to be found by others."""
+        """Objects that are complete, and can be found by others."""
         self.idle: OrderedDict[Key, StoredObject] = OrderedDict()
-        """Of those, whom nobody holds, in the order of their use."""
+        """Those of `known` that nobody holds, in the order of their use."""
         self.pinned: OrderedDict[Key, StoredObject] = OrderedDict()
         """The same, of those that are pinned softly."""
         self.evicted = 0
@@ -108,11 +110,12 @@ class StoreMemory:
         self.waiting[name] = items
 
     def forget(self, name: str) -> bool:
-        """It does not want room any more. False if it was not waiting."""
+        """Take a prompt out of the queue. False if it was not waiting."""
         return self.waiting.pop(name, None) is not None
 
     def admit_waiting(self, now: Instant) -> list[Placed]:
-        """Who gets room now, in turn. To be asked after every `enqueue`, `forget` and `release`."""
+        """Give room to waiting prompts, in turn, and return them. To be called after every `enqueue`, `forget` and
+        `release`."""
         admitted: list[Placed] = []
         while self.waiting:
             name, items = next(iter(self.waiting.items()))
@@ -124,7 +127,8 @@ class StoreMemory:
         return admitted
 
     def bring(self, items: tuple[Item, ...], now: Instant) -> Placed | None:
-        """Room for objects that somebody has whole, or None: who brings them neither waits nor overtakes who does."""
+        """Take room for objects that are whole elsewhere, or return None: they neither wait for room nor overtake a
+        prompt that does."""
         if self.waiting or not self.fits_ever(blocks_of(items)):
             return None
         return self._allocate_objects("", items, now)
@@ -150,7 +154,7 @@ class StoreMemory:
     # What is there.
 
     def find(self, items: tuple[Item, ...]) -> int:
-        """How many of these are there, from the first on."""
+        """Return how many of these objects are there, from the first on."""
         count = 0
         for item in items:
             if item.key not in self.known:
@@ -169,7 +173,8 @@ class StoreMemory:
         return self.table(token.generation)
 
     def complete(self, generation: int) -> Allocation:
-        """All that a prompt holds has been written: the same, with the blocks of all its objects."""
+        """Record that all that a prompt holds has been written. Return its allocation, with the blocks of all its
+        objects."""
         if self.keeps:
             for stored in self.held[generation].objects:
                 # Of two that put the same at once, only the first one's is found by others.
@@ -180,8 +185,8 @@ class StoreMemory:
         return Allocation(generation, joined(self.held[generation].objects))
 
     def release(self, generation: int, now: Instant) -> None:
-        """The prompt holds nothing any more: it has been read, or its lease is over, or it was not written and nobody
-        can write it any more. Raises PoolError if it held nothing."""
+        """Release all that a prompt holds: it has been read, or its lease is over, or it was not written and nobody can
+        write it any more. Raises PoolError if it held nothing."""
         holding = self.held.pop(generation, None)
         if holding is None:
             raise PoolError(f"release: generation {generation} is not held")
@@ -215,7 +220,7 @@ class StoreMemory:
     # What goes.
 
     def _make_room(self, need: int, now: Instant) -> bool:
-        """Evict what must go for so many blocks more. Whether there is room now."""
+        """Evict what must go for so many blocks more. True if there is room now."""
         if self.used + need > self.high_blocks:
             self._unpin(now)
             while self.used + need > self.low_blocks and (self.idle or self.pinned):
@@ -227,7 +232,7 @@ class StoreMemory:
         return need <= self.pool.free
 
     def _unpin(self, now: Instant) -> None:
-        """Whose half hour is over has not been used for as long: it goes before all others."""
+        """Unpin objects whose half hour is over: they have not been used for as long, so they go before all others."""
         over = list(takewhile(lambda stored: stored.pinned_until <= now, self.pinned.values()))
         for stored in reversed(over):
             del self.pinned[stored.key]
@@ -243,7 +248,7 @@ class StoreMemory:
         return tuple(self.waiting.items()), held, known, tuple(self.idle), tuple(self.pinned), self.pool.free
 
     def assert_empty(self, name: str) -> None:
-        """Nobody holds anything or waits, and what is there is what was kept."""
+        """Assert that nothing is held or waits, and that what is there is what was kept."""
         assert not self.held, f"{name} is still held: {list(self.held)}"
         assert not self.waiting, f"{name} is still waited for: {list(self.waiting)}"
         kept = sum(len(stored.own.blocks) for stored in self.known.values())
@@ -252,12 +257,12 @@ class StoreMemory:
 
 
 def blocks_of(items: tuple[Item, ...]) -> int:
-    """What these objects take."""
+    """Return the number of blocks that these objects take."""
     return sum([item.blocks for item in items])
 
 
 def joined(objects: list[StoredObject]) -> tuple[int, ...]:
-    """The blocks of these objects, in order."""
+    """Return the blocks of these objects, in order."""
     if len(objects) == 1:
         return objects[0].own.blocks
     return tuple([block for stored in objects for block in stored.own.blocks])

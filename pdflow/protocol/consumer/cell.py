@@ -4,7 +4,7 @@ The request is resolved on time, whatever P does; its blocks are another matter.
 possible writer is known to have ended: by its DONE, by an answer that says `flushed`, by a fence, by proof of death,
 or, against a vLLM P that cannot be asked, after the time in which a correctly running one may still begin. Time alone
 frees nothing in strict (PROTOCOL H6). Which event does that in which phase stands in `consumer.rules`; here are the
-cell, what it is told, and what its ranks are ordered to do. Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
+cell, its events, and what its ranks are ordered to do. Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ConsumerCell(Value, frozen=True, gc=False):
     cancel_wait: int = 0
     reclaim_until: Instant = NEVER
     orphaned: bool = False
-    """P's incarnation is retired. Its workers may live on, so only a fence or proof of death settles a pair now."""
+    """P's incarnation is retired. Its workers may still run, so only a fence or proof of death settles a pair now."""
     prefill_over: bool = False
     """The router has reported the end of the prefill leg."""
 
@@ -138,7 +138,7 @@ class RoomMade(Value, frozen=True, gc=False):
 
 
 class RequestFailed(Value, frozen=True, gc=False):
-    """A deadline, a stall, a dead or restarted peer: the request cannot be waited for any longer."""
+    """The request cannot be waited for any longer: a deadline, a stall, a dead or restarted peer."""
 
     code: Code
 
@@ -173,7 +173,7 @@ CellEvent: TypeAlias = (
 )
 Stepped: TypeAlias = tuple[ConsumerCell, Effects]
 Rule: TypeAlias = Callable[[ConsumerCell, CellEvent, Instant, ConsumerContext], Stepped]
-"""As the table knows a rule: it is called with nothing but the events of its row."""
+"""A rule as the table stores it: it is called only with events of its row."""
 
 
 def bit_of(cell: ConsumerCell, op: Op, sender: Address) -> int:
@@ -222,7 +222,7 @@ def order_reads(cell: ConsumerCell, registration: Register, ctx: ConsumerContext
 
 
 def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerContext) -> Effects:
-    """Quarantine against dead peers: D closes its own side to those of them that may still write."""
+    """Order D's ranks to fence those of the silent P ranks that may still write to this quarantined request."""
     effects: list[Effect] = []
     for i, (p_rank, d_rank) in enumerate(cell.pairs):
         peer = rank_address(cell.params.prefill.engine, p_rank)
@@ -232,7 +232,7 @@ def order_fences(cell: ConsumerCell, silent: frozenset[Address], ctx: ConsumerCo
 
 
 def release_prompt(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
-    """Tell every P rank that this dispatch will not come (RELEASE; to a vLLM P, a pull-style completion: R11, C7)."""
+    """Tell every P rank that D will not take this prompt (RELEASE; to a vLLM P, a pull-style completion: R11, C7)."""
     if not ctx.dialect.releases_unregistered and (registered or not ctx.pulls):
         return NOTHING
     p, d = cell.params.prefill.shards, ctx.engine.shards
@@ -261,7 +261,7 @@ def release_prompt(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -
 
 
 def release_idle_ranks(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
-    """P ranks that hold the prompt but move none of it (replicas of a head) are told that nobody will come."""
+    """Release the P ranks that hold the prompt but move none of it (replicas of a head)."""
     if cell.params.prefill.shards.ranks == 1:
         return NOTHING
     message: Message = Completion(cell.params.request_id, 1)
@@ -272,6 +272,6 @@ def release_idle_ranks(cell: ConsumerCell, ctx: ConsumerContext) -> Effects:
 
 
 def idle_ranks(cell: ConsumerCell, busy: set[int]) -> tuple[Address, ...]:
-    """P's ranks that are not among those that move something."""
+    """Return P's ranks that move nothing, that is, those not in `busy`."""
     prefill = cell.params.prefill
     return tuple(rank_address(prefill.engine, rank) for rank in range(prefill.shards.ranks) if rank not in busy)

@@ -1,4 +1,4 @@
-"""The store of D's scheduler: its cells, and what follows from the change of a cell, whatever caused it.
+"""The store of D's scheduler: its cells, and the consequences of every change of a cell.
 
 Every change of a cell goes through `ConsumerCells.put`; `add` makes a cell. From the change alone follow the blocks in
 quarantine, how far the floor of sequence numbers rises, which deadlines are pushed, and which requests are let into the
@@ -36,7 +36,8 @@ CELL_TIMERS = (TimerKind.DEADLINE, TimerKind.STALL, TimerKind.CANCEL, TimerKind.
 
 
 class PrefillPeer:
-    """What D knows of one prefill engine: the requests it owes us, the blocks they bind, and when it last spoke."""
+    """The state of one prefill engine at D: its open requests, the blocks they bind, and when its ranks last
+    responded."""
 
     __slots__ = ("blocks", "held", "info", "last_seen", "requests", "sync_at", "synced")
 
@@ -46,7 +47,7 @@ class PrefillPeer:
         self.held: deque[RequestId] = deque()
         self.blocks = 0
         self.last_seen: dict[Address, Instant] = {}
-        """When each P rank last showed life; since then nothing was expected of one that is missing here."""
+        """When each P rank last responded. A rank that is missing here is not expected to respond."""
         self.sync_at: Instant | None = None
         self.synced = 0
 
@@ -60,7 +61,7 @@ class PrefillPeer:
         return other
 
     def fingerprint(self) -> Hashable:
-        """Without what the cells of its requests say already, but for their order."""
+        """The hashable state, without what the cells of its requests contain already, except their order."""
         return (
             tuple(sorted(self.last_seen.items())),
             self.sync_at,
@@ -71,7 +72,7 @@ class PrefillPeer:
 
 
 class ConsumerCells:
-    """The store of D's scheduler.
+    """The cells of D's scheduler, their deadlines, and the state of each prefill engine.
 
     Args:
         context: what the rules see besides the cell.
@@ -106,9 +107,9 @@ class ConsumerCells:
         self.next_seq = FIRST_SEQ
         self.floor = FIRST_SEQ
         self.seqs: deque[int] = deque()
-        """Minted and at or above the floor, ascending."""
+        """Sequence numbers given out, at or above the floor, ascending."""
         self.closed: set[int] = set()
-        """Those of `seqs` that D will not ask for any more."""
+        """The members of `seqs` that D will not ask for any more."""
         self.deadlines = Deadlines()
 
     def fork(self) -> ConsumerCells:
@@ -151,7 +152,7 @@ class ConsumerCells:
         return None if cell is None else deadline_of(cell, timer.kind)
 
     def sync_again(self, peer: PrefillPeer, at: Instant) -> None:
-        """From now on this peer's next SYNC is due then."""
+        """Schedule this peer's next SYNC at `at`."""
         peer.sync_at = at
         self.deadlines.push(at, Timer(TimerKind.SYNC, peer.info.engine))
 
@@ -178,7 +179,7 @@ class ConsumerCells:
         return effects + self.put(cell, after, now)
 
     def put(self, before: ConsumerCell, after: ConsumerCell, now: Instant) -> Effects:
-        """The one funnel: every change of a cell goes through here. Returns what follows for other cells."""
+        """Store a changed cell: every change of a cell goes through here. Returns what follows for other cells."""
         request_id = after.request_id
         if after.phase is GONE:
             return self._remove(before, after, now)
@@ -210,7 +211,7 @@ class ConsumerCells:
     # Sequence numbers.
 
     def mint(self) -> int:
-        """The sequence number of a new registration. From then on the rules name the floor as it is now."""
+        """Return the sequence number of a new registration. From then on the rules name the floor as it is now."""
         if self.context.floor != self.floor:
             self.context = msgspec.structs.replace(self.context, floor=self.floor)
         seq = self.next_seq
@@ -228,12 +229,12 @@ class ConsumerCells:
     # Which requests are let into the queue.
 
     def add_peer(self, info: EngineInfo) -> PrefillPeer:
-        """A prefill engine of which nothing was known."""
+        """Add a prefill engine that was unknown."""
         peer = self.peers[info.engine] = PrefillPeer(info)
         return peer
 
     def make_room(self, peer: PrefillPeer, now: Instant) -> Effects:
-        """Let in those that this peer's limit keeps out, in their order, as far as there is room."""
+        """Enqueue requests that this peer's block limit holds back, in their order, as far as it allows."""
         effects: list[Effect] = []
         while peer.held:
             cell = self.cells.get(peer.held[0])
@@ -248,7 +249,8 @@ class ConsumerCells:
         return tuple(effects)
 
     def _has_room(self, peer: PrefillPeer, num_blocks: int, now: Instant) -> bool:
-        """Entry to quarantine is involuntary, so its limits are limits on admission (L3, L6)."""
+        """Whether the peer's limits admit so many more blocks. Entry to quarantine is involuntary, so its limits are
+        limits on admission (L3, L6)."""
         if not self.context.dialect.limits_peers:
             return True
         if self.quarantined_blocks > self.suspect_limit and self._suspect(peer, now):

@@ -1,4 +1,4 @@
-"""What a peer's frame means to one D rank: what the rank reports to its scheduler.
+"""The handling of peers' frames at one D rank: what the rank reports to its scheduler for each.
 
 There is no table of registrations: the scheduler made the cell before any rank could send its REG, so a completion can
 never be early here (R26), and it names its shard by its sender, never by a count (R14). `vllm-stock` does keep one, of
@@ -30,11 +30,11 @@ from pdflow.protocol.messages import (
 from pdflow.protocol.values import Address, EngineId, RequestId
 
 ConsumerFrame: TypeAlias = Done | Completion | RegisterAck | Fail | CancelAck | SyncReply
-"""What a D rank takes from its peers. Any other frame is noted, and changes nothing."""
+"""The frames that a D rank accepts from its peers. Any other frame is noted, and changes nothing."""
 
 
 class ConsumerFrames:
-    """What a D rank knows of the frames that it has sent, in order to read the answers."""
+    """Translates peers' frames into reports to D's scheduler, with the state of what this rank has sent them."""
 
     __slots__ = ("awaited", "counts", "dialect", "engine", "incarnation", "info", "rank", "scheduler", "synced")
 
@@ -46,10 +46,10 @@ class ConsumerFrames:
         self.incarnation = incarnation
         self.dialect = dialect
         self.synced: dict[Address, Sync] = {}
-        """Of each peer, the last SYNC that it has not answered."""
+        """The last SYNC that each peer has not answered."""
         self.counts = not (dialect.counts_senders and dialect.keeps_early)
         self.awaited: dict[RequestId, tuple[Address, ...]] = {}
-        """vllm-stock: of every request registered from here, the writers whose completion has not been counted."""
+        """vllm-stock: the writers of every request registered from here whose completion has not been counted."""
 
     def fork(self) -> ConsumerFrames:
         other = ConsumerFrames(self.info, self.rank, self.incarnation, self.dialect)
@@ -58,31 +58,31 @@ class ConsumerFrames:
         return other
 
     def fingerprint(self) -> tuple[Hashable, Hashable]:
-        """The SYNCs without an answer, and the completions that are awaited."""
+        """The hashable state: SYNCs without an answer, and the completions that are awaited."""
         return (tuple(sorted(self.synced.items())), tuple(sorted(self.awaited.items())))
 
     # What is sent.
 
     def registered(self, message: Register, writers: tuple[Address, ...]) -> None:
-        """This registration goes to these writers, whose completions are counted (`counts`)."""
+        """Record that a registration is sent to these writers, so that their completions are counted (`counts`)."""
         self.awaited[message.reg.request_id] = writers
 
     def unregistered(self, message: Register) -> None:
-        """This registration did not reach one of its writers."""
+        """Stop counting for a registration that did not reach one of its writers."""
         self.awaited.pop(message.reg.request_id, None)
 
     def sync_sent(self, peer: Address, message: Sync) -> None:
-        """What the answer to this SYNC leaves out is missing at the peer."""
+        """Remember a SYNC until its answer: registrations that the answer leaves out are missing at the peer."""
         self.synced[peer] = message
 
     def connection_lost(self, peer: Address) -> None:
-        """No answer is to come for what was sent over this connection."""
+        """Forget the SYNC sent over a lost connection: no answer to it will come."""
         self.synced.pop(peer, None)
 
     # What has come.
 
     def _mine(self, reg: Reg) -> bool:
-        """S8: what was sent for another life of this engine changes nothing here."""
+        """Whether a registration is of this engine and incarnation; a frame for any other changes nothing (S8)."""
         return reg.engine == self.engine and reg.incarnation in (self.incarnation, 0)
 
     def _done(self, sender: Address, message: Done) -> Effects:
@@ -101,8 +101,8 @@ class ConsumerFrames:
         return (SendLocal(self.scheduler, PairLanded(Op(reg, rank_of(sender), self.rank), sender)),)
 
     def _counted(self, sender: Address, request_id: RequestId) -> Address | None:
-        """Whose completion this passes for: where senders are not told apart, the next writer's, whoever sent it (R14).
-        None if this rank has not registered the request, or not yet (R26)."""
+        """Return the writer that this completion is counted for: where senders are not distinguished, the next one
+        awaited, whichever rank sent it (R14). None if this rank has not registered the request, or not yet (R26)."""
         awaited = self.awaited.get(request_id)
         if awaited is None:
             return sender if self.dialect.keeps_early else None
@@ -157,7 +157,7 @@ class ConsumerFrames:
 
 
 FrameHandler: TypeAlias = Callable[[ConsumerFrames, Address, Message], Effects]
-"""As the table knows one: it is called with nothing but the frames of its row."""
+"""A handler as the table stores it: it is called only with frames of its row."""
 F = TypeVar("F", bound=ConsumerFrame)
 
 
@@ -176,4 +176,4 @@ ON_FRAME: Final[dict[type, FrameHandler]] = dict(
         _on_frame(SyncReply, ConsumerFrames._sync_answered),
     )
 )
-"""A row for each kind of frame: tests/protocol/test_consumer_cells.py holds it against ConsumerFrame."""
+"""The handler of each kind of frame; tests/protocol/test_consumer_cells.py holds it against ConsumerFrame."""

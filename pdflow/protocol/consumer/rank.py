@@ -40,7 +40,7 @@ from pdflow.protocol.values import Address, Instant
 
 
 class ConsumerRank:
-    """One decode rank's half of the protocol."""
+    """The endpoint of one decode rank: executes its scheduler's orders and reports peers' frames and READs."""
 
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
@@ -81,18 +81,18 @@ class ConsumerRank:
         self.scheduler: Address = engine.engine
         self.peers = Peers(dialect)
         self.fencing: set[Address] = set()
-        """Peers to which our side is being closed; none of them is connected again before that has ended."""
+        """Peers that are being fenced; none of them is connected again before its fence has ended."""
         self.pending: dict[Address, tuple[Message, ...]] = {}
         """Frames that wait for a connection."""
         self.newest = 0
-        """The `seq` of the newest registration that this rank has been told of."""
+        """The `seq` of the newest registration that this rank has received from its scheduler."""
         self.frames = ConsumerFrames(engine, rank, incarnation, dialect)
         self.reading = ConsumerReads(engine, rank, dialect, timers, geometry)
 
     # What every endpoint has.
 
     def handle(self, event: ConsumerRankEvent, now: Instant) -> Effects:
-        """The only way in."""
+        """Handle one event and return its effects."""
         return ON[type(event)](self, event, now)
 
     def wake_at(self) -> Instant | None:
@@ -121,7 +121,7 @@ class ConsumerRank:
         return other
 
     def fingerprint(self) -> Hashable:
-        """In an order that the digests of recorded stories rest on."""
+        """The hashable state, in a fixed order that the digests of recorded counterexamples depend on."""
         reads, waiting, kept = self.reading.fingerprint()
         synced, awaited = self.frames.fingerprint()
         return (
@@ -162,9 +162,9 @@ class ConsumerRank:
         return (Send(peer, message),)
 
     def _defer(self, peer: Address, message: Message, now: Instant) -> Effects:
-        """No connection yet: keep the order of frames, of SYNCs only the newest, and of a CANCEL no repetition.
+        """Queue a frame until its peer is connected: in order, of SYNCs only the newest, of a CANCEL no repetition.
 
-        A heartbeat is not kept. It would extend leases later than the scheduler, which counts from its order, believes;
+        A heartbeat is not kept. It would extend leases later than the scheduler, which counts from its order, assumes;
         when a quarantine is reclaimed rests on that (found by the search with clocks).
         """
         if not self.peers.may_try(peer, now):
@@ -179,7 +179,7 @@ class ConsumerRank:
         return self._connect(peer)
 
     def _undeliverable(self, peer: Address, message: Message) -> Effects:
-        """A REG that never left cannot be answered by a write; every other frame is repeated by its own timer."""
+        """Report a REG that cannot be sent as a failed pair; every other frame is repeated by its own timer."""
         if type(message) is Register:
             self.frames.unregistered(message)
             op = Op(message.reg, rank_of(peer), self.rank)
@@ -262,7 +262,8 @@ class ConsumerRank:
         return effects + self.reading.post_waiting(peer)
 
     def _refuse_duplicate(self, peer: Address, before: int | None, pending: tuple[Message, ...]) -> Effects:
-        """A life that was over has answered: two engines share one id, and neither can be trusted (PROTOCOL 7.3)."""
+        """Refuse a peer whose retired incarnation has answered: two engines share one id, and neither can be trusted
+        (PROTOCOL 7.3)."""
         effects: Effects = (Note("consumer: DUPLICATE_ENGINE_ID"),)
         if before is not None:
             effects += (SendLocal(self.scheduler, PeerRestarted(engine_of(peer), before)),)
@@ -276,7 +277,8 @@ class ConsumerRank:
         return NOTHING
 
     def _peer_quiet(self, event: PeerExited | FenceEnded, now: Instant) -> Effects:
-        """Every grant to this peer counts as settled now, so none that is still waiting here may leave any more."""
+        """Settle all that this peer was granted: it has died or is fenced, so no registration queued for it may be
+        sent."""
         peer = event.peer
         if not self.dialect.quarantine_ends:
             return (Note("consumer: nobody here learns of a peer's death"),)
@@ -295,7 +297,7 @@ class ConsumerRank:
 
 
 Handler: TypeAlias = Callable[[ConsumerRank, ConsumerRankEvent, Instant], Effects]
-"""As the table knows one: it is called with nothing but the events of its row."""
+"""A handler as the table stores it: it is called only with events of its row."""
 E = TypeVar("E", bound=ConsumerRankEvent)
 
 
@@ -320,4 +322,4 @@ ON: Final[dict[type, Handler]] = dict(
         _on(TimerFired, ConsumerRank._time),
     )
 )
-"""A row for each kind of event: tests/protocol/test_consumer_cells.py holds it against ConsumerRankEvent."""
+"""The handler of each kind of event; tests/protocol/test_consumer_cells.py holds it against ConsumerRankEvent."""

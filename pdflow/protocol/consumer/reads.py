@@ -1,6 +1,6 @@
-"""The READs of one D rank (pull): posted, then judged by what shows that P kept its pin all the while.
+"""The READs of one D rank (pull): posted, then accepted only if P still held the prompt when they ended.
 
-Against strict the lease word read after the data proves it (PROTOCOL 7.5); against a vLLM P, which proves nothing, the
+With strict the lease word read after the data proves it (PROTOCOL 7.5); with a vLLM P, which proves nothing, the
 bytes count only if D itself was never silent for so long that its lease could have run out (R04, R09). Whether there is
 a connection to read over is the endpoint's affair (`consumer.rank`).
 """
@@ -22,7 +22,7 @@ from pdflow.protocol.values import Address, Instant, RequestId, Value
 
 
 class ReadCell(Value, frozen=True, gc=False):
-    """One READ of one P rank's shard. Posted from the start, or waiting for its connection."""
+    """The state of a READ of one P rank's shard: posted, or waiting for its connection."""
 
     op: Op
     source: Address
@@ -50,9 +50,9 @@ class ConsumerReads:
         self.geometry = geometry
         self.reads: dict[Op, ReadCell] = {}
         self.waiting: dict[Address, tuple[Op, ...]] = {}
-        """By its source: those of `reads` that wait for a connection."""
+        """The keys of `reads` that wait for a connection, by P rank."""
         self.kept: dict[Address, dict[RequestId, Instant]] = {}
-        """Against a vLLM P: up to when each of its prompts that we want was kept by heartbeats without a gap."""
+        """With a vLLM P: until when each wanted prompt was kept by heartbeats without a gap."""
 
     def fork(self) -> ConsumerReads:
         other = ConsumerReads(self.engine, self.rank, self.dialect, self.timers, self.geometry)
@@ -61,7 +61,7 @@ class ConsumerReads:
         return other
 
     def fingerprint(self) -> tuple[Hashable, Hashable, Hashable]:
-        """The READs, those of them that wait, and what was kept."""
+        """The hashable state: the READs, those of them that wait, and what was kept."""
         return (
             tuple(sorted(self.reads.values(), key=_read_order)),
             tuple(sorted(self.waiting.items())),
@@ -71,7 +71,7 @@ class ConsumerReads:
     # Ordered, and waiting for a connection.
 
     def post(self, read: ReadCell) -> Effects:
-        """Post a READ over the connection that there is."""
+        """Post a READ over the existing connection."""
         self.reads[read.op] = read.with_posted()
         p, d = read.params.prefill.shards, self.engine.shards
         nbytes = self.geometry.nbytes(read.op.p_rank, self.rank, p, d, read.registration.num_tokens)
@@ -105,7 +105,7 @@ class ConsumerReads:
     # Posted.
 
     def ended(self, event: ReadEnded, now: Instant) -> Effects:
-        """The READ's handle is final: read P's lease word, or judge the bytes at once where there is none."""
+        """Handle the end of a READ: read P's lease word, or accept or reject the bytes at once where there is none."""
         read = self.reads.get(event.op)
         if read is None:
             return (Note("consumer: READ ended for nothing"),)
@@ -124,7 +124,7 @@ class ConsumerReads:
         return (SendLocal(self.scheduler, PairLanded(read.op, read.source)),)
 
     def word_read(self, event: WordRead, now: Instant) -> Effects:
-        """A word unchanged after the data proves that the pin covered them: a seqlock."""
+        """Accept a READ if the lease word is unchanged after the data: P held the prompt throughout (a seqlock)."""
         read = self.reads.get(event.op)
         if read is None:
             return (Note("consumer: lease word for nothing"),)
@@ -142,13 +142,14 @@ class ConsumerReads:
     # How long a vLLM P may be trusted to have kept a prompt.
 
     def keep(self, peers: tuple[Address, ...], message: Heartbeat, now: Instant) -> None:
-        """From the first heartbeat that should have gone out on; without it, from the READ's order on."""
+        """Set the prompts whose gaps between heartbeats are watched: from the first heartbeat that was due on, or
+        without one from the READ's order on."""
         for peer in peers:
             before = self.kept.get(peer, {})
             self.kept[peer] = {request_id: before.get(request_id, now) for request_id in message.request_ids}
 
     def beat(self, peer: Address, message: Heartbeat, now: Instant) -> None:
-        """A heartbeat leaves. One that comes after too long a silence revives no lease, and mends no gap."""
+        """Record that a heartbeat is sent. After too long a silence it renews no lease, so the gap remains."""
         kept = self.kept.get(peer, {})
         for request_id in message.request_ids:
             since = kept.get(request_id)

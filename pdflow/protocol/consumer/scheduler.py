@@ -1,4 +1,4 @@
-"""The endpoint of D's scheduler: takes its events to their cells, watches its prefill engines, and says what D wants.
+"""The endpoint of D's scheduler: dispatches events to cells, detects dead prefill engines, and sends SYNCs.
 
 It decides when a prefill engine is dead, and what a SYNC names. It owns a store of cells (`consumer.cells`), where what
 follows from a cell's change stands, and which requests must wait for an engine at its block limit. What a request does
@@ -56,7 +56,7 @@ from pdflow.protocol.values import EngineId, Instant, RequestId
 
 
 class ConsumerScheduler:
-    """One decode engine's scheduler half of the protocol.
+    """The endpoint of one decode engine's scheduler.
 
     Args:
         pulls: nixl-pull, D reads. Otherwise P writes.
@@ -90,12 +90,12 @@ class ConsumerScheduler:
             context, pool_blocks, int(pool_blocks * peer_fraction), int(pool_blocks * suspect_fraction)
         )
         self.retired: set[tuple[EngineId, int]] = set()
-        """(prefill engine, incarnation) of those that have been replaced by a later one."""
+        """(prefill engine, incarnation) pairs that have been replaced by a later incarnation."""
 
     # What every endpoint has.
 
     def handle(self, event: ConsumerSchedulerEvent, now: Instant) -> Effects:
-        """The only way in."""
+        """Handle one event and return its effects."""
         return ON[type(event)](self, event, now)
 
     def wake_at(self) -> Instant | None:
@@ -114,7 +114,7 @@ class ConsumerScheduler:
         return self.store.cells
 
     def unfinished(self) -> Mapping[RequestId, ConsumerCell]:
-        """What is left of every transfer that is not over. To be read only."""
+        """Every transfer that is not over, blocks in quarantine included. To be read only."""
         return self.store.cells
 
     @property
@@ -138,7 +138,7 @@ class ConsumerScheduler:
         return other
 
     def fingerprint(self) -> Hashable:
-        """In an order that the digests of recorded stories rest on."""
+        """The hashable state, in a fixed order that the digests of recorded counterexamples depend on."""
         *cells, peers = self.store.fingerprint()
         return (*cells, tuple(sorted(self.retired)), peers)
 
@@ -219,7 +219,8 @@ class ConsumerScheduler:
         return self._to_all_of(engine_of(event.peer), event, now)
 
     def _restarted(self, event: PeerRestarted, now: Instant) -> Effects:
-        """Every rank reports it; the first report counts, so that what registers with the new life is left alone."""
+        """Fail what was registered with a retired incarnation. Every rank reports it; only the first report counts, so
+        that requests registered with the new incarnation are not affected."""
         retired = (event.engine, event.retired)
         store = self.store
         peer = store.peers.get(event.engine)
@@ -265,7 +266,7 @@ class ConsumerScheduler:
     # Whether a peer shows life, and what it is told.
 
     def _touch(self, peer: PrefillPeer, now: Instant) -> None:
-        """Something is open towards this peer: from now on it must show life, and be told what we want."""
+        """Start watching a peer with which something is open: its ranks must respond, and SYNCs are sent to it."""
         # A rank that moves nothing (a replica of another's heads) is never asked, so its silence means nothing.
         for rank in self._writers(peer):
             peer.last_seen[rank_address(peer.info.engine, rank)] = now
@@ -286,7 +287,7 @@ class ConsumerScheduler:
         self.store.sync_again(peer, now + every)
 
     def _sync_due(self, peer: PrefillPeer, now: Instant) -> Effects:
-        """Once a second while something is open: say what we want, and judge who has been silent for too long."""
+        """Send a SYNC, once a second while something is open, and fail the requests of a peer silent for too long."""
         if not peer.requests or self._all_given_up(peer):
             peer.sync_at = None
             peer.last_seen.clear()
@@ -299,7 +300,8 @@ class ConsumerScheduler:
         return effects + self._sync(peer)
 
     def _all_given_up(self, peer: PrefillPeer) -> bool:
-        """vllm-stock: there is nothing more to say of requests whose blocks nothing but a completion frees."""
+        """Whether all requests of a peer are past renewing: in vllm-stock, where only a completion frees their
+        blocks."""
         if self.store.context.dialect.quarantine_ends:
             return False
         return all(self.store.cells[request_id].phase is QUARANTINED for request_id in peer.requests)
@@ -345,14 +347,14 @@ class ConsumerScheduler:
         return tuple(effects)
 
     def _prefill_id(self, cell: ConsumerCell) -> RequestId:
-        """What a heartbeat calls this request's prompt. P's answer, which names blocks, brings P's own id of it; a vLLM
-        proxy that did not wait for that gives one of its own (R05)."""
+        """Return the id by which a heartbeat names this request's prompt. P's answer, which names blocks, has P's own
+        id; a vLLM proxy that did not wait for that answer gives one of its own (R05)."""
         params = cell.params
         return params.request_id if params.blocks or self.store.context.dialect.knows_prefill_id else params.xid
 
 
 Handler: TypeAlias = Callable[[ConsumerScheduler, ConsumerSchedulerEvent, Instant], Effects]
-"""As the table knows one: it is called with nothing but the events of its row."""
+"""A handler as the table stores it: it is called only with events of its row."""
 E = TypeVar("E", bound=ConsumerSchedulerEvent)
 
 
@@ -379,4 +381,4 @@ ON: Final[dict[type, Handler]] = dict(
         _on(TimerFired, ConsumerScheduler._timer_fired),
     )
 )
-"""A row for each kind of event: tests/protocol/test_consumer_cells.py holds it against ConsumerSchedulerEvent."""
+"""The handler of each kind of event; tests/protocol/test_consumer_cells.py holds it against ConsumerSchedulerEvent."""

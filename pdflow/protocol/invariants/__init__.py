@@ -1,1 +1,1 @@
-"""The safety invariants, judged from outside by an observer of every event and effect."""
+"""The safety invariants, checked from outside by an observer of every event and effect."""

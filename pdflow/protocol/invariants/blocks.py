@@ -1,6 +1,6 @@
-"""Who holds which blocks, at P and at D, and how every request ends.
+"""Checks of block ownership at P and at D, and of how every request ends.
 
-It decides S6, and what the other invariants ask of an allocation: that it is made of free blocks, not freed or released
+Decides S6, and what the other invariants ask of an allocation: that it is made of free blocks, not freed or released
 under an operation (S1, S2), and committed only when every pair has landed well (S3, S4, S5). What lands is seen in
 `invariants.operations`.
 """
@@ -29,7 +29,7 @@ from pdflow.protocol.values import Address, EngineId, RequestId, Xid
 
 
 class BlockOracle:
-    """Ghosts of prompts at P and of requests at D, as allocations come and go."""
+    """The shadow state of prompts at P and requests at D, with the checks of their allocations."""
 
     __slots__ = ("_geometry", "_newest", "_owned", "_products", "_requests", "_sources", "_tables", "_targets")
 
@@ -37,17 +37,17 @@ class BlockOracle:
         self._geometry = geometry
         self._requests: dict[tuple[EngineId, RequestId], WatchedRequest] = {}
         self._targets: dict[tuple[EngineId, int], WatchedRequest] = {}
-        """By generation: every D allocation that is neither freed nor committed."""
+        """Every D allocation that is neither freed nor committed, by generation."""
         self._owned: dict[EngineId, set[int]] = {}
-        """The blocks of those."""
+        """The blocks of the allocations in `_targets`."""
         self._newest: dict[EngineId, int] = {}
         self._products: dict[tuple[EngineId, Xid], WatchedPrompt] = {}
         self._sources: dict[tuple[EngineId, int], WatchedPrompt] = {}
         self._tables: dict[tuple[Shards, Shards], dict[tuple[int, int], int]] = {}
-        """For two parallelisms, the bit of each pair."""
+        """The bit of each pair of ranks, for two shardings."""
 
     def _fail(self, name: str, what: str, subject: str) -> NoReturn:
-        """Invariant `name` is broken, in the story of the request or prompt `subject`. Told by who has seen it all."""
+        """Report that invariant `name` is broken for the request or prompt `subject`. The subclass has the trace."""
         raise NotImplementedError
 
     # D: requests and their blocks.
@@ -140,7 +140,7 @@ class BlockOracle:
             self._produced(node, event)
 
     def _produced(self, node: Address, event: PrefillBegun | PrefillFinished) -> None:
-        """Something may be sent from here on. A prompt that was begun is said to be so then."""
+        """Record a prompt that may be sent from here on: at `PrefillBegun`, if it is sent while it is computed."""
         key = (node, event.allocation.generation)
         if key in self._sources:
             self._fail("S2", f"{node} filled blocks of generation {key[1]}, which it still holds", event.xid)
@@ -157,7 +157,7 @@ class BlockOracle:
 
 
 def _registration_in(effects: Effects) -> Register | None:
-    """What D asks for, as its scheduler tells its ranks."""
+    """Return the registration that D's scheduler gives its ranks in these effects, or None."""
     for effect in effects:
         if type(effect) is SendLocal:
             report = effect.event

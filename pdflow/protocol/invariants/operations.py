@@ -1,9 +1,10 @@
-"""Which one-sided operations are reading and which may still land: WRITEs, READs, flushes, fences, and notices.
+"""Checks of one-sided operations, and the record of which still read and which may still land: WRITEs, READs, flushes,
+fences, and notifications.
 
-It decides what a posted operation must satisfy (S1 to S4, S9), and when it has ended. An operation reads its source
+Decides what a posted operation must satisfy (S1 to S4, S9), and when it has ended. An operation reads its source
 until its handle is final and good, or its endpoint is fenced: an error proves nothing (R17, R19). It may land until its
-notice has been received, its handle is final and good (after a flush where DONE is local), or either end has fenced the
-other or proved its death.
+notification has been received, its handle is final and good (after a flush where DONE is local), or either end has
+fenced the other or proved its death.
 
 A D rank's fence, or the proof that a P rank is dead, also bars what had been granted to that rank: a WRITE posted later
 over such a grant is no breach by itself, for P may not know of the fence, but it must never land (S1). The transport
@@ -36,7 +37,7 @@ Link: TypeAlias = tuple[Address, Address]
 
 
 class OperationOracle(BlockOracle):
-    """Ghosts of every WRITE and READ between the allocations."""
+    """The shadow state of every WRITE and READ between the allocations, with their checks."""
 
     __slots__ = ("_barred", "_bygone", "_done_is_remote", "_links", "_read_notifications", "_reads")
 
@@ -46,12 +47,12 @@ class OperationOracle(BlockOracle):
         self._links: dict[Link, dict[Op, WatchedOperation]] = {}
         """WRITEs by (P rank, D rank)."""
         self._bygone: dict[tuple[Link, Op], WatchedOperation] = {}
-        """WRITEs that P's fence has ended: their good end may be polled, and their notice heard, after it."""
+        """WRITEs that P's fence has ended: their good end may be polled, and their notification received, after it."""
         self._barred: dict[Link, int] = {}
-        """Of links that D has fenced, the newest generation that it had allocated by then."""
+        """The newest generation that D had allocated when it fenced a link, by link."""
         self._reads: dict[tuple[Address, Op], WatchedOperation] = {}
         self._read_notifications: dict[tuple[Address, Address, RequestId], WatchedOperation] = {}
-        """READs whose notice has not reached P, by (P rank, D rank, P's request id)."""
+        """READs whose notification has not reached P, by (P rank, D rank, P's request id)."""
 
     # WRITEs.
 
@@ -122,7 +123,8 @@ class OperationOracle(BlockOracle):
         self._settle(link, op, operation, reading=False, landing=operation.landing and not self._done_is_remote)
 
     def _write_stopped(self, node: Address, event: WriteStopped, effects: Effects) -> None:
-        """Nothing more of it will be read, and what was posted of it has landed: not everything."""
+        """Settle a stopped WRITE: it reads nothing more, and the pieces that were posted have landed, not all of
+        them."""
         op = event.op
         link = (node, rank_address(op.reg.engine, op.d_rank))
         operation = self._links.get(link, {}).get(op)
@@ -146,7 +148,8 @@ class OperationOracle(BlockOracle):
                 self._settle(link, op, operation, reading=False, landing=False)
 
     def _fenced(self, node: Address, event: FenceEnded | PeerExited, effects: Effects) -> None:
-        """Either end may fence: nothing of that link lands any more. Only P's own fence stops the reading."""
+        """Settle the operations of a fenced link: nothing lands any more, whichever end fenced it. Only P's own fence
+        stops the reading."""
         for op, operation in list(self._links.get((node, event.peer), {}).items()):
             ours = type(event) is FenceEnded
             if ours and operation.landing and not operation.request.barred:
@@ -166,7 +169,7 @@ class OperationOracle(BlockOracle):
                 del self._reads[reader, op]
 
     def _landed_before_the_fence(self, link: Link, op: Op, well: bool) -> None:
-        """P had fenced before it, or D, looked at what had already come: the data are there all the same."""
+        """Count data that had landed before P's fence, though P or D polled it only after."""
         operation = self._bygone.get((link, op))
         if operation is not None and well:
             operation.request.landed |= operation.bit
@@ -174,7 +177,8 @@ class OperationOracle(BlockOracle):
                 operation.product.sent |= 1 << op.p_rank
 
     def _notification_arrived(self, node: Address, sender: Address, reg: Reg, generation: int | None) -> None:
-        """A notice travels behind its data. One that belongs to no WRITE of this sender's proves nothing."""
+        """Settle the WRITE whose notification arrived behind its data. One of no WRITE of this sender proves
+        nothing."""
         link = (sender, node)
         operations = self._links.get(link)
         if operations is None:

@@ -1,12 +1,12 @@
-"""The safety invariants, judged from outside: an observer of every event into and every effect out of every endpoint.
+"""The checker of the safety invariants: an observer of every event into and every effect out of every endpoint.
 
-It knows no rule of the protocol and reads no cell. From events and effects alone it keeps ghost state: who owns each
+It knows no rule of the protocol and reads no cell. From events and effects alone it keeps shadow state: who owns each
 allocation at P and D, which one-sided operations are reading and which may still land, how every request ended. What it
 decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from a fence, which looks at one link.
 
 | invariant | how it is seen here |
 | --- | --- |
-| S1 | a PostWrite's target is the living allocation of exactly that registration; no FreeBlocks while anything may |
+| S1 | a PostWrite's target is the current allocation of exactly that registration; no FreeBlocks while anything may |
 |    | still land in it; no allocation is made of blocks that a registration still holds |
 | S2 | a PostWrite's source is held; no ReleaseBlocks while a WRITE reads it; no Commit of a READ whose source was |
 |    | released before the READ had ended (P cannot know of a READ, D must find out: PROTOCOL 7.5) |
@@ -16,12 +16,12 @@ decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from 
 | S5 | nothing is hashed before Commit, so S5 is S3 and S4 at Commit |
 | S6 | one Resolve or Commit for every request; every allocation is freed once, a product released once |
 | S7 | P says SENT, to D or to its scheduler, only of shards whose WRITE ended well |
-| S8 | a frame of another life than the last handshake showed causes nothing but a Note and a handshake |
+| S8 | a frame of another incarnation than the last handshake showed causes nothing but a Note and a handshake |
 | S9 | a frame moves only what its sender owns: WRITEs and answers go to the sender's engine, and D's request changes |
 |    | for its own prefill engine alone. (What stops a loop is an exception, and needs no observer.) |
 
-What holds blocks is judged in `invariants.blocks`, what moves bytes in `invariants.operations`, what is said (S7, S8,
-S9) here.
+The ownership of blocks is checked in `invariants.blocks`, the movement of bytes in `invariants.operations`, frames and
+reports (S7, S8, S9) here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from pdflow.protocol.messages import CancelAck, Code, Completion, Disposition, D
 from pdflow.protocol.values import Address, EngineId, Instant
 
 TRACE_EVENTS = 4096
-"""How far back a story looks."""
+"""The number of latest events from which the trace of a violation is taken."""
 TRACE_LINES = 60
 
 
@@ -81,11 +81,11 @@ InvariantChecker: TypeAlias = Callable[[Any, Address, Any, Any], None]
 
 
 class Oracle(OperationOracle):
-    """Watches one cluster.
+    """Checks the invariants of one cluster.
 
     Args:
-        geometry: who writes whom; the only thing it shares with the machine.
-        done_is_remote: as the P ranks were told: a good handle means that the bytes have landed.
+        geometry: which P rank writes which D rank; the only code it shares with the state machine.
+        done_is_remote: as in the P ranks' context: a good handle means that the bytes have landed.
     """
 
     __slots__ = ("_incarnations", "_now", "_recent")
@@ -93,12 +93,12 @@ class Oracle(OperationOracle):
     def __init__(self, geometry: Geometry, done_is_remote: bool = True) -> None:
         super().__init__(geometry, done_is_remote)
         self._incarnations: dict[tuple[Address, EngineId], int] = {}
-        """What each node learnt by handshake."""
+        """The incarnation that each node learnt by handshake, by (node, peer engine)."""
         self._recent: deque[tuple[Instant, Address, Event, Effects]] = deque(maxlen=TRACE_EVENTS)
         self._now: Instant = 0
 
     def observe(self, node: Address, event: Event, effects: Effects, now: Instant) -> None:
-        """`node` was handed `event` at `now` and answered with `effects`. Call it before they are carried out.
+        """Check the `effects` with which `node` answered `event` at `now`. To be called before they are executed.
 
         Raises InvariantViolated.
         """
@@ -113,7 +113,7 @@ class Oracle(OperationOracle):
                 check(self, node, effect, event)
 
     def finish(self, now: Instant) -> None:
-        """Nothing is going on any more: nothing may be held. Raises InvariantViolated("quiescence")."""
+        """Check at the end of a run that nothing is held. Raises InvariantViolated("quiescence")."""
         self._now = now
         for (engine, request_id), request in self._requests.items():
             how = "resolved, but its blocks are" if request.over else "neither committed nor resolved, its blocks are"
@@ -128,7 +128,8 @@ class Oracle(OperationOracle):
             self._fail("quiescence", f"a READ at {node} has no end", op.reg.request_id)
 
     def lost(self, engine: EngineId) -> None:
-        """Every process of this engine is dead, with its memory. What its NICs still write may land elsewhere."""
+        """Forget an engine all of whose processes are dead, with its memory. What its NICs still write may land
+        elsewhere."""
         for key in [key for key in self._products if key[0] == engine]:
             product = self._products.pop(key)
             product.released = True
@@ -211,7 +212,7 @@ class Oracle(OperationOracle):
     # Stories.
 
     def _fail(self, name: str, what: str, subject: str) -> NoReturn:
-        """Everything lately seen that names what this is about."""
+        """Raise InvariantViolated with the latest events and effects that name `subject`."""
         lines = []
         for at, node, event, effects in self._recent:
             text = repr(event)

@@ -1,6 +1,6 @@
-"""Ghost state of the oracle: prompts at P, requests at D and operations between them, as seen from outside.
+"""The shadow state of the invariant checker: prompts at P, requests at D and operations between them.
 
-Nothing here is the machine's; the oracle (`invariants.oracle`) fills it from events and effects alone, and judges.
+Nothing here belongs to the state machine: the checker (`invariants.oracle`) fills it from events and effects alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pdflow.protocol.values import Allocation
 
 
 class WatchedPrompt:
-    """One finished prompt at P. `reading` counts WRITEs that may still read its blocks."""
+    """The state of one finished prompt at P. `reading` counts WRITEs that may still read its blocks."""
 
     __slots__ = ("allocation", "digest", "failed", "num_tokens", "reading", "released", "sent", "weights", "xid")
 
@@ -24,12 +24,12 @@ class WatchedPrompt:
         self.reading = 0
         self.released = False
         self.failed = 0
-        """Bit per P rank of which a WRITE failed."""
+        """A bit for each P rank of which a WRITE failed."""
         self.sent = 0
 
 
 class WatchedRequest:
-    """One request at D. `landing` counts operations that may still change its blocks."""
+    """The state of one request at D. `landing` counts operations that may still change its blocks."""
 
     __slots__ = (
         "admitted",
@@ -54,7 +54,7 @@ class WatchedRequest:
         self.prefill = queued.params.prefill.engine
         self.enqueued = False
         self.barred = False
-        """A stand-in for whatever a fenced grant pointed at."""
+        """Whether this is a placeholder for the target of a grant that a fence has barred."""
         self.admitted: DecodeAdmitted | None = None
         self.allocation: Allocation | None = None
         self.reg: Reg | None = None
@@ -70,7 +70,7 @@ class WatchedRequest:
 
 
 class WatchedOperation:
-    """One WRITE or READ, until it neither reads nor can land."""
+    """The state of one WRITE or READ, until it neither reads nor can land."""
 
     __slots__ = ("bit", "flushing", "handle_final", "landing", "product", "reading", "request")
 
@@ -85,7 +85,7 @@ class WatchedOperation:
 
 
 def mismatch(product: WatchedPrompt, request: WatchedRequest) -> str | None:
-    """What is wrong with this source for this request."""
+    """Return how this source differs from what the request expects, or None."""
     expected = request.admitted
     assert expected is not None
     if product.digest != expected.digest:

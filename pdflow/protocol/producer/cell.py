@@ -1,4 +1,4 @@
-"""P's side of one prefill product at one rank: what its cell holds, and what may happen to it.
+"""The state of one prefill product at one P rank (its cell), and the events that may happen to it.
 
 A cell holds the lease and at most one registration, so that matching, in either order, is a row of the table. What
 happens in each phase stands in `producer.writes`, what a lease's end means in `lease`, and which rule answers which
@@ -31,7 +31,7 @@ OPEN, LEASED, JOINING, READY, IN_FLIGHT, SETTLING, GONE = ProducerPhase
 
 
 class ProducerContext(Value, frozen=True, gc=False):
-    """What a rule may know besides its cell. `connected` speaks of all target ranks of the cell in hand."""
+    """The input of a rule besides its cell. `connected`: all target ranks of the cell are connected."""
 
     rank: int
     shards: Shards
@@ -41,9 +41,9 @@ class ProducerContext(Value, frozen=True, gc=False):
     done_is_remote: bool
     """The transport's DONE means that the bytes have landed; else a flush must follow (PROTOCOL 7.4)."""
     in_pieces: bool = False
-    """A WRITE goes in pieces, so it can be stopped between two of them."""
+    """A WRITE is posted in pieces, so it can be stopped between two of them."""
     into_staging: bool = False
-    """What D grants is memory beside its blocks, in parts of its own."""
+    """D grants staging memory beside its blocks, in parts of its own."""
     connected: bool = False
 
 
@@ -56,12 +56,12 @@ class ProducerCell(Value, frozen=True, gc=False):
     expired: bool = False
     """The lease ended while WRITEs were in flight."""
     freed: bool = False
-    """vllm-stock: and took the source from under them."""
+    """vllm-stock: the lease ended while WRITEs were in flight, and the source was freed under them."""
     unwanted: bool = False
-    """RELEASE has come while a registration held the prompt."""
+    """A RELEASE arrived while a registration held the prompt."""
     reg: Reg | None = None
     registrations: tuple[Register, ...] = ()
-    """One per D rank that has registered, by rank."""
+    """The registrations, one per D rank that has registered, by rank."""
     targets: tuple[int, ...] = ()
     registration_until: Instant = 0
     join_until: Instant = NEVER
@@ -71,17 +71,17 @@ class ProducerCell(Value, frozen=True, gc=False):
     """Bit per D rank with a WRITE whose handle is not final, or that a flush or fence must still settle."""
     failed: bool = False
     stopped: Code = Code.NONE
-    """Why no further piece is posted."""
+    """The reason why no further piece is posted."""
     truncated: bool = False
-    """And one was held back, so that D does not have everything."""
+    """A piece was held back, so that D does not have everything."""
     cancel_waiters: tuple[Address, ...] = ()
     """D ranks whose CANCEL waits for the WRITEs to end."""
     completed_readers: int = 0
     """Pull: bit per D rank that has finished reading."""
     verdict: SyncItem | None = None
-    """How the last registration ended; what its tombstone will say."""
+    """How the last registration ended: the content of its tombstone."""
     end: Code = Code.NONE
-    """In GONE: why."""
+    """The reason of the end, in GONE."""
 
     def becoming_leased(self, source: Source, request_id: RequestId, until: Instant) -> Self:
         return msgspec.structs.replace(self, phase=LEASED, source=source, request_id=request_id, lease_until=until)
@@ -123,7 +123,7 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, phase=SETTLING, in_flight_mask=unsettled, failed=failed)
 
     def becoming_unregistered(self, verdict: SyncItem) -> Self:
-        """The registration has ended; the product waits for another one."""
+        """Drop the registration, which has ended; the product waits for another one."""
         return msgspec.structs.replace(
             self,
             phase=LEASED,
@@ -144,7 +144,7 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, phase=GONE, end=end, verdict=verdict)
 
     def with_whole_source(self, until: Instant) -> Self:
-        """All of the prompt is computed; its lease begins."""
+        """Mark the prompt as wholly computed; its lease begins."""
         assert self.source is not None
         source = msgspec.structs.replace(self.source, complete=True)
         return msgspec.structs.replace(self, source=source, lease_until=min(self.lease_until, until))
@@ -171,7 +171,7 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, unwanted=True)
 
     def with_xid(self, xid: Xid) -> Self:
-        """vllm-compat: the prompt of a registration that did not name it has been found."""
+        """Set the xid of the prompt that was found for a registration without one (vllm-compat)."""
         return msgspec.structs.replace(self, xid=xid)
 
     def with_registration_until(self, until: Instant) -> Self:
@@ -187,7 +187,7 @@ class ProducerCell(Value, frozen=True, gc=False):
         return msgspec.structs.replace(self, expired=True, freed=True)
 
     def registered_by_all(self) -> Self:
-        """One rank's registration speaks for every rank that is written."""
+        """Count the first rank's registration for every rank that is written."""
         registration = self.registrations[0]
         registrations = tuple(msgspec.structs.replace(registration, d_rank=rank) for rank in self.targets)
         return msgspec.structs.replace(self, registrations=registrations)
@@ -207,7 +207,7 @@ class RegistrationRefused(Value, frozen=True, gc=False):
 
 
 class RegistrationRetired(Value, frozen=True, gc=False):
-    """D's incarnation is retired or its process dead: as CANCEL, but nobody is there to be answered."""
+    """D's incarnation is retired or its process dead: as CANCEL, but no peer is left to answer."""
 
 
 class CancelReceived(Value, frozen=True, gc=False):
@@ -258,7 +258,7 @@ CellEvent: TypeAlias = (
 )
 Stepped: TypeAlias = tuple[ProducerCell, Effects]
 Rule: TypeAlias = Callable[[ProducerCell, CellEvent, Instant, ProducerContext], Stepped]
-"""As the table knows a rule: one that is called with nothing but the events of its row."""
+"""A rule as the table stores it: it is called only with events of its row."""
 Rules: TypeAlias = dict[tuple[ProducerPhase, type], Rule]
 E = TypeVar("E", bound=CellEvent)
 
@@ -266,13 +266,15 @@ E = TypeVar("E", bound=CellEvent)
 def rows(
     event: type[E], rule: Callable[[ProducerCell, E, Instant, ProducerContext], Stepped], *phases: ProducerPhase
 ) -> Rules:
-    """Rows of the table of rules, one a phase. That the rule takes this kind of event is checked by its types."""
+    """Return rows of the table of rules, one for each phase. That the rule takes this kind of event is checked by its
+    types."""
     return {(phase, event): cast(Rule, rule) for phase in phases}
 
 
 def progress_of(cell: ProducerCell) -> Progress:
-    """What may be said of a cell on the wire. A prompt that is still being computed is QUEUED, however much of it has
-    gone: D gives up what is READY or IN FLIGHT and shows no progress, and how long it takes to compute says nothing."""
+    """Return the progress of a cell as it is reported to D. A prompt that is still being computed is QUEUED, however
+    much of it was sent: D gives up what is READY or IN FLIGHT and shows no progress, and how long it takes to compute
+    says nothing."""
     if cell.source is not None and not cell.source.complete:
         return Progress.QUEUED
     return _PROGRESS[cell.phase]

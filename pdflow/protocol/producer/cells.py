@@ -1,8 +1,8 @@
-"""The store of one P rank: its cells, what stands beside them, and the one funnel for every change of a cell.
+"""The store of one P rank: its cells, the state beside them, and the only way to change a cell.
 
-A cell stands under its registration or, while it has none, under its xid. What is decided here follows from the change
-alone, whoever caused it: under which key the cell stands from now on, what its tombstone says, when its product is let
-go of, and whom it must be connected to before it writes. Which change an event causes stands in `producer.writes` and
+The key of a cell is its registration or, while it has none, its xid. What is decided here follows from the change
+alone, whatever caused it: the new key of the cell, the content of its tombstone, when its product is released,
+and which peers must be connected before it writes. Which change an event causes stands in `producer.writes` and
 `lease`; which cell it means, in `producer.frames` and `producer.rank`.
 
 No other file puts a cell into `cells` or takes one out (tests/protocol/test_producer_cells.py): what an event changes
@@ -45,10 +45,10 @@ from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid
 
 Key: TypeAlias = Reg | Xid
-"""A cell stands under its registration, or, while it has none, under its xid."""
+"""The key of a cell: its registration or, while it has none, its xid."""
 
 EARLY_LIMIT = 4096
-"""RELEASEs and completions that came before their prompt was finished: bounded, oldest forgotten first."""
+"""The most RELEASEs and completions kept from before their prompt was finished; the oldest are forgotten first."""
 
 
 class ProducerCells:
@@ -82,7 +82,7 @@ class ProducerCells:
         self.scheduler: Address = engine
         self.context = context
         self.connected_context = msgspec.structs.replace(context, connected=True)
-        """The same for a cell whose target ranks are all connected."""
+        """`context` for a cell whose target ranks are all connected."""
         self.cells: dict[Key, ProducerCell] = {}
         self.keys: dict[Xid, tuple[Key, ...]] = {}
         """The keys of all cells of one prompt, oldest first."""
@@ -92,15 +92,15 @@ class ProducerCells:
         self.early: OrderedDict[Xid, None] = OrderedDict()
         """RELEASEs of prompts that this rank has not seen finished."""
         self.early_readers: OrderedDict[RequestId | Xid, dict[int, int]] = OrderedDict()
-        """Who has taken such prompts: D rank -> how many D ranks read this rank. By xid, or in vllm-compat, whose
-        completions know no xid, by P's request id."""
+        """Readers of such prompts: D rank -> how many D ranks read this rank. By xid, or in vllm-compat, whose
+        completions have no xid, by P's request id."""
         self.ended: OrderedDict[Reg, None] = OrderedDict()
-        """vllm-compat, which has no floor: registrations that have ended, so that a late copy never writes again."""
+        """Registrations that have ended, so that a late copy never writes again (vllm-compat, which has no floor)."""
         self.interests: dict[Address, frozenset[Xid]] = {}
         self.peers = Peers(context.dialect)
         self.waiting: dict[Address, dict[Reg, None]] = {}
         self.flushes: dict[Address, tuple[Reg, ...]] = {}
-        """Whose WRITEs each flush under way is about, oldest first."""
+        """By peer, the registration whose WRITEs each flush under way is for, oldest first."""
         self.deadlines = Deadlines()
 
     def fork(self) -> ProducerCells:
@@ -147,7 +147,7 @@ class ProducerCells:
         return effects + self.put(key, cell, after, now)
 
     def put(self, key: Key, before: ProducerCell, after: ProducerCell, now: Instant) -> Effects:
-        """Store a changed cell under its key, bury what has ended, connect what must be written."""
+        """Store a changed cell under its key, remove it if it has ended, connect the ranks that it must write."""
         verdict = after.verdict
         if verdict is not None and verdict is not before.verdict:
             self.add_tombstone(verdict)
@@ -185,14 +185,14 @@ class ProducerCells:
         self.cells[key] = cell
 
     def adopt(self, reg: Reg, xid: Xid) -> None:
-        """vllm-compat: the prompt of a waiting registration that did not name it has been found."""
+        """Give a waiting registration without an xid the prompt that was found for it (vllm-compat)."""
         cell = self.cells[reg]
         self._rekey(cell.xid, reg, None)
         self.cells[reg] = cell.with_xid(xid)
         self.keys[xid] = (reg,)
 
     def _gone(self, key: Key, cell: ProducerCell) -> Effects:
-        """After its last cell a product is let go of."""
+        """Release the product of a cell that has ended, if no other cell shares it."""
         del self.cells[key]
         self._rekey(cell.xid, key, None)
         if not self.context.dialect.matches_by_xid:
@@ -203,7 +203,7 @@ class ProducerCells:
         return self._release_shard(cell, cell.end)
 
     def _release_shard(self, cell: ProducerCell, code: Code) -> Effects:
-        """The only place where a rank releases a product: its lease word is bumped first."""
+        """Release this rank's shard of a product, its lease word bumped first. No other code does so."""
         source = cell.source
         assert source is not None
         if code is Code.EXPIRED:
@@ -214,8 +214,8 @@ class ProducerCells:
         return released if source.lease_word is None else (BumpWord(source.lease_word), *released)
 
     def _forget_namesakes(self, request_id: RequestId) -> None:
-        """vLLM forgets with a product the registrations that wait under P's very own id of it, and no other: as D mints
-        an id of its own, that is hardly ever one (PROTOCOL 3.2, `evict`)."""
+        """Forget the registrations that wait under P's own id of a released product, and no other, as vLLM does. As D
+        mints an id of its own, there is hardly ever one (PROTOCOL 3.2, `evict`)."""
         for reg in self.matching.registrations.get(request_id, ()):
             cell = self.cells.pop(reg)
             self._rekey(cell.xid, reg, None)
@@ -250,12 +250,12 @@ class ProducerCells:
     # Leases of a prompt, which all its cells share.
 
     def renew(self, xid: Xid, until: Instant) -> None:
-        """Somebody wants this prompt: `lease.renewed`."""
+        """Renew the lease of a prompt that D wants (`lease.renewed`)."""
         for key in self.keys.get(xid, ()):
             self.cells[key] = renewed(self.cells[key], until)
 
     def shorten(self, xid: Xid, until: Instant) -> None:
-        """A dispatch of this prompt will not come: `lease.released`."""
+        """Shorten the lease of a prompt that D has released (`lease.released`)."""
         for key in self.keys.get(xid, ()):
             cell = self.cells[key]
             shorter = released(cell, until)
@@ -264,7 +264,7 @@ class ProducerCells:
                 self.deadlines.push(until, Timer(TimerKind.LEASE, xid))
 
     def end_lease(self, xid: Xid, now: Instant) -> Effects:
-        """The lease on this prompt is over: whatever has not begun ends."""
+        """End the lease of a prompt: every transfer of it that has not begun ends."""
         effects: Effects = NOTHING
         for key in self.keys.get(xid, ()):
             cell = self.cells[key]
@@ -275,7 +275,7 @@ class ProducerCells:
     # What has ended, and what came before its prompt.
 
     def tombstones(self, engine: EngineId, incarnation: int) -> Tombstones:
-        """Those of this incarnation; a new one begins without any."""
+        """Return the tombstones of this incarnation of a D engine; a new incarnation begins without any."""
         tombs = self.tombs.get(engine)
         if tombs is None or tombs.incarnation != incarnation:
             tombs = self.tombs[engine] = Tombstones(incarnation)
@@ -296,13 +296,13 @@ class ProducerCells:
                 tombs.add_tombstone(item)
 
     def remember_dead(self, xid: Xid, code: Code) -> None:
-        """A registration that comes too late is refused at once, not after `no_request_ns`."""
+        """Remember a prompt that is gone, so that a late registration is refused at once, not after `no_request_ns`."""
         if len(self.dead_xids) >= EARLY_LIMIT:
             self.dead_xids.popitem(last=False)
         self.dead_xids[xid] = code
 
     def remember_early(self, xid: Xid) -> None:
-        """A RELEASE that came before its prompt counts when that is finished."""
+        """Remember a RELEASE that arrived before its prompt was finished; it counts when that is."""
         if xid in self.dead_xids:
             return
         if len(self.early) >= EARLY_LIMIT:
@@ -310,7 +310,7 @@ class ProducerCells:
         self.early[xid] = None
 
     def remember_reader(self, name: RequestId | Xid, d_rank: int, readers: int) -> None:
-        """A D rank has read a prompt that this rank has not seen finished, or whose lease is over."""
+        """Remember that a D rank has read a prompt that this rank has not seen finished, or whose lease is over."""
         if len(self.early_readers) >= EARLY_LIMIT:
             self.early_readers.popitem(last=False)
         self.early_readers.setdefault(name, {})[d_rank] = readers
@@ -318,7 +318,7 @@ class ProducerCells:
     # Who must be connected before a cell writes.
 
     def connected(self, cell: ProducerCell, event: CellEvent) -> bool:
-        """Whether every rank that this cell would write, were the event its last missing piece, is connected."""
+        """Whether every rank that this cell would write after `event` is connected."""
         connected = self.peers.connected
         if type(event) is Register:
             if rank_address(event.reg.engine, event.d_rank) not in connected:
@@ -333,7 +333,7 @@ class ProducerCells:
         )
 
     def _all_connected(self, message: Register) -> bool:
-        """Whether every rank is connected for which this registration speaks, should it speak for all."""
+        """Whether every target rank is connected, where the first rank's registration counts for all."""
         context = self.context
         targets = context.geometry.targets(context.rank, context.shards, message.shards)
         return all(rank_address(message.reg.engine, rank) in self.peers.connected for rank in targets)
@@ -358,7 +358,7 @@ class ProducerCells:
     # When a cell wants to be woken.
 
     def armed(self) -> tuple[Timer, ...]:
-        """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""
+        """Every timer that could fire, whatever the time: the choices of the untimed checker."""
         timers = [Timer(TimerKind.LEASE, xid) for xid in self.keys if self._lease_until(xid) is not None]
         for key in self.cells:
             if isinstance(key, Reg):

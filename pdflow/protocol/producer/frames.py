@@ -1,7 +1,7 @@
-"""What a frame from D does at one P rank: which cell it means, and whether its sender may speak of it.
+"""The handling of D's frames at one P rank: finds the cell that a frame names, and checks that its sender may name it.
 
 A frame counts only from the incarnation that the last handshake showed (S8), and only in its sender's own name (S9). A
-registration is given its product, a share of one, or a cell that waits; one that has ended meets its tombstone again.
+registration gets its product, a share of one, or a cell that waits; one that has ended gets its tombstone's answer.
 What a registration then does to its cell stands in `producer.writes`; how the store keeps it, in `producer.cells`.
 """
 
@@ -38,11 +38,11 @@ from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Xid
 
 ProducerFrame: TypeAlias = Register | Cancel | Release | Taken | Completion | Heartbeat | Sync
-"""What a P rank takes from its peers. Any other frame is noted, and changes nothing."""
+"""The frames that a P rank accepts from its peers. Any other frame is noted, and changes nothing."""
 
 
 class ProducerFrames:
-    """Changes the store of one P rank as D's frames say."""
+    """Applies D's frames to the store of one P rank."""
 
     __slots__ = ("store",)
 
@@ -50,7 +50,7 @@ class ProducerFrames:
         self.store = store
 
     def received(self, event: Received, now: Instant) -> Effects:
-        """One frame of a peer. Whatever it says, it never raises."""
+        """Handle one frame of a peer. Never raises, whatever the frame contains."""
         sender, message = event.sender, event.message
         handler = ON_FRAME.get(type(message))
         if handler is None:
@@ -60,7 +60,7 @@ class ProducerFrames:
         return handler(self, sender, cast(ProducerFrame, message), now)
 
     def _other_incarnation(self, peer: Address, now: Instant) -> Effects:
-        """Another incarnation speaks: ask with a nonce, believe nothing until then (S8)."""
+        """Start a handshake with a peer whose frame is of another incarnation; nothing of it counts until then (S8)."""
         peers = self.store.peers
         note = Note("producer: frame of another incarnation")
         if peer in peers.connecting or not peers.may_try(peer, now):
@@ -104,9 +104,9 @@ class ProducerFrames:
         return self._open_registration(sender, message, now)
 
     def _renumbered(self, message: Register) -> Register:
-        """vLLM keeps the registrations that wait apart from those it serves, one for each id of D's; so one that comes
-        again, or from a second rank, stands beside the one that is being written (R13). Nothing ends it; a number of
-        ours tells them apart."""
+        """Give a registration whose id is being served a `seq` of its own, as vLLM keeps waiting registrations, one for
+        each id of D's, apart from those it serves: one that comes again, or from a second rank, then waits beside the
+        one that is being written (R13), and nothing ends it."""
         store, reg = self.store, message.reg
         same_name = store.matching.registrations.get(reg.request_id, ())
         waiting = [known for known in same_name if known.engine == reg.engine]
@@ -117,7 +117,7 @@ class ProducerFrames:
         return message if reg is message.reg else msgspec.structs.replace(message, reg=reg)
 
     def _open_registration(self, sender: Address, message: Register, now: Instant) -> Effects:
-        """A registration that no cell has yet: give it its product, a share of one, or a cell that waits."""
+        """Give a new registration its product, a share of one, or a cell that waits."""
         store = self.store
         context = store.context
         xid: Xid = message.xid if context.dialect.one_candidate_only else ""
@@ -156,7 +156,7 @@ class ProducerFrames:
         return (Send(sender, Fail(message.reg, context.rank, code, True)),)
 
     def _replay(self, sender: Address, verdict: SyncItem) -> Effects:
-        """A late REG meets the same answer again, and never makes a cell."""
+        """Answer a late REG from its tombstone; it never makes a cell."""
         if verdict.code is Code.BELOW_FLOOR:
             return (Note("producer: registration below the floor"),)
         rank = self.store.context.rank
@@ -197,7 +197,7 @@ class ProducerFrames:
         return NOTHING
 
     def _taken(self, sender: Address, message: Taken, now: Instant) -> Effects:
-        """Strict pull. It may be here before this rank's own engine has said that there was something to take."""
+        """Handle TAKEN (strict pull). It may arrive before this rank's engine has reported the prompt as finished."""
         store = self.store
         cell = store.cells.get(message.xid)
         if cell is None:
@@ -211,7 +211,7 @@ class ProducerFrames:
         return (Note("producer: taken before its prompt was, or after its lease"),)
 
     def _completed(self, sender: Address, message: Completion, now: Instant) -> Effects:
-        """vLLM's pull completion; from a push D that will never register it means: let go (C7)."""
+        """Handle vLLM's pull completion. From a push D that will never register it means: release the prompt (C7)."""
         store = self.store
         xid = store.matching.products.get(message.request_id)
         if xid is None:
@@ -237,7 +237,8 @@ class ProducerFrames:
         return NOTHING
 
     def _synced(self, sender: Address, message: Sync, now: Instant) -> Effects:
-        """D's list: renew what it wants, answer how far what it holds open is, shorten what it has stopped wanting."""
+        """Handle SYNC: renew what D wants, answer the progress of what it holds open, shorten what it no longer
+        wants."""
         store = self.store
         timers = store.context.timers
         engine = engine_of(sender)
@@ -267,7 +268,7 @@ class ProducerFrames:
 
 
 FrameHandler: TypeAlias = Callable[[ProducerFrames, Address, ProducerFrame, Instant], Effects]
-"""As the table knows a handler: it is called with nothing but the frames of its row."""
+"""A handler as the table stores it: it is called only with frames of its row."""
 F = TypeVar("F", bound=ProducerFrame)
 
 

@@ -1,13 +1,13 @@
-"""What happens when P's lease on a finished prompt ends: in every phase, in every dialect.
+"""The end of P's lease on a finished prompt, in every phase and in every dialect.
 
-A lease says how long P keeps a prompt's blocks without a sign that somebody wants them. D renews it: in `strict` by the
-interest list of its SYNC, in `vllm-compat` by heartbeats. Its end stops *new* work only. The life of a request and the
-life of its blocks are separate, because no completion, cancel or timeout can stop a WRITE that a NIC has begun.
+A lease is how long P keeps a prompt's blocks without a sign that D wants them. D renews it: in `strict` by the
+interest list of its SYNC, in `vllm-compat` by heartbeats. Its end stops *new* work only. A request and its blocks
+end separately, because no completion, cancel or timeout can stop a WRITE that a NIC has begun.
 
 What the end of a lease means depends on how far the transfer is:
 
-LEASED, nobody has come. The blocks are freed. A registration that comes later is refused: FAIL(EXPIRED) in strict; in
-vllm-compat P has no word for it, and D's watchdog resolves the request.
+LEASED, no registration has come. The blocks are freed. A registration that comes later is refused: FAIL(EXPIRED) in
+strict; in vllm-compat P has no message for it, and D's watchdog resolves the request.
 
 JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict
 every D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D
@@ -68,8 +68,8 @@ def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: Prod
 
 
 def renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
-    """Somebody wants it. A lease is never shortened by a renewal, nor revived once it has ended under a WRITE. What is
-    still being computed has none, even if somebody else has released it."""
+    """Renew the lease of a cell. A renewal never shortens it, nor revives one that has ended under a WRITE. A prompt
+    that is still being computed has no lease, even if another D has released it."""
     if cell.source is not None and not cell.source.complete:
         until = NEVER
     if cell.source is None or cell.expired or (until <= cell.lease_until and not cell.unwanted):
@@ -78,8 +78,8 @@ def renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
 
 
 def released(cell: ProducerCell, until: Instant) -> ProducerCell:
-    """RELEASE: this dispatch will not come. Only an unclaimed lease is cut short, to leave time for a late REG; one
-    that a registration holds will be when that falls away (`end_registration`)."""
+    """Apply a RELEASE: D will not register. An unclaimed lease is shortened, which leaves time for a late REG; one that
+    a registration holds is shortened when that registration ends (`end_registration`)."""
     if cell.phase is LEASED:
         return cell.with_lease(until) if until < cell.lease_until else cell
     return cell if cell.source is None or cell.unwanted else cell.with_release()

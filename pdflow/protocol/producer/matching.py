@@ -1,9 +1,9 @@
-"""Which registration belongs to which prefill product.
+"""The matching of registrations with prefill products.
 
 `strict`: the xid, nothing else. `vllm-compat` (C5): the transfer id where the registration carries one, else the exact
 request id, else the base id, and that only if exactly one candidate stands on each side: two prefills in flight with
 one base id would otherwise deliver one tenant's KV to another (R12, R39), as in `vllm-stock`, which takes the first to
-come, and that for good. Tables only; the cells live in the endpoint.
+come, and that for good. Tables only; the cells are in the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class Matching:
-    """Products and open registrations of one P rank, by every name they may be known by."""
+    """Products and open registrations of one P rank, indexed by every id that may name them."""
 
     __slots__ = ("one_only", "product_bases", "products", "registration_bases", "registrations", "spent")
 
@@ -32,7 +32,7 @@ class Matching:
         """Open registrations without an xid."""
         self.registration_bases: dict[str, tuple[Reg, ...]] = {}
         self.spent: set[Xid] = set()
-        """vllm-stock: products that a match has taken. They still have a name, which heartbeats call."""
+        """vllm-stock: products that a match has taken. Heartbeats can still name them."""
 
     def add_product(self, xid: Xid, request_id: RequestId) -> None:
         self.products[request_id] = xid
@@ -46,7 +46,7 @@ class Matching:
             _drop(self.product_bases, base_id(request_id), xid)
 
     def spend(self, xid: Xid, request_id: RequestId) -> None:
-        """A match has taken this product: no other registration will find it."""
+        """Mark a product as taken by a match: no other registration will find it."""
         self.spent.add(xid)
         _drop(self.product_bases, base_id(request_id), xid)
 
@@ -85,7 +85,7 @@ class Matching:
         return candidates[0] if len(candidates) == 1 and alone else None
 
     def fingerprint(self) -> tuple[object, ...]:
-        """What does not follow from the cells: who came first, where that decides."""
+        """The hashable state that does not follow from the cells: the order of arrival, where that decides."""
         if self.one_only:
             return ()
         return (

@@ -1,7 +1,7 @@
 """The endpoint of one P rank: finds the cell that an event names, and has its store step it.
 
-`handle(event, now)` is the only way in. Here stands what its scheduler, its transport and time have to say; what D's
-frames do is in `producer.frames`, how a changed cell is put back or buried in `producer.cells`. None of the three
+`handle(event, now)` is the only entry point. The events of its scheduler, its transport and time are handled here, D's
+frames in `producer.frames`; how a changed cell is stored or removed is in `producer.cells`. None of the three
 decides anything about a transfer: those rules are in `producer.writes` and `lease`.
 """
 
@@ -54,13 +54,13 @@ from pdflow.protocol.values import NEVER, Address, EngineId, Instant, Xid
 
 
 class ProducerRank:
-    """One prefill rank's half of the protocol.
+    """The endpoint of one prefill rank.
 
     Args:
         engine: this engine's id.
-        incarnation: of this engine. The rank itself never asks for it: it tells apart two that began alike.
+        incarnation: of this engine. No rule reads it: it distinguishes two ranks that began alike.
         context: which rank it is, its dialect, timers and geometry, and what its transport and method can do.
-        store: what it goes on from; an empty store if there is none.
+        store: the state to continue from; None for an empty store.
     """
 
     timed = True
@@ -82,16 +82,16 @@ class ProducerRank:
 
     @property
     def peers(self) -> Peers:
-        """Who is connected to this rank."""
+        """The peers of this rank, connected or not."""
         return self.store.peers
 
     @property
     def deadlines(self) -> Deadlines:
-        """The heap from which a driver sees when to wake this rank."""
+        """The heap of deadlines, from which a driver reads when to wake this rank."""
         return self.store.deadlines
 
     def handle(self, event: ProducerRankEvent, now: Instant) -> Effects:
-        """The only way in."""
+        """Handle one event and return its effects."""
         if type(event) is Received:
             return self.frames.received(event, now)
         return ON[type(event)](self, event, now)
@@ -100,7 +100,7 @@ class ProducerRank:
         return self.store.deadlines.wake_at()
 
     def armed(self) -> tuple[Timer, ...]:
-        """Every timer that could fire, whatever the time: what the untimed explorer chooses from."""
+        """Every timer that could fire, whatever the time: the choices of the untimed checker."""
         return self.store.armed()
 
     def deadline(self, timer: Timer) -> Instant | None:
@@ -161,7 +161,8 @@ class ProducerRank:
         return effects
 
     def _take_early(self, xid: Xid, early: dict[int, int], now: Instant) -> Effects:
-        """Each reader that was quicker than this rank counts for itself: a sibling of it may still be reading."""
+        """Count the D ranks that read the prompt before this rank saw it finished, each for itself: another may still
+        be reading."""
         effects: Effects = NOTHING
         for d_rank, readers in early.items():
             cell = self.store.cells.get(xid)
@@ -170,7 +171,7 @@ class ProducerRank:
         return effects
 
     def _adopt(self, event: SourceReady) -> tuple[Key, ...]:
-        """vllm-compat: a registration without an xid finds its product by request id."""
+        """Match a registration without an xid with a finished prompt, by request id (vllm-compat)."""
         store = self.store
         reg = store.matching.registration_of(event.request_id)
         if reg is None:
@@ -266,7 +267,7 @@ class ProducerRank:
         return tuple(effects)
 
     def _flushed(self, event: FlushEnded, now: Instant) -> Effects:
-        """Flushes of one link end in their order. Each speaks of what was posted before it: of its own cell alone."""
+        """Handle the end of a flush. Flushes of one link end in order, and each counts for its own cell alone."""
         store = self.store
         waiting = store.flushes.get(event.peer, ())
         if len(waiting) > 1:
@@ -307,7 +308,7 @@ class ProducerRank:
 
 
 Handler: TypeAlias = Callable[[ProducerRank, ProducerRankEvent, Instant], Effects]
-"""As the table knows a handler: it is called with nothing but the events of its row."""
+"""A handler as the table stores it: it is called only with events of its row."""
 E = TypeVar("E", bound=ProducerRankEvent)
 
 
@@ -333,4 +334,4 @@ ON: Final[dict[type, Handler]] = dict(
         _on(TimerFired, ProducerRank._timer_fired),
     )
 )
-"""Every event but `Received`, which comes most often and goes straight to the object for frames."""
+"""The handler of each kind of event but `Received`, the most frequent, which goes directly to the object for frames."""

@@ -1,7 +1,7 @@
 """The endpoint of P's scheduler: which prompts are being prefilled, which ranks still hold one, and when it is free.
 
-Ranks own leases and WRITEs; the scheduler owns the blocks. It frees them when every rank has let go, counted by rank,
-never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggregator), 7.1.
+Ranks own leases and WRITEs; the scheduler owns the blocks. It frees them when every rank has released its shard,
+counted by rank, never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggregator), 7.1.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from pdflow.protocol.values import Allocation, Instant, RequestId, Value, Xid
 
 
 class PromptRecord(Value, frozen=True, gc=False):
-    """One prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`.
+    """A prompt at the scheduler: queued while `allocation` is None, else held by the ranks in `holders`.
 
-    One that was begun stays until it is complete or aborted, though all ranks may have let go of it before.
+    A prompt whose KV is sent while it is computed stays until it is complete or aborted, though all ranks may have
+    released it before.
     """
 
     request_id: RequestId
     allocation: Allocation | None = None
     complete: bool = False
-    """Otherwise it is still being computed."""
+    """False while the prompt is still being computed."""
     holders: int = 0
     code: Code = Code.NONE
-    """The worst that a rank reported: SENT only if every rank sent (S7)."""
+    """The worst code that a rank reported: NONE, for sent, only if every rank sent (S7)."""
 
 
 class ProducerScheduler:
@@ -58,7 +59,8 @@ class ProducerScheduler:
     def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect, pulls: bool = True) -> None:
         self.engine = engine
         self.leases_words = pulls and dialect.lease_words
-        """Only who is read from needs to prove that it had not let go."""
+        """Whether prompts get lease words: only a P that is read from must prove that it had not released the
+        prompt."""
         self.incarnation = incarnation
         self.dialect = dialect
         self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
@@ -66,7 +68,8 @@ class ProducerScheduler:
         self.minted_words = 0
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
-        """The only way in. The kinds that every prompt brings come first. `isinstance` costs four times as much."""
+        """Handle one event and return its effects. The kinds that every prompt brings are tested first; `isinstance`
+        would cost four times as much."""
         if type(event) is PrefillQueued:
             return self._queued(event, now)
         if type(event) is PrefillFinished:
@@ -148,7 +151,7 @@ class ProducerScheduler:
         return (*local_events, AnswerPrefill(request_id, params))
 
     def _mint_word(self) -> LeaseWord:
-        """A fresh 64-bit word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
+        """Return a fresh 64-bit lease word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
         self.minted_words += 1
         mixed = (self.incarnation + self.minted_words * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -188,7 +191,8 @@ class ProducerScheduler:
         return (ReleaseBlocks(event.xid, product.allocation, code),)
 
     def _missing(self, event: PrefillMissing, now: Instant) -> Effects:
-        """A rank that has let go of its shard will not get it again, though its siblings may hold theirs."""
+        """Tell a rank whose registration waits for a prompt that the prompt will not come, unless it is queued or the
+        rank holds it. A rank that has released its shard will not get it again, though other ranks may hold theirs."""
         product = self.products.get(event.xid)
         if product is not None and (product.allocation is None or product.holders >> event.rank & 1):
             return NOTHING

@@ -1,4 +1,4 @@
-"""What P remembers of registrations that have ended, so that a late REG or CANCEL meets the same answer.
+"""Tombstones: P's record of registrations that have ended, so that a late REG or CANCEL gets the same answer.
 
 A tombstone has no TTL: a TTL only delays the race in which a CANCEL overtakes its REG (searched: S1 falls in 7 steps
 without a floor, in 8 with a TTL). D's floor bounds the memory instead: the smallest seq that D may still ask for, on
@@ -13,12 +13,13 @@ from pdflow.protocol.ids import Reg
 from pdflow.protocol.messages import Code, Progress, SyncItem
 
 WINDOW = 65536
-"""How far above its floor a D may register: what bounds cells and tombstones of one that never raises it (S9). Beyond,
-a frame is dropped without an answer, which promises nothing; an honest D repeats it when its floor has risen."""
+"""How far above its floor a D may register, which bounds the cells and tombstones of one that never raises it (S9).
+Beyond, a frame is dropped without an answer, which promises nothing; an honest D repeats it when its floor has
+risen."""
 
 
 class Tombstones:
-    """Of one incarnation of one D engine, at one P rank."""
+    """The tombstones of one incarnation of one D engine, at one P rank."""
 
     __slots__ = ("floor", "incarnation", "order", "verdicts")
 
@@ -29,7 +30,7 @@ class Tombstones:
         self.order: list[int] = []
 
     def raise_floor(self, floor: int) -> None:
-        """Amortised O(log n): every seq is forgotten once."""
+        """Raise the floor and forget the tombstones below it. Amortised O(log n): every seq is forgotten once."""
         if floor > self.floor:
             self.floor = floor
             order = self.order
@@ -43,7 +44,7 @@ class Tombstones:
             heappush(self.order, seq)
 
     def find(self, reg: Reg) -> SyncItem | None:
-        """The verdict on a registration that must not make a cell, or None."""
+        """Return the tombstone of a registration that must not make a cell, or None."""
         if reg.seq < self.floor:
             return SyncItem(reg, Progress.UNKNOWN, Code.BELOW_FLOOR, True)
         return self.verdicts.get(reg.seq)

@@ -1,4 +1,4 @@
-"""P's rules: match, pin, WRITE, and every way to end.
+"""P's rules for matching, pinning and WRITEs, and for every way in which a registration ends.
 
 When a registration ends without its data having been sent, the product falls back to LEASED and a retry may register
 for it: the lease alone decides how long.

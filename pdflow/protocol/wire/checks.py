@@ -1,4 +1,4 @@
-"""Whether a message could have been sent by a correct peer: ranges and lengths, which types alone do not say.
+"""Checks that a message could have been sent by a correct peer: ranges and lengths, which types do not express.
 
 Meaning stays with the endpoints: a REG with too few blocks for its tokens is answered with FAIL(LAYOUT), not refused
 here. Every check returns what is wrong, or "" if nothing is; encoders and decoders ask the same ones.
@@ -41,7 +41,7 @@ Problem: TypeAlias = str
 
 
 def text_problem(name: str, text: str, most_bytes: int) -> Problem:
-    """Text that is there, is valid UTF-8 (JSON lets lone surrogates in) and is not too long."""
+    """Check that a text is not empty, is valid UTF-8 (JSON lets lone surrogates in) and is not too long."""
     if not text:
         return f"{name} is empty"
     if text.isascii():
@@ -54,12 +54,12 @@ def text_problem(name: str, text: str, most_bytes: int) -> Problem:
 
 
 def id_problem(request_id: str) -> Problem:
-    """Why this request id or xid cannot travel. To be asked once, where a request is admitted."""
+    """Check that a request id or xid can be sent. To be called once, where a request is admitted."""
     return text_problem("id", request_id, MAX_ID_BYTES)
 
 
 def optional_problem(name: str, text: str | None) -> Problem:
-    """As an id, if it is there at all."""
+    """Check an id that may be absent or empty."""
     return text_problem(name, text, MAX_ID_BYTES) if text else ""
 
 
@@ -94,7 +94,7 @@ def reg_problem(reg: Reg) -> Problem:
 
 
 def register_problem(message: Register) -> Problem:
-    """Every field but the xid: `strict` needs one, vLLM's PUSH_REG may have none."""
+    """Check every field but the xid: `strict` needs one, vLLM's PUSH_REG may have none."""
     return (
         reg_problem(message.reg)
         or shards_problem(message.shards)

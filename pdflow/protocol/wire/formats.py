@@ -1,4 +1,4 @@
-"""The tables of docs/wire.md, from the structs and constants themselves."""
+"""Generator of the tables of docs/wire.md, from the structs and constants themselves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pdflow.protocol.wire.vllm import Pdf, PushReg
 
 
 def strict_table() -> str:
-    """One row per frame: its tag and its keys in order."""
+    """Return the table of strict frames, one row per frame: its tag and its keys in order."""
     rows = [(f"`{kind.__struct_config__.tag}`", _keys(kind)) for kind in typing.get_args(Frame)]
     return _table(("`type`", "other keys, in order"), rows)
 
 
 def nested_table() -> str:
-    """The maps that stand inside others."""
+    """Return the table of the maps that are nested in others."""
     kinds: tuple[type[msgspec.Struct], ...] = (Reg, Shards, Allocation, SyncItem)
     return _table(("part", "keys, in order"), [(f"`{kind.__name__}`", _keys(kind)) for kind in kinds])
 
 
 def vllm_table() -> str:
-    """The maps of vLLM's formats, ours inside them included."""
+    """Return the table of the maps of vLLM's formats, with those that we add inside them."""
     kinds: dict[str, type[msgspec.Struct]] = {
         "PUSH_REG": PushReg,
         "its `pdf`": Pdf,
@@ -48,7 +48,7 @@ TABLES = {"strict": strict_table, "parts": nested_table, "vllm": vllm_table, "li
 
 
 def regenerated(document: str) -> str:
-    """The document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
+    """Return the document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
     for name, table in TABLES.items():
         head, begin, rest = document.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- /{name} -->")

@@ -1,7 +1,7 @@
 """vLLM 0.32's side channel: request, reply and metadata of a handshake, to the byte (PROTOCOL 1.3 and appendix A).
 
-vLLM's listener dies of one message that it cannot read (R33); these decoders answer every message with a value. Extra
-map keys are ignored on both sides, so ours, `pdflow`, rides along unseen by stock peers.
+vLLM's listener thread ends at one message that it cannot read (R33); these decoders answer every message with a value.
+Extra map keys are ignored on both sides, so stock peers ignore ours, `pdflow`.
 
 Not here: comparing hashes, engine ids and layouts. The order in which a requester asks is: payload, hash, metadata,
 engine id, and nothing of it is believed before all agree.
@@ -39,14 +39,15 @@ MEMORY_TYPES = ("VRAM", "DRAM")
 
 
 class MetaRequest(Value, frozen=True, gc=False):
-    """Whose metadata is wanted: one worker of the engine that listens."""
+    """A request for the metadata of one worker of the listening engine."""
 
     pp_rank: int
     tp_rank: int
 
 
 class CompatibilityFactors(Value, frozen=True, gc=False, kw_only=True):
-    """What two engines must share, all of it hashed; TP, PP, block size and layout are compared later."""
+    """The properties that two engines must share, all of them hashed; TP, PP, block size and layout are compared
+    later."""
 
     vllm_version: str
     nixl_connector_version: int
@@ -63,7 +64,8 @@ class CompatibilityFactors(Value, frozen=True, gc=False, kw_only=True):
 
 
 class Capabilities(Value, frozen=True, gc=False):
-    """Our key `pdflow`: strict version, incarnation, names of optional parts. Later versions only add keys."""
+    """The value of our key `pdflow`: strict version, incarnation, names of optional parts. Later versions only add
+    keys."""
 
     v: int
     inc: int
@@ -71,7 +73,7 @@ class Capabilities(Value, frozen=True, gc=False):
 
 
 class Payload(Value, frozen=True, gc=False):
-    """First body frame of the reply. The metadata stay packed until the hash has been compared."""
+    """The first body frame of the reply. The metadata stay packed until the hash has been compared."""
 
     compatibility_hash: str
     agent_metadata_bytes: bytes
@@ -84,7 +86,7 @@ class HandshakeReply(Value, frozen=True, gc=False):
 
 
 class AgentMetadata(Value, frozen=True, gc=False, kw_only=True):
-    """One worker's memory and shape, in the order in which vLLM emits the keys."""
+    """The memory and shape of one worker, in the order in which vLLM emits the keys."""
 
     engine_id: EngineId
     agent_metadata: bytes
@@ -120,7 +122,8 @@ _clock = msgspec.msgpack.Decoder(float)
 
 
 def compatibility_hash(factors: CompatibilityFactors) -> str:
-    """SHA-256 in hex over the factors as JSON with sorted keys, in Python's own spacing, as vLLM writes them."""
+    """Return the SHA-256 in hex over the factors as JSON with sorted keys, in Python's own spacing, as vLLM writes
+    them."""
     return hashlib.sha256(json.dumps(msgspec.structs.asdict(factors), sort_keys=True).encode()).hexdigest()
 
 
@@ -143,20 +146,20 @@ def decode_request(data: bytes) -> MetaRequest | Malformed:
 
 
 def decode_listener_message(frames: Sequence[bytes]) -> MetaRequest | Malformed:
-    """What a ROUTER socket receives from a REQ socket: identity, an empty frame, the request."""
+    """Decode the frames that a ROUTER socket receives from a REQ socket: identity, an empty frame, the request."""
     if len(frames) != 3 or frames[1]:
         return malformed(f"listener message of {len(frames)} frames, expected identity, empty, request")
     return decode_request(frames[2])
 
 
 def encode_reply(hash_: str, metadata: AgentMetadata, clock_s: float) -> tuple[bytes, bytes]:
-    """The two body frames of the reply: payload and clock."""
+    """Return the two body frames of the reply: payload and clock."""
     payload = Payload(hash_, encode_metadata(metadata))
     return _encoder.encode(payload), _encoder.encode(clock_s)
 
 
 def decode_reply(frames: Sequence[bytes]) -> HandshakeReply | Malformed:
-    """The two body frames, as a REQ socket hands them over."""
+    """Decode the two body frames of the reply, as a REQ socket receives them."""
     if len(frames) != 2:
         return malformed(f"reply of {len(frames)} frames, expected payload and clock")
     problem = _size_problem("payload", frames[0]) or _size_problem("clock", frames[1])
@@ -193,7 +196,8 @@ def decode_metadata(data: bytes) -> AgentMetadata | Malformed:
 
 
 def agreed_version(ours: Capabilities, theirs: AgentMetadata) -> int:
-    """The strict version that both speak; 0 where the peer is stock vLLM, and vllm-compat applies to the pair."""
+    """Return the strict version that both sides support; 0 where the peer is stock vLLM, and vllm-compat applies to the
+    pair."""
     return min(ours.v, theirs.pdflow.v) if theirs.pdflow is not UNSET else 0
 
 
@@ -223,7 +227,7 @@ def _metadata_problem(m: AgentMetadata) -> Problem:
 
 
 def _regions_problem(m: AgentMetadata) -> Problem:
-    """One entry per region in every list of figures; no region may reach beyond the 64-bit address space."""
+    """Check that every list has one entry per region, and that no region reaches beyond the 64-bit address space."""
     regions = len(m.kv_caches_base_addr)
     if not 0 < regions <= MAX_REGIONS:
         return f"{regions} regions, expected 1 to {MAX_REGIONS}"

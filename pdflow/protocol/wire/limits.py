@@ -1,4 +1,4 @@
-"""How large anything from a peer may be. Above these it is refused before it is believed or stored.
+"""Upper limits of everything that a peer sends. What exceeds them is refused before it is used or stored.
 
 Chosen so that nothing a correct engine sends comes near, and one hostile stream costs megabytes at most.
 """
@@ -25,7 +25,7 @@ MAX_BLOCKS = 65_536
 """Block ids in one registration: 2**20 tokens in blocks of 16."""
 
 MAX_BLOCK_ID = 2**32 - 1
-"""Fits 5 bytes of msgpack, which is what the size formulas count for each."""
+"""The largest block id: it fits 5 bytes of msgpack, which is what the size formulas count for each."""
 
 MAX_BLOCK_TOKENS = 65_536
 MAX_TOKENS = 2**32 - 1
@@ -42,7 +42,7 @@ MAX_REGIONS = 65_536
 MAX_CAPABILITIES = 64
 MAX_U63 = 2**63 - 1
 MAX_U64 = 2**64 - 1
-"""Incarnations, generations, digests and weight versions: what one msgpack integer holds."""
+"""The largest incarnation, generation, digest or weight version: what one msgpack integer holds."""
 
 MAX_REASON_CHARS = 200
-"""Why something was refused, in a log: a peer chooses parts of that text."""
+"""Length of a reason for refusal in a log: a peer chooses parts of that text."""

@@ -1,4 +1,4 @@
-"""How many bytes a message takes, without encoding it: what the simulator's links carry (CORE_SHAPE pitfall 13).
+"""Sizes of messages in bytes, computed without encoding them, for the simulator's links (CORE_SHAPE pitfall 13).
 
 Exact, but for block ids and a REG_ACK's targets: each counts as the largest id would (`BLOCK_ID_BYTES`), so that the
 cost does not grow with the prompt. A pool of fewer than 65,536 blocks is overcharged by 2 bytes a block.
@@ -57,7 +57,7 @@ def _map(keys: tuple[str, ...]) -> int:
 
 
 def _names(kind: type[msgspec.Struct]) -> int:
-    """Header and field names of a struct's map, its tag included."""
+    """Return the bytes of the header and field names of a struct's map, its tag included."""
     config = kind.__struct_config__
     if config.tag is None:
         return _map(kind.__struct_fields__)
@@ -76,14 +76,14 @@ _PDF_BYTES = _text("pdf") + _names(Pdf)
 
 
 def frame_size(message: Frame) -> int:
-    """Bytes of a strict frame, its length field included: at least, and within the id widths above, what is sent."""
+    """Return the bytes of a strict frame, its length field included: exact, but for the widths of ids named above."""
     return _SIZES[type(message)](message)
 
 
 def notification_size(
     message: Notification, address: PushAddress, *, transfer_id: bool = False, pdf: bool = False
 ) -> int:
-    """Bytes of a message as vLLM's notification; the addressing is read for a registration only."""
+    """Return the bytes of a message as vLLM's notification; `address` is used for a registration only."""
     if isinstance(message, Completion):
         return len(message.request_id.encode()) + 1 + len(str(message.count))
     if isinstance(message, Heartbeat):
@@ -171,7 +171,7 @@ def _done(m: Done) -> int:
 
 
 def _ended(m: Fail | CancelAck) -> int:
-    """Code or disposition, and flushed: a byte each."""
+    """Return the bytes of FAIL or CANCEL_ACK: code or disposition, and flushed, take one each."""
     return _FRAME[type(m)] + _reg(m.reg) + _INT[m.p_rank.bit_length()] + 2
 
 

@@ -8,7 +8,7 @@ on a path where nothing waits for them: PROTOCOL 7.6 budgets it.
 
 A stream belongs to one pair of endpoints. The first frame of each direction is HELLO, and there is never a second:
 the opener's at once, the acceptor's after having read it, with the opener's nonce as its echo. So HELLOs cannot
-answer each other for ever, and no other frame has to name its sender: who sent it, and in which life, is the HELLO's.
+answer each other for ever, and no other frame has to name its sender: who sent it, and in which life, is in the HELLO.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ HEADER_BYTES = LENGTH_BYTES + 1
 
 
 class Hello(Value, frozen=True, gc=False, tag="HELLO"):
-    """Who speaks on this stream from here on, and in which life of its engine."""
+    """The first frame of a stream: the sender of all that follow, and the incarnation of its engine."""
 
     address: Address
     incarnation: int
     nonce: int
     """Fresh for this stream, never 0."""
     echo: int
-    """The opener's nonce in the acceptor's HELLO: proof that this life is running now. 0 in the opener's."""
+    """The opener's nonce in the acceptor's HELLO: proof that this incarnation is running now. 0 in the opener's."""
     to: Address = ""
-    """Whom the opener wants to speak to, where several ranks hear at one place."""
+    """The rank that the opener wants to reach, where several ranks listen at one address."""
     metadata: bytes = b""
-    """What the other side's transport must know to reach this rank's memory. Opaque here."""
+    """The data that the other side's transport needs to reach this rank's memory. Opaque here."""
 
 
 Frame: TypeAlias = Hello | StrictFrame
@@ -67,7 +67,7 @@ _RANK_ADDRESS = re.compile(r".+\.r(0|[1-9][0-9]{0,3})", re.DOTALL)
 
 
 def encode_frame(message: Frame) -> bytes:
-    """One whole frame. LocalProtocolError for a message that no peer would accept."""
+    """Encode a message as one whole frame. Raises LocalProtocolError for a message that no peer would accept."""
     problem = _problem(message)
     if problem:
         raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {problem}")
@@ -79,7 +79,7 @@ def encode_frame(message: Frame) -> bytes:
 
 
 def decode_frame(data: bytes) -> Frame | Malformed:
-    """Exactly one frame, with nothing behind it."""
+    """Decode exactly one frame, with nothing behind it."""
     length = int.from_bytes(data[:LENGTH_BYTES], "big")
     if len(data) < HEADER_BYTES or len(data) != LENGTH_BYTES + length:
         return malformed(f"{len(data)} bytes are not one frame")
@@ -87,7 +87,8 @@ def decode_frame(data: bytes) -> Frame | Malformed:
 
 
 def decode_done(data: bytes) -> Done | Malformed:
-    """The notification of a strict peer's WRITE. Which peer is strict is known by the sending agent, not by bytes."""
+    """Decode the notification of a strict peer's WRITE. Which peer is strict is known by the sending agent, not by
+    bytes."""
     frame = decode_frame(data)
     if isinstance(frame, Done | Malformed):
         return frame
@@ -95,10 +96,10 @@ def decode_done(data: bytes) -> Done | Malformed:
 
 
 class FrameDecoder:
-    """One direction of one stream, cut into frames however its bytes arrive.
+    """Splits one direction of one stream into frames, however its bytes arrive.
 
     The first malformed frame is the last thing that a stream yields: what follows it cannot be trusted to be frames.
-    Other streams know nothing of it. Keeps at most one frame's bytes between calls.
+    Other streams are not affected. Keeps at most one frame's bytes between calls.
     """
 
     __slots__ = ("_buffer", "hello", "poisoned")
@@ -106,11 +107,11 @@ class FrameDecoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self.hello: Hello | None = None
-        """The sender's first frame, once it is here."""
+        """The sender's first frame, once it has arrived."""
         self.poisoned = False
 
     def feed(self, data: bytes) -> list[Frame | Malformed]:
-        """The frames that are complete now, in order."""
+        """Take received bytes and return the frames that are complete now, in order."""
         frames: list[Frame | Malformed] = []
         if self.poisoned:
             return frames
@@ -132,7 +133,7 @@ class FrameDecoder:
         return frames
 
     def _next(self, length: int, start: int, end: int) -> Frame | Malformed | None:
-        """The frame in this range of the buffer; None while it is incomplete and could still be one."""
+        """Return the frame in this range of the buffer; None while it is incomplete and could still be one."""
         buffer = self._buffer
         problem = _header_problem(length, buffer[start])
         if problem:
@@ -173,7 +174,8 @@ def _problem(message: Frame) -> Problem:
 
 
 def _hello_problem(hello: Hello) -> Problem:
-    """Only ranks speak on streams, and under one spelling of their name: endpoints read the rank out of it."""
+    """Check a HELLO. Only ranks open or accept streams, and their address has one spelling: endpoints parse the rank
+    out of it."""
     problem = text_problem("address", hello.address, MAX_NAME_BYTES)
     if problem:
         return problem

@@ -1,7 +1,7 @@
 """vLLM 0.32's notifications, to the byte: PUSH_REG, "{id}:{n}" and "HB:id,id" (PROTOCOL 2.1 and appendix A).
 
 vLLM itself raises on its engine thread for a notification that is none of these, and for a PUSH_REG with a key missing
-(R32, R34). Here every field is checked before any is believed, and one bad notification is one `Malformed`, whatever
+(R32, R34). Here every field is checked before any is used, and one bad notification is one `Malformed`, whatever
 else came in the same batch. Never send a stock peer anything but these bytes; extra keys inside PUSH_REG are ignored
 by it, and carry `transfer_id` and our `pdf`.
 """
@@ -38,13 +38,13 @@ from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
 PUSH_REG = b"PUSH_REG:"
 HEARTBEAT = b"HB:"
 MISROUTED = ("PUSH_REG:", "HB:")
-"""An id that starts so would turn its own completion into another message."""
+"""Prefixes that an id must not have: its completion would be read as another message."""
 
 PDF_VERSION = 1
 
 
 class PushAddress(Value, frozen=True, gc=False):
-    """Where P must shake hands back, and P's own coordinates, echoed."""
+    """The address for P's handshake back to D, and P's own coordinates, echoed."""
 
     decode_host: str
     decode_port: int
@@ -56,7 +56,8 @@ class PushAddress(Value, frozen=True, gc=False):
 
 
 class Pdf(Value, frozen=True, gc=False):
-    """The key `pdf` of PUSH_REG: what a strict REG says beyond vLLM's keys. Later versions only add keys."""
+    """The value of the key `pdf` of PUSH_REG: the fields of a strict REG beyond vLLM's keys. Later versions only add
+    keys."""
 
     v: int
     inc: int
@@ -75,7 +76,7 @@ class Pdf(Value, frozen=True, gc=False):
 
 
 class PushReg(Value, frozen=True, gc=False):
-    """A PUSH_REG's map: 11 keys in vLLM's order, then the optional ones."""
+    """The map of a PUSH_REG: 11 keys in vLLM's order, then the optional ones."""
 
     request_id: RequestId
     decode_engine_id: EngineId
@@ -104,10 +105,10 @@ class PushReg(Value, frozen=True, gc=False):
         )
 
     def register(self, rank: int, shards: Shards) -> Register | Malformed:
-        """The message, once P's handshake with the sender's agent has told its rank and shards.
+        """Return the message, given the sender's rank and shards as P's handshake with its agent showed them.
 
-        Stock vLLM says nothing of tokens, generation or content: they are 0, and P computes the position from its own
-        token count. Where the bytes and the handshake disagree, neither is believed.
+        Stock vLLM sends no tokens, generation or content: they are 0, and P computes the position from its own
+        token count. Where the bytes and the handshake disagree, the message is malformed.
         """
         message = self._register(rank, shards)
         problem = "" if self.decode_tp_size == shards.tp else f"tp is {self.decode_tp_size}, handshake says {shards.tp}"
@@ -150,7 +151,8 @@ _decoder = msgspec.msgpack.Decoder(PushReg)
 
 
 def encode_push_reg(message: Register, address: PushAddress, *, transfer_id: bool = False, pdf: bool = False) -> bytes:
-    """`transfer_id` and `pdf` add these keys: stock 0.32 ignores both, newer vLLM matches on the first."""
+    """Encode a registration as PUSH_REG. `transfer_id` and `pdf` add these keys: stock 0.32 ignores both, newer vLLM
+    matches on the first."""
     push = push_reg(message, address, transfer_id=transfer_id, pdf=pdf)
     problem = register_problem(message) or _push_reg_problem(push)
     if problem:
@@ -159,7 +161,7 @@ def encode_push_reg(message: Register, address: PushAddress, *, transfer_id: boo
 
 
 def push_reg(message: Register, address: PushAddress, *, transfer_id: bool, pdf: bool) -> PushReg:
-    """The map that says this registration."""
+    """Return a registration as the map of a PUSH_REG."""
     reg = message.reg
     return PushReg(
         reg.request_id,
@@ -205,10 +207,10 @@ def encode_completion(message: Completion) -> bytes:
 
 
 def encode_heartbeats(message: Heartbeat) -> tuple[bytes, ...]:
-    """Usually one notification; more where one would be too large for a decoder like ours.
+    """Encode a heartbeat, usually as one notification; as more where one would be too large for a decoder like ours.
 
-    An id that the format cannot say (empty, with a comma, too long) is left out: its lease is not renewed, and every
-    other one is. Ids come from clients' headers, so raising would let one client stop everybody's heartbeats.
+    An id that the format cannot express (empty, with a comma, too long) is left out: its lease is not renewed, and
+    every other one is. Ids come from clients' headers, so raising would let one client stop everybody's heartbeats.
     """
     ids = [i for i in message.request_ids if "," not in i and not id_problem(i)]
     step = min(MAX_HEARTBEAT_IDS, MAX_NOTIFICATION_BYTES // (MAX_ID_BYTES + 1) - 1) if _too_large(ids) else len(ids)
@@ -224,7 +226,7 @@ def _too_large(ids: list[RequestId]) -> bool:
 
 
 def decode_notification(data: bytes) -> VllmNotification | Malformed:
-    """Whatever arrives from a vLLM peer, as a message; never an exception."""
+    """Decode any bytes from a vLLM peer. Never raises."""
     if len(data) > MAX_NOTIFICATION_BYTES:
         return malformed(f"notification of {len(data)} bytes, {MAX_NOTIFICATION_BYTES} are allowed")
     if data.startswith(PUSH_REG):
@@ -248,7 +250,8 @@ def _read_push_reg(data: bytes) -> PushReg | Malformed:
 
 
 def _read_completion(text: str) -> Completion | Malformed:
-    """The last colon splits, as vLLM's rsplit does: ids may hold colons. Counts are what str(int) writes."""
+    """Decode "{id}:{n}". The last colon splits, as vLLM's rsplit does: ids may hold colons. Counts are what str(int)
+    writes."""
     request_id, colon, count = text.rpartition(":")
     if not colon:
         return malformed("completion without a colon")
@@ -261,7 +264,8 @@ def _read_completion(text: str) -> Completion | Malformed:
 
 
 def _read_heartbeat(text: str) -> Heartbeat | Malformed:
-    """Items that cannot be ids are skipped: a client chose that id, and must not stop the others' renewal."""
+    """Decode a heartbeat. Items that cannot be ids are skipped: a client chose such an id, and must not stop the
+    others' renewal."""
     if text.count(",") >= MAX_HEARTBEAT_IDS:
         return malformed(f"heartbeat of more than {MAX_HEARTBEAT_IDS} ids")
     return Heartbeat(tuple(i for i in text.split(",") if not id_problem(i)))
@@ -295,7 +299,7 @@ def _push_reg_problem(push: PushReg) -> Problem:
 
 
 def _pdf_problem(push: PushReg) -> Problem:
-    """Ranges by the same checks as a strict REG, with the shards that the two numbers of ranks imply."""
+    """Check the ranges of `pdf` as those of a strict REG, with the shards that the two numbers of ranks imply."""
     pdf = push.pdf
     assert pdf is not UNSET
     if pdf.v < PDF_VERSION:

@@ -24,12 +24,12 @@ class Comparisons:
 
     @staticmethod
     def of(runs: Sequence[Runs]) -> Comparisons:
-        """Work the differences out. The same runs give the same intervals."""
+        """Compute the differences. The same runs give the same intervals."""
         figures = [Figures.of(run) if isinstance(run, OneRun) else SeedFigures.of(run) for run in runs]
         return Comparisons(figures, [Comparison.of(figures[0], other) for other in figures[1:]])
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json: every run's figures, and each later run's differences from the first."""
+        """Return every run's figures, and each later run's differences from the first, for --json."""
         return {
             "confidence": CONFIDENCE,
             "resamples": RESAMPLES,

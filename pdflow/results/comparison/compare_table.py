@@ -1,4 +1,4 @@
-"""How a comparison is printed: whose figures these are, then one table for each later run."""
+"""The printed form of a comparison: which runs it is of, then one table for each later run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _HOW: Final[Mapping[How, str]] = {
 
 
 def letter(number: int) -> str:
-    """A to Z, then AA."""
+    """Return the letter of a run: A to Z, then AA."""
     return (letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
 def legend(number: int, run: Runs) -> Text:
-    """Whose figures a letter stands for."""
+    """Return the line that says which run a letter stands for."""
     line = Text.assemble((f"{letter(number)}  ", "bold"), formatting.plain(str(run.path)))
     if isinstance(run, SeedRuns):
         report = run.report
@@ -59,7 +59,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def step_times(runs: Sequence[Runs]) -> Iterator[Text]:
-    """Where each run's come from, and how wrong they may be; those that agree together."""
+    """Yield where each run's step times come from and how wrong they may be; runs that agree share a line."""
     letters: dict[str, list[str]] = {}
     for number, run in enumerate(runs):
         for statement in run.report.costs if isinstance(run, SeedRuns) else run.costs:
@@ -69,12 +69,12 @@ def step_times(runs: Sequence[Runs]) -> Iterator[Text]:
 
 
 def heading(number: int, how: How) -> Text:
-    """Which runs a table is about, and what its intervals are of."""
+    """Return the heading of a table: the runs compared, and what the intervals were computed over."""
     return Text.assemble((f"{letter(number)} against A", "bold"), (f"  {_HOW[how]}", "dim"))
 
 
 def table(number: int, differences: Mapping[str, Difference]) -> Table:
-    """Figure by figure."""
+    """Return the table of differences, a row per figure."""
     other = letter(number)
     rows = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     rows.add_column("", style="bold")

@@ -26,23 +26,23 @@ _STAGE: Final = "stage_"
 """Before a stage's name in seeds.json."""
 
 How: TypeAlias = Literal["paired requests", "unpaired requests", "paired seeds", "unpaired seeds", "single run"]
-"""What the intervals of a comparison were computed over; against a single run there are none."""
+"""The data that a comparison's intervals were computed over; against a single run there are none."""
 
 
 @attrs.frozen(eq=False)
 class Figures:
-    """One run's figures by name, with what each request adds to them: NaN where it does not count."""
+    """The figures of one run by name, with each request's contribution to them: NaN where it does not count."""
 
     run: OneRun
     values: dict[str, float]
     latencies: dict[str, Floats]
     """ttft, tpot and e2e in ms."""
     shares: dict[str, Floats]
-    """Each stage in ms, and `slo_attainment` as 0 or 1: of these only the mean is told."""
+    """Each stage in ms, and `slo_attainment` as 0 or 1: of these only the mean is reported."""
 
     @staticmethod
     def of(run: OneRun) -> Figures:
-        """Those of one run."""
+        """Return the figures of one run."""
         served, done = run.served, run.done
         count = len(done)
         tpot = np.full(len(served.output), np.nan)
@@ -78,7 +78,7 @@ class Figures:
         return Figures(run, values, latencies, shares)
 
     def resampled(self, name: str) -> dict[str, Floats]:
-        """Each figure that has an interval, in each resample."""
+        """Return each figure that has an interval, in each resample."""
         taken = intervals.resampled_blocks(len(self.run.done), name)
         found = {share: intervals.means(column, taken) for share, column in self.shares.items()}
         for latency, column in self.latencies.items():
@@ -90,7 +90,7 @@ class Figures:
 
 @attrs.frozen(eq=False)
 class SeedFigures:
-    """Several runs' figures by name: each one's value in each run, and their mean."""
+    """The figures of several runs by name: the value of each in each run, and their mean."""
 
     run: Runs
     seeds: Sequence[int]
@@ -99,7 +99,7 @@ class SeedFigures:
 
     @staticmethod
     def of(runs: SeedRuns) -> SeedFigures:
-        """Those of several runs."""
+        """Return the figures of several runs."""
         report = runs.report
         named = {name.removeprefix(_STAGE): estimate for name, estimate in report.figures.items()}
         samples = {name: estimate.values for name, estimate in named.items()}
@@ -107,13 +107,13 @@ class SeedFigures:
 
     @staticmethod
     def of_one(figures: Figures) -> SeedFigures:
-        """Those of a single run, as if it were several."""
+        """Return the figures of a single run, as if it were several."""
         seeds, samples = (figures.run.seed,), {name: (value,) for name, value in figures.values.items()}
         return SeedFigures(figures.run, seeds, samples, figures.values)
 
 
 def _over(done: Any, values: Floats, count: int) -> Floats:
-    """One value per request of the workload, NaN for those that were not completed."""
+    """Spread the values of completed requests over all requests of the workload, NaN for those not completed."""
     column = np.full(count, np.nan)
     column[done] = values
     return column
@@ -121,7 +121,7 @@ def _over(done: Any, values: Floats, count: int) -> Floats:
 
 @attrs.frozen
 class Difference:
-    """One figure of a later run less that of the first. `percent` None where the first is 0."""
+    """The difference of one figure: that of a later run less that of the first. `percent` None where the first is 0."""
 
     before: float
     after: float
@@ -129,25 +129,25 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """In the figure's unit."""
+        """The difference in the figure's unit."""
         return self.after - self.before
 
     @property
     def percent(self) -> float | None:
-        """Of the first run's."""
+        """The difference in per cent of the first run's figure."""
         return 100 * self.change / self.before if self.before else None
 
 
 @attrs.frozen
 class Comparison:
-    """A later run against the first."""
+    """The differences of a later run from the first."""
 
     how: How
     differences: dict[str, Difference]
 
     @staticmethod
     def of(first: Figures | SeedFigures, other: Figures | SeedFigures) -> Comparison:
-        """Of what both have."""
+        """Compare the figures that both have."""
         if isinstance(first, Figures) and isinstance(other, Figures):
             return _request_by_request(first, other)
         before, after = (SeedFigures.of_one(it) if isinstance(it, Figures) else it for it in (first, other))
@@ -173,8 +173,8 @@ def _same_requests(first: OneRun, other: OneRun) -> bool:
 
 
 def _seed_by_seed(first: SeedFigures, other: SeedFigures) -> Comparison:
-    """Where both have the same seeds, each one's difference is one of as many independent differences, whether the
-    scenarios draw the same traffic from it or not."""
+    """Compare the means over seeds. Where both have the same seeds, the seeds' differences are independent samples,
+    whether the scenarios draw the same traffic from a seed or not."""
     paired = list(first.seeds) == list(other.seeds)
     differences = {}
     for name in (name for name in first.samples if name in other.samples):

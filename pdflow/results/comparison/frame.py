@@ -1,4 +1,4 @@
-"""The requests of a run as a pandas DataFrame, in the units in which people speak of them."""
+"""The requests of a run as a pandas DataFrame, in the units in which latencies are usually given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def requests_frame(records: Records, warmup_ns: int = 0) -> pd.DataFrame:
-    """A row each. Latencies and stages are those of completed requests, as in the summary; NaN for all others.
+    """Return a table with a row per request. As in the summary, only completed ones have latencies and stages, others
+    NaN.
 
     `warmup` is True for those that arrived during the warm-up, which count in no figure of the summary.
     """

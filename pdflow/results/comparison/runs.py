@@ -1,7 +1,7 @@
-"""What a comparison needs of a run, or of several that differ in their seed alone.
+"""The data of one run, or of several that differ in their seed alone, that a comparison needs.
 
-From a finished one here, from its files in `read`. Figures of requests are worked out from their records by the same
-rules as during a run, so that they can be resampled.
+Made from a finished run here, from its files in `read`. Figures of requests are worked out from their records by the
+same rules as during a run, so that they can be resampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdflow.results.result import Result
 
 @attrs.frozen(kw_only=True, eq=False)
 class OneRun:
-    """One run. `path` is the folder of its files, or the scenario's file."""
+    """One run to compare. `path` is the folder of its files, or the scenario's file."""
 
     path: Path
     name: str
@@ -37,15 +37,15 @@ class OneRun:
     done: npt.NDArray[np.bool_]
     """Which requests were completed."""
     served: Served
-    """Those."""
+    """The completed requests."""
     good: npt.NDArray[np.bool_] | None
-    """Which of those met every bound; None if nothing was demanded."""
+    """Which completed requests met every bound of the SLO; None if the scenario has none."""
     costs: Sequence[str] = ()
     """Where step times come from, and how wrong they may be, in words."""
 
     @staticmethod
     def of(result: Result, path: Path) -> OneRun:
-        """A run that has just ended."""
+        """Return the data of a run that has just ended."""
         header, metrics = result.header, result.metrics
         records = result.records.arriving_from(header.warmup_ns)
         done, served = done_of(records)
@@ -68,7 +68,7 @@ class OneRun:
 
 @attrs.frozen(kw_only=True, eq=False)
 class SeedRuns:
-    """Several runs together."""
+    """Several runs of one scenario, to compare as one."""
 
     path: Path
     report: SeedsReport
@@ -78,14 +78,14 @@ Runs: TypeAlias = OneRun | SeedRuns
 
 
 def done_of(records: Records) -> tuple[npt.NDArray[np.bool_], Served]:
-    """Which requests were completed, and those."""
+    """Return which requests were completed, and the completed requests."""
     return np.array([outcome == "completed" for outcome in records.outcome], dtype=np.bool_), completed(records)
 
 
 def good_of(
     slo: SloTargets | None, of_class: Mapping[str, SloTargets | None], records: Records
 ) -> npt.NDArray[np.bool_] | None:
-    """Which completed requests met every bound, of `slo` or of their class; None if nothing was demanded."""
+    """Return which completed requests met every bound, of `slo` or of their class; None if there are no bounds."""
     done, served = done_of(records)
     bounds, codes = [], None
     if records.classes:

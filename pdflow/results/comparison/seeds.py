@@ -27,7 +27,7 @@ _SLO: Final = "slo_attainment"
 
 @attrs.frozen
 class Estimate:
-    """One figure over runs. `interval` None of a single run."""
+    """The mean of one figure over runs, with its interval: None of a single run."""
 
     values: tuple[float, ...]
     mean: float
@@ -35,11 +35,11 @@ class Estimate:
 
     @staticmethod
     def of(values: Sequence[float]) -> Estimate:
-        """Where its mean lies."""
+        """Estimate the mean of a figure from its values in the runs."""
         return Estimate(tuple(values), math.fsum(values) / len(values), of_mean(values))
 
     def text(self, sign: str, digits: int, scale: float = 1.0) -> str:
-        """Mean and half the interval's width: 7.03 ±0.01"""
+        """Return the mean and half the interval's width: 7.03 ±0.01"""
         mean = f"{self.mean * scale:,.{digits}f}"
         if self.interval is None:
             return mean
@@ -48,7 +48,7 @@ class Estimate:
 
 @attrs.frozen(kw_only=True)
 class SeedsReport:
-    """What several runs say together; prints with rich. `seeds` are those that ran to their end, of `asked`."""
+    """The report of several runs together; prints with rich. `seeds` are those that ran to their end, of `asked`."""
 
     name: str
     seeds: Sequence[int]
@@ -59,14 +59,14 @@ class SeedsReport:
 
     @staticmethod
     def of(name: str, asked: int, summaries: Mapping[int, Mapping[str, Any]], costs: Sequence[str] = ()) -> SeedsReport:
-        """From the summary of each seed's `Result`."""
+        """Make the report from the summary of each seed's `Result`."""
         rows = [dict(_flat(summary)) for summary in summaries.values()]
         names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
         figures = {name: Estimate.of([row[name] for row in rows]) for name in names}
         return SeedsReport(name=name, seeds=list(summaries), asked=asked, figures=figures, costs=costs)
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of seeds.json."""
+        """Return the content of seeds.json."""
         return {
             "name": self.name,
             "seeds": list(self.seeds),
@@ -141,7 +141,8 @@ class SeedsReport:
 
 
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The figures of one run that have a mean over runs: not counts, nor what the scenario does not ask."""
+    """Yield the figures of one run that have a mean over runs: not counts, nor those that the scenario does not
+    ask for."""
     for name in (*(f"{of}_{statistic}_ms" for of in LATENCIES for statistic in LATENCY_COLUMNS), *RATES, _SLO):
         if summary[name] is not None:
             yield name, summary[name]

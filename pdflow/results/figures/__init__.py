@@ -1,1 +1,1 @@
-"""From records to figures: percentiles, goodput, intervals."""
+"""The figures of a run's records: percentiles, goodput, intervals."""

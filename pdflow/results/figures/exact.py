@@ -26,7 +26,7 @@ _GATHER_AT_MOST = 1 << 20
 
 @attrs.frozen
 class Moments:
-    """Of a weighted multiset of integers: its size, its sum, and the sum of its squares."""
+    """The size, the sum and the sum of squares of a weighted multiset of integers."""
 
     count: int = 0
     total: int = 0
@@ -66,7 +66,7 @@ def moments(values: Ints, weights: Ints | None = None) -> Moments:
 def at_ranks(
     chunks: Callable[[], Iterable[Chunk]], bounds: tuple[int, int], mass: int, ranks: Sequence[int]
 ) -> dict[int, int]:
-    """The values at these ranks (0 is the smallest) of the multiset that `chunks()` yields, as {rank: value}.
+    """Return the values at these ranks (0 is the smallest) of the multiset that `chunks()` yields, as {rank: value}.
 
     `bounds` are the least and the greatest value, `mass` the sum of the weights. Reads the chunks twice: a histogram
     finds the buckets that hold the ranks, a second pass gathers and sorts those buckets alone. Only if they hold more

@@ -1,4 +1,4 @@
-"""How sure a figure is: Student's interval of a mean over runs, and resampling within a run.
+"""Confidence intervals of figures: Student's interval of a mean over runs, and resampling within a run.
 
 Requests of one run are not independent: one long queue makes a thousand of them slow together. So what is resampled
 is not requests but blocks of consecutive ones, as in the method of batch means (Law, Simulation Modeling and Analysis,
@@ -30,7 +30,7 @@ RESAMPLES: Final = 1000
 MOST_BLOCKS: Final = 50
 """Enough for a distribution over blocks, few enough that one block outlasts most queues."""
 FEWEST_BLOCKS: Final = 10
-"""Of fewer nothing can be said."""
+"""The fewest blocks that an interval is computed over."""
 PERCENTS: Final = (50, 90, 99)
 
 # fmt: off
@@ -45,7 +45,7 @@ _T_975: Final = (
 
 @attrs.frozen
 class Interval:
-    """From low to high."""
+    """A confidence interval, from low to high."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def of_mean(values: Sequence[float]) -> Interval | None:
-    """Where the mean of independent, roughly normal values lies, with 95 % confidence. None of fewer than two."""
+    """Return the 95 % interval of the mean of independent, roughly normal values; None of fewer than two."""
     count = len(values)
     if count < 2:
         return None
@@ -79,7 +79,7 @@ def of_mean(values: Sequence[float]) -> Interval | None:
 
 
 def of_difference(before: Sequence[float], after: Sequence[float]) -> Interval | None:
-    """Where the second mean less the first lies, of independent runs each: Welch's interval, with Satterthwaite's
+    """Return the interval of the second mean less the first, both of independent runs: Welch's, with Satterthwaite's
     degrees of freedom rounded down. None where one side is a single run."""
     if len(before) < 2 or len(after) < 2:
         return None
@@ -100,7 +100,7 @@ def of_difference(before: Sequence[float], after: Sequence[float]) -> Interval |
 
 
 def resampled_blocks(requests: int, name: str) -> Counts:
-    """How often each resample takes each block, shape [RESAMPLES, blocks]. The same name gives the same draws."""
+    """Draw how often each resample takes each block, shape [RESAMPLES, blocks]. The same name gives the same draws."""
     blocks = min(requests, MOST_BLOCKS)
     below = Rng(0).stream(f"bootstrap/{name}").below
     drawn = np.array([below(blocks) for _ in range(RESAMPLES * blocks)], dtype=np.int64).reshape(RESAMPLES, blocks)
@@ -109,7 +109,7 @@ def resampled_blocks(requests: int, name: str) -> Counts:
 
 
 def means(values: Floats, taken: Counts) -> Floats:
-    """The mean in each resample; NaN among `values` is a request that does not count, NaN of nothing is the answer."""
+    """Return the mean in each resample. NaN in `values` is a request that does not count; the mean of none is NaN."""
     blocks = taken.shape[1]
     block, counts = _block_of(len(values), blocks), ~np.isnan(values)
     sums = np.bincount(block[counts], values[counts], blocks)
@@ -120,7 +120,7 @@ def means(values: Floats, taken: Counts) -> Floats:
 
 
 def percentiles(values: Floats, taken: Counts) -> Floats:
-    """PERCENTS in each resample, shape [RESAMPLES, len(PERCENTS)], linear between two samples as in `spread`."""
+    """Return PERCENTS in each resample, shape [RESAMPLES, len(PERCENTS)], linear between two samples as in `spread`."""
     found = np.full((len(taken), len(PERCENTS)), np.nan)
     counts = ~np.isnan(values)
     kept, block = values[counts], _block_of(len(values), taken.shape[1])[counts]
@@ -140,7 +140,7 @@ def percentiles(values: Floats, taken: Counts) -> Floats:
 
 
 def of_resamples(values: Floats) -> Interval | None:
-    """The middle 95 % of what the resamples gave, those that gave anything."""
+    """Return the middle 95 % of the resamples' values, NaN left out."""
     known = values[~np.isnan(values)]
     if not len(known):
         return None
@@ -149,5 +149,5 @@ def of_resamples(values: Floats) -> Interval | None:
 
 
 def _block_of(requests: int, blocks: int) -> Counts:
-    """Which block each request is in: consecutive ones together, as evenly as can be."""
+    """Return the block of each request: consecutive requests together, in blocks as equal as possible."""
     return np.arange(requests, dtype=np.int64) * blocks // max(requests, 1)

@@ -22,10 +22,10 @@ Instants = npt.NDArray[np.int64]
 
 
 def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]:
-    """Seconds, one list per request in the order of the workload: n-1 for a completed one of n tokens, else none.
+    """Yield each request's ITLs in s, in the order of the workload: n-1 for a completed one of n tokens, else none.
 
     `logs` has the log of each decode engine under the name that the records use: every step, in order, and nothing
-    else. A request whose `token_steps` nobody recorded has none.
+    else. A request whose `token_steps` were not recorded has none.
     """
     engines: dict[str, _Ends] = {}
     columns = (
@@ -52,7 +52,7 @@ def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]
 
 
 class _Ends:
-    """When each step of one engine ended."""
+    """The end of each step of one engine."""
 
     __slots__ = ("_before", "_delta", "_first", "_start")
 
@@ -60,10 +60,10 @@ class _Ends:
         folds = [np.stack([c.astype(np.int64) for c in columns[:4]]) for columns in log.folds()]
         self._start, self._first, self._delta, steps = np.concatenate(folds or [np.empty((4, 0), np.int64)], axis=1)
         self._before = np.cumsum(steps) - steps
-        """How many steps there are before each row."""
+        """The number of steps before each row."""
 
     def of_steps(self, runs: tuple[int, ...]) -> Instants:
-        """In ns, rounded up, of the steps from runs[0] to runs[1], from runs[2] to runs[3], and so on."""
+        """Return the ends, in ns rounded up, of steps runs[0] to runs[1], runs[2] to runs[3], and so on."""
         numbers = np.concatenate([np.arange(a, b + 1) for a, b in zip(runs[::2], runs[1::2], strict=True)])
         row = np.searchsorted(self._before, numbers, side="right") - 1
         nth = numbers - self._before[row]

@@ -1,4 +1,4 @@
-"""From records to the figures people quote: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput, stages.
+"""The headline figures of a run's records: TTFT, TPOT, ITL, end-to-end latency, throughput, goodput, stages.
 
 Definitions are those of `vllm bench serve` (vllm/benchmarks/serve.py, calculate_metrics): TTFT is first token minus
 arrival; TPOT is (last token - first token) / (output tokens - 1), of requests with more than one; ITL is over all
@@ -47,7 +47,7 @@ class Metrics:
     itl: Spread
     e2e: Spread
     stages: dict[str, Spread]
-    """Durations over the completed requests, so that the means add up to TTFT's mean. Empty where nobody saw any."""
+    """Durations over the completed requests, so that the means add up to TTFT's mean. Empty if none recorded."""
     slo: SloMetrics | None
     """None if the scenario demands nothing."""
     classes: dict[str, ClassMetrics]
@@ -58,7 +58,7 @@ class Metrics:
     """Completed requests that were decoded with KV that is not all their prompt's; None where that cannot happen."""
 
     def per_second(self, amount: int) -> float:
-        """`amount` over the run's duration."""
+        """Return `amount` over the run's duration."""
         return share(amount * NS_PER_S, self.duration_ns)
 
     @property
@@ -75,7 +75,7 @@ def measure(
     class_slos: Mapping[str, SloTargets] | None = None,
     warmup_ns: int = 0,
 ) -> Metrics:
-    """Every figure of a run: its records, its engines' step logs, from the warm-up's end to its last request's.
+    """Compute every figure of a run from its records and step logs, from the warm-up's end to its last request's.
 
     Requests that arrive before the warm-up's end are in no figure, nor is the time until then. The step logs do not
     know whose a token is, so ITL and the most tokens in a second are over the tokens that came since.
@@ -122,7 +122,7 @@ def measure(
 
 
 def completed(records: Records) -> Served:
-    """The requests that count in latencies, in the order of the workload."""
+    """Return the requests that count in latencies, in the order of the workload."""
     done = _outcome_codes(records) == _OUTCOME_CODES["completed"]
     arrival, first, last, output = (
         np.array(column, dtype=np.int64)[done]
@@ -154,7 +154,7 @@ def _reasons(records: Records) -> dict[str, dict[str, int]]:
 
 
 def _peak_tokens(arrival: IntColumn, first: IntColumn, steps: Sequence[Steps]) -> int:
-    """Most output tokens within a whole second, counted from the first arrival, first tokens included.
+    """Return the most output tokens within a whole second, counted from the first arrival, first tokens included.
 
     As vLLM counts, except that tokens of requests that fail later are in: the step log does not know whose they are.
     """
@@ -173,7 +173,8 @@ def _peak_tokens(arrival: IntColumn, first: IntColumn, steps: Sequence[Steps]) -
 
 
 def _peak_requests(arrival: IntColumn, last: IntColumn) -> int:
-    """Most completed requests in the system at once, over half-open intervals: one ends before the next arrives."""
+    """Return the most completed requests in the system at once, over half-open intervals: one that ends when another
+    arrives is gone."""
     if not len(arrival):
         return 0
     starts, ends = np.sort(arrival), np.sort(last)

@@ -1,4 +1,4 @@
-"""Which latencies `vllm bench serve` tells, and at which percentiles: --percentile-metrics and --metric-percentiles.
+"""The latencies and percentiles that `vllm bench serve` reports: --percentile-metrics and --metric-percentiles.
 
 Keys and their order are those of vllm/benchmarks/serve.py (`process_one_metric`): of each latency the mean, the median,
 the deviation and its percentiles, whole ones without decimals. Of nothing, every figure is 0.
@@ -22,13 +22,13 @@ LATENCIES: Final = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_in
 
 @attrs.frozen
 class Quoted:
-    """`latencies` are some of LATENCIES; percentiles are exact."""
+    """The latencies to report, some of LATENCIES, and their percentiles, which are exact."""
 
     latencies: tuple[str, ...] = LATENCIES[:3]
     percents: tuple[Fraction, ...] = (Fraction(99),)
 
     def figures(self, samples_ns: Mapping[str, IntColumn | npt.NDArray[np.float64]]) -> dict[str, float]:
-        """In ms, by vLLM's keys; `samples_ns` has the samples of each latency by its name."""
+        """Return the figures in ms, by vLLM's keys; `samples_ns` has the samples of each latency by its name."""
         found: dict[str, float] = {}
         for name in self.latencies:
             samples = samples_ns[name]

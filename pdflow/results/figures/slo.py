@@ -1,4 +1,4 @@
-"""Who got what the SLO promises: goodput and attainment, of all requests and of each class.
+"""Goodput and attainment of the SLO, of all requests and of each class.
 
 A request is good if it meets every bound of its class; a class that [slo.class] does not name has the bounds of [slo].
 A request of one token meets any bound on TPOT. Attainment is good requests over all that ended, failed and cancelled
@@ -23,7 +23,7 @@ from pdflow.results.totals import NS_PER_S, share
 
 
 class SloTargets(Protocol):
-    """What a request must meet; None is no demand. A scenario's [slo] table is one."""
+    """The bounds that a request must meet, None for no bound; a scenario's [slo] table is one."""
 
     @property
     def ttft_ms(self) -> float | None: ...
@@ -35,7 +35,7 @@ class SloTargets(Protocol):
 
 @attrs.frozen(kw_only=True)
 class SloMetrics:
-    """How far the SLO was met. `by_metric` has the share that meets each demand alone, for the demands made."""
+    """The goodput and attainment of one SLO. `by_metric` has the share that meets each of its bounds alone."""
 
     good: int
     goodput_rps: float
@@ -45,7 +45,7 @@ class SloMetrics:
 
 @attrs.frozen(kw_only=True)
 class ClassMetrics:
-    """The requests of one class. Latencies are those of completed requests."""
+    """The figures of one class of requests. Latencies are those of completed requests."""
 
     requests: int
     completed: int
@@ -54,12 +54,12 @@ class ClassMetrics:
     e2e: Spread
     bounds: SloTargets | None
     slo: SloMetrics | None
-    """None if nothing is demanded of the class."""
+    """None if the class has no bounds."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Served:
-    """Completed requests, column by column."""
+    """The completed requests, column by column."""
 
     arrival: IntColumn
     first: IntColumn
@@ -67,14 +67,14 @@ class Served:
     output: IntColumn
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Served:
-        """Some of them."""
+        """Return the requests that `chosen` selects."""
         return Served(
             arrival=self.arrival[chosen], first=self.first[chosen], last=self.last[chosen], output=self.output[chosen]
         )
 
     @property
     def tpot_ns(self) -> npt.NDArray[np.float64]:
-        """Time per output token after the first, of requests with more than one."""
+        """The time per output token after the first, of requests with more than one."""
         many = self.output > 1
         return (self.last - self.first)[many] / (self.output[many] - 1)
 
@@ -82,7 +82,7 @@ class Served:
 NO_BOUND: Final = 2**62
 """Longer than any run, in ns and in ps."""
 _UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "e2e": 10**6}
-"""In which each is measured, per ms: TPOT in ps."""
+"""Units per ms in which each latency is compared: TPOT in ps, the others in ns."""
 
 
 def evaluate_slo(
@@ -93,7 +93,7 @@ def evaluate_slo(
     of_class: Sequence[SloTargets | None] = (),
     codes: IntColumn | None = None,
 ) -> SloMetrics | None:
-    """How far the bounds of `attained_by_metric` were met. None if nothing is demanded."""
+    """Compute how far the bounds of `attained_by_metric` were met; None if there are none."""
     attained = attained_by_metric(slo, served, of_class, codes)
     if not attained:
         return None
@@ -112,7 +112,7 @@ def attained_by_metric(
     of_class: Sequence[SloTargets | None] = (),
     codes: IntColumn | None = None,
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which requests meet each demand that is made of any of them.
+    """Return, for each metric that any request has a bound on, which requests meet theirs.
 
     With `codes`, request i is held against `of_class[codes[i]]`, else against `slo`. In whole picoseconds (int64 holds
     100 days of them): exact, with the bound itself still good.
@@ -135,28 +135,30 @@ def _measured(name: str, served: Served) -> IntColumn:
 
 
 def _whole(slo: SloTargets | None, name: str, units_per_ms: int) -> int:
-    """A bound in ms as written in the scenario (0.1 means a tenth, not its nearest binary fraction), in whole units."""
+    """Convert a bound in ms, as written in the scenario (0.1 is a tenth, not its nearest binary fraction), to whole
+    units."""
     milliseconds = None if slo is None else getattr(slo, f"{name}_ms")
     return NO_BOUND if milliseconds is None else min(int(Fraction(str(milliseconds)) * units_per_ms), NO_BOUND - 1)
 
 
 @attrs.frozen(eq=False)
 class Classes:
-    """Which class each request is of: `codes` are places in `names`."""
+    """The class of each request: `codes` are indices into `names`."""
 
     names: list[str]
     codes: IntColumn
 
     @staticmethod
     def of(column: Sequence[str], requests: int) -> Classes:
-        """Those of a column that may end before the last request; the rest are of the class without a name."""
+        """Return the classes in a column that may end before the last request; the rest are of the class without a
+        name."""
         padded = [*column, *[""] * (requests - len(column))]
         names = sorted(set(padded))
         index_of = {name: index for index, name in enumerate(names)}
         return Classes(names, np.array([index_of[name] for name in padded], dtype=np.int64))
 
     def bounds(self, slo: SloTargets | None, class_slos: Mapping[str, SloTargets]) -> list[SloTargets | None]:
-        """What each class must meet."""
+        """Return the bounds of each class."""
         return [class_slos.get(name, slo) for name in self.names]
 
     def metrics(
@@ -167,7 +169,7 @@ class Classes:
         over: npt.NDArray[np.bool_],
         duration_ns: int,
     ) -> dict[str, ClassMetrics]:
-        """Each class by itself. `done` and `over` say which requests were completed, and which ended."""
+        """Compute the figures of each class. `done` and `over` say which requests were completed, and which ended."""
         found = {}
         for index, name in enumerate(self.names):
             mine = self.codes == index

@@ -1,4 +1,4 @@
-"""How one quantity is spread over requests or tokens: mean, deviation and percentiles, in milliseconds.
+"""The distribution of one quantity over requests or tokens: mean, deviation and percentiles, in milliseconds.
 
 Computed as `vllm bench serve` does with numpy (population deviation, percentiles linear between the two nearest
 samples), but from exact integers, so that the bytes do not depend on the order of the samples. Of nothing, every
@@ -28,7 +28,7 @@ QUOTED = (50, 90, 99)
 
 @attrs.frozen
 class Spread:
-    """`count` samples; the median is `p50_ms`."""
+    """The mean, deviation and percentiles of `count` samples; the median is `p50_ms`."""
 
     count: int = 0
     mean_ms: float = 0.0
@@ -39,12 +39,12 @@ class Spread:
     max_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields, in order."""
+        """Return the fields, in order."""
         return attrs.asdict(self)
 
 
 def of_ints(values: Ints, per_ms: int = NS_PER_MS) -> Spread:
-    """The spread of whole numbers not below 0; `per_ms` of their unit make a millisecond."""
+    """Return the spread of whole numbers not below 0; `per_ms` of their unit make a millisecond."""
     if not len(values):
         return Spread()
     ordered = np.sort(values)
@@ -53,7 +53,7 @@ def of_ints(values: Ints, per_ms: int = NS_PER_MS) -> Spread:
 
 
 def of_floats(values: npt.NDArray[np.float64], per_ms: int = NS_PER_MS) -> Spread:
-    """The spread of fractions (TPOT is one); sums are exactly rounded."""
+    """Return the spread of fractions (TPOT is one); sums are exactly rounded."""
     count = len(values)
     if not count:
         return Spread()
@@ -66,13 +66,13 @@ def of_floats(values: npt.NDArray[np.float64], per_ms: int = NS_PER_MS) -> Sprea
 
 
 def percentiles(values: Ints | npt.NDArray[np.float64], percents: Sequence[Percent]) -> list[float]:
-    """Any percentiles, in the samples' unit; those of nothing are none."""
+    """Return any percentiles, in the samples' unit; none if there are no samples."""
     ordered: list[float] = np.sort(values).tolist()
     return _between(ordered, percents) if ordered else []
 
 
 def of_steps(logs: Sequence[Steps]) -> Spread:
-    """The spread of inter-token latency over every output token but the first of each request."""
+    """Return the spread of inter-token latency over every output token but the first of each request."""
 
     def chunks() -> Iterator[Chunk]:
         for log in logs:
@@ -93,7 +93,7 @@ def _between(samples: Sequence[float], percents: Sequence[Percent]) -> list[floa
 
 
 def _positions(count: int, percents: Sequence[Percent] = QUOTED) -> Iterator[tuple[int, int, Percent]]:
-    """For each percentile: the sample at or below, the one above, and how many hundredths lie between."""
+    """Yield for each percentile the rank of the sample at or below, of the one above, and the hundredths between."""
     for percent in percents:
         rank, rest = divmod(percent * (count - 1), 100)
         yield rank, min(rank + 1, count - 1), rest
@@ -104,7 +104,7 @@ def _ranks_for(count: int) -> list[int]:
 
 
 def _exact(whole: Moments, at: dict[int, int], greatest: int, per_ms: int) -> Spread:
-    """One correctly rounded division at the end of each figure."""
+    """Make a Spread of exact sums, with a single correctly rounded division at the end of each figure."""
     p50, p90, p99 = (
         float((at[rank] * (100 - rest) + at[upper] * rest) / (100 * per_ms))
         for rank, upper, rest in _positions(whole.count)

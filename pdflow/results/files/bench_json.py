@@ -34,7 +34,7 @@ FORMAT_VERSION = 1
 
 @attrs.frozen(kw_only=True)
 class CostStatement:
-    """Where one pool's step times come from, and how wrong they may be, in words for a person."""
+    """The source of one pool's step times and their error bar, in words for a person."""
 
     pool: str
     model: str
@@ -43,7 +43,7 @@ class CostStatement:
 
 
 def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
-    """One line for all pools whose step times come from the same place: whose, from where, how wrong they may be."""
+    """Return a line per source of step times: the pools that use it, the source, and its error bar."""
     pools: dict[str, list[str]] = {}
     for cost in costs:
         pools.setdefault(f"{cost.provenance}; {cost.error_bar}", []).append(cost.pool)
@@ -52,7 +52,7 @@ def statements(costs: Iterable[CostStatement]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class RunHeader:
-    """What was run. Of a simulation nothing here may come from the wall clock or the host.
+    """The description of a run. Of a simulation nothing here may come from the wall clock or the host.
 
     `command_line` is what reproduces the run; leave out what only says what to write, and where (--out, --html), or two
     equal runs into two folders would differ. `request_rate_rps` None: as fast as possible, vLLM's "inf" (a trace or a
@@ -84,10 +84,10 @@ class RunHeader:
 
 @attrs.frozen(kw_only=True)
 class ClientMeasurements:
-    """What a live run's client saw besides the records, request by request."""
+    """The measurements of a live run's client besides the records, request by request."""
 
     queue_times_s: Iterable[float]
-    """How long each waited for one of --max-concurrency's places."""
+    """How long each request waited because --max-concurrency others were open."""
     texts: Iterable[str]
     figures: Mapping[str, float]
     """Latencies by vLLM's keys (`quoted`)."""
@@ -96,7 +96,7 @@ class ClientMeasurements:
 
 
 def content_sha256(content: Any) -> str:
-    """The hash of a scenario's content: of its JSON with sorted keys, so layout and comments do not count."""
+    """Return the hash of a scenario's content: of its JSON with sorted keys, so layout and comments do not count."""
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
 
@@ -109,7 +109,7 @@ def bench_json(
     itls_s: Iterable[list[float]] | None = None,
     seen: ClientMeasurements | None = None,
 ) -> dict[str, Any]:
-    """The whole file as a dict, in the order in which it is written.
+    """Return the whole file as a dict, in the order in which it is written.
 
     Per-request lists are iterators, to be written as a stream and consumed once. `itls_s` switches --save-detailed on:
     the inter-token latencies in seconds of each request in turn, [] for those that did not complete. A live run has
@@ -123,7 +123,7 @@ def bench_json(
 
 
 def bench_date(source_date_epoch: int | None) -> str:
-    """vLLM's "%Y%m%d-%H%M%S", in UTC, by the calendar rule of days since the epoch (civil-from-days)."""
+    """Format the date as vLLM's "%Y%m%d-%H%M%S", in UTC, by the rule of days since the epoch (civil-from-days)."""
     days, seconds = divmod(source_date_epoch or 0, 86_400)
     era, day_of_era = divmod(days + 719_468, 146_097)
     year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365

@@ -1,4 +1,4 @@
-"""events.jsonl: everything that went into an endpoint and came out of it, in order, for replays and comparisons.
+"""events.jsonl: every event handed to an endpoint and every effect it returned, in order, for replays and comparisons.
 
 Format, version 1. UTF-8, one JSON object per line. The first line is the header:
 
@@ -47,11 +47,11 @@ class EventsHeader(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str
     seed: int
     incarnations: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    """Of a live run: each engine's, which is drawn there. A simulated one's follow from the scenario."""
+    """Of a live run: the incarnation of each engine, drawn there. A simulated run's follow from the scenario."""
 
 
 class EventLine(msgspec.Struct, frozen=True):
-    """One line: `body` is the value as plain data, with its class under "type"."""
+    """One line of the file: `body` is the event or effect as plain data, with its class under "type"."""
 
     t: int
     node: str
@@ -60,12 +60,12 @@ class EventLine(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> str:
-        """The class of the event or effect."""
+        """The name of the event's or effect's class."""
         return str(self.body["type"])
 
 
 class EventsError(PdflowError):
-    """A file is not an events.jsonl that this version can read: says which line, and what was expected."""
+    """A file is not an events.jsonl that this version can read; the message has the line and what was expected."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -80,11 +80,11 @@ class EventsWriter:
         self._line(header)
 
     def event(self, t: int, node: str, value: msgspec.Struct) -> None:
-        """The endpoint `node` was handed `value` at `t`."""
+        """Write that the endpoint `node` was handed `value` at `t`."""
         self._line({"t": t, "node": node, "in": plain(value)})
 
     def effects(self, t: int, node: str, values: Iterable[msgspec.Struct]) -> None:
-        """The endpoint `node` answered with these, in this order."""
+        """Write that the endpoint `node` returned these effects, in this order."""
         for value in values:
             self._line({"t": t, "node": node, "out": plain(value)})
 
@@ -106,7 +106,7 @@ def writing_events(path: Path, header: EventsHeader) -> Iterator[EventsWriter]:
 
 
 def plain(value: Any) -> Any:
-    """A value as the data that JSON can hold, structs with their class as "type"."""
+    """Convert a value to the data that JSON can hold, structs with their class as "type"."""
     kind = type(value)
     if kind is int or kind is str or kind is bool or value is None:
         return value
@@ -128,7 +128,7 @@ def plain(value: Any) -> Any:
 
 
 def read_events(path: Path) -> tuple[EventsHeader, Iterator[EventLine]]:
-    """The header, and the lines one at a time, each checked. Raises EventsError with file and line."""
+    """Return the header, and the lines one at a time, each checked. Raises EventsError with file and line."""
     with open(path, "rb") as file:
         header = _header(path, file.readline())
     return header, _lines(path)
@@ -182,7 +182,7 @@ def _checked(line: Any) -> EventLine:
 
 
 def rebuild(body: Any, classes: Mapping[str, type[msgspec.Struct]]) -> Any:
-    """The value that `plain` made this data of. `classes` has every class that may occur, by name.
+    """Return the value that `plain` made this data of. `classes` has every class that may occur, by name.
 
     Raises ValueError for a class that is not in `classes`, or for fields that are not its own.
     """
@@ -200,7 +200,7 @@ _readers_of: dict[type[msgspec.Struct], dict[str, Enums]] = {}
 
 
 def _readers(kind: type[msgspec.Struct]) -> dict[str, Enums]:
-    """For each field, the enum members that a string in it may name (none for most fields)."""
+    """Return, for each field, the enum members that a string in it may name (none for most fields)."""
     found = _readers_of.get(kind)
     if found is None:
         hints = typing.get_type_hints(kind)
@@ -228,7 +228,7 @@ def _value(data: Any, enums: Enums, classes: Mapping[str, type[msgspec.Struct]])
 
 
 def classes_of(*modules: types.ModuleType) -> dict[str, type[msgspec.Struct]]:
-    """The struct classes that these modules define, by name: what `rebuild` needs."""
+    """Return the struct classes that these modules define, by name, for `rebuild`."""
     return {
         name: item
         for module in modules

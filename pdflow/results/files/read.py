@@ -1,5 +1,5 @@
-"""Finished runs from their folders, checked as what a stranger may have written: results.json with requests.jsonl of
-one run, seeds.json of several.
+"""Finished runs read from their folders, checked as untrusted input: results.json with requests.jsonl of one run,
+seeds.json of several.
 
 Reads the few keys that a comparison needs; what else stands in the files is not looked at.
 """
@@ -22,14 +22,14 @@ from pdflow.results.records import NEVER, STAGES, Outcome, Records
 from pdflow.results.totals import NS_PER_S
 
 _Instant = Annotated[int, Meta(ge=0, le=2**53)]
-"""104 days in ns: SLOs are judged in ps, and int64 holds no more of them."""
+"""104 days in ns: SLOs are evaluated in ps, and int64 holds no more of them."""
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
 _Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
 
 class UnreadableRunError(PdflowError):
-    """What was named is no folder of a finished run."""
+    """A path that was given is not the folder of a finished run."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -106,7 +106,7 @@ class _Seeds(msgspec.Struct):
 
 
 def read_runs(path: Path) -> Runs:
-    """The run or runs in a folder, or of a results.json or seeds.json. Raises UnreadableRunError with the reason."""
+    """Read the runs of a folder, a results.json or a seeds.json. Raises UnreadableRunError with the reason."""
     if path.name == SEEDS_NAME:
         return _seeds(path)
     if path.name == RESULTS_NAME:
@@ -189,7 +189,7 @@ def _records(path: Path, named: Path) -> Records:
 
 
 def _add(records: Records, line: _Request) -> None:
-    """Raises ValueError for a completed request whose times cannot be."""
+    """Append one request to the records. Raises ValueError for a completed request whose times are impossible."""
     first, last = (NEVER if t is None else t for t in (line.first_token_ns, line.last_token_ns))
     if line.outcome == "completed" and not line.arrival_ns <= first <= last:
         raise ValueError("completed, but its arrival and its tokens are not in that order")

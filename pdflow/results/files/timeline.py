@@ -1,4 +1,4 @@
-"""A run as a Chrome trace, which Perfetto opens: who did what when, what waited, and where each prompt's KV went.
+"""A run as a Chrome trace, which Perfetto opens: the work of each engine, the queues, and each prompt's KV transfer.
 
 Every engine is a process and every pair that moved KV is one. Slices of requests that overlap stand in lanes of their
 own, so that those of one lane nest; an arrow leads from each prompt's prefill to its decode. Counters say how many
@@ -48,7 +48,7 @@ _AT_ONCE = 1 << 16
 
 
 class Span(NamedTuple):
-    """Something that lasted: instants in ns, whose it was, and the parts that follow one another in it."""
+    """An interval of one request: instants in ns, the request, and the consecutive segments in it."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class CounterLevel(NamedTuple):
-    """What a counter counts: it rises by `weight` at each start, and falls by it at the end."""
+    """A counter as intervals: it rises by `weight` at each start, and falls by it at the end."""
 
     name: str
     starts: IntColumn
@@ -65,12 +65,12 @@ class CounterLevel(NamedTuple):
     weight: IntColumn
 
     def curve(self) -> Changes:
-        """Its changes."""
+        """Return the counter's value over time, as changes."""
         return summed(np.concatenate((self.starts, self.ends)), np.concatenate((self.weight, -self.weight)))
 
 
 def summed(times: IntColumn, steps: IntColumn) -> Changes:
-    """What grows at each of these times, in any order, by so much."""
+    """Return the running sum of `steps` over `times`, which are in any order, as changes."""
     instants, which = np.unique(times, return_inverse=True)
     grown = np.zeros(len(instants), dtype=np.int64)
     np.add.at(grown, which, steps)
@@ -79,7 +79,7 @@ def summed(times: IntColumn, steps: IntColumn) -> Changes:
 
 
 def timeline(records: Records, recording: Recording | None = None) -> Iterator[TraceEvent]:
-    """The trace's events, process by process. A request without a last token is shown as far as it came."""
+    """Yield the trace's events, process by process. A request without a last token is shown as far as it came."""
     stamps, recording = Stamps(records), recording or Recording()
     arrows = stamps.from_engine_to_engine()
     pid = 0
@@ -98,7 +98,7 @@ def timeline(records: Records, recording: Recording | None = None) -> Iterator[T
 
 
 class Stamps:
-    """The records' columns, and which requests passed which engine."""
+    """The records' columns, and the requests of each engine and pair of engines."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -115,7 +115,7 @@ class Stamps:
         self.by_pair = _positions(f"{p} to {d}" if m else None for p, d, m in names)
 
     def processes(self) -> Iterator[tuple[str, str]]:
-        """Names of tracks and what they are: engines by the order of their first request, pairs between them.
+        """Yield the name and kind of each track: engines by the order of their first request, pairs between them.
 
         Of a decode engine that also computes prompts of its own, what is decoded is shown.
         """
@@ -127,7 +127,7 @@ class Stamps:
         yield from ((name, "decode") for name in self.by_decode if name in decodes)
 
     def from_engine_to_engine(self) -> frozenset[int]:
-        """Requests that have a slice in one engine's prefill and another's decode."""
+        """Return the requests that have a slice in one engine's prefill and another's decode."""
         there = np.zeros(len(self.last), dtype=np.int64)
         for kind, engines in (("prefill", self.by_prefill), ("decode", self.by_decode)):
             for who in engines.values():
@@ -135,7 +135,7 @@ class Stamps:
         return frozenset(np.flatnonzero((there == 2) & ~self.alone).tolist())
 
     def _span(self, kind: str) -> tuple[IntColumn, IntColumn]:
-        """When a slice of this kind begins and ends, by request."""
+        """Return the begin and the end of a slice of this kind, by request."""
         ends = self.ends
         if kind == "prefill":
             return ends[P_QUEUE], ends[PREFILL]
@@ -144,7 +144,7 @@ class Stamps:
         return ends[D_ADMIT] if kind == "decode" else ends[P_QUEUE], self.last
 
     def spans(self, name: str, kind: str) -> Iterator[Span]:
-        """What a process's slices are, by their start."""
+        """Yield the slices of a process, by their start."""
         ends = self.ends
         engines = {"transfer": self.by_pair, "decode": self.by_decode}.get(kind, self.by_prefill)
         start, end = self._span(kind)
@@ -165,7 +165,7 @@ class Stamps:
             yield Span(begun, over, request, tuple(segments))
 
     def levels(self, name: str, kind: str) -> Iterator[CounterLevel]:
-        """A process's counters."""
+        """Yield the counters of a process."""
         ends, last = self.ends, self.last
         if kind in ("prefill", "aggregated"):
             who = self.by_prefill[name]
@@ -184,7 +184,7 @@ class Stamps:
             yield self._count("KV tokens of prompts", who, ends[D_ADMIT], last, self.tokens)
 
     def _lasted(self, who: IntColumn, start: IntColumn, end: IntColumn) -> tuple[IntColumn, IntColumn, IntColumn]:
-        """Those of whom both are known and in order."""
+        """Keep the requests whose start and end are both known and in order."""
         known = (start[who] >= 0) & (end[who] >= start[who])
         return who[known], start, end
 
@@ -213,7 +213,7 @@ def _process(pid: int, name: str) -> Iterator[TraceEvent]:
 
 
 def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) -> Iterator[TraceEvent]:
-    """Slices in lanes: each span goes into the lowest lane that is free."""
+    """Yield slices in lanes: each span goes into the lowest lane that is free."""
     ending: list[tuple[int, int]] = []
     free: list[int] = []
     lanes = COUNTERS
@@ -245,7 +245,7 @@ def _slices(pid: int, spans: Iterable[Span], kind: str, arrows: frozenset[int]) 
 
 
 def _counter(pid: int, name: str, instants: IntColumn, values: IntColumn) -> Iterator[TraceEvent]:
-    """One event for each instant at which it changes."""
+    """Yield one event for each instant at which the counter changes."""
     for low in range(0, len(instants), _AT_ONCE):
         some = slice(low, low + _AT_ONCE)
         for at, value in zip(instants[some].tolist(), values[some].tolist(), strict=True):

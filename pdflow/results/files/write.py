@@ -1,4 +1,4 @@
-"""Result files on disk: whole or not at all.
+"""Result files on disk, written whole or not at all.
 
 Each file is written beside its place under another name and moved there once it is complete, so that a reader, a
 killed run or a full disk never leaves half a file under the name that tools look for. Large files are streamed: memory
@@ -45,7 +45,8 @@ class OutputError(PdflowError):
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears at `path` only if the block ends well. Raises OutputError where the disk refuses."""
+    """Open a file that appears at `path` only if the block ends without an exception. Raises OutputError where the disk
+    refuses."""
     temporary = path.with_name(path.name + ".part")
     try:
         with guarding(path):
@@ -77,13 +78,13 @@ def guarding(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """The folder for a run's files, before the run: raises OutputError where it cannot be."""
+    """Make the folder for a run's files, before the run. Raises OutputError where it cannot be made."""
     with guarding(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
-    """results.json: one key per line; iterators among the values are written as lists without being held."""
+    """Write results.json, one key per line; iterators among the values are written as lists without being held."""
     with replacing(path) as file, guarding(path):
         file.write(b"{")
         for position, (key, value) in enumerate(content.items()):
@@ -115,14 +116,14 @@ def _write_list(file: BinaryIO, items: Iterator[Any]) -> None:
 
 
 def request_lines(records: Records) -> Iterator[bytes]:
-    """The lines of requests.jsonl, in the order of the workload, each ended by a newline."""
+    """Yield the lines of requests.jsonl, in the order of the workload, each ended by a newline."""
     encode = msgspec.json.Encoder().encode
     for request in range(len(records)):
         yield encode(records.record(request)) + b"\n"
 
 
 def write_requests(path: Path, records: Records) -> None:
-    """requests.jsonl: one record per request with the end of every stage, null where it was not reached."""
+    """Write requests.jsonl: one record per request with the end of every stage, null where it was not reached."""
     with replacing(path) as file, guarding(path):
         file.writelines(request_lines(records))
 
@@ -130,7 +131,7 @@ def write_requests(path: Path, records: Records) -> None:
 def write_timeline(
     path: Path, events: Iterable[Mapping[str, Any]], other_data: Mapping[str, Any] | None = None
 ) -> None:
-    """timeline.json.gz: a Chrome trace, one event a line, with `other_data`. Equal events give equal bytes."""
+    """Write timeline.json.gz: a Chrome trace, one event a line, with `other_data`. Equal events give equal bytes."""
     encode = msgspec.json.Encoder().encode
     with replacing(path) as file, guarding(path), gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
         packed.write(b'{"displayTimeUnit":"ms","otherData":%b,"traceEvents":[\n' % encode(other_data or {}))
@@ -139,13 +140,13 @@ def write_timeline(
 
 
 def write_page(path: Path, text: str) -> None:
-    """report.html."""
+    """Write report.html."""
     with replacing(path) as file, guarding(path):
         file.write(text.encode())
 
 
 def read_requests(path: Path) -> Iterable[dict[str, Any]]:
-    """The records of a requests.jsonl, one at a time."""
+    """Yield the records of a requests.jsonl, one at a time."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     with open(path, "rb") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""One run as the output of a notebook's cell: the page's first lines, and its waterfall.
+"""The HTML of one run for the output of a notebook's cell: the page's first lines, and its waterfall.
 
 A notebook's theme is not the reader's system's, so that no colour is named for text or ground: both are inherited, and
 what else is drawn stands out on dark and on light. Rules hold inside the cell alone.
@@ -28,7 +28,7 @@ _STYLE: Final = """
 
 
 def cell(result: FinishedRun) -> Html:
-    """Title, verdict, latencies, and where mean TTFT went."""
+    """Return the title, the verdict, the latencies, and the waterfall of mean TTFT."""
     latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
     costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.header.costs))
     inside = joined((title(result), verdict(result), latencies, *stages(result), *costs))

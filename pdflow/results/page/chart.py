@@ -23,7 +23,7 @@ _LETTER: Final = 6.5
 
 @attrs.frozen
 class Axis:
-    """From `low` to `high`, by ratio if `log`."""
+    """An axis from `low` to `high`, logarithmic if `log`."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ class Axis:
 
     @staticmethod
     def up_to(high: float, least: float = 0.0) -> Axis:
-        """From 0 to the first round number that holds it."""
+        """Return an axis from 0 to the first round number not below `high`."""
         if high <= 0:
             return Axis(0, 1)
         step = _round_step(max(high / 5, least))
@@ -41,17 +41,17 @@ class Axis:
 
     @staticmethod
     def around(low: float, high: float) -> Axis:
-        """By ratio where the values lie more than ten times apart, else from 0."""
+        """Return an axis for these values: logarithmic where they lie more than ten times apart, else from 0."""
         return Axis(low, high, log=True) if low > 0 and 10 * low < high else Axis.up_to(high)
 
     def at(self, value: float) -> float:
-        """Where on the axis, as a share of its length."""
+        """Return the position of a value on the axis, as a share of its length."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round numbers on it: 1, 2 and 5 of each power of ten while these are few, else the powers."""
+        """Return round numbers on the axis: 1, 2 and 5 of each power of ten while these are few, else the powers."""
         if not self.log:
             step = _round_step(max(self.high / 5, self.least))
             return [step * index for index in range(math.floor(self.high / step + 1e-9) + 1)]
@@ -62,7 +62,7 @@ class Axis:
 
 
 def _round_step(least: float) -> float:
-    """The next of 1, 2, 5, 10, 20..."""
+    """Return the least of 1, 2, 5, 10, 20... that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
 
@@ -78,20 +78,20 @@ class Chart:
     percent: bool = False
 
     def project(self, point: Point) -> Point:
-        """Where a point stands, in the picture's units."""
+        """Return the position of a point, in the picture's units."""
         return self._across(point[0]), self._down(point[1])
 
     def line(self, points: Sequence[Point]) -> Html:
-        """Through the points."""
+        """Draw a line through the points."""
         return tag("polyline", class_="line", points=_pairs(map(self.project, points)))
 
     def area(self, points: Sequence[Point]) -> Html:
-        """Between the points and the axis below them."""
+        """Fill the area between the points and the axis below them."""
         corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
         return tag("polygon", class_="wash", points=_pairs(map(self.project, corners)))
 
     def bound(self, value: float, label: str = "") -> Html:
-        """A line at a value of `x`, and its name, if it has one, on the side with more room."""
+        """Draw a line at a value of `x`, and its name, if it has one, on the side with more space."""
         across = self._across(value)
         left = across > WIDTH / 2
         rule = tag("line", class_="bound", x1=across, x2=across, y1=_TOP, y2=self.height - _BOTTOM)
@@ -101,7 +101,7 @@ class Chart:
         return joined((rule, tag("text", label, class_="label", text_anchor="end" if left else "start", **where)))
 
     def picture(self, drawn: Sequence[Html], description: str) -> Html:
-        """The chart. `description` is for those who cannot see it."""
+        """Return the chart. `description` is its text for screen readers."""
         box = f"0 0 {WIDTH} {self.height}"
         return tag(
             "svg", *self._across_ticks(), *self._down_ticks(), *drawn, viewBox=box, role="img", aria_label=description
@@ -114,7 +114,7 @@ class Chart:
         return _TOP + (1 - self.y.at(value)) * (self.height - _TOP - _BOTTOM)
 
     def _across_ticks(self) -> list[Html]:
-        """Labels that would run into the one before are left out."""
+        """Draw the ticks of `x`, without labels that would overlap the one before."""
         floor, free = self.height - _BOTTOM, 0.0
         found = [tag("line", class_="rule", x1=_LEFT, x2=WIDTH - _RIGHT, y1=floor, y2=floor)]
         for tick in self.x.ticks():
@@ -141,7 +141,7 @@ def _pairs(points: map[Point]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Without digits that say nothing, and short enough to stand beside an axis."""
+    """Format a tick's number without needless digits, short enough to stand beside an axis."""
     if value >= 10_000:
         return f"{value / 1_000_000:g}M" if value >= 1_000_000 else f"{value / 1_000:g}k"
     return f"{value:,.6g}"

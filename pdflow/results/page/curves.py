@@ -23,7 +23,7 @@ from pdflow.results.records import Records
 SLICES: Final = 160
 PERCENTS: Final = range(101)
 LINKS_SHOWN: Final = 2
-"""Those that carried most of what they could."""
+"""The links nearest to their capacity."""
 
 _NAMES: Final = {
     ("prefill", "waiting"): "waiting for prefill",
@@ -35,14 +35,14 @@ _NAMES: Final = {
     ("aggregated", "waiting"): "waiting",
     ("aggregated", "computing"): "in prefill or decoding",
 }
-"""The levels that count requests; in the order of a request's life."""
+"""The levels that count requests, in the order in which a request passes them."""
 
 _AT_WORK: Final = frozenset({"computing", "decoding"})
 """The levels of an engine that has a step to do as long as they are above 0."""
 
 
 class Curve(NamedTuple):
-    """A quantity over time: of each slice of the run, the mean and the highest."""
+    """The mean and the maximum of a quantity in each slice of the run."""
 
     name: str
     means: list[float]
@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
 
 def distributions_ms(records: Records) -> dict[str, list[float]]:
-    """Of TTFT and TPOT: the percentiles 0 to 100 of the completed requests; none of nothing."""
+    """Return the percentiles 0 to 100 of TTFT and of TPOT over the completed requests; no percentiles of none."""
     served = completed(records)
     ttft = spread.percentiles(served.first - served.arrival, PERCENTS)
     tpot = spread.percentiles(served.tpot_ns, PERCENTS)
@@ -58,8 +58,8 @@ def distributions_ms(records: Records) -> dict[str, list[float]]:
 
 
 def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[list[Curve], list[Curve]]:
-    """How many requests are where, over all engines of a kind; and shares: of each role's GPUs those that are at work,
-    and, as far as they were recorded, of its KV blocks those in use, and of the busiest links what they carry.
+    """Return curves over time: requests in each stage, over all engines of a kind; and shares of each role's GPUs that
+    are at work and, as far as recorded, of its KV blocks in use and of the busiest links' capacity in use.
 
     An engine is at work while a request of which the records say so computes on it: of requests that were tried again,
     the last attempt.
@@ -101,7 +101,7 @@ def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[
 
 
 def _above_nothing(level: CounterLevel, weight: int) -> CounterLevel:
-    """When it is above 0, as spans of that weight."""
+    """Return the intervals in which a level is above 0, with that weight."""
     instants, values = level.curve()
     above = values > 0
     begins = np.flatnonzero(above & ~np.concatenate(([False], above[:-1])))
@@ -120,7 +120,7 @@ def _all_of(curves: Sequence[Changes]) -> Changes:
 
 
 def _curve(name: str, changes: Changes, duration_ns: int, whole: int = 1) -> Curve:
-    """Shares of `whole`."""
+    """Return a quantity as a curve, in shares of `whole`."""
     instants, values = changes
     if duration_ns < SLICES or not len(instants):
         return Curve(name, [0.0] * SLICES, [0.0] * SLICES)

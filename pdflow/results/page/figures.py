@@ -1,4 +1,4 @@
-"""Which charts the page has, and what each is called."""
+"""The charts of the page and their titles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLAT = 120
 
 
 def distributions(result: FinishedRun) -> Iterator[Html]:
-    """TTFT and TPOT, with what the SLO allows; nothing of what no request has."""
+    """Yield the distributions of TTFT and TPOT with the SLO's bounds; a latency that no request has is left out."""
     header = result.header
     # Where classes have bounds of their own, no line holds for all requests.
     slo = None if header.class_slos else header.slo
@@ -42,7 +42,7 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
 
 
 def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
-    """What waited, moved and worked at each time of the whole run, its warm-up too."""
+    """Yield the charts over time of the whole run, warm-up included: requests by stage, GPUs, KV blocks, links."""
     if result.totals.duration_ns < SLICES:
         return
     seconds, warmup_s = result.totals.duration_ns / NS_PER_S, result.header.warmup_ns / NS_PER_S
@@ -81,6 +81,6 @@ def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> 
 
 
 def _steps(values: Sequence[float], seconds: float) -> list[tuple[float, float]]:
-    """A value for each slice, drawn at its middle and held to both ends of the run."""
+    """Return a point for each slice's value, at its middle; the first and last are extended to the ends of the run."""
     middle = [((index + 0.5) * seconds / len(values), value) for index, value in enumerate(values)]
     return [(0.0, values[0]), *middle, (seconds, values[-1])]

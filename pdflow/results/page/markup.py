@@ -1,4 +1,4 @@
-"""HTML as text that cannot be forgotten to escape: whatever is not `Html` already is escaped where it is put in."""
+"""HTML as text that is always escaped: whatever is not `Html` already is escaped where it is inserted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from typing import Final
 
 _UNSPEAKABLE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""What may not stand in a page, or cannot be encoded: a scenario's name and a command line may hold it."""
+"""Characters that no page may have, or that cannot be encoded: a scenario's name or a command line may have them."""
 
 
 class Html(str):
@@ -18,12 +18,12 @@ class Html(str):
 
 
 def joined(fragments: Iterable[str]) -> Html:
-    """Texts and markup after one another."""
+    """Join texts and markup, escaping the texts."""
     return Html("".join(fragment if isinstance(fragment, Html) else _escaped(fragment) for fragment in fragments))
 
 
 def tag(name: str, *inside: str, **attributes: str | float) -> Html:
-    """An element; `class_` is its class, and `stroke_width` its stroke-width."""
+    """Return an element; `class_` is its class, and `stroke_width` its stroke-width."""
     rendered = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_attribute_value(value)}"' for key, value in attributes.items()
     )
@@ -31,7 +31,7 @@ def tag(name: str, *inside: str, **attributes: str | float) -> Html:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Html:
-    """A table that scrolls where it does not fit. The first `text_columns` columns are text, the others figures."""
+    """Return a table that scrolls where it does not fit. The first `text_columns` columns are text, others figures."""
     kinds = ["word" if index < text_columns else "figure" for index in range(len(heads))]
     head = joined(tag("th", text, class_=kind, scope="col") for text, kind in zip(heads, kinds, strict=True))
     body = joined(
@@ -41,7 +41,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int
 
 
 def bar(begin: float, end: float) -> Html:
-    """From one share of a cell's width to another, for the eye: the figure stands beside it."""
+    """Return a bar from one share of a cell's width to another; its figure is printed beside it."""
     left, width = 100 * max(0.0, begin), 100 * (min(1.0, end) - max(0.0, begin))
     inner = tag("i", style=f"margin-left:{left:.2f}%;width:{width:.2f}%") if width > 0 else Html()
     return tag("span", inner, class_="bar", aria_hidden="true")

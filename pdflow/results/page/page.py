@@ -1,4 +1,4 @@
-"""The page of one run: what to make of it first, then the figures, the curves, and what was run.
+"""The HTML page of one run: the verdict first, then the figures, the curves, and what was run.
 
 It says what the printed report and results.json say, and takes every figure from where they do. No script, nothing
 from elsewhere, no time and no name of a host: equal runs give equal bytes. However long the run was and however many
@@ -20,7 +20,7 @@ from pdflow.results.table import CLASS_COLUMNS, LATENCY_COLUMNS
 from pdflow.results.totals import EngineTotals, LinkTotals
 
 ROWS_SHOWN: Final = 64
-"""Of engines, of links and of classes."""
+"""The most rows in the tables of engines, of links and of classes."""
 SCENARIO_SHOWN: Final = 200_000
 """Characters."""
 
@@ -29,8 +29,8 @@ _ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
 
 
 def page(result: FinishedRun, scenario_text: str = "", recording: Recording | None = None) -> str:
-    """The whole file. `scenario_text` is the TOML that was run, as its author wrote it; what `recording` says of links
-    and KV blocks over time is shown, if there is one."""
+    """Return the whole file. `scenario_text` is the TOML that was run, as its author wrote it; `recording`, if there is
+    one, adds links and KV blocks over time."""
     header = result.header
     head = joined(
         (
@@ -61,7 +61,7 @@ def _sections(result: FinishedRun, scenario_text: str, recording: Recording | No
 
 
 def title(result: FinishedRun) -> Html:
-    """What ran, and for how long."""
+    """Return the page's title: the scenario's name, its seed, the requests and how long they took."""
     header, metrics = result.header, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{formatting.count(metrics.requests)} requests"
     ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {header.world}"
@@ -70,7 +70,8 @@ def title(result: FinishedRun) -> Html:
 
 
 def verdict(result: FinishedRun) -> Html:
-    """What was asked for and what came of it; then where the first token's time went, which is what to change."""
+    """Return the verdict: whether the SLO was met, then the longest stage before the first token, which is what to
+    change."""
     metrics = result.metrics
     lines = []
     if result.header.interrupted:
@@ -115,7 +116,7 @@ def _figures(result: FinishedRun) -> Iterator[Html]:
 
 
 def stages(result: FinishedRun) -> Iterator[Html]:
-    """The waterfall of mean TTFT; nothing where there is none."""
+    """Yield the waterfall of mean TTFT; nothing where there is none."""
     whole = result.metrics.ttft.mean_ms
     if not whole:
         return

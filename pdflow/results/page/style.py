@@ -1,4 +1,4 @@
-"""How the page looks: system fonts, light and dark as the reader's system is, and readable on a telephone."""
+"""The style sheet of the page: system fonts, light and dark as the reader's system is, and readable on a telephone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What steps and transfers take, as a scenario says it."""
+"""The durations of steps and transfers, by a scenario's cost models."""

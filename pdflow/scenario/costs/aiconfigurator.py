@@ -1,4 +1,4 @@
-"""NVIDIA's measured kernels, asked through aiconfigurator-core and tabulated into the canonical form.
+"""NVIDIA's measured kernel times, queried through aiconfigurator-core and tabulated into the canonical form.
 
 aiconfigurator-core (PyPI, Apache-2.0, (c) NVIDIA) is an extra: 114 MB and heavy dependencies. The tables that come
 with pdflow were made here (`benchmarks/bake_costs.py`), so most scenarios never import it. It gives GPU time only; who
@@ -33,7 +33,7 @@ GPUS: Final = {
     "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-"""Of pdflow's GPUs those that it has data of, and how it calls them."""
+"""The GPUs of pdflow that aiconfigurator has data of, with its names for them."""
 MODELS: Final = {
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "llama-3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
@@ -45,9 +45,9 @@ MODELS: Final = {
     "qwen3-8b": "Qwen/Qwen3-8B",
 }
 WEIGHT_BYTES: Final = {"deepseek-v3": 1.0}
-"""Of a parameter; 2 for the others: each as its published checkpoint has it."""
+"""Bytes per parameter; 2 for the others: each as its published checkpoint has it."""
 WITH_EXPERTS: Final = frozenset(("deepseek-v3", "qwen3-235b-a22b", "qwen3-30b-a3b"))
-"""Whose experts are split over tp GPUs like everything else, as vLLM does unless told otherwise."""
+"""Models whose experts are split over tp GPUs like everything else, as vLLM does by default."""
 VLLM: Final = {"a100-80g": "vLLM 0.14.0"}
 """The version whose kernels were measured, where it is not 0.24.0: systems/query_versions.yaml of the package."""
 ON_PCIE: Final = frozenset(("l40s", "rtx-pro-6000"))
@@ -78,7 +78,7 @@ ERROR_BARS: Final = {
 
 @functools.cache
 def tabulated(gpu: str, model: str, tp: int) -> CostFile:
-    """The table of one combination, by vLLM's kernels. Raises ValueError, with a sentence for a person."""
+    """Return the table of one combination, by vLLM's kernels. Raises ValueError, with a sentence for a person."""
     if gpu not in GPUS or model not in MODELS:
         what = f"gpu {gpu}" if gpu not in GPUS else f"model {model}"
         raise ValueError(
@@ -104,12 +104,12 @@ def tabulated(gpu: str, model: str, tp: int) -> CostFile:
 
 
 class _RefusedError(ValueError):
-    """It has data, but not such as one should use."""
+    """aiconfigurator has data, but its table is refused as implausible."""
 
 
 @attrs.frozen
 class _Asked:
-    """One combination of its tables, as steps."""
+    """The step times of one combination of GPU, model and TP size, queried from aiconfigurator's tables."""
 
     gpu: str
     model: str
@@ -225,7 +225,7 @@ def _held_out(cost: Any, asked: _Asked) -> Iterator[RowErrors]:
 
 
 def row_errors(of: str, rows: int, off: Misfit) -> RowErrors:
-    """A misfit as files say it, to a hundredth of a percent."""
+    """Return a misfit in the form of cost files, to a hundredth of a percent."""
     shares = {name: round(value, 4) + 0.0 for name, value in attrs.asdict(off).items()}
     return RowErrors(of=of, rows=rows, **shares)
 

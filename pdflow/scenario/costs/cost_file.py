@@ -1,4 +1,4 @@
-"""The canonical cost of a step as a JSON file: its coefficients, and what they are of and from.
+"""The canonical cost of a step as a JSON file: its coefficients, the engine they describe, and their source.
 
 It decides the file's keys and their bounds; what the coefficients mean is `pdflow.cost.step`. What measures engines
 writes such files, `cost = { model = "measured" }` reads them, and the tables that come with pdflow are of this form.
@@ -34,7 +34,7 @@ PER_POSITION = Bound(at_least=0, at_most=10**6)
 
 @attrs.frozen(kw_only=True)
 class MeasuredEngine:
-    """What the times are of. A pool that uses them must agree with what is said; what is not said is not compared."""
+    """The engine that the times describe. A pool that uses them must agree with every key given."""
 
     gpu: str | None = field(default=None, metadata=field_doc("the GPU's name, as pools call it", NOT_EMPTY))
     model: str | None = field(default=None, metadata=field_doc("the model's name", NOT_EMPTY))
@@ -92,7 +92,7 @@ class PiecewiseTable:
 
 @attrs.frozen(kw_only=True)
 class ErrorBar:
-    """How wrong results may be, in words, printed with each of them."""
+    """The error bars of results, in words, printed with each of them."""
 
     tpot: str | None = field(default=None, metadata=field_doc("of TPOT", NOT_EMPTY))
     e2e: str | None = field(default=None, metadata=field_doc("of whole requests", NOT_EMPTY))
@@ -102,7 +102,7 @@ class ErrorBar:
 
 @attrs.frozen(kw_only=True)
 class MadeFrom:
-    """Where the figures come from, so that they can be made again."""
+    """The source of the figures, so that they can be made again."""
 
     source: str = field(metadata=field_doc("who measured what, and where it is published", NOT_EMPTY))
     licence: str | None = field(default=None, metadata=field_doc("of the source", NOT_EMPTY))
@@ -114,7 +114,7 @@ class MadeFrom:
 
 @attrs.frozen(kw_only=True)
 class RowErrors:
-    """How far the coefficients are from rows that they were not fitted on: |predicted / measured - 1|."""
+    """The errors of the coefficients on rows that they were not fitted on: |predicted / measured - 1|."""
 
     of: str = field(metadata=field_doc("which rows", NOT_EMPTY))
     rows: int = field(metadata=field_doc("how many", AT_LEAST_ONE))
@@ -126,7 +126,7 @@ class RowErrors:
 
 @attrs.frozen(kw_only=True)
 class CostFile:
-    """A whole file. Exactly one of `linear` and `table` is given."""
+    """The content of a cost file. Exactly one of `linear` and `table` is given."""
 
     format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=field_doc("this form and its version"))
     provenance: str = field(metadata=field_doc("where the times come from, in a line; printed with results", NOT_EMPTY))
@@ -144,7 +144,7 @@ class CostFile:
             raise ValueError("has neither or both of linear_ps and table_ps, expected one")
 
     def step_cost(self) -> StepCost:
-        """The cost that engines use."""
+        """Return the cost that engines use."""
         linear, table = self.linear_ps, self.table_ps
         curve: LinearTime | LinearTable
         if table is not None:
@@ -169,7 +169,7 @@ class CostFile:
 def cost_file(
     cost: StepCost, engine: MeasuredEngine, made_from: MadeFrom, errors: tuple[RowErrors, ...] = ()
 ) -> CostFile:
-    """The file of a cost. It is refused, with ValueError, if its coefficients are beyond the form's bounds."""
+    """Make the file of a cost. Raises ValueError if its coefficients are beyond the form's bounds."""
     curve = cost.linear
     names = [name.name for name in attrs.fields(Coefficients)]
     file = CostFile(
@@ -197,12 +197,12 @@ def cost_file(
 
 
 def written(file: CostFile) -> str:
-    """The text of a file, numbers of one table on one line."""
+    """Return the text of a file, numbers of one table on one line."""
     return _json(_without_none(attrs.asdict(file)), "") + "\n"
 
 
 def read_cost(location: str, text: str | bytes) -> tuple[CostFile | None, list[Problem]]:
-    """A file's text as a cost, and everything wrong with it; `location` is what the file is called."""
+    """Read a file's text as a cost, with everything wrong with it; `location` is the file's name in messages."""
     if len(text) > MOST_BYTES:
         return None, [Problem(location, "", f"is larger than {MOST_BYTES:,} bytes: is it a cost file?")]
     try:
@@ -242,7 +242,7 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any, indent: str) -> str:
-    """Objects and lists of texts or objects over lines, lists of numbers on one."""
+    """Format a value as JSON: objects and lists of texts or objects over lines, lists of numbers on one."""
     inside = indent + "  "
     if isinstance(value, dict):
         rows = [f"{inside}{json.dumps(key)}: {_json(inner, inside)}" for key, inner in value.items()]

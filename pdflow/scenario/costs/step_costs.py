@@ -1,4 +1,4 @@
-"""What a pool's step takes, whichever way the scenario says it: the one door to all kinds of cost.
+"""The step cost of a pool, by whichever cost model the scenario names: the entry point to all of them.
 
 It reads cost files, the user's and those that come with pdflow in `presets/costs`, and holds them against the pool that
 wants to use them: times of another model, GPU or tensor-parallel size are refused, not scaled.
@@ -36,7 +36,7 @@ Shelf: TypeAlias = Literal["fitted", "aiconfigurator"]
 
 
 class CostError(ValueError):
-    """A pool cannot have the cost that it asks for: what stands `at` that place of it is wrong, or lines of a file."""
+    """A pool cannot have the cost that it asks for: its key `at` is wrong, or lines of a file, in `problems`."""
 
     def __init__(self, message: str, *at: str, problems: Iterable[Problem] = ()) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class CostError(ValueError):
 
 
 def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
-    """The cost of a step of one engine of the pool; `base_dir` is the scenario's folder. Raises ScenarioError."""
+    """Return the step cost of one engine of the pool; `base_dir` is the scenario's folder. Raises ScenarioError."""
     try:
         file = _file(model, pool, base_dir)
     except CostError as error:
@@ -64,24 +64,25 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
 
 
 API_SERVER_S = 0.03
-"""From a request's arrival at vLLM's API server to its engine's queue. GPU_COST_MODELS.md section 5: 30 ms, sweep 10 to
-150 ms; docs/validation.md says how well it does."""
+"""Time from a request's arrival at vLLM's API server to its engine's queue. GPU_COST_MODELS.md section 5: 30 ms, sweep
+10 to 150 ms; docs/validation.md says how well it does."""
 
 
 def api_server_ns(pool: Pool) -> int:
-    """What a request spends in front of one of the pool's engines. Queueing theory knows of none."""
+    """Return the time that a request spends at the API server of one of the pool's engines: 0 by default with constant
+    costs, since queueing theory has no such delay."""
     absent = 0.0 if isinstance(pool.cost, ConstantCost) else API_SERVER_S
     return seconds_to_ns(absent if pool.api_server_s is None else pool.api_server_s)
 
 
 def kind_of(pool: Pool) -> str:
-    """How scenarios call the pool's kind of cost."""
+    """Return the name that scenarios use for the pool's kind of cost."""
     return next(name for name, kind in COST_KINDS.items() if isinstance(pool.cost, kind))
 
 
 @functools.cache
 def cost_tables(shelf: Shelf) -> Mapping[str, CostFile]:
-    """The tables that come with pdflow, by name."""
+    """Return the tables that come with pdflow, by name."""
     folder = resources.files("pdflow.scenario").joinpath("presets", "costs", shelf)
     found = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -94,7 +95,7 @@ def cost_tables(shelf: Shelf) -> Mapping[str, CostFile]:
 
 
 def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], list[Problem]]:
-    """What is wrong with the costs that pools ask for, with its place in the scenario or in the cost file.
+    """Return everything wrong with the costs that pools ask for, located in the scenario or in the cost file.
 
     Pools without a `kv_tokens` of their own get that of their cost's file.
     """
@@ -121,7 +122,7 @@ def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], lis
 
 
 def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
-    """The cost file that the pool's cost is from, if it is from one; held against the pool."""
+    """Return the cost file that the pool's cost is from, if it is from one, checked against the pool."""
     match pool.cost:
         case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
             mismatch = f"the model's products are in {model.activation_dtype}, and {pool.gpu.name} has no fp8_flops"
@@ -181,7 +182,7 @@ def _held_against(file: CostFile, called: str, key: str, model: ModelSpec, pool:
 
 
 def _baked(model: ModelSpec, pool: Pool) -> str:
-    """Which tables there are that are nearly what the pool asks for."""
+    """Return, as a phrase, the tables that come nearest to what the pool asks for."""
     engines = [file.engine for file in cost_tables("aiconfigurator").values()]
     of_both = [e for e in engines if e.model == model.name and e.gpu == pool.gpu.name]
     near: Iterator[str]
@@ -194,7 +195,8 @@ def _baked(model: ModelSpec, pool: Pool) -> str:
 
 
 def _with_host_time(cost: StepCost, cost_config: AiconfiguratorCost, pool: Pool) -> StepCost:
-    """The tables are of GPUs alone: the time in which these wait for the engine's host code comes on top."""
+    """Add host time to a cost: the tables are of GPUs alone, without the time in which these wait for the engine's host
+    code."""
     step_s = pool.gpu.host_step_s if cost_config.host_step_s is None else cost_config.host_step_s
     seq_s = pool.gpu.host_seq_s if cost_config.host_seq_s is None else cost_config.host_seq_s
     return attrs.evolve(

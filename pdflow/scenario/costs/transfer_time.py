@@ -1,4 +1,4 @@
-"""What KV's way from a pool to another takes while nobody else is on it, and which prompts had better not be sent it.
+"""The time of a KV transfer between two pools without contention, and the prompt lengths that are not worth one.
 
 Latency, the slowest link, posting and control are what a scenario says of them, the same for a simulation's routes
 (`sim/pdflow_sim/network/paths.py`) and for a router's rule. How flows share links is not decided here.
@@ -24,7 +24,7 @@ from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 
 
 def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:
-    """The explicit links on the way."""
+    """Return the explicit links of the path from one pool to another."""
     names = next(
         (path.via for path in network.paths if (path.from_pool, path.to_pool) == (source.name, target.name)), ()
     )
@@ -33,7 +33,7 @@ def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:
 
 
 def latency_ns(network: Network, links: Iterable[Link]) -> int:
-    """Until the first byte is there."""
+    """Return the latency until the first byte arrives."""
     own = seconds_to_ns(network.latency_s)
     if network.slice_bytes:
         own += seconds_to_ns(network.per_slice_s)  # the wire waits for the queue's first slice
@@ -41,21 +41,22 @@ def latency_ns(network: Network, links: Iterable[Link]) -> int:
 
 
 def posting_ns(per_message_ps: int, per_descriptor_ps: int, descriptors: int) -> int:
-    """What the posting lane is busy with a transfer, rounded up."""
+    """Return how long the posting lane is busy with a transfer, rounded up."""
     return -(-(per_message_ps + per_descriptor_ps * descriptors) // PS_PER_NS)
 
 
 def counters(
     source: tuple[Pool, KvShape], target: tuple[Pool, KvShape], initiator: Initiator, rule: Rule
 ) -> dict[tuple[int, int], DescriptorCounter]:
-    """By P rank and D rank, what counts the descriptors of a transfer between them."""
+    """Return, by (P rank, D rank), the counter of the descriptors of a transfer between them."""
     (p_pool, p_shape), (d_pool, d_shape) = source, target
     pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=initiator, rule=rule)
     return {(pair.p_rank, pair.d_rank): _counter(pair, p_shape, d_shape, p_pool, d_pool) for pair in pairs}
 
 
 def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
-    """Layer by layer, K and V apart, heads before tokens: the nesting that NIXL demands of vLLM (PROTOCOL 1.3)."""
+    """Return the descriptor counter of a pair: layer by layer, K and V apart, heads before tokens, which is the nesting
+    that NIXL demands of vLLM (PROTOCOL 1.3)."""
     source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
     target = rank_memory(d_shape, 1, d_pool.tp)
     return descriptor_counter(pair, source, target)
@@ -63,18 +64,18 @@ def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_poo
 
 @attrs.frozen(kw_only=True)
 class Crossover:
-    """From which length on prompts are better computed by a prefill engine: `thresholds` of each decode pool.
+    """The prompt length from which a prefill engine is the faster choice: `thresholds` of each decode pool.
     `sequential`: decode legs wait for P's answer."""
 
     scenario: ResolvedScenario
     costs: Mapping[str, StepCost]
-    """Of a step, by pool."""
+    """The step cost of each pool."""
     initiator: Initiator
     rule: Rule
     sequential: bool
 
     def thresholds(self, decode: Pool) -> tuple[int, ...]:
-        """The longest prompts that stay at an engine of that pool, by the legs that are open there."""
+        """Return the longest prompts that an engine of that pool computes itself, by the number of legs open there."""
         routes = [self.route(pool, decode) for pool in self.scenario.pools if pool.role == "prefill"]
         most = kv_tokens_of(self.scenario.model, decode) // decode.block_size * decode.block_size
         return thresholds(self.stage(decode), routes, decode.max_num_seqs, most)
@@ -83,7 +84,7 @@ class Crossover:
         return EngineSteps(self.costs[pool.name], pool.step_tokens)
 
     def route(self, p: Pool, d: Pool) -> TransferRoute:
-        """Through a prefill engine: its steps, and its KV's way from its first rank."""
+        """Return the route through a prefill engine: its steps, and the transfer of its KV from its first rank."""
         scenario, network = self.scenario, self.scenario.network
         lanes = min(p.tp * p.pp, d.tp) * network.nics_per_rank
         links = links_between(network, p, d)

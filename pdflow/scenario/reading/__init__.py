@@ -1,1 +1,1 @@
-"""From a file to a checked Scenario, and back to a file."""
+"""Conversion of a file to a checked Scenario, and back to a file."""

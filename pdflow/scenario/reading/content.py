@@ -1,4 +1,4 @@
-"""What makes a scenario this one and no other, to be hashed: what it says, wherever it lies."""
+"""The content of a scenario that its hash is computed from, independent of the path of its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 
 
 def content_of(scenario: ResolvedScenario) -> dict[str, Any]:
-    """Its values, without whatever it leaves unsaid of faults, clients, warm-up and the router."""
+    """Return the scenario's values, without those of faults, clients, warm-up and the router that it leaves out."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
     if not scenario.faults:
         del content["faults"], content["fault_table"]

@@ -1,4 +1,4 @@
-"""From plain TOML values to the classes of the schema, every error at once.
+"""Conversion of plain TOML values to the classes of the schema, with every error at once.
 
 cattrs does the walking and collects; the hooks here decide what a value must be (no number from a text, no integer
 from 8.0 or true) and say what was expected. A problem is a path and a sentence; where that path stands in a file is
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Complaint:
-    """What is wrong at one place of the document; `unknown` is a key that does not exist, which says no more."""
+    """A problem at one path of the document; `unknown` means a key that does not exist, which affects nothing else."""
 
     path: KeyPath
     message: str
@@ -107,7 +107,7 @@ TAGGED: Final[Mapping[Any, Tagged]] = {
 
 
 def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
-    """`value` as an `into`, and everything wrong with it; None if more is wrong than keys that do not exist."""
+    """Return `value` as an `into`, and everything wrong with it; None if more is wrong than keys that do not exist."""
     try:
         return _CONVERTER.structure(value, into), []
     except (BaseValidationError, MisfitError) as error:
@@ -123,20 +123,20 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean X?)", or nothing where nothing is close."""
+    """Return " (did you mean X?)", or "" where no known name is close."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def one_of(value: object, known: Iterable[str]) -> MisfitError:
-    """The refusal of a name that is not among those known."""
+    """Return the error for a name that is not among those known."""
     names = list(known)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
     return MisfitError(f"is {shown(value)}, expected one of {', '.join(names)}{hint}")
 
 
 def shown(value: object) -> str:
-    """A value as its author wrote it, short."""
+    """Return a value as its author wrote it, shortened."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, (list, tuple)):
@@ -148,7 +148,7 @@ def shown(value: object) -> str:
 
 
 def _complaints(error: BaseException, path: KeyPath) -> Iterable[Complaint]:
-    """Walk cattrs' tree of errors; the notes on each say which attribute or index it belongs to."""
+    """Walk cattrs' tree of errors; the notes on each name the attribute or index that it belongs to."""
     if isinstance(error, ForbiddenExtraKeysError):
         known = [key_of(field) for field in attrs.fields(error.cl)] if attrs.has(error.cl) else []
         for key in sorted(error.extra_fields):
@@ -177,7 +177,7 @@ def _step(parent: BaseValidationError, error: BaseException) -> KeyPath:
 
 
 def _without(value: Any, paths: list[KeyPath]) -> Any:
-    """A copy of a document value that lacks the keys at `paths`."""
+    """Return a copy of a document value that lacks the keys at `paths`."""
     if isinstance(value, dict):
         kept = {key: inner for key, inner in value.items() if (key,) not in paths}
         return {key: _without(inner, [p[1:] for p in paths if p[0] == key]) for key, inner in kept.items()}
@@ -248,7 +248,7 @@ def _tuple(value: object, into: Any) -> tuple[Any, ...]:
 
 
 def _tables(into: Any) -> Any:
-    """A hook for tables by name, whose values are all of one kind."""
+    """Return a hook for tables by name, whose values are all of one kind."""
     from_mapping: Any = make_mapping_structure_fn(into, _CONVERTER, detailed_validation=True)
 
     def hook(value: object, _type: object) -> Any:
@@ -275,13 +275,13 @@ def _tagged(value: object, union: Any) -> Any:
 
 
 def _bare(value: object, kind: Any) -> Any:
-    """A number by itself, as the only key of this kind."""
+    """Read a bare number as the only key of this kind."""
     (only,) = attrs.fields(kind)
     return kind(**{only.name: _bounded(only, get_type_hints(kind)[only.name])(value, None)})
 
 
 def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:
-    """A hook for one field: structure the value, then hold it against the field's bound or attrs validator."""
+    """Return a hook for one field: structure the value, then check it against the field's bound or attrs validator."""
     bound: Bound | None = field.metadata.get("bound")
 
     def hook(value: object, _type: object) -> Any:
@@ -301,12 +301,12 @@ def _bounded(field: attrs.Attribute[Any], inner: Any) -> Any:
 
 
 def _after_must_be(error: ValueError) -> str:
-    """attrs says "'ec' must be <= 1.0: 2.0": the condition alone."""
+    """Return the condition alone of attrs' message "'ec' must be <= 1.0: 2.0"."""
     return "a number " + str(error).partition(" must be ")[2].rpartition(":")[0]
 
 
 def _class_hook(cls: type) -> Any:
-    """How a table becomes an attrs class: renamed keys, bounds, no key that the class does not have."""
+    """Return the hook that makes a table an attrs class: renamed keys, bounds, no key that the class does not have."""
     hints = get_type_hints(cls)
     overrides = {
         field.name: override(rename=key_of(field), struct_hook=_bounded(field, _not_none(hints[field.name])))
@@ -331,7 +331,7 @@ def _class_hook(cls: type) -> Any:
 
 
 def _not_none(hint: Any) -> Any:
-    """`X` of `X | None`: TOML has no null, absence is the default's business."""
+    """Return `X` of `X | None`: TOML has no null, and an absent key takes the default."""
     if get_origin(hint) not in (Union, UnionType) or type(None) not in get_args(hint):
         return hint
     rest = tuple(arg for arg in get_args(hint) if arg is not type(None))

@@ -1,7 +1,7 @@
-"""From a document (plain tables) to the parts of a scenario, presets resolved.
+"""Conversion of a document (plain tables) to the parts of a scenario, presets resolved.
 
-Each table is structured on its own, and a part that is wrong is None, so that the checks that follow can still speak
-about all others: the author sees every error at once.
+Each table is structured on its own, and a part that is wrong is None, so that the checks that follow can still cover
+all others: the author sees every error at once.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ WEIGHT_DTYPES: Final = {
     "fp4": 0.5625,
     "int4": 0.52,
 }
-"""With scales: NVFP4 has one of 8 bits for every 16 weights, GPTQ and AWQ one of 16 bits and a zero for every 128."""
+"""Bytes per weight, scales included: NVFP4 has one of 8 bits for every 16 weights, GPTQ and AWQ one of 16 bits and a
+zero for every 128."""
 KV_DTYPES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 DTYPES: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "weight_dtype": ("weight_bytes_per_param", WEIGHT_DTYPES),
     "kv_dtype": ("kv_bytes_per_value", KV_DTYPES),
 }
-"""Keys of [model] that say a size by its usual name. That of KV is kept beside the size: engines compute in it."""
+"""Keys of [model] that give a size by a dtype's name. That of KV is kept beside the size: engines compute in it."""
 LINKS_FILE: Final = ".toml"
-"""How the names of link presets end that are files."""
+"""The suffix of link presets that are files."""
 
 
 @attrs.define
 class ScenarioTables:
-    """A document's tables; None where one is wrong or missing. Lists have the document's order and length.
+    """The tables of a document; None where one is wrong or missing. Lists have the document's order and length.
 
     `workload_keys` are what [workload] says, rightly or wrongly.
     """
@@ -86,7 +87,7 @@ class ScenarioTables:
 
 
 def read_document(document: Mapping[str, Any]) -> tuple[ScenarioTables, list[Complaint]]:
-    """The tables of a document and everything wrong with them, each on its own."""
+    """Return the tables of a document and everything wrong with them, each on its own."""
     found: list[Complaint] = []
     for key in document:
         if key not in TABLES:
@@ -138,7 +139,7 @@ def _network(table: object, found: list[Complaint]) -> Network | None:
 
 
 def is_links_file(name: object) -> TypeGuard[str]:
-    """Whether a link preset is a file of the user's. Whoever reads it puts its values into the table."""
+    """True if a link preset is a file of the user's, whose values the loader puts into the table."""
     return isinstance(name, str) and name.endswith(LINKS_FILE)
 
 
@@ -172,7 +173,7 @@ def _pools(value: object, found: list[Complaint]) -> list[schema.Pool | None]:
 
 
 def _tables(value: object, into: Any, key: str, found: list[Complaint]) -> list[Any]:
-    """An array of tables of one kind, or of kinds that a key tells apart."""
+    """Structure an array of tables of one kind, or of kinds that a key tells apart."""
     if not isinstance(value, list):
         hint = f": write [[{key}]]" if isinstance(value, Mapping) else ""
         found.append(Complaint((key,), f"is {shown(value)}, expected an array of tables{hint}"))
@@ -181,7 +182,7 @@ def _tables(value: object, into: Any, key: str, found: list[Complaint]) -> list[
 
 
 def _pool(table: object, path: KeyPath, found: list[Complaint]) -> schema.Pool | None:
-    """A pool; its GPU is resolved first, and a sound one stands in for a wrong one while the rest is looked at."""
+    """Structure a pool. Its GPU is resolved first; a sound one replaces a wrong one while other keys are checked."""
     if not isinstance(table, Mapping) or "gpu" not in table:
         return _table(table, schema.Pool, path, found)
     gpu = _gpu(table["gpu"], (*path, "gpu"), found)
@@ -215,7 +216,7 @@ def _specified(
     *,
     preset_at: KeyPath | None = None,
 ) -> T | None:
-    """A preset's values under the table's own, as a spec; without a preset the table must say all."""
+    """Structure a spec of a preset's values under the table's own; without a preset the table must have them all."""
     if preset is None:
         return _table(own, into, path, found)
     values = _preset_values(kind, preset, preset_at or (*path, "preset"), found)

@@ -1,6 +1,6 @@
-"""A scenario as it was written, before anybody asks what it means: a document, its places, what replaced some of it.
+"""A scenario as it was written, before it is resolved: a document, the locations of its keys, and its overrides.
 
-It decides how a place is called in an error. What is wrong is for others to say (`load.resolve`).
+Decides how a location is named in an error. What is wrong is decided elsewhere (`load.resolve`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 @attrs.define
 class Draft:
-    """A document, and where each part of it was written: on a line of the file, on the command line, or in Python.
+    """A document, and the location of each part of it: a line of the file, the command line, or Python.
 
     `lines` is None where there is no file, as of a dict: then only the name `file` is said.
     """
@@ -44,7 +44,7 @@ class Draft:
             self._apply(Override(f"--seed {seed}", ("scenario", "seed"), seed))
 
     def edited(self, edits: Mapping[str, Any]) -> Draft:
-        """Another one with these values by dotted key, None for none; those that lead nowhere are remembered."""
+        """Return a draft with these values by dotted key, None for none; those that lead nowhere are remembered."""
         draft = attrs.evolve(
             self,
             document=copy.deepcopy(self.document),
@@ -63,7 +63,7 @@ class Draft:
         self.overridden[apply_override(self.document, override)] = override.location
 
     def problems(self, complaints: Iterable[Complaint]) -> list[Problem]:
-        """Complaints with their places, in the order of the file, the command line's last."""
+        """Return complaints with their locations, in the order of the file, the command line's last."""
         placed = [(self._line(c.path), i, c) for i, c in enumerate(complaints)]
         placed.sort(key=lambda item: (item[0] is None, item[0] or 0, item[1]))
         located = [Problem(self._location(c.path), self._shown(c.path), c.message) for _, _, c in placed]
@@ -74,7 +74,7 @@ class Draft:
         return f"{self.file}:{line}" if line is not None else self._override_of(path) or self.file
 
     def _line(self, path: KeyPath) -> int | None:
-        """The line of the key, or of the nearest table around it; None if no file said it."""
+        """Return the line of the key, or of the nearest table around it; None if it is from no file."""
         if self.lines is None or self._override_of(path) is not None:
             return None
         while path and path not in self.lines:
@@ -82,7 +82,7 @@ class Draft:
         return self.lines.get(path, 1)
 
     def _override_of(self, path: KeyPath) -> str | None:
-        """The option that said this key, a table around it, or all that there is of it."""
+        """Return the option that set this key, a table around it, or all keys within it."""
         around = [path[:end] for end in range(len(path), 0, -1)]
         for table in around:
             if table in self.overridden:
@@ -96,7 +96,7 @@ class Draft:
         return None
 
     def _shown(self, path: KeyPath) -> str:
-        """The path as --set would say it: pools by their names."""
+        """Return the path in the form of --set: pools by their names."""
         shown = ""
         for depth, element in enumerate(path):
             if depth == 1 and path[0] == "pool":
@@ -110,7 +110,7 @@ class Draft:
         return shown
 
     def _pool_name(self, index: str | int) -> str | None:
-        """The name of a pool, if it has one that is its own."""
+        """Return the name of a pool, if it has one that no other pool has."""
         pools = self.document["pool"]
         names = [pool.get("name") if isinstance(pool, dict) else None for pool in pools]
         name = names[index] if isinstance(index, int) else None

@@ -1,6 +1,6 @@
-"""`pdflow.Scenario`: a scenario in a person's hands, to load, change, look at and save.
+"""`pdflow.Scenario`: a scenario that Python code can load, change, look at and save.
 
-It is what was written (a draft: the document, and the places of its parts) beside what that comes to (`resolved`, the
+It has what was written (a draft: the document, and the lines of its parts) beside what that comes to (`resolved`, the
 `schema.Scenario` that a world runs). There are two classes because presets, defaults and other files are gone from the
 resolved one, and what a person changes and saves must still have them: a GPU replaced there would keep the old one's
 name, and a file written from it would pin every default of today. Rules are in neither: `load.resolve` has them.
@@ -27,12 +27,12 @@ from pdflow.scenario.summary import faults_summary, workload_summary
 
 _NO_EDITS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAMELESS: Final = "scenario"
-"""What a scenario that no file holds is called."""
+"""The name of a scenario that is in no file."""
 
 
 @attrs.frozen(eq=False, repr=False)
 class Scenario:
-    """A sound scenario. Nothing changes it; `with_` makes another. Equal ones say the same of the same files.
+    """A sound scenario, immutable; `with_` makes another. Equal ones have the same values and refer to the same files.
 
     Attributes:
         resolved: what it comes to, presets and defaults filled in.
@@ -45,17 +45,17 @@ class Scenario:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = _NO_EDITS) -> Scenario:
-        """From a TOML file, some of its values replaced. Raises ScenarioError with every problem and its line."""
+        """Load a TOML file, some of its values replaced. Raises ScenarioError with every problem and its line."""
         return cls._of(read(path), overrides)
 
     @classmethod
     def from_toml(cls, text: str, *, folder: str | os.PathLike[str] = "") -> Scenario:
-        """From the text of a TOML file. Relative paths start at `folder`. Raises ScenarioError."""
+        """Make a scenario of the text of a TOML file. Relative paths start at `folder`. Raises ScenarioError."""
         return cls._of(parse(os.path.join(folder, _NAMELESS), text))
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any], *, folder: str | os.PathLike[str] = "") -> Scenario:
-        """From tables as a TOML file has them. Relative paths start at `folder`. Raises ScenarioError."""
+        """Make a scenario of tables as a TOML file has them. Relative paths start at `folder`. Raises ScenarioError."""
         return cls._of(Draft(os.path.join(folder, _NAMELESS), _plain(document, "the scenario")))
 
     @classmethod
@@ -65,7 +65,7 @@ class Scenario:
         return cls(edited, resolve(edited), {**before, **plain})
 
     def with_(self, edits: Mapping[str, Any] = _NO_EDITS, /, **more: Any) -> Scenario:
-        """Another scenario with some values replaced, by dotted key as `--set` takes them; None takes a key away.
+        """Return a scenario with some values replaced, by dotted key as `--set` takes them; None takes a key away.
 
         As in `scenario.with_({"transfer.method": "nixl-pull"})`, or of a whole table, `scenario.with_(slo={})`. All
         edits are made before any is checked. Raises ScenarioError.
@@ -73,7 +73,7 @@ class Scenario:
         return self._of(self._draft, {**edits, **more}, self.edits)
 
     def document(self) -> dict[str, Any]:
-        """Its tables, as `from_dict` takes them; a copy. Paths are relative to `folder`."""
+        """Return a copy of the scenario's tables, as `from_dict` takes them. Paths are relative to `folder`."""
         return with_paths(self._draft.document, lambda path: path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -89,17 +89,17 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """What [scenario] or the file calls it."""
+        """The name from [scenario], or else from the file."""
         return self.resolved.name
 
     @property
     def seed(self) -> int:
-        """Where its randomness starts."""
+        """The seed of the run's random numbers."""
         return self.resolved.seed
 
     @property
     def folder(self) -> Path:
-        """Where relative paths start."""
+        """The folder that relative paths start at."""
         return self.resolved.base_dir
 
     def __eq__(self, other: object) -> bool:
@@ -153,7 +153,7 @@ def _slo_line(slo: Slo) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value of Python, numpy's scalars and arrays included, as TOML would have given it."""
+    """Convert a value of Python, numpy's scalars and arrays included, to what TOML would have given."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, where) for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):

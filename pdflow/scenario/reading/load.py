@@ -1,6 +1,6 @@
-"""A scenario file into a Scenario, or one ScenarioError that says everything wrong with it and where.
+"""Loading of a scenario file into a Scenario, or one ScenarioError with everything wrong with it and where.
 
-This is the one module of the room that reads files. Paths in a scenario are relative to its file.
+This is the one module of the package that reads files. Paths in a scenario are relative to its file.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def load(path: str | os.PathLike[str], *, overrides: Iterable[str] = (), seed: i
 
 
 def read(path: str | os.PathLike[str]) -> Draft:
-    """A scenario file as it stands, not looked at further. Raises ScenarioError for what is no TOML."""
+    """Read a scenario file without resolving it. Raises ScenarioError for what is no TOML."""
     file = os.fspath(path)
     return parse(file, _read(file))
 
 
 def parse(file: str, text: str) -> Draft:
-    """A TOML text, as if it stood in that file. Raises ScenarioError."""
+    """Parse a TOML text as the content of that file. Raises ScenarioError."""
     return Draft(file, _parse(file, text), key_lines(text))
 
 
 def resolve(draft: Draft) -> ResolvedScenario:
-    """What a draft says, presets and other files resolved; the draft stays as it is. Raises ScenarioError."""
+    """Resolve a draft's presets and other files, and check it; the draft stays as it is. Raises ScenarioError."""
     file = draft.file
     document, of_model = _with_config(file, _with_served_dtype(file, draft.document))
     config, of_config = _transfer_config(file, document)
@@ -117,10 +117,11 @@ def _parse(file: str, text: str) -> dict[str, Any]:
 
 
 def _with_served_dtype(file: str, document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The document with the dtype of the folder in `serve.model`, which torch engines compute in and keep KV in, unless
-    [model] says what KV is. It counts before a preset's and `hf_config`'s, which may be of another copy of the model.
+    """Return the document with the dtype of the folder in `serve.model`, which torch engines compute in and keep KV in,
+    unless [model] has one for KV. It counts before a preset's and `hf_config`'s, which may be of another copy of the
+    model.
 
-    A folder that cannot be read says nothing here: whoever only simulates does not need it, and `serve` refuses it.
+    A folder that cannot be read changes nothing here: a simulation does not need it, and `serve` refuses it.
     """
     model, serve, pools = (document.get(table) for table in ("model", "serve", "pool"))
     if not (isinstance(model, Mapping) and isinstance(serve, Mapping) and isinstance(pools, list)):
@@ -138,7 +139,7 @@ def _with_served_dtype(file: str, document: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint]]:
-    """The document with what `hf_config` says put under what [model] says itself."""
+    """Return the document with the values of `hf_config` under those that [model] has itself."""
     table = document.get("model")
     if not isinstance(table, Mapping) or "hf_config" not in table:
         return document, []
@@ -148,7 +149,7 @@ def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, A
 
 
 def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dict[str, Any], list[Complaint]]:
-    """What a config.json says that [model] does not."""
+    """Return the values of a config.json that [model] does not have itself."""
     path = ("model", "hf_config")
     if "preset" in own:
         return {}, [Complaint(path, "and a preset both say what the model is; give one of the two")]
@@ -177,8 +178,8 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
 def _with_links(
     file: str, document: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], list[Complaint], dict[KeyPath, str]]:
-    """The document with the values of a link preset of one's own put under what [network] says itself, and where these
-    stand. It has the form of those that come with pdflow; `pdflow calibrate` writes such a file."""
+    """Return the document with the values of the user's own link preset under those that [network] has itself, and the
+    locations of these values. The file has the form of pdflow's presets; `pdflow calibrate` writes such a file."""
     table = document.get("network")
     name = table.get("preset") if isinstance(table, Mapping) else None
     if not isinstance(table, Mapping) or not is_links_file(name):
@@ -205,11 +206,11 @@ def _with_links(
 
 
 class _UnreadableError(Exception):
-    """What is wrong with a file that a scenario names, to be said behind its name."""
+    """A file that a scenario names cannot be read; the message follows the file's name."""
 
 
 def _read_text(path: Path, form: str) -> str:
-    """The text of a file that a scenario names, of that form. Raises _UnreadableError."""
+    """Read the text of a file that a scenario names, of that form. Raises _UnreadableError."""
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -220,7 +221,7 @@ def _read_text(path: Path, form: str) -> str:
 
 
 def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferConfig | None, list[Complaint]]:
-    """What the file that [transfer] names says, as far as the scenario does not."""
+    """Return the values of the file that [transfer] names, without those that the scenario has itself."""
     table = document.get("transfer")
     name = table.get("config") if isinstance(table, Mapping) else None
     if not isinstance(name, str) or not name:
@@ -237,15 +238,15 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
 
 
 def _config_locations(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
-    """Where what came from such a file stands."""
+    """Return the locations of the values that came from such a file."""
     name = os.path.normpath(Path(draft.file).parent / draft.document["transfer"]["config"])
     lines = {value.key: config.line(value) for value in config.values}
     return {key: name if line is None else f"{name}:{line}" for key, line in lines.items()}
 
 
 def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint], list[Problem]]:
-    """What is wrong with the trace or the model that the scenario names: with its place in the scenario, and line by
-    line."""
+    """Return everything wrong with the trace or the model that the scenario names: complaints about its keys, and
+    problems of the file's lines."""
     workload, base_dir = tables.workload, Path(file).parent
     if workload is None:
         return [], []
@@ -271,7 +272,7 @@ def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint],
 
 
 def _class_problems(tables: ScenarioTables, known: set[str]) -> list[Complaint]:
-    """Bounds for classes that no request is of would hold for nobody, unnoticed."""
+    """Refuse bounds for classes that no request is of, which would otherwise have no effect and go unnoticed."""
     named = {} if tables.slo is None else tables.slo.classes
     expected = f"expected one of {', '.join(sorted(known))}" if known else "whose requests have no classes"
     return [
@@ -317,6 +318,6 @@ def _scenario(file: str, tables: ScenarioTables, from_config: tuple[str, ...]) -
 
 
 def _sound(table: T | None) -> T:
-    """A table that has no complaint."""
+    """Return a table that has no complaint."""
     assert table is not None
     return table

@@ -1,7 +1,7 @@
-"""On which line of a TOML file a key stands.
+"""The line of each key in a TOML file.
 
-tomllib gives values without places. This scanner gives places without values: it walks a text that tomllib has already
-accepted, so it need not judge, only keep count. It knows tables, arrays of tables, dotted and quoted keys, inline
+tomllib gives values without lines. This scanner gives lines without values: it walks a text that tomllib has already
+accepted, so it need not validate, only keep count. It knows tables, arrays of tables, dotted and quoted keys, inline
 tables and arrays over several lines. Source: the TOML 1.0 grammar.
 """
 
@@ -12,7 +12,7 @@ import tomllib
 from typing import Final, TypeAlias
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""A place in the document: table keys, and indices into arrays."""
+"""A path in the document: table keys, and indices into arrays."""
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE: Final = re.compile(r"[ \t]*")
@@ -25,7 +25,7 @@ _SCALAR: Final = re.compile(r"[^\s,\]}#]+(?: [0-9][^\s,\]}#]*)?")
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line (from 1) of every table, key and array element of a valid TOML text."""
+    """Return the line (from 1) of every table, key and array element of a valid TOML text."""
     scanner = _Scanner(text)
     scanner.document()
     return scanner.lines
@@ -40,7 +40,7 @@ class _Scanner:
         self._array_lengths: dict[KeyPath, int] = {}
 
     def document(self) -> None:
-        """Statements to the end of the text; a header sets the table that the next ones belong to."""
+        """Scan statements to the end of the text; a header sets the table that the next ones belong to."""
         table: KeyPath = ()
         self._skip(_BLANK)
         while self.position < len(self.text):
@@ -71,7 +71,7 @@ class _Scanner:
         return (*array, index)
 
     def _enter(self, key: KeyPath) -> KeyPath:
-        """A header's key as a path: a name of an array of tables means its last element."""
+        """Return a header's key as a path: a name of an array of tables means its last element."""
         path: KeyPath = ()
         for segment in key:
             path = (*path, segment)
@@ -117,7 +117,7 @@ class _Scanner:
             self._skip(_SCALAR)
 
     def _elements(self, path: KeyPath, closing: str) -> None:
-        """What stands between brackets or braces, with commas between and blanks anywhere."""
+        """Scan the elements between brackets or braces, with commas between and blanks anywhere."""
         self.position += 1
         index = 0
         self._skip(_BLANK)

@@ -1,4 +1,4 @@
-"""On which line of a JSON file a key stands, as `locate.py` says of TOML: of a text that a reader has accepted."""
+"""The line of each key in a JSON file, as `locate.py` has it of TOML: of a text that a reader has accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOKEN: Final = re.compile(rf"(?P<key>{_STRING})\s*:|{_STRING}|[{{}}\[\]]")
 
 
 def json_key_lines(text: str) -> dict[KeyPath, int]:
-    """The line (from 1) of every key that no array is around, the last one's where an object says it twice."""
+    """Return the line (from 1) of every key that is in no array; of a key that an object has twice, the last one's."""
     lines: dict[KeyPath, int] = {}
     around: list[str | int] = []
     line, counted = 1, 0

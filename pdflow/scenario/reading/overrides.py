@@ -17,7 +17,7 @@ from pdflow.scenario.reading.locate import KeyPath
 
 @attrs.frozen
 class Override:
-    """One replacement. `location` is how the author wrote it ("--set pool.decode.tp=2"), for messages. A value None,
+    """One replaced value. `location` is how the author wrote it ("--set pool.decode.tp=2"), for messages. A value None,
     which TOML cannot say but Python can, takes the key away."""
 
     location: str
@@ -54,7 +54,7 @@ def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
 
 
 def _enter(inside: Any, path: KeyPath, segment: str) -> tuple[Any, KeyPath]:
-    """One step down: into a table, into a pool by its name, or into a table that does not exist yet."""
+    """Go one step down: into a table, into a pool by its name, or into a table that does not exist yet."""
     if _names_a_pool(path, inside):
         names = [pool.get("name") for pool in inside if isinstance(pool, dict)]
         if segment not in names:
@@ -76,7 +76,7 @@ def _names_a_pool(path: KeyPath, inside: Any) -> bool:
 
 
 def parse_key(text: str) -> KeyPath:
-    """The parts of a dotted TOML key. Raises MisfitError."""
+    """Return the parts of a dotted TOML key. Raises MisfitError."""
     try:
         table: Any = tomllib.loads(f"{text} = 0")
     except (ValueError, RecursionError):

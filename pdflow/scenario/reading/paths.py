@@ -1,6 +1,6 @@
-"""Which values of a document are paths of files, relative to the scenario's own.
+"""The values of a document that are paths of files, relative to the scenario's own.
 
-Whoever puts a scenario into another folder, or asks which files it stands on, goes through here.
+Moving a scenario to another folder, and finding the files that it depends on, both use this module.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pdflow.scenario.reading.document import is_links_file
 from pdflow.scenario.schema.workload import MODELS
 
 SERVED = ("model", "secret_file", "store_password_file", "tls_cert", "tls_key", "tls_ca")
-"""Of [serve]."""
+"""The keys of [serve] that are paths."""
 
 
 def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """A copy of a sound document with every path changed."""
+    """Return a copy of a sound document with every path changed."""
     changed = copy.deepcopy(dict(document))
     for table, key in _path_entries(changed):
         table[key] = change(table[key])
@@ -25,7 +25,7 @@ def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dic
 
 
 def _path_entries(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The tables that hold a path, each with its key."""
+    """Yield the tables that hold a path, each with its key."""
     trace = document.get("workload", {}).get("trace", {})
     tables = [(trace, "path"), (trace, "dataset"), (document.get("model", {}), "hf_config")]
     tables += [(document.get("transfer", {}), "config")]

@@ -14,7 +14,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def toml_text(document: Mapping[str, Any]) -> str:
-    """The whole text: first what belongs to no table, then table by table."""
+    """Return the whole text: first the keys that belong to no table, then table by table."""
     loose = {key: value for key, value in document.items() if not _has_headers(value)}
     sections = ["".join(_lines(loose))] if loose else []
     for key, value in document.items():
@@ -52,5 +52,5 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """JSON's escapes are TOML's, except that TOML wants DEL escaped."""
+    """Quote a text as TOML: JSON's escapes are TOML's, except that TOML wants DEL escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

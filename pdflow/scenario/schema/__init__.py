@@ -1,1 +1,1 @@
-"""What a scenario file can say: one attrs class per table."""
+"""The schema of scenario files: one attrs class per table."""

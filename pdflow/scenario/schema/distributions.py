@@ -1,4 +1,5 @@
-"""What a scenario can say of something that is drawn: lengths in tokens, times in seconds, numbers of turns.
+"""The distributions that a scenario can name: of lengths in tokens, times in seconds, numbers of turns.
+
 
 How each is drawn is `pdflow/workload/draws.py`.
 """

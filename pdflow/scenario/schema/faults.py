@@ -1,4 +1,4 @@
-"""What [[fault]] and [faults] can say, as attrs classes: one class per kind, one field per key.
+"""The schema of [[fault]] and [faults]: one attrs class per kind, one field per key.
 
 Engines and links are meant by name, with `*` for any part of one: "prefill-0", "decode-*". What the keys of one fault
 must be to each other, and whether its names mean anything, is `validation/faults.py`; with names and times worked out
@@ -28,7 +28,7 @@ Frame: TypeAlias = Literal[
 
 @attrs.frozen(kw_only=True)
 class Timed:
-    """When a fault acts: at a time, again and again, or at random times."""
+    """The times at which a fault acts: once, periodically, or at random."""
 
     at_s: float | None = field(default=None, metadata=field_doc("when it begins", DELAY))
     for_s: float | None = field(default=None, metadata=field_doc("how long it lasts; for good if absent", TIMER))
@@ -44,7 +44,7 @@ class Timed:
 
 @attrs.frozen(kw_only=True)
 class OnLinks(Timed):
-    """Between which engines. All, if nothing is said."""
+    """The engines between which a fault acts; all, if none are given."""
 
     between: tuple[str, ...] | None = field(
         default=None, metadata=field_doc("two engines, `*` for any part of a name: both directions between them")
@@ -233,7 +233,7 @@ FAULT_KINDS: dict[str, type] = {
 
 @attrs.frozen(kw_only=True)
 class Faults:
-    """[faults]: what holds for all faults of the run."""
+    """[faults]: settings of all faults of the run."""
 
     heal_s: float | None = field(
         default=None,

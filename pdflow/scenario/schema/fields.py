@@ -1,4 +1,4 @@
-"""What a scenario key says of itself: one sentence, and the bounds of its value.
+"""The metadata of a scenario key: one sentence, and the bounds of its value.
 
 The converter and the JSON Schema both read this, so that a bound stands in one place. Bounds are data, not attrs
 validators: attrs runs those only once every field of a class has structured, and would hide the second error behind
@@ -24,7 +24,7 @@ class Bound:
     min_length: int | None = None
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is within; what is neither number nor sized is."""
+        """True if `value` is within; a value that is neither number nor sized is."""
         if self.min_length is not None:
             return len(value) >= self.min_length
         if not isinstance(value, (int, float)):
@@ -37,7 +37,7 @@ class Bound:
         )
 
     def expected(self) -> str:
-        """The interval in words: "a number above 0 and at most 1"."""
+        """Return the interval in words: "a number above 0 and at most 1"."""
         if self.min_length is not None:
             return "something that is not empty"
         bounds = []
@@ -68,21 +68,21 @@ TIMER = Bound(at_least=1e-6, at_most=1e6)
 """Seconds of something that comes again and again: below a nanosecond it would never let the clock move on."""
 SCALE = Bound(at_least=1e-6, at_most=1e6)
 SHAPE = Bound(at_least=0.01, at_most=1000)
-"""Of a distribution: beyond these bounds it is a point, or all but never anything."""
+"""The shape of a distribution: beyond these bounds it is a point, or all but never anything."""
 SPAN = Bound(at_least=1, at_most=1e9)
 """Seconds over which something swings."""
 TURNS = Bound(at_least=1, at_most=1000)
-"""Of one session, which is drawn as a whole."""
+"""Turns of one session, which is drawn as a whole."""
 ENGINES = Bound(at_least=1, at_most=10_000)
 NICS = Bound(at_least=1, at_most=64)
 KV_TOKENS = Bound(at_least=1, at_most=1e9)
-"""Of one engine; beyond a billion somebody has mistaken bytes for tokens."""
+"""KV tokens of one engine; more than a billion are bytes mistaken for tokens."""
 
 
 def field_doc(
     doc: str, bound: Bound | None = None, *, key: str | None = None, preset: bool = False, rate: bool = False
 ) -> Mapping[str, Any]:
-    """Metadata of an attrs field.
+    """Return the metadata of an attrs field.
 
     `key` is the TOML key where it differs from the attribute's name (`from` is a Python keyword); `preset` marks a
     value that a preset supplies, which a file therefore need not; `rate` a bandwidth, of which `inf` means unlimited
@@ -92,10 +92,10 @@ def field_doc(
 
 
 def key_of(field: attrs.Attribute[Any]) -> str:
-    """The TOML key of an attrs field."""
+    """Return the TOML key of an attrs field."""
     return field.metadata.get("key") or field.name
 
 
 def seconds_to_ns(seconds: float) -> int:
-    """A duration of the edge as the inside counts it, rounded to the nearest nanosecond."""
+    """Convert a duration in seconds to whole nanoseconds, rounded to the nearest."""
     return round(seconds * 1_000_000_000)

@@ -30,7 +30,7 @@ _PLAIN: Final[Mapping[Any, dict[str, Any]]] = {
 
 
 def schema_json() -> dict[str, Any]:
-    """The JSON Schema of a scenario file, as plain data."""
+    """Return the JSON Schema of a scenario file, as plain data."""
     properties = {key: _table(key, cls) for key, cls in TABLES.items()}
     return {
         "$schema": DIALECT,
@@ -55,7 +55,7 @@ def _table(key: str, cls: Any) -> dict[str, Any]:
 
 
 def _object(cls: type, *, tag: tuple[str, str] | None = None) -> dict[str, Any]:
-    """A table with the keys of an attrs class, and the tag of its kind where it is one of several."""
+    """Return the schema of a table with the keys of an attrs class, and the tag of its kind if it is one of several."""
     hints = get_type_hints(cls)
     properties: dict[str, Any] = {} if tag is None else {tag[0]: {"const": tag[1]}}
     required = [] if tag is None else [tag[0]]
@@ -95,7 +95,7 @@ def _limits(bound: Bound, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(hint: Any) -> dict[str, Any]:
-    """The schema of one type; None in a union is the absence of the key."""
+    """Return the schema of one type; None in a union is the absence of the key."""
     options = tuple(arg for arg in get_args(hint) if arg is not NoneType)
     union = get_origin(hint) in (Union, UnionType)
     if union and len(options) == 1:
@@ -125,14 +125,14 @@ def _tagged(tagged: Tagged) -> dict[str, Any]:
 
 
 def _bare(kind: type) -> dict[str, Any]:
-    """The number that may stand for a kind's only key."""
+    """Return the schema of the number that may stand for a kind's only key."""
     (only,) = attrs.fields(kind)
     schema = _property(only, get_type_hints(kind)[only.name])
     return {key: value for key, value in schema.items() if key != "description"}
 
 
 def _specified(cls: type, kind: Kind) -> dict[str, Any]:
-    """A table that either starts from a preset or says all that has no default."""
+    """Return the schema of a table that either starts from a preset or has every key without a default."""
     schema = _object(cls)
     required = schema.pop("required")
     schema["properties"] = {"preset": {"enum": list(presets(kind))}, **schema["properties"]}

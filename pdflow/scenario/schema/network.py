@@ -1,4 +1,4 @@
-"""What [network] can say: NICs, the control channel, and the links and paths between pools.
+"""The schema of [network]: NICs, the control channel, and the links and paths between pools.
 
 The other tables, and how to read these classes, are in `scenario.py`.
 """

@@ -1,4 +1,4 @@
-"""What [router] can say: who is chosen, in which order legs start, and what comes after a failure.
+"""The schema of [router]: the choice of engines, the order in which legs start, and the retries after a failure.
 
 The other tables, and how to read this class, are in `scenario.py`; what keys must be to each other is in
 `validation/router.py`. What a policy does is in docs/routing.md.
@@ -119,16 +119,16 @@ class RouterConfig:
 
     @property
     def policies(self) -> tuple[Policy, Policy]:
-        """Of the prefill and of the decode engine."""
+        """The policies by which the prefill and the decode engine are chosen."""
         return self.prefill_policy or self.policy, self.decode_policy or self.policy
 
     @property
     def attempts(self) -> int:
-        """Most attempts that may fail of a request."""
+        """The most attempts of a request."""
         return self.max_attempts or (2 if self.on_failure in ("retry", "recompute") else 1)
 
     def reports_every_s(self, transfer: Transfer) -> float | None:
-        """How often engines report: as is said here, or as the method's original has it; None if they do not."""
+        """Return how often engines report to the router: `heartbeat_s`, or as the method's original; None if never."""
         return self.heartbeat_s or METHODS[transfer.method].pipeline_policy(transfer.dialect).heartbeat_s
 
     def __str__(self) -> str:

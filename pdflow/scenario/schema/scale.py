@@ -1,4 +1,4 @@
-"""What [[scale]] can say: how many engines of a pool serve, from an instant on or as the load wants.
+"""The schema of [[scale]]: how many engines of a pool serve, from an instant on or by load.
 
 The other tables, and how to read this class, are in `scenario.py`.
 """
@@ -46,7 +46,7 @@ class Scale:
 
     @property
     def most(self) -> int:
-        """Engines that it may want."""
+        """The most engines that this table can ask for."""
         return self.replicas or self.max_replicas or 0
 
     def __str__(self) -> str:
@@ -58,5 +58,5 @@ class Scale:
 
 
 def most_engines(pool: str, replicas: int, scales: Iterable[Scale]) -> int:
-    """How many engines a pool that begins with so many ever has."""
+    """Return the most engines that a pool with these replicas at the start ever has."""
     return max(replicas, *(scale.most for scale in scales if scale.pool == pool), 0)

@@ -1,4 +1,4 @@
-"""What a scenario file can say, as attrs classes: one class per table, one field per key.
+"""The schema of scenario files: one attrs class per table, one field per key.
 
 It decides names, types, bounds and defaults. What the parts mean together (does the model fit, do the TP sizes divide)
 is `validate.py`; reading files is `load.py`. [workload], [transfer], [network], [router], [serve] and the faults have
@@ -41,7 +41,7 @@ from pdflow.scenario.schema.workload import Workload
 
 @attrs.frozen(kw_only=True)
 class Header:
-    """[scenario]: what the run is called, and where its randomness starts."""
+    """[scenario]: the name of the run, and the seed of its random numbers."""
 
     name: str = field(default="", metadata=field_doc("name of the run; the file's name without .toml if absent"))
     seed: int = field(default=0, metadata=field_doc("seed of every random stream of the run", NOT_NEGATIVE))
@@ -100,7 +100,7 @@ Role: TypeAlias = Literal["prefill", "decode", "aggregated"]
 
 @attrs.frozen(kw_only=True)
 class Pool:
-    """[[pool]]: engines that are alike."""
+    """[[pool]]: a group of identical engines."""
 
     name: str = field(metadata=field_doc("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
     role: Role = field(
@@ -151,12 +151,12 @@ class Pool:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens in one step, which every sequence in it has at least one of."""
+        """The most tokens in one step, of which every sequence in it has at least one."""
         return max(self.max_num_batched_tokens, self.max_num_seqs)
 
     @property
     def leg(self) -> Literal["prefill", "decode"]:
-        """Which of a request's two legs the router sends to its engines. To an aggregated one no other follows."""
+        """The leg of a request that the router sends to its engines. An aggregated engine's is followed by no other."""
         return "decode" if self.role == "decode" else "prefill"
 
 
@@ -171,7 +171,7 @@ class ClassSlo:
 
 @attrs.frozen(kw_only=True)
 class Slo:
-    """[slo]: what each request must meet to count as good."""
+    """[slo]: the bounds that each request must meet to count as good."""
 
     ttft_ms: float | None = field(default=None, metadata=field_doc("time to first token", POSITIVE))
     tpot_ms: float | None = field(default=None, metadata=field_doc("time per output token after the first", POSITIVE))
@@ -201,7 +201,7 @@ class ResolvedScenario:
     scales: tuple[Scale, ...] = ()
     serve: Serve = field(factory=Serve)
     from_config: tuple[str, ...] = ()
-    """What came from the file that `transfer.config` names, in words."""
+    """The values that came from the file that `transfer.config` names, in words."""
 
     @property
     def base_dir(self) -> Path:
@@ -209,5 +209,5 @@ class ResolvedScenario:
         return Path(self.path).parent
 
     def pool(self, name: str) -> Pool:
-        """The pool of that name."""
+        """Return the pool of that name."""
         return next(pool for pool in self.pools if pool.name == name)

@@ -1,4 +1,4 @@
-"""What [serve] can say: where a live cluster listens, what moves its KV, and by what its parts know each other.
+"""The schema of [serve]: a live cluster's addresses, its KV transport, and how its processes authenticate each other.
 `simulate` does not read it.
 
 What an engine computes with is its pool's `engine`: the model of [model] in torch, or nothing, in the time that the
@@ -23,7 +23,7 @@ TTL = Bound(at_least=1, at_most=1e9)
 
 @attrs.frozen(kw_only=True)
 class Serve:
-    """[serve]: a live cluster's places and means."""
+    """[serve]: the addresses, the KV transport and the credentials of a live cluster."""
 
     host: str = field(
         default="127.0.0.1",

@@ -1,4 +1,4 @@
-"""What [transfer] can say: method, dialect and the protocol's timers, whose defaults are those of its own text.
+"""The schema of [transfer]: method, dialect and the protocol's timers, whose defaults are those of PROTOCOL.md.
 
 The other tables, and how to read this class, are in `scenario.py`.
 """
@@ -159,7 +159,7 @@ class Transfer:
     )
 
     def timers(self) -> Timers:
-        """The protocol's durations; what vLLM derives from the lease is derived as there."""
+        """Return the protocol's durations; those that vLLM derives from the lease are derived as there."""
         lease_ns = seconds_to_ns(self.kv_lease_duration_s)
         return Timers(
             lease_ns=lease_ns,

@@ -1,6 +1,6 @@
-"""What [workload] can say: arrival processes, traces, sessions, clients, as attrs classes with one field per key.
+"""The schema of [workload]: arrival processes, traces, sessions, clients, as attrs classes with one field per key.
 
-What can be said of a quantity that is drawn is in `distributions.py`. The other tables, and how to read these classes,
+The distributions of drawn quantities are in `distributions.py`. The other tables, and how to read these classes,
 are in `scenario.py`.
 """
 
@@ -61,7 +61,7 @@ class RampArrival:
 
     @property
     def rate_rps(self) -> float:
-        """What it comes to in the long run."""
+        """The rate in the long run: `to_rps`."""
         return self.to_rps
 
 
@@ -84,7 +84,7 @@ class ClosedArrival:
 
     @property
     def rate_rps(self) -> None:
-        """It has none of its own."""
+        """None: a closed loop has no rate of its own."""
         return
 
 
@@ -93,7 +93,7 @@ Arrival: TypeAlias = PoissonArrival | GammaArrival | ConstantArrival | RampArriv
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """Which columns of a CSV trace say what; at most one of the four that say when."""
+    """The names of a CSV trace's columns; at most one of the four for arrival times."""
 
     arrival_s: str | None = field(default=None, metadata=field_doc("arrival in seconds", NOT_EMPTY))
     arrival_ms: str | None = field(default=None, metadata=field_doc("arrival in milliseconds", NOT_EMPTY))
@@ -114,7 +114,7 @@ class Columns:
 
     @property
     def arrival(self) -> dict[str, str]:
-        """The column that says when, under the key that says its unit; empty if there is none."""
+        """The column of arrival times, under the key that gives its unit; empty if there is none."""
         keys = ("arrival_s", "arrival_ms", "arrival_ns", "arrival_stamp")
         return {key: name for key in keys if (name := getattr(self, key)) is not None}
 
@@ -168,7 +168,7 @@ MODELS = ("mooncake-conversation", "azure-code", "azure-conv")
 
 
 FIRST_TURN, LATER_TURNS = "turn 1", "turn 2+"
-"""Classes of the requests of sessions: those that come back find some of their prompt computed."""
+"""Classes of the requests of sessions: later turns find some of their prompt computed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -196,7 +196,7 @@ class Sessions:
 
 @attrs.frozen(kw_only=True)
 class Client:
-    """[workload.client]: how long clients wait. Who does not wait any longer hangs up, and the request is cancelled."""
+    """[workload.client]: how long clients wait. A client that stops waiting hangs up, and its request is cancelled."""
 
     timeout_s: float | None = field(
         default=None, metadata=field_doc("gives up if the answer is not whole by then", TIMER)
@@ -222,7 +222,7 @@ class Client:
 
 @attrs.frozen(kw_only=True)
 class Workload:
-    """[workload]: who asks for what, and when: an `arrival` process, a `trace`, both, or `like` a model."""
+    """[workload]: the source of requests: an `arrival` process, a `trace`, both, or `like` a model."""
 
     requests: int | None = field(
         default=None,

@@ -1,1 +1,1 @@
-"""What the parts of a scenario must be to each other."""
+"""The rules between the parts of a scenario."""

@@ -1,4 +1,4 @@
-"""What the keys of a fault must be to each other, and to the cluster that it happens to: rules as in `validate`."""
+"""The rules between the keys of a fault, and between a fault and the cluster: rules as in `validate`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pdflow.scenario.schema.scenario import Pool
 
 
 def check_faults(tables: ScenarioTables, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
-    """`pools` is None if they are not all sound: then no name can be judged."""
+    """Check all faults. `pools` is None if they are not all sound: then no name can be checked."""
     heal_s = tables.fault_table.heal_s if tables.fault_table is not None else None
     for index, fault in enumerate(tables.fault_list):
         if fault is None:
@@ -93,7 +93,7 @@ def _crash(path: KeyPath, fault: CrashFault, strict: bool) -> Iterator[Complaint
 
 
 def _reports(tables: ScenarioTables) -> bool:
-    """Whether engines report to the router, as far as that can be said."""
+    """True if engines report to the router, as far as the sound tables show."""
     router, transfer = tables.router, tables.transfer
     return router is None or transfer is None or router.reports_every_s(transfer) is not None
 

@@ -1,4 +1,4 @@
-"""What fits where: the KV capacity of a pool's engines, and whether a workload's longest request can ever be served."""
+"""The KV capacity of a pool's engines and the sizes of its KV blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIDDEN_BYTES_PER_VALUE = 2
 
 
 def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
-    """KV capacity of one engine of the pool, in tokens, a whole number of blocks.
+    """Return the KV capacity of one engine of the pool, in tokens, a whole number of blocks.
 
     `kv_tokens`, where the pool says it, is taken at its word, as vLLM's log line is. Raises ValueError, with a sentence
     for the scenario's author, if not even one block fits.
@@ -28,7 +28,7 @@ def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
 
 
 def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
-    """The geometry of this model's KV in this pool's blocks."""
+    """Return the geometry of this model's KV in this pool's blocks."""
     mla = None if model.mla is None else MlaDims(model.mla.kv_lora_rank, model.mla.qk_rope_head_dim)
     return KvShape(
         num_layers=model.num_layers,
@@ -41,13 +41,13 @@ def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
 
 
 def stored_hidden_bytes(transfer: Transfer, model: ModelSpec) -> int:
-    """Of one token at one rank: what a store keeps beside its KV."""
+    """Return the bytes that a store keeps of one token at one rank beside its KV."""
     method = METHODS[transfer.method]
     hidden = transfer.store_hidden_states or method.pipeline_policy(transfer.dialect).hidden_states
     return model.hidden_size * HIDDEN_BYTES_PER_VALUE if method.stores and hidden else 0
 
 
 def store_block_bytes(model: ModelSpec, pool: Pool, hidden_bytes: int) -> int:
-    """What a node of a store gives for one block of this pool, with so much of each token beside its KV."""
+    """Return the bytes of a block of this pool in a store's node, with `hidden_bytes` per token and rank beside KV."""
     token_bytes = kv_shape_of(model, pool).engine_bytes_per_token(pool.tp) + hidden_bytes * pool.tp
     return token_bytes * pool.block_size

@@ -1,5 +1,5 @@
-"""What a method keeps in GPU memory outside the engine's share must fit there: NCCL groups, and buffers of tensors. And
-what a store keeps must be something."""
+"""The rules for memory that a method keeps in GPUs outside the engine's share, NCCL groups and buffers of tensors, and
+for a store's capacity, at least one block."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pdflow.scenario.validation.fit import store_block_bytes, stored_hidden_byte
 
 
 def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: Sequence[Scale]) -> Iterator[Complaint]:
-    """vLLM's own share holds weights, KV and what a step needs; groups are made later, beside it, with every engine
-    that the other side ever has; or with as many of these as a rank keeps groups.
+    """Check that NCCL groups and buffers fit beside vLLM's own share, which holds weights, KV and what a step needs.
+
+    Groups are made later with every engine that the other side ever has, or with as many as a rank keeps groups.
     """
     method = METHODS[transfer.method]
     if not method.groups:
@@ -49,7 +50,7 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
 
 
 def check_store(transfer: Transfer, model: ModelSpec, pools: list[tuple[KeyPath, Pool]]) -> Iterator[Complaint]:
-    """In a node without room for a block no prompt ever fits, and each would be refused for itself."""
+    """Check that a store's node holds one block: else no prompt ever fits, and each would be refused by itself."""
     pool = next((pool for _, pool in pools if pool.role == "decode"), None)
     if pool is None or not METHODS[transfer.method].stores:
         return

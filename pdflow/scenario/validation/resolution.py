@@ -1,4 +1,4 @@
-"""How long a request may still take once nothing goes wrong any more: a bound, worked out from the timers.
+"""The bound on how long a request may still take once all faults are over, computed from the timers.
 
 In a healed core an attempt ends at the latest by its own deadline at D, in vllm-compat push by D's watchdog; and it may
 have to wait for blocks, which others give back when a lease ends, when a dead peer has been fenced, or, in vllm-compat,
@@ -44,7 +44,7 @@ class Resolution:
 
 
 def resolution_of(scenario: ResolvedScenario) -> Resolution:
-    """For a request that is open when the faults are over, or that comes later."""
+    """Compute the bound for a request that is open when the faults are over, or that comes later."""
     transfer = scenario.transfer
     deadline_s = transfer.deadline_s
     timers = transfer.timers()

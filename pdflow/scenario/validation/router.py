@@ -1,4 +1,4 @@
-"""What the keys of [router] and [[scale]] must be to each other and to the engines: rules as in `validate`."""
+"""The rules between the keys of [router] and [[scale]], and between these and the engines: rules as in `validate`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ONLY_OF = {
     "prefix_memory_tokens": "prefix-aware",
     "affinity_most_load": "session-affinity",
 }
-"""Keys that say something to one policy alone."""
+"""Keys that only one policy reads."""
 
 
 def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequence[Pool] | None) -> Iterator[Complaint]:
-    """`transfer` is None if it is not sound, `pools` if they are not all."""
+    """Check [router]. `transfer` is None if it is not sound, `pools` if they are not all."""
     if transfer is not None and router.silent_after_s is not None:
         yield from _silence(router.silent_after_s, router.reports_every_s(transfer))
     for key, policy in ONLY_OF.items():
@@ -52,7 +52,7 @@ def _silence(silent_after_s: float, every_s: float | None) -> Iterator[Complaint
 
 
 def check_scales(scales: Sequence[Scale | None], pools: Sequence[Pool] | None) -> Iterator[Complaint]:
-    """`pools` is None if they are not all sound: then no name can be judged."""
+    """Check all [[scale]] tables. `pools` is None if they are not all sound: then no name can be checked."""
     for index, scale in enumerate(scales):
         if scale is None:
             continue

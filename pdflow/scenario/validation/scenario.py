@@ -1,4 +1,4 @@
-"""What the parts of a scenario must be to each other; each rule gives complaints and knows nothing of files.
+"""The rules between the parts of a scenario; each rule gives complaints and knows nothing of files.
 
 A rule looks only at parts that are sound by themselves, so one wrong key never hides or invents another complaint.
 Sources of the protocol's rules: PROTOCOL.md 1.4 (TP), 1.5 and C12 (block sizes).
@@ -29,13 +29,13 @@ from pdflow.scenario.validation.serve import check_serve
 from pdflow.scenario.validation.workload import check_longest_request, check_workload
 
 NAME: Final = re.compile(r"[\w.+-]+")
-"""What may be a pool's name: it becomes part of addresses, track names and lines of text."""
+"""The form of a pool's name, which becomes part of addresses, track names and lines of text."""
 
 PlacedPool: TypeAlias = tuple[KeyPath, Pool]
 
 
 def check(tables: ScenarioTables) -> Iterator[Complaint]:
-    """Everything that is wrong between parts that are sound by themselves."""
+    """Yield everything that is wrong between parts that are sound by themselves."""
     pools: list[PlacedPool] = [(("pool", index), pool) for index, pool in enumerate(tables.pools) if pool is not None]
     complete = bool(tables.pools) and None not in tables.pools
     yield from check_workload(tables)
@@ -116,7 +116,7 @@ def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:
 
 
 def _senders(transfer: Transfer, pools: list[PlacedPool]) -> list[PlacedPool]:
-    """Whoever a decode pool gets KV from; a store has the shape of the first decode pool."""
+    """Return the pools that a decode pool gets KV from; a store has the shape of the first decode pool."""
     stores = METHODS[transfer.method].stores
     return _of_role(pools, "prefill") + (_of_role(pools, "decode")[:1] if stores else [])
 

@@ -1,4 +1,4 @@
-"""What [serve] may say, beside what each of its keys may by itself."""
+"""The rules between the keys of [serve] and of [transfer]."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pdflow.scenario.store_url import read_store_url
 
 
 def check_serve(serve: Serve, transfer: Transfer | None) -> Iterator[Complaint]:
-    """A server keeps what is looked for later: blocks of prompts that stay. Methods without a store have no use for it,
-    as for anything else that is said of a store."""
+    """Check a store's URL, and that the store keeps blocks after their prompts end: only these are looked up at a
+    server. Methods without a store ignore the URL, as every other key of a store."""
     if serve.store_url is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""What the keys of [workload] must be to each other, and the longest request to the engines.
+"""The rules between the keys of [workload], and between the longest request and the engines.
 
 As in `validate.py`, a rule looks only at what is sound by itself. Whether a trace's file is what it should be is found
 out by reading it (`load.py`).
@@ -24,7 +24,7 @@ LONGEST_SPAN_S = 1e9
 
 
 def check_workload(tables: ScenarioTables) -> Iterator[Complaint]:
-    """Everything that is wrong within [workload], of keys that are sound by themselves."""
+    """Yield everything that is wrong within [workload], of keys that are sound by themselves."""
     if tables.workload_keys is not None:
         yield from _sources(tables.workload_keys)
     if tables.workload is not None:
@@ -34,7 +34,7 @@ def check_workload(tables: ScenarioTables) -> Iterator[Complaint]:
 
 
 def _sources(keys: frozenset[str]) -> Iterator[Complaint]:
-    """Which keys of [workload] need or forbid which; their values are no matter here."""
+    """Check which keys of [workload] need or forbid which others, whatever their values."""
     sources = [key for key in ("arrival", "trace", "like") if key in keys]
     if not sources:
         yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
@@ -64,7 +64,7 @@ def _sources(keys: frozenset[str]) -> Iterator[Complaint]:
 
 
 def _trace(workload: Workload) -> Iterator[Complaint]:
-    """Which keys of a trace have a meaning for its format, and beside an arrival process."""
+    """Check that a trace's keys have a meaning for its format, and beside an arrival process."""
     trace = workload.trace
     if trace is None:
         return
@@ -85,7 +85,7 @@ def _trace(workload: Workload) -> Iterator[Complaint]:
 
 
 def _span(workload: Workload) -> Iterator[Complaint]:
-    """How long the arrivals take: instants are nanoseconds in 64 bits, so a rate must not be all but 0."""
+    """Check how long the arrivals take: instants are nanoseconds in 64 bits, so a rate must not be all but 0."""
     key: KeyPath = ("workload", "rate_rps")
     rate = workload.rate_rps
     arrival = workload.arrival
@@ -100,7 +100,7 @@ def _span(workload: Workload) -> Iterator[Complaint]:
 
 
 def _first_turn(workload: Workload) -> Iterator[Complaint]:
-    """Every session has one."""
+    """Check that max_context_tokens leaves every session its first turn."""
     sessions, first, answer = workload.sessions, workload.input_tokens, workload.output_tokens
     if sessions is None or sessions.max_context_tokens is None or first is None or answer is None:
         return
@@ -113,7 +113,7 @@ def _first_turn(workload: Workload) -> Iterator[Complaint]:
 
 
 def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool]) -> Iterator[Complaint]:
-    """Every request must fit by itself, or it would wait for ever."""
+    """Check that every request fits an engine by itself, or it would wait for ever."""
     if workload.input_tokens is None or workload.output_tokens is None:
         return
     prompt, whole = _longest(workload.sessions, workload.input_tokens, workload.output_tokens)
@@ -132,7 +132,7 @@ def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool
 
 
 def _longest(sessions: Sessions | None, first: Length, answer: Length) -> tuple[int, int]:
-    """Most tokens of a prompt, and of a prompt with its answer."""
+    """Return the most tokens of a prompt, and of a prompt with its answer."""
     if sessions is None:
         return first.high, first.high + answer.high
     later = sessions.turns.high - 1

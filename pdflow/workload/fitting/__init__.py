@@ -1,1 +1,1 @@
-"""A workload model from a trace."""
+"""The fit of a workload model to a trace."""

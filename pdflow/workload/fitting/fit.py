@@ -1,4 +1,4 @@
-"""A model from any trace: quantiles, probabilities and rates, never a row of it.
+"""The fit of a workload model to any trace: quantiles, probabilities and rates, never a row of it.
 
 Fitted are arrivals (`fit_arrivals`), lengths (quantiles of prompts, and of answers in ten groups of prompts) and
 conversations: a request returns to the last earlier one that holds its deepest shared prefix block. The trace is cut
@@ -23,7 +23,7 @@ from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
 GROUPS = 10
 FEWEST = 100
-"""Requests of which percentiles say something."""
+"""The fewest requests whose percentiles are meaningful."""
 RETURNING = 20
 STRONG = 0.3
 """Cramér's V from which a dependence is worth ten numbers instead of one."""
@@ -36,7 +36,7 @@ class UnfitError(PdflowError):
 
 
 def fit(requests: list[Request]) -> dict[str, Any]:
-    """The figures of one trace. Raises UnfitError if there is too little of it."""
+    """Compute the figures of one trace. Raises UnfitError if it has too few requests."""
     if len(requests) < FEWEST:
         raise UnfitError(f"the trace has {len(requests)} requests, expected at least {FEWEST} to make a model of")
     at = np.array([r.arrival_ns for r in requests], dtype=np.int64)
@@ -55,7 +55,7 @@ def fit(requests: list[Request]) -> dict[str, Any]:
 
 
 def fit_lengths(fresh: list[Request], everyone: list[Request]) -> dict[str, Any]:
-    """Prompt quantiles, and answer quantiles by prompt group."""
+    """Compute prompt quantiles, and answer quantiles by prompt group."""
     prompts = np.array([r.input_tokens for r in fresh])
     answers = np.array([r.output_tokens for r in fresh])
     return {
@@ -66,13 +66,13 @@ def fit_lengths(fresh: list[Request], everyone: list[Request]) -> dict[str, Any]
 
 
 def grouped(values: Floats | Ints, by: Floats | Ints, count: int) -> list[list[float]]:
-    """Quantiles of `values` in groups of equal size, in order of `by`; fewer groups if there are fewer values."""
+    """Return quantiles of `values` in groups of equal size, in order of `by`; fewer groups of fewer values."""
     order = np.argsort(by, kind="stable")
     return [quantiles(values[indices]) for indices in np.array_split(order, min(count, len(order)))]
 
 
 def returns(requests: list[Request]) -> list[int | None] | None:
-    """For each request the one that it returns to, or None; None for a trace without prefixes."""
+    """Return for each request the one that it returns to, or None; None for a trace without prefixes."""
     if not any(request.prefix for request in requests):
         return None
     common = common_blocks(requests)
@@ -86,12 +86,12 @@ def returns(requests: list[Request]) -> list[int | None] | None:
 
 
 def shared_blocks(request: Request, seen: dict[int, int]) -> int:
-    """Leading blocks of a request that were seen before."""
+    """Count the leading blocks of a request that were seen before."""
     return next((i for i, block in enumerate(request.prefix) if block not in seen), len(request.prefix))
 
 
 def common_blocks(requests: list[Request]) -> int:
-    """Leading blocks that nine in ten requests share."""
+    """Count the leading blocks that nine in ten requests share."""
     depth = 0
     while True:
         blocks = Counter(request.prefix[depth] for request in requests if len(request.prefix) > depth)
@@ -101,7 +101,7 @@ def common_blocks(requests: list[Request]) -> int:
 
 
 def fit_conversations(requests: list[Request], parents: list[int | None]) -> dict[str, Any]:
-    """How requests come back, and with what."""
+    """Compute the figures of conversations: how requests return, and the tokens that they add."""
     end = requests[-1].arrival_ns
     child = {parent: index for index, parent in reversed([*enumerate(parents)]) if parent is not None}
 
@@ -132,8 +132,8 @@ def fit_conversations(requests: list[Request], parents: list[int | None]) -> dic
 def _by_prompt(
     first: list[int], prompts: list[int], returned: Container[int], after_s: Callable[[int], tuple[float, bool]]
 ) -> float | list[float]:
-    """How likely first requests are followed by another: one number, or one for each group of prompts where that
-    depends strongly on their length, as it does where only long documents are asked about again."""
+    """Return the probability that a first request is followed by another: one number, or one for each group of prompts
+    where that depends strongly on their length, as it does where only long documents are asked about again."""
     groups = [[first[k] for k in indices] for indices in np.array_split(np.argsort(prompts, kind="stable"), GROUPS)]
     seen = np.array([[sum(i in returned for i in group), len(group)] for group in groups if group], dtype=float)
     returning, sizes = seen[:, 0], seen[:, 1]
@@ -153,8 +153,8 @@ def _last(reached: list[float]) -> float:
 def _continuations(
     requests: list[Request], parents: list[int | None]
 ) -> tuple[list[float], list[int], list[int], list[int]]:
-    """What came back: of edited prompts the share that is left and what follows it, of others the tokens that are new
-    and those of the answer. If all were edited, the answers are theirs."""
+    """Return the figures of returning requests: of edited prompts the share that is kept and the tokens after it, of
+    others the tokens that are new and those of the answer. If all were edited, the answers are theirs."""
     kept, edited, added, answers, to_edited = [], [], [], [], []
     holder: dict[int, int] = {}
     for index, (request, parent) in enumerate(zip(requests, parents, strict=True)):
@@ -172,7 +172,7 @@ def _continuations(
 
 
 def product_limit(waits: Sequence[tuple[float, bool]]) -> tuple[list[float], list[float]]:
-    """Kaplan and Meier's estimate: times of events, and the probability that the event comes by then."""
+    """Return Kaplan and Meier's estimate: times of events, and the probability that the event comes by then."""
     every = np.sort([wait for wait, _ in waits])
     seen, counts = np.unique([wait for wait, seen in waits if seen], return_counts=True)
     at_risk = len(every) - np.searchsorted(every, seen, side="left")

@@ -1,4 +1,4 @@
-"""The arrival process of a trace, as figures: rate, clock steps, batches, and how the rate moves on several scales.
+"""The arrival process of a trace, as figures: rate, clock steps, batches, and the rate's variation on several scales.
 
 Fitted is the index of dispersion of counts (variance / mean) on scales from 10 ms to hours, as far as the trace is ten
 times as long. A rate whose levels are redrawn every w seconds has an autocovariance that falls from v to 0 over w;
@@ -22,10 +22,10 @@ LEVELS = (
     *(0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85),
     *(0.9, 0.925, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995, 1.0),
 )
-"""At which a distribution's values are kept."""
+"""The levels at which a distribution's values are kept."""
 SCALES_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0)
 WINDOWS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 7200.0, 21600.0)
-"""Of levels. Those of more than 600 s only if the trace has four of them."""
+"""Windows of rate levels. Those of more than 600 s only if the trace has four of them."""
 BATCH_S = 0.01
 """Arrivals nearer than this to one another may be of one batch."""
 
@@ -34,13 +34,13 @@ Ints = npt.NDArray[np.int64]
 
 
 def quantiles(values: Sequence[float] | Floats | Ints, digits: int = 0) -> list[float]:
-    """A sample's values at LEVELS, rounded."""
+    """Return a sample's values at LEVELS, rounded."""
     rounded = np.round(np.quantile(np.asarray(values, dtype=float), LEVELS), digits)
     return [float(value) if digits else int(value) for value in rounded]
 
 
 def fit_arrivals(at_ns: Ints) -> dict[str, Any]:
-    """Rate, step, batches and levels of arrivals that don't all come at once."""
+    """Compute rate, step, batches and levels of arrivals that don't all come at once."""
     gaps = np.diff(at_ns)
     step_ns = clock_step_ns(gaps)
     span_ns = int(at_ns[-1] - at_ns[0]) + (step_ns or int(gaps.mean()))
@@ -70,7 +70,7 @@ def fit_arrivals(at_ns: Ints) -> dict[str, Any]:
 
 
 def clock_step_ns(gaps: Ints) -> int:
-    """The step of the trace's clock, if most arrivals share an instant and the others are whole steps apart; else 0."""
+    """Return the trace's clock step, if most arrivals share an instant and the others are whole steps apart; else 0."""
     apart = gaps[gaps > 0]
     if (gaps == 0).mean() <= 0.5 or not len(apart):
         return 0
@@ -80,7 +80,7 @@ def clock_step_ns(gaps: Ints) -> int:
 
 
 def dispersion(at_ns: Ints, scale_ns: int, span_ns: int) -> float:
-    """Variance over mean of counts in windows; only windows that hold something take memory."""
+    """Return variance over mean of the counts in windows; only windows that are not empty take memory."""
     windows = span_ns // scale_ns
     window = at_ns // scale_ns
     counts = np.unique(window[window < windows], return_counts=True)[1].astype(float)
@@ -92,7 +92,7 @@ def dispersion(at_ns: Ints, scale_ns: int, span_ns: int) -> float:
 def fit_levels(
     scales: Floats, measured: Floats, rate: float, floor: float, step_s: float, span_s: float
 ) -> list[tuple[float, float]]:
-    """(window, variance) of the two levels whose product has a dispersion nearest the measured one."""
+    """Return (window, variance) of the two levels whose product has a dispersion nearest the measured one."""
     if not len(scales):
         return []
     best: tuple[float, list[tuple[float, float]]] = (np.inf, [])
@@ -116,8 +116,8 @@ def fit_levels(
 
 
 def spread(scales: Floats, lags: Floats, shares: tuple[Floats, ...], variances: Floats) -> Floats:
-    """Variance of the relative rate, averaged over each scale, times the scale; `shares` is what is left of each
-    level's variance at each lag."""
+    """Return the variance of the relative rate, averaged over each scale, times the scale; `shares` is what is left of
+    each level's variance at each lag."""
     together = np.ones_like(lags)
     for share, variance in zip(shares, variances, strict=True):
         together *= 1 + variance * share
@@ -126,7 +126,8 @@ def spread(scales: Floats, lags: Floats, shares: tuple[Floats, ...], variances: 
 
 
 def gamma_quantiles(variance: float) -> list[float]:
-    """A gamma distribution of mean 1, cut at its 99.9 % point and scaled back to mean 1 as straight lines have it."""
+    """Return quantiles of a gamma distribution of mean 1, cut at its 99.9 % point and scaled back to mean 1 as straight
+    lines have it."""
     shape = 1 / variance
     values = np.array([gamma_quantile(shape, min(level, 0.999)) / shape for level in LEVELS])
     levels = np.array(LEVELS)

@@ -1,4 +1,4 @@
-"""The least value of a function of a few numbers, and quantiles of the gamma distribution: what fitting needs of scipy.
+"""Minimisation of a function of a few numbers, and quantiles of the gamma distribution, so that fitting needs no scipy.
 
 Nelder and Mead (1965) with their coefficients, started and stopped as scipy's `minimize` does, so that figures that
 were fitted with it stay as they are.
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 Point: TypeAlias = npt.NDArray[np.float64]
 TOLERANCE = 1e-4
-"""Of the point and of the value: the search ends when neither differs by more within the simplex."""
+"""Tolerance of point and value: the search ends when neither differs by more within the simplex."""
 
 
 EVALUATIONS = 200
-"""Of the function, for each of its numbers: the search ends with the last of them at the latest."""
+"""The most evaluations of the function per number that it takes; the search ends with the last of them."""
 
 
 class _SpentError(Exception):
@@ -28,7 +28,7 @@ class _SpentError(Exception):
 
 
 def least(function: Callable[[Point], float], start: Point, low: float, high: float) -> tuple[Point, float]:
-    """Where the function is least between bounds, as far as can be found from `start`, and its value there."""
+    """Return the minimum between bounds, as far as it can be found from `start`, and the function's value there."""
     size = len(start)
     left = EVALUATIONS * size
 
@@ -86,7 +86,7 @@ def _sorted(corners: Point, values: Point) -> tuple[Point, Point]:
 
 
 def gamma_quantile(shape: float, level: float) -> float:
-    """The value below which a share `level` of a gamma distribution of that shape and of scale 1 lies."""
+    """Return the value below which a share `level` of a gamma distribution of that shape and of scale 1 lies."""
     if level <= 0.0:
         return 0.0
     low, high = 0.0, shape + 1.0
@@ -104,7 +104,7 @@ def gamma_quantile(shape: float, level: float) -> float:
 
 
 def _gamma_share(shape: float, x: float) -> float:
-    """The regularised incomplete gamma function P: its series, or beyond the mean its continued fraction (Lentz)."""
+    """Compute the regularised incomplete gamma function P: by series, beyond the mean by continued fraction (Lentz)."""
     if x <= 0.0:
         return 0.0
     scale = math.exp(shape * math.log(x) - x - math.lgamma(shape))

@@ -1,4 +1,4 @@
-"""What a workload is like, in a few figures, so that a model can be laid beside the trace it was made from."""
+"""Summary statistics of a workload, by which a model is compared with the trace it was made from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALES_S = (30, 300)
 
 @attrs.frozen
 class Statistics:
-    """Figures of one workload, by name."""
+    """The figures of one workload, by name."""
 
     figures: dict[str, float]
 
@@ -25,7 +25,7 @@ class Statistics:
 
 
 def statistics(requests: Sequence[Request]) -> Statistics:
-    """Rates, burstiness, lengths and prefix sharing of requests in order of arrival."""
+    """Compute rates, burstiness, lengths and prefix sharing of requests in order of arrival."""
     at_s = np.array([request.arrival_ns for request in requests]) / S
     prompts = np.array([request.input_tokens for request in requests])
     answers = np.array([request.output_tokens for request in requests])
@@ -43,7 +43,7 @@ def statistics(requests: Sequence[Request]) -> Statistics:
 
 
 def compare(model: Sequence[Request], trace: Sequence[Request]) -> str:
-    """The figures of a model and of its trace side by side, as a text table."""
+    """Return the figures of a model and of its trace side by side, as a text table."""
     ours, theirs = statistics(model).figures, statistics(trace).figures
     lines = [f"{'':40}{'trace':>12}{'model':>12}{'model/trace':>14}"]
     for name, figure in theirs.items():
@@ -57,7 +57,7 @@ def _shown(figure: float) -> str:
 
 
 def _dispersion(at_s: np.ndarray, scale_s: float) -> float:
-    """Variance over mean of the counts in windows of `scale_s`: 1 for a Poisson process. 0 if there are too few."""
+    """Return variance over mean of the counts in windows of `scale_s`: 1 for a Poisson process, 0 of too few."""
     windows = int(at_s[-1] / scale_s)
     if windows < 2:
         return 0.0
@@ -66,7 +66,7 @@ def _dispersion(at_s: np.ndarray, scale_s: float) -> float:
 
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's, which a few long prompts don't decide alone. 0 if either is constant."""
+    """Return Spearman's rank correlation, which a few long prompts don't decide alone; 0 if either is constant."""
     ranks = [np.searchsorted(np.sort(x), x, side="left") + np.searchsorted(np.sort(x), x, side="right") for x in (a, b)]
     if any(rank.min() == rank.max() for rank in ranks):
         return 0.0
@@ -74,7 +74,7 @@ def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _sharing(requests: Sequence[Request]) -> dict[str, float]:
-    """What a prefix cache without limit would hit: leading blocks that an earlier request has had, too."""
+    """Compute the hits of an unlimited prefix cache: leading blocks that an earlier request has had, too."""
     last_use: dict[int, int] = {}
     blocks, shared, ages = 0, [], []
     for request in requests:

@@ -1,4 +1,4 @@
-"""What a trace's text says of time, as exact nanoseconds on the trace's own clock."""
+"""Parsing of a trace's times to exact nanoseconds on the trace's own clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WHOLE = re.compile(r"\d{1,19}", re.ASCII).fullmatch
 
 
 def instant_ns(stamp: str) -> int | None:
-    """A time stamp in exact ns since 1 March of year 0, in UTC if it names a zone; None if it is none.
+    """Parse a time stamp to exact ns since 1 March of year 0, in UTC if it names a zone; None if it is none.
 
     Written out because `datetime` keeps six decimals and Azure's files have seven.
     """
@@ -46,17 +46,17 @@ def instant_ns(stamp: str) -> int | None:
 
 
 def seconds_ns(text: str) -> int | None:
-    """A decimal number of seconds, to the nearest nanosecond; None if it is none or negative."""
+    """Parse a decimal number of seconds, to the nearest nanosecond; None if it is none or negative."""
     return _scaled(text, S)
 
 
 def milliseconds_ns(text: str) -> int | None:
-    """The same of milliseconds."""
+    """Parse a decimal number of milliseconds, to the nearest nanosecond; None if it is none or negative."""
     return _scaled(text, MS)
 
 
 def nanoseconds_ns(text: str) -> int | None:
-    """A whole number of nanoseconds."""
+    """Parse a whole number of nanoseconds."""
     return int(text) if _WHOLE(text) and int(text) <= MOST_NS else None
 
 
@@ -80,4 +80,4 @@ CLOCKS: Final[Mapping[str, tuple[Callable[[str], int | None], str]]] = {
     "arrival_ns": (nanoseconds_ns, "a whole number of nanoseconds"),
     "arrival_stamp": (instant_ns, "a time such as 2023-11-16 18:17:03.9799600"),
 }
-"""What reads a column of times, by the key that names the column, and what it expects."""
+"""The parser of a column of times, by the key that names the column, and the form that it expects."""

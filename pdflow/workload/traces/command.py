@@ -1,4 +1,4 @@
-"""`pdflow trace`: from a file and what was said of it to a report or a model."""
+"""The commands `pdflow trace`: a report on a trace file, or a model of it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from pdflow.workload.traces.traces import sliced
 
 HERE = Path()
 SEED = 0
-"""Of what a generator draws, to be looked at."""
+"""The seed of a generator's requests when it is described."""
 
 
 class ColumnError(PdflowError):
-    """A --column that says nothing."""
+    """A --column option that is malformed."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 @attrs.frozen(kw_only=True)
 class TraceOptions:
-    """A trace as the command line names it; `columns` are texts KEY=NAME."""
+    """The command line's description of a trace; `columns` are texts KEY=NAME."""
 
     path: str
     form: TraceFormat | None = None
@@ -47,13 +47,13 @@ class TraceOptions:
     end_s: float | None = None
 
     def trace(self) -> Trace:
-        """The trace, its format guessed if need be. Raises TraceError or ColumnError."""
+        """Return the trace, its format guessed if not given. Raises TraceError or ColumnError."""
         trace = trace_of(self.path, self.form, _columns(self.columns), self.dataset)
         return attrs.evolve(trace, start_s=self.start_s, end_s=self.end_s)
 
 
 def described_trace(asked: TraceOptions, as_json: bool) -> str:
-    """The report, or its figures as JSON. Raises TraceError."""
+    """Return the report on a trace, or its figures as JSON. Raises TraceError."""
     trace = asked.trace()
     timed = has_arrival_times(trace, HERE)
     figures = describe(sliced(read_trace(trace, HERE, SEED, timed), trace), timed)
@@ -64,8 +64,8 @@ def described_trace(asked: TraceOptions, as_json: bool) -> str:
 
 
 def modelled_trace(asked: TraceOptions, name: str, title: str | None) -> tuple[str, str]:
-    """A model of it, as the text of its file, and a table of how like the trace a draw of it is. Raises TraceError or
-    UnfitError."""
+    """Return a model of the trace, as the text of its file, and a table that compares a draw of it with the trace.
+    Raises TraceError or UnfitError."""
     trace = asked.trace()
     if not has_arrival_times(trace, HERE):
         raise UnfitError(f"{trace.path} does not say when requests arrive, which a model needs")

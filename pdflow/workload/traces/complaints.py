@@ -1,4 +1,4 @@
-"""What is wrong with the lines of a trace, collected until all of them have been seen."""
+"""The problems of a trace's lines, collected until all lines have been read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from pdflow.errors import Problem, ScenarioError
 
 REPORTED: Final = 20
-"""Problems of one trace that are told one by one; the rest are counted."""
+"""Problems of one trace that are reported one by one; the rest are counted."""
 
 
 class TraceError(ScenarioError):
-    """Lines of a trace make no sense. `problems` has the first of them, `more` is how many others there are."""
+    """Lines of a trace cannot be read. `problems` has the first of them, `more` is the number of others."""
 
     def __init__(self, problems: Iterable[Problem], more: int = 0) -> None:
         super().__init__(problems)
@@ -22,7 +22,7 @@ class TraceError(ScenarioError):
 
 
 class Complaints:
-    """What is wrong with a trace, so far."""
+    """The problems found in a trace so far."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -42,6 +42,6 @@ class Complaints:
             raise TraceError(self.problems, self.more)
 
     def refuse(self, line: int, message: str) -> TraceError:
-        """The error to raise when what follows cannot be read at all."""
+        """Return the error to raise when the rest of the trace cannot be read at all."""
         self.add(line, message)
         return TraceError(self.problems, self.more)

@@ -1,4 +1,4 @@
-"""Traces as tables: a header, then a line for each request. The published formats differ in the names of columns only.
+"""CSV traces: a header, then a line for each request. The published formats differ in the names of columns only.
 
 Sources: Azure, AzurePublicDataset AzureLLMInferenceDataset2023 and 2024 (times with up to nine decimals and perhaps a
 zone). BurstGPT, HPMLL/BurstGPT (seconds since the first day's midnight; a request that failed has 0 response tokens and
@@ -30,13 +30,13 @@ CSV_FORMATS: Final[frozenset[TraceFormat]] = frozenset((*PUBLISHED, "csv"))
 
 _COUNT = re.compile(r"([0-9]{1,9})(?:\.0*)?", re.ASCII).fullmatch
 CLASS: Final = re.compile(r"[\w.+:@/-][\w .+:@/-]{0,63}").fullmatch
-"""What may be a class's name: it stands in tables and in keys of results."""
+"""The form of a class's name, which stands in tables and in keys of results."""
 CLASS_EXPECTED: Final = "expected a name of up to 64 letters, digits, spaces and any of . + : @ / - _"
 _CELL = re.compile(r'\s*(?:"((?:[^"]|"")*)"\s*|([^",]*))(?:,|$)')
 
 
 def columns_of(trace: Trace) -> Columns:
-    """The columns of a CSV trace: those that the scenario names, and for the rest the format's own."""
+    """Return the columns of a CSV trace: those that the scenario names, and for the rest the format's own."""
     own = trace.columns
     published = PUBLISHED.get(trace.format, Columns())
     if own.arrival:
@@ -46,12 +46,12 @@ def columns_of(trace: Trace) -> Columns:
 
 
 def header_cells(line: str) -> list[str]:
-    """The names in a header."""
+    """Return the names in a header."""
     return [name.strip() for name in cells_of(line.removeprefix("\ufeff")) or ()]
 
 
 def cells_of(line: str) -> list[str] | None:
-    """The cells of a line, quotes taken off; None if a quoted one does not end on its line."""
+    """Return the cells of a line, quotes taken off; None if a quoted one does not end on its line."""
     if '"' not in line:
         return line.rstrip("\r\n").split(",")
     text, at, cells = line.rstrip("\r\n"), 0, []
@@ -67,7 +67,7 @@ def cells_of(line: str) -> list[str] | None:
 
 
 def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> Iterator[Row]:
-    """The rows of a CSV trace; without times, if the instants come from elsewhere."""
+    """Yield the rows of a CSV trace; without times, if the instants come from elsewhere."""
     complaints, latest = Complaints(location), None
     numbered = enumerate(lines, start=1)
     header = header_cells(next(numbered, (1, ""))[1])
@@ -101,7 +101,7 @@ def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> 
 
 @attrs.frozen
 class _ColumnIndexes:
-    """Where in a line the columns are; below 0 those that are not asked for."""
+    """The indices of the columns in a line; below 0 for those that are not needed."""
 
     arrival: int
     clock: str
@@ -111,7 +111,7 @@ class _ColumnIndexes:
 
     @staticmethod
     def of(columns: Columns, header: Sequence[str], timed: bool, complaints: Complaints) -> _ColumnIndexes:
-        """Raises TraceError if the header lacks one, or if nobody has said which it is."""
+        """Find the columns in a header. Raises TraceError if the header lacks one, or if no name was given for it."""
         clock, arrival = next(iter(columns.arrival.items()), ("", None)) if timed else ("", None)
         unnamed = [key for key in ("input_tokens", "output_tokens") if getattr(columns, key) is None]
         if timed and arrival is None:
@@ -128,7 +128,7 @@ class _ColumnIndexes:
         return _ColumnIndexes(at, clock, prompt, answer, class_)
 
     def row(self, cells: Sequence[str], header: Sequence[str], complaints: Complaints, number: int) -> Row | None:
-        """One line's row; None, and a complaint, if it is none."""
+        """Return the row of one line; if it is none, return None and add a complaint."""
         at, class_ = 0, ""
         if self.arrival >= 0:
             text = cells[self.arrival].strip()

@@ -1,4 +1,4 @@
-"""What a trace is like: `pdflow trace describe`. Decides which figures, not how they look; that is `described.py`.
+"""The figures of `pdflow trace describe`; their layout is in `described.py`.
 
 Requests stream through; what stays of each is three numbers, and the time of the last use of every prefix block.
 """
@@ -18,15 +18,15 @@ from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 SCALES_S = (1, 10, 60, 300, 3600)
-"""Windows of dispersion; each needs ten of them in the trace."""
+"""Window lengths of dispersion; each needs ten of them in the trace."""
 PEAKS_S = (1, 60)
 PLOTTED = 64
-"""Windows of the rate over time."""
+"""The number of windows in the plot of the rate over time."""
 
 
 @attrs.define
 class _Prefixes:
-    """A cache without limit, in which every request's prefix stays."""
+    """An unlimited prefix cache, in which every request's prefix stays."""
 
     seen: set[int] = attrs.field(factory=set)
     blocks: int = 0
@@ -48,7 +48,7 @@ class _Prefixes:
 
 
 def describe(requests: Iterable[Request], timed: bool) -> dict[str, Any]:
-    """The figures of a trace, as plain data with a fixed order of keys. What does not apply is None."""
+    """Compute the figures of a trace, as plain data with a fixed order of keys. What does not apply is None."""
     at, prompts, answers = array("q"), array("q"), array("q")
     prefixes = _Prefixes()
     classes: dict[str, array[int]] = {}

@@ -1,4 +1,4 @@
-"""A trace's figures as text of at most 80 columns, in plain characters, for a terminal, a pipe or a mail."""
+"""The report on a trace's figures as text of at most 80 columns, in ASCII, for a terminal, a pipe or a mail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROWS = 8
 
 
 def described(title: str, figures: Mapping[str, Any], note: str = "") -> str:
-    """The report of `pdflow trace describe`."""
+    """Return the report of `pdflow trace describe`."""
     return "\n".join(line.rstrip() for line in _lines(title, figures, note)) + "\n"
 
 
@@ -77,7 +77,7 @@ def _classes(classes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plot(rates: Sequence[float], window_s: float) -> Iterator[str]:
-    """Bars of the rate over time, scaled to the highest."""
+    """Yield bars of the rate over time, scaled to the highest."""
     top = max(rates)
     yield f"requests/s over time, one column for {_span(window_s)}"
     for row in range(ROWS, 0, -1):
@@ -104,7 +104,7 @@ def _figure(value: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A stretch of time in the unit that people would say."""
+    """Format a length of time in its usual unit."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

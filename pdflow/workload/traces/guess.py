@@ -1,4 +1,4 @@
-"""Which format a trace is in, by how it begins, where that is certain."""
+"""The format of a trace, guessed from its first lines where that is certain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONVERSATIONS = re.compile(r'\[?\s*\{[^{}]*"conversations"\s*:').match
 
 
 def guess(lines: Sequence[str]) -> TraceFormat | None:
-    """The format of a trace that begins with these lines; None if they don't say."""
+    """Return the format of a trace that begins with these lines; None if that is not certain."""
     text = "".join(lines).removeprefix("\ufeff").lstrip()
     first = text.partition("\n")[0]
     if text.startswith(("{", "[")):

@@ -1,4 +1,4 @@
-"""Traces as JSON: Mooncake's lines, and the datasets of vLLM's benchmark, which are texts.
+"""JSON traces: Mooncake's lines, and the datasets of vLLM's benchmark, which are texts.
 
 Sources: Mooncake, kvcache-ai/Mooncake FAST25-release/traces (`timestamp` in ms, `input_length`, `output_length`,
 `hash_ids`: one id for each 512 tokens of the prompt, the last block partly filled). ShareGPT and custom, vLLM
@@ -45,7 +45,7 @@ _MOONCAKE_EXPECTED = (
 
 
 def mooncake_rows(lines: Iterable[str], location: str) -> Iterator[Row]:
-    """Mooncake's JSON lines, perhaps with a `class` besides."""
+    """Yield the rows of Mooncake's JSON lines, which may have a `class` besides."""
     complaints, latest = Complaints(location), None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -79,7 +79,7 @@ _FIELD = re.compile(r" - at `\$\.(\w+)[^`]*`$")
 
 
 def plain(message: str) -> str:
-    """msgspec's message in this file's words: the field first, and no capital but in a name."""
+    """Rephrase msgspec's message: the field first, and no capital but in a name."""
     field = _FIELD.search(message)
     what = message[: field.start()] if field else message
     if not what.startswith("JSON"):
@@ -102,12 +102,13 @@ Text: TypeAlias = tuple[int, int, str | None]
 
 
 def untimed_rows(texts: Iterable[Text]) -> Iterator[Row]:
-    """What a simulation needs of them."""
+    """Yield the rows of texts, without times: the lengths that a simulation needs."""
     return ((0, prompt, answer, (), "") for prompt, answer, _ in texts)
 
 
 def sharegpt_texts(pieces: Iterable[str], location: str, characters_per_token: float) -> Iterator[Text]:
-    """A JSON array of conversations, or one after the other. `pieces` may end anywhere, in the middle of a word too."""
+    """Yield the texts of conversations, in a JSON array or one after the other. `pieces` may end anywhere, even in the
+    middle of a word."""
     complaints, some = Complaints(location), False
     for line, entry in _values(pieces, complaints):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
@@ -131,7 +132,7 @@ def sharegpt_texts(pieces: Iterable[str], location: str, characters_per_token: f
 
 
 def custom_texts(lines: Iterable[str], location: str, characters_per_token: float) -> Iterator[Text]:
-    """Lines of vLLM's custom dataset."""
+    """Yield the texts of vLLM's custom dataset, one a line."""
     complaints, some = Complaints(location), False
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -179,8 +180,8 @@ _NEAR_END: Final = 16
 
 
 def _values(pieces: Iterable[str], complaints: Complaints) -> Iterator[tuple[int, Any]]:
-    """JSON values one after the other, with the line that each begins on; the brackets of an array around them and the
-    commas between them are passed over. Holds one value and a piece of text at a time."""
+    """Yield JSON values one after the other, with the line that each begins on; the brackets of an array around them
+    and the commas between them are skipped. Holds one value and a piece of text at a time."""
     decode = json.JSONDecoder().raw_decode
     source = iter(pieces)
     text, at, line, enough, ended = "", 0, 1, 1, False

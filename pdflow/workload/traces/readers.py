@@ -1,4 +1,4 @@
-"""The files of this room: traces, and models of traces. Nothing else here reads anything."""
+"""Reading of traces and of workload models. No other module of the package reads files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pdflow.workload.traces.traces import has_times, parse, texts
 LONGEST_LINE: Final = 1 << 20
 """Characters; the longest line of the published traces has 2,000."""
 DATASET_BYTES: Final = 1 << 28
-"""Of a ServeGen client's lengths; the published ones have up to some MB."""
+"""The most bytes of a ServeGen client's lengths; the published ones have up to some MB."""
 
 
 def read_trace(trace: Trace, base_dir: Path, seed: int = 0, timed: bool = True) -> Iterator[Request]:
-    """The requests of a trace, streamed, whole: slices are `traces.sliced`. Of a generator, those that `seed` draws.
+    """Yield all requests of a trace, streamed: slices are `traces.sliced`. Of a generator, those that `seed` draws.
 
     Without `timed` all arrive at 0. Raises TraceError, after the last good line, if any line is bad.
     """
@@ -38,14 +38,14 @@ def read_trace(trace: Trace, base_dir: Path, seed: int = 0, timed: bool = True) 
 
 
 def read_texts(trace: Trace, base_dir: Path) -> Iterator[str | None]:
-    """The prompts of a trace of texts, one for each of its requests; None where it has none. Raises TraceError."""
+    """Yield the prompts of a trace of texts, one for each request; None where it has none. Raises TraceError."""
     path = base_dir / trace.path
     with _opened(path, f"{trace.format} trace") as file:
         yield from (text for _, _, text in texts(_lines(file, trace), str(path), trace))
 
 
 def check_trace(trace: Trace, base_dir: Path, timed: bool = True) -> set[str]:
-    """Read a trace to its end; the classes of its requests. Raises TraceError if any line is bad."""
+    """Read a trace to its end and return the classes of its requests. Raises TraceError if any line is bad."""
     if trace.format == "servegen":
         read_clients(trace, base_dir)
         return set()
@@ -53,7 +53,7 @@ def check_trace(trace: Trace, base_dir: Path, timed: bool = True) -> set[str]:
 
 
 def has_arrival_times(trace: Trace, base_dir: Path) -> bool:
-    """Whether a trace, by its beginning, says when requests arrive. Raises TraceError if it cannot be read."""
+    """True if a trace, by its first lines, has arrival times. Raises TraceError if it cannot be read."""
     if trace.format == "servegen":
         return True
     with _opened(base_dir / trace.path, "trace") as file:
@@ -61,13 +61,13 @@ def has_arrival_times(trace: Trace, base_dir: Path) -> bool:
 
 
 def first_lines(path: Path, number: int = 3) -> list[str]:
-    """The beginning of a trace. Raises TraceError if it cannot be read."""
+    """Return the first lines of a trace. Raises TraceError if it cannot be read."""
     with _opened(path, "trace") as file:
         return [line for _ in range(number) if (line := file.readline(LONGEST_LINE))]
 
 
 def read_clients(trace: Trace, base_dir: Path) -> list[servegen.ServegenClient]:
-    """The clients of a ServeGen trace: one, or all of a folder. Raises TraceError with what is wrong with any file."""
+    """Read the clients of a ServeGen trace: one, or all of a folder. Raises TraceError with any file's problems."""
     path = base_dir / trace.path
     paths = sorted(path.glob("*trace*.csv")) if path.is_dir() else [path]
     if not paths:
@@ -91,7 +91,7 @@ def read_clients(trace: Trace, base_dir: Path) -> list[servegen.ServegenClient]:
 
 
 def load_model(name: str, base_dir: Path = Path()) -> WorkloadModel:
-    """One of MODELS, or a model file. Raises ModelFileError."""
+    """Load one of MODELS, or a model file. Raises ModelFileError."""
     if name in MODELS:
         text = files("pdflow.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")
         return model_of(name, tomllib.loads(text))
@@ -121,12 +121,12 @@ def _lines(file: TextIO, trace: Trace) -> Iterator[str]:
 
 
 def _pieces(file: TextIO) -> Iterator[str]:
-    """Lines, and of longer ones their parts."""
+    """Yield lines, those that are too long in parts."""
     return iter(lambda: file.readline(LONGEST_LINE), "")
 
 
 def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
-    """Lines, none of them cut short. Raises TraceError for one without an end."""
+    """Yield lines, none of them cut short. Raises TraceError for one that is too long."""
     for number, line in enumerate(pieces, start=1):
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
             raise Complaints(location).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
@@ -134,8 +134,8 @@ def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
 
 
 def trace_of(path: str, form: TraceFormat | None, columns: Columns, dataset: str | None = None) -> Trace:
-    """A trace file as the command line names it. Raises TraceError if nobody has said which format it is in, and its
-    beginning does not say either."""
+    """Return the trace that the command line names. Raises TraceError if no format is given and the first lines do not
+    show it."""
     if form is None:
         form = "servegen" if Path(path).is_dir() else guess(first_lines(Path(path)))
     if form is None:

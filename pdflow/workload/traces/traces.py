@@ -1,4 +1,4 @@
-"""Recorded workloads: from lines to requests.
+"""Recorded workloads: conversion of lines to requests.
 
 Decides what all formats have in common; what a line means stands in `csv_rows` and `json_rows`, opening files is
 `readers.py`. Lines stream, so a trace may be larger than memory. A bad line is noted and skipped, and the error at the
@@ -25,7 +25,7 @@ OF_TEXTS: Final[frozenset[TraceFormat]] = frozenset(("sharegpt", "vllm-custom"))
 
 
 def parse(lines: Iterable[str], location: str, trace: Trace, timed: bool = True) -> Iterator[Request]:
-    """The requests of a trace whose lines are given. `location` is its name in errors.
+    """Yield the requests of a trace whose lines are given. `location` is its name in errors.
 
     Without `timed`, all arrive at 0, and lines need not say when. Raises TraceError after the last good line if any was
     bad, or if there was none.
@@ -34,13 +34,13 @@ def parse(lines: Iterable[str], location: str, trace: Trace, timed: bool = True)
 
 
 def texts(lines: Iterable[str], location: str, trace: Trace) -> Iterator[Text]:
-    """The prompts of a trace of texts, with lengths, in the order of its requests. Raises TraceError as `parse`."""
+    """Yield the prompts of a trace of texts, with lengths, in the order of its requests. Raises as `parse`."""
     read = sharegpt_texts if trace.format == "sharegpt" else custom_texts
     return read(lines, location, trace.characters_per_token)
 
 
 def has_times(trace: Trace, first_line: str) -> bool:
-    """Whether a trace that begins like this says when its requests arrive. Whoever names a column for it says so."""
+    """True if a trace with this first line has arrival times, or if the scenario names a column of them."""
     if trace.columns.arrival:
         return True
     if trace.format in CSV_FORMATS:
@@ -68,7 +68,7 @@ def _requests(rows: Iterator[Row]) -> Iterator[Request]:
 
 
 def sliced(requests: Iterator[Request], trace: Trace) -> Iterator[Request]:
-    """Those that the scenario asks for, at the times that it asks for.
+    """Return the requests in the slice that the scenario asks for, with their times scaled.
 
     `start_s` is time 0 of what comes out, and without it the first request that is left."""
     if not trace.skip and trace.start_s is None and trace.end_s is None and trace.time_scale == 1.0:

@@ -1,4 +1,4 @@
-"""`pdflow bench`: sends a workload to a server that answers OpenAI's API, and says how long it took.
+"""`pdflow bench`: sends a workload to a server that answers OpenAI's API, and reports how long it took.
 
-From outside: whoever answers, by whatever means, is seen through its HTTP answers alone.
+The server is observed from outside, through its HTTP answers alone, whatever implements it.
 """

@@ -1,4 +1,4 @@
-"""What a client hears of one streamed answer: when each token came, the text, and how it ended.
+"""The client's record of one streamed answer: when each token came, the text, and how it ended.
 
 A token is counted when its event is here. An event with token ids counts as so many tokens, which came together; one
 without as a single token, as `vllm bench serve` counts, except the event that only opens a chat (a role, and no text).
@@ -21,11 +21,12 @@ LONGEST_REASON: Final = 200
 
 
 class BrokenAnswerError(PdflowError):
-    """The server answered, but not with what was asked for; says in words with what."""
+    """The server answered, but not with what was asked for; the message says with what."""
 
 
 class AnswerReader:
-    """`feed` it the body as it comes; `end` says that nothing more will."""
+    """Reads the body of a streamed answer: call `feed` with each piece as it comes, and `end` when no more will
+    come."""
 
     __slots__ = ("_reported_tokens", "_rest", "done", "finish", "pieces", "prompt_tokens", "times", "token_ids")
 
@@ -35,22 +36,23 @@ class AnswerReader:
         self.pieces: Final[list[str]] = []
         """The text, in pieces."""
         self.token_ids: Final[list[int]] = []
-        """Empty where the server does not tell them."""
+        """Empty where the server does not return them."""
         self.prompt_tokens: int | None = None
         """As the server counts them."""
         self.finish: str | None = None
         self.done = False
-        """The stream has said its last word."""
+        """The end of the stream has come ([DONE])."""
         self._reported_tokens: int | None = None
         self._rest = b""
 
     @property
     def output_tokens(self) -> int:
-        """As the server counts them, or else as they were heard."""
+        """The number of tokens that the server reports, or else the number that was received."""
         return len(self.times) if self._reported_tokens is None else self._reported_tokens
 
     def feed(self, data: bytes, now: int) -> None:
-        """More of the body, which is here now. BrokenAnswerError for what is no answer, or says that there is none."""
+        """Take the next bytes of the body, received at `now`. BrokenAnswerError if they are not an answer, or hold an
+        error."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             raise BrokenAnswerError(f"an event of more than {LONGEST_LINE} bytes")
@@ -59,7 +61,7 @@ class AnswerReader:
                 self._event(line[5:].strip(), now)
 
     def end(self) -> None:
-        """BrokenAnswerError if what came is no whole answer."""
+        """Raise BrokenAnswerError if what came is no whole answer."""
         if not self.times:
             raise BrokenAnswerError("the answer ended without a token")
         if not self.done and self.finish is None:
@@ -128,7 +130,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def refusal(status: int, body: bytes) -> str:
-    """What a server said instead of an answer."""
+    """Return the text of an HTTP error response."""
     try:
         decoded = _decode_any(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -138,12 +140,12 @@ def refusal(status: int, body: bytes) -> str:
 
 
 def error_text(error: Any) -> str:
-    """OpenAI's error object, or whatever stands in its place."""
+    """Return the message of OpenAI's error object, or of whatever stands in its place."""
     message = error.get("message", error) if isinstance(error, dict) else error
     return plain(str(message))
 
 
 def plain(text: str) -> str:
-    """Somebody else's words, as one short line."""
+    """Return a text from the server as one short line."""
     line = formatting.plain(text.replace("\n", " "))
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"

@@ -1,4 +1,4 @@
-"""What the command was asked for: one field per option, named and meant as in `vllm bench serve`, and checked."""
+"""The options of `pdflow bench`: one field each, named and meant as in `vllm bench serve`, and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOODPUT: Final = ("ttft", "tpot", "e2el")
 
 
 class AskedError(PdflowError):
-    """An option that says nothing, or not together with another."""
+    """An option with an invalid value, or one that excludes another option."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -88,7 +88,7 @@ class BenchOptions:
 
     @property
     def quoted(self) -> Quoted:
-        """Which latencies are told, and at which percentiles."""
+        """The latencies that are reported, and their percentiles."""
         names = tuple(name.strip() for name in self.percentile_metrics.split(",") if name.strip())
         for name in names:
             if name not in LATENCIES:
@@ -97,7 +97,7 @@ class BenchOptions:
 
     @property
     def slo(self) -> Slo | None:
-        """Of --goodput."""
+        """The SLO that --goodput gives; None without one."""
         bounds: dict[str, float] = {}
         for text in self.goodput:
             name, colon, value = text.partition(":")
@@ -111,7 +111,7 @@ class BenchOptions:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """Of --extra-body."""
+        """The fields of --extra-body."""
         if self.extra_body is None:
             return {}
         try:
@@ -121,7 +121,7 @@ class BenchOptions:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of --metadata."""
+        """The pairs of --metadata."""
         pairs = [text.partition("=") for text in self.metadata]
         for name, equals, value in pairs:
             if not equals or not name:
@@ -130,7 +130,7 @@ class BenchOptions:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Greedy, unless it says otherwise: two runs then get the same answers."""
+        """The sampling parameters: greedy unless an option says otherwise, so that two runs get the same answers."""
         values = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {"temperature": 0.0} | {name: value for name, value in values.items() if value is not None}
 

@@ -1,5 +1,5 @@
-"""`pdflow bench`: who is asked, what is sent, what it came to. Exit code 0 if any request was answered, 1 if none was;
-130 if it was interrupted, which keeps what there is."""
+"""The command `pdflow bench`: finds the server, sends the workload, reports the results. Exit code 0 if any request was
+answered, 1 if none was; 130 if it was interrupted, which keeps the results so far."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ IDLE_CONNECTIONS = 4_096
 
 
 def bench(command: Sequence[str] = (), **options: Any) -> int:
-    """The command: send, print the report, write the files; the exit code. Options are those of Asked.
+    """Run the command: send, print the report, write the files; return the exit code. Options are those of
+    BenchOptions.
 
     Raises PdflowError for bad input, and where nobody answers.
     """
@@ -70,7 +71,8 @@ def bench(command: Sequence[str] = (), **options: Any) -> int:
 async def measured(
     asked: BenchOptions, plan: BenchPlan, server: RequestTarget, command: Sequence[str] = ()
 ) -> BenchRun:
-    """Everything up to the figures. NoServerError if nobody answers, TraceError for a trace that is none."""
+    """Run the benchmark up to its figures. NoServerError if no server answers, TraceError for a trace that is
+    invalid."""
     client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS)
     ledger = Ledger(RunClock(), keep_texts=asked.save_detailed)
     try:
@@ -94,7 +96,7 @@ async def measured(
 
 
 def load_of(plan: BenchPlan, sender: Sender, form: RequestForm, max_concurrency: int | None) -> Load:
-    """What is sent."""
+    """Return what the run sends: the sessions of the workload, or its single requests."""
     contents, limit = Contents(plan.seed, plan.block_tokens), ConcurrencyLimit(sender, max_concurrency)
     workload = plan.workload
     if workload.sessions is None:
@@ -105,10 +107,8 @@ def load_of(plan: BenchPlan, sender: Sender, form: RequestForm, max_concurrency:
 
 
 async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int) -> None:
-    """Requests that nobody counts, one after the other, each like the first of the run but for its content.
-
-    BrokenAnswerError or UpstreamError if one is not answered.
-    """
+    """Send requests that are not counted, one after the other, each like the first of the run but for its content.
+    BrokenAnswerError or UpstreamError if one is not answered."""
     if not times:
         return
     workload = plan.workload
@@ -120,7 +120,7 @@ async def warm_up(sender: Sender, form: RequestForm, plan: BenchPlan, times: int
 
 
 async def _until_ended_or_interrupted(load: Load, ledger: Ledger, plan: BenchPlan, quiet: bool) -> bool:
-    """True if it was told to stop: SIGINT or SIGTERM ends it at once, requests under way are not waited for."""
+    """Run the load; True if SIGINT or SIGTERM interrupted it, which ends it at once, with requests still under way."""
     interrupted = False
     async with trio.open_nursery() as nursery:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -144,7 +144,7 @@ async def _until_ended_or_interrupted(load: Load, ledger: Ledger, plan: BenchPla
 
 
 class Stdout(Console):
-    """A reader who has seen enough is no error."""
+    """The report's console, to which a reader that closes the pipe is no error."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -152,7 +152,7 @@ class Stdout(Console):
 
 
 def allow_many_connections() -> None:
-    """Each open request has a file descriptor: as many as this process may have at all."""
+    """Raise the limit of file descriptors to the most that this process may have: each open request takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

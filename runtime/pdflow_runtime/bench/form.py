@@ -1,4 +1,5 @@
-"""What is asked of the server, besides the prompt and how many tokens are to answer it: one JSON body per request."""
+"""The JSON body of a request to the server: its prompt, the length of its answer, and the fields that all requests
+share."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CHAT: Final = "/chat/completions"
 
 @attrs.frozen(kw_only=True)
 class RequestForm:
-    """`extra` are fields as they are, which go before ours."""
+    """The fields that all requests of a run share. `extra` are sent as they are, and take precedence over the
+    others."""
 
     path: str
     model: str
@@ -26,11 +28,11 @@ class RequestForm:
 
     @property
     def chat(self) -> bool:
-        """Whether it takes messages, not tokens."""
+        """True if the API takes messages, not tokens."""
         return self.path.rstrip("/").endswith(CHAT)
 
     def body(self, prompt: list[int] | str, max_tokens: int) -> bytes:
-        """One request, streamed, with the server's own counts at its end."""
+        """Return the body of one request, streamed, with the server's own token counts at its end."""
         fields: dict[str, Any] = {"model": self.model}
         if self.chat:
             content = prompt if isinstance(prompt, str) else as_text(prompt)

@@ -1,8 +1,8 @@
-"""What is written down of each request while a run goes on: its record, its tokens' times, how late it was sent.
+"""The bench client's records of a running benchmark: each request's row, its tokens' times, how late it was sent.
 
 A request's arrival is when it was due, not when this process got round to it: where the client is late, the server's
-latencies look worse, never better, and `late_ns` says by how much. With --max-concurrency it arrives when it gets one
-of the places, as in `vllm bench serve`; `queued_ns` is what that took.
+latencies look worse, never better, and `late_ns` says by how much. With --max-concurrency it arrives when it gets a
+slot, as in `vllm bench serve`; `queued_ns` is what that took.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from pdflow_runtime.bench.run_clock import RunClock
 
 
 class Ledger:
-    """Requests by number, in the order in which they were due."""
+    """The requests by number, in the order in which they were due."""
 
     def __init__(self, clock: RunClock, keep_texts: bool = False) -> None:
         self.clock = clock
         self.keep_texts = keep_texts
         self.records = Records()
         self.itls_ns: list[array[int]] = []
-        """Of each completed request what its tokens but the first took; empty of any other."""
+        """The inter-token latencies of each completed request; empty for any other."""
         self.texts: list[str] = []
-        """Of each what was answered, as far as it got, if they are to be kept."""
+        """The text of each answer, as far as it came, if texts are to be kept."""
         self.queued_ns: list[int] = []
         self.late_ns: list[int] = []
-        """Of those that were sent."""
+        """Of each request that was sent: how long after its arrival."""
         self.ended = 0
         self.last_end_ns: Instant = 0
         self.tokens = Steps()
         """Each token of a completed request but its first, as a step of its own."""
         self.recent: list[tuple[Instant, int]] = []
-        """When which request ended, since somebody last took these away to look at."""
+        """The requests that ended, and when, since the progress display last took these away."""
 
     def due(self, at: Instant, request: Request, session: tuple[int, int] | None = None) -> int:
-        """A request's time has come; its number. `session` is its session, and its turn in that, from 1."""
+        """Record that a request is due at `at`; return its number. `session` is its session, and its turn in that, from
+        1."""
         number = self.records.add(at, request.input_tokens, request.output_tokens)
         if request.class_:
             self.records.classify(number, request.class_)
@@ -53,7 +54,7 @@ class Ledger:
         return number
 
     def placed(self, number: int) -> None:
-        """It has got one of --max-concurrency's places."""
+        """Record that the request has got one of --max-concurrency's slots: it arrives now."""
         now = self.clock.now()
         self.queued_ns[number] = now - self.records.arrival_ns[number]
         self.records.arrival_ns[number] = now
@@ -63,7 +64,7 @@ class Ledger:
         self.records.attempts[number] = 1
 
     def over(self, number: int, answer: AnswerReader, outcome: Outcome, reason: str | None = None) -> None:
-        """It has ended; `reason` says why if there is no whole answer."""
+        """Record how the request ended; `reason` says why if there is no whole answer."""
         records = self.records
         records.outcome[number] = outcome
         records.reason[number] = reason

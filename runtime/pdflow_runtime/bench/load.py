@@ -21,24 +21,24 @@ from pdflow_runtime.bench.form import RequestForm
 from pdflow_runtime.bench.sender import Sender
 
 PREPARED_BYTES: Final = 64 << 20
-"""Of bodies that wait to be sent; one is always prepared."""
+"""Most bytes of bodies that wait to be sent; one is always prepared."""
 
 AT_ONCE: Final = 100
-"""Of requests that are due already, as many are sent before anybody else has a turn."""
+"""Of requests that are due already, as many are sent before other tasks have a turn."""
 
 
 class Load(Protocol):
-    """What a run consists of."""
+    """The requests of a run, as `bench` sends them."""
 
     def prepare(self) -> None:
-        """Whatever can be done before the clock runs."""
+        """Prepare what can be prepared before the clock runs."""
 
     async def run(self) -> None:
-        """All of it, once the clock runs."""
+        """Send every request and wait for its answer, once the clock runs."""
 
 
 class ConcurrencyLimit:
-    """--max-concurrency: who is sent must have a place; None are as many as there are requests."""
+    """The limit of --max-concurrency: a request is sent when it has a slot; None: without limit."""
 
     def __init__(self, sender: Sender, most: int | None) -> None:
         self.sender: Final = sender
@@ -46,7 +46,7 @@ class ConcurrencyLimit:
         self._free: Final = None if most is None else trio.Semaphore(most)
 
     async def send(self, number: int, body: bytes, leaves_ns: int) -> AnswerReader:
-        """As soon as there is one."""
+        """Send the request as soon as it has a slot."""
         if self._free is None:
             return await self.sender.send(number, body, leaves_ns)
         await self._free.acquire()
@@ -58,7 +58,8 @@ class ConcurrencyLimit:
 
 
 class Requests:
-    """Requests that know nothing of each other. `texts` has of each what it says, None where that is to be made up."""
+    """Requests that do not depend on each other. `texts` has the text of each prompt, None where it is to be made
+    up."""
 
     def __init__(
         self,

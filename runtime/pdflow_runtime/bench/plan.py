@@ -1,4 +1,4 @@
-"""From options to what is sent: a [workload] as scenario files have it, drawn by the functions of `simulate`.
+"""The plan of a benchmark, made from options: a [workload] as in scenario files, drawn by the functions of `simulate`.
 
 The same seed gives the same requests: the same lengths, at the same instants. vLLM's own generator draws others from
 the same distributions.
@@ -47,7 +47,7 @@ DATASETS: Final = (RANDOM, "sharegpt", CUSTOM, TRACE, *(form for form in get_arg
 
 @attrs.frozen(kw_only=True)
 class BenchPlan:
-    """What is sent, and what the results say of it. Paths in `workload` start at `base_dir`."""
+    """The workload to send, and what the results quote of it. Paths in `workload` start at `base_dir`."""
 
     name: str
     sha256: str
@@ -61,44 +61,45 @@ class BenchPlan:
 
     @property
     def block_tokens(self) -> int:
-        """What one name of its prefixes stands for."""
+        """The number of tokens that one name of a request's prefix stands for."""
         return PREFIX_BLOCK_TOKENS if self.workload.sessions is None else SESSION_BLOCK_TOKENS
 
     @property
     def rate_rps(self) -> float | None:
-        """As the workload says it, if it says one."""
+        """The workload's request rate, if it has one."""
         return rate_of(self.workload, self.base_dir)
 
     @property
     def burstiness(self) -> float | None:
-        """As vLLM says it."""
+        """The burstiness of the arrivals, as vLLM defines it."""
         return burstiness_of(self.workload.arrival)
 
     @property
     def note(self) -> str:
-        """What of the requests is not as it was recorded."""
+        """The ways in which the requests differ from what was recorded."""
         trace = self.workload.trace
         content = "lengths are sent, texts are made up" if self._texts is None else "texts are sent as they are"
         return content if trace is None else "; ".join(filter(None, (trace_note(trace), content)))
 
     @property
     def _texts(self) -> Trace | None:
-        """The trace, if it is one of texts."""
+        """The trace, if it holds texts."""
         trace = self.workload.trace
         return trace if trace is not None and trace.format in OF_TEXTS else None
 
     def texts(self) -> Iterator[str | None]:
-        """Of each request in turn what it says, None where that is to be made up."""
+        """Yield the text of each request in turn, None where it is to be made up."""
         trace = self._texts
         return repeat(None) if trace is None else islice(read_texts(trace, self.base_dir), trace.skip, None)
 
     def requests(self) -> Iterator[Request]:
-        """Of a workload without sessions. Raises TraceError, when the last has been drawn, if lines are bad."""
+        """Yield the requests of a workload without sessions. Raises TraceError, when the last has been drawn, if lines
+        are bad."""
         return requests(self.workload, self.seed, self.base_dir)
 
 
 def plan_of(asked: BenchOptions) -> BenchPlan:
-    """Raises ScenarioError, TraceError or AskedError."""
+    """Return the plan for these options. Raises ScenarioError, TraceError or AskedError."""
     return _of_flags(asked) if asked.scenario is None else _of_scenario(asked, asked.scenario)
 
 
@@ -155,7 +156,8 @@ def _random(asked: BenchOptions) -> Workload:
 
 
 def _recorded(asked: BenchOptions) -> Workload:
-    """A file, read to its end first: at its own instants, unless it has none or a rate is asked for."""
+    """Return the workload of a trace file, which is read to its end first: at its own instants, unless it has none or a
+    rate is asked for."""
     if asked.dataset_name not in DATASETS:
         raise AskedError(f"--dataset-name {asked.dataset_name}: expected one of {', '.join(DATASETS)}")
     if asked.dataset_path is None:
@@ -180,6 +182,7 @@ def _arrival(asked: BenchOptions, count: int) -> Arrival:
 
 
 def _length(tokens: int, ratio: float) -> Length:
-    """As vLLM's random dataset has it: from (1 - ratio) to (1 + ratio) of it, whole tokens, at least one."""
+    """Return the distribution of vLLM's random dataset: from (1 - ratio) to (1 + ratio) times `tokens`, whole tokens,
+    at least one."""
     low, high = max(1, math.floor(tokens * (1 - ratio))), math.ceil(tokens * (1 + ratio))
     return FixedLength(tokens=tokens) if low >= high else UniformLength(low=low, high=high)

@@ -1,5 +1,5 @@
-"""What is seen while requests are sent: how far it is and the last seconds, drawn on a terminal and gone at the end; a
-line now and then where there is none."""
+"""The progress display of a benchmark: how far it is, and the last seconds, drawn on a terminal and removed at the end;
+a line every few seconds where there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LINE_S: Final = 10.0
 
 
 class BenchProgress:
-    """Args: `whole` is how many requests there will be, if that is known."""
+    """Shows the progress of a run. Args: `whole` is how many requests there will be, if that is known."""
 
     def __init__(self, ledger: Ledger, name: str, whole: int | None) -> None:
         self.ledger: Final = ledger
         self.name: Final = name
         self.whole: Final = whole
         self._ended: Final[deque[tuple[Instant, int]]] = deque()
-        """When which request ended, of the window."""
+        """The requests that ended in the window, and when."""
 
     async def show(self, console: Console) -> None:
-        """Until it is cancelled."""
+        """Draw until cancelled."""
         if not console.is_terminal:
             while True:
                 await trio.sleep(LINE_S)
@@ -52,7 +52,7 @@ class BenchProgress:
         return Group(line, Text(last, style="dim"))
 
     def look(self) -> tuple[str, str]:
-        """How far it is, and what the last seconds were like."""
+        """Return how far the run is, and what the last seconds were like."""
         ledger, now = self.ledger, self.ledger.clock.now()
         self._ended.extend(ledger.recent)
         ledger.recent.clear()

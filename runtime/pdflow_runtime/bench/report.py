@@ -1,4 +1,5 @@
-"""What a run comes to: figures, vLLM's file, our folder. The figures are worked out where a simulation's are."""
+"""The results of a benchmark: figures, vLLM's file, our folder. The figures are computed by the code that computes a
+simulation's."""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ WORLD: Final = "live"
 
 @attrs.frozen(kw_only=True)
 class BenchRun:
-    """A run that has ended, or was ended."""
+    """A run that has ended, or was interrupted."""
 
     header: RunHeader
     ledger: Ledger
     metrics: Metrics
     late: Spread
     counted: Sequence[int]
-    """Requests that stand in figures: those that arrived after the warm-up."""
+    """Requests that count in figures: those that arrived after the warm-up."""
 
     @staticmethod
     def of(
@@ -53,11 +54,11 @@ class BenchRun:
         return BenchRun(header=header, ledger=ledger, metrics=metrics, late=late, counted=counted)
 
     def table(self) -> Report:
-        """What is printed."""
+        """Return the report that is printed."""
         return Report(self.header, self.metrics, None, self.late)
 
     def content(self, asked: BenchOptions) -> Mapping[str, Any]:
-        """results.json; its lists can be read once."""
+        """Return the content of results.json; its lists can be read once."""
         ledger, records = self.ledger, self.ledger.records.arriving_from(self.header.warmup_ns)
         seen = ClientMeasurements(
             queue_times_s=(ledger.queued_ns[number] / NS_PER_S for number in self.counted),
@@ -73,7 +74,7 @@ class BenchRun:
             yield [itl / NS_PER_S for itl in self.ledger.itls_ns[number]]
 
     def _samples_ns(self, records: Records) -> dict[str, Any]:
-        """Of completed requests, as metrics.py has them."""
+        """Return the latencies of completed requests, as metrics.py defines them."""
         served = completed(records)
         done = [number for number in self.counted if self.ledger.records.outcome[number] == "completed"]
         queued = np.array([self.ledger.queued_ns[number] for number in done], dtype=np.int64)
@@ -89,7 +90,8 @@ class BenchRun:
         }
 
     def save(self, asked: BenchOptions) -> list[Path]:
-        """Whatever was asked for; the files. Raises OutputError if the disk refuses; no half file is left."""
+        """Write the files that the options name, and return their paths. Raises OutputError if the disk refuses; no
+        half file is left."""
         written = []
         if asked.out is not None:
             folder = Path(asked.out)
@@ -103,7 +105,7 @@ class BenchRun:
         return written
 
     def filename(self) -> str:
-        """As vLLM names it."""
+        """Return the name that vLLM would give the results file."""
         header = self.header
         rate = "inf" if header.request_rate_rps is None else f"{header.request_rate_rps}"
         most = "" if header.max_concurrency is None else f"-concurrency{header.max_concurrency}"
@@ -112,7 +114,7 @@ class BenchRun:
 
 
 def append_result(path: Path, content: Mapping[str, Any]) -> None:
-    """One line of JSON more, as --append-result has it."""
+    """Append the results to the file as one line of JSON, for --append-result."""
     whole = {key: list(value) if isinstance(value, Iterator) else value for key, value in content.items()}
     with guarding(path):
         path.parent.mkdir(parents=True, exist_ok=True)

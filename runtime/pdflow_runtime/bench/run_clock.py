@@ -9,7 +9,7 @@ from pdflow_runtime.clock import deadline_of, now_ns
 
 
 class RunClock:
-    """It stands at 0 until `begin`."""
+    """A clock that reads 0 until `begin`."""
 
     def __init__(self) -> None:
         self._began: int | None = None
@@ -21,9 +21,9 @@ class RunClock:
         return 0 if self._began is None else now_ns() - self._began
 
     def deadline(self, at: Instant) -> float:
-        """The same instant as trio counts it."""
+        """Return this instant as trio counts it, in seconds."""
         return deadline_of((self._began or 0) + at)
 
     async def sleep_until(self, at: Instant) -> None:
-        """At least a checkpoint."""
+        """Sleep until that instant; always a checkpoint."""
         await trio.sleep_until(self.deadline(at))

@@ -1,4 +1,4 @@
-"""Sends one request and hears its answer to the end, or as long as its client would wait."""
+"""Sends one request and reads its answer to the end, or for as long as its client would wait."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pdflow_runtime.http.messages import Headers
 TIMED_OUT: Final = "client timeout"
 NO_FIRST_TOKEN: Final = "client timeout before the first token"
 CANCELLED: Final = "client cancelled"
-"""As the simulation says them (sim/pdflow_sim/clients/client_timeouts.py)."""
+"""In the words of the simulation (sim/pdflow_sim/clients/client_timeouts.py)."""
 ERROR_BYTES: Final = 1 << 16
-"""Of an error, what is read."""
+"""The most that is read of an error."""
 
 
 class RequestTarget(NamedTuple):
-    """Who is asked: an address, the path of an API, and headers that go with every request."""
+    """The server that requests go to: its address, the path of an API, and headers that go with every request."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class RequestTarget(NamedTuple):
 
 
 class ClientDeadline(NamedTuple):
-    """Until when a client waits, and what is said then; None for ever."""
+    """The times until which a client waits, and the reason given then; None: for ever."""
 
     first: tuple[Instant, str] | None
     """For the first token."""
@@ -59,7 +59,7 @@ class ClientDeadline(NamedTuple):
 
 
 class Sender:
-    """Args: `timeouts` is how long clients wait."""
+    """Sends requests to one server. Args: `timeouts` is how long clients wait."""
 
     def __init__(
         self, client: HttpClient, server: RequestTarget, ledger: Ledger, timeouts: Client | None = None
@@ -70,7 +70,7 @@ class Sender:
         self.timeouts: Final = timeouts
 
     async def send(self, number: int, body: bytes, leaves_ns: int = NEVER) -> AnswerReader:
-        """Now; what came of it stands in the ledger, too."""
+        """Send the request now, and return its answer; the outcome is recorded in the ledger, too."""
         ledger, answer, scope = self.ledger, AnswerReader(), trio.CancelScope()
         deadline = ClientDeadline.of(self.timeouts, ledger.records.arrival_ns[number], leaves_ns)
 
@@ -100,9 +100,9 @@ class Sender:
         return inf if until is None else self.ledger.clock.deadline(until[0])
 
     async def ask(self, body: bytes, on_piece: Callable[[bytes], None]) -> None:
-        """`on_piece` is called with each piece of the answer's body.
+        """Send a request, and call `on_piece` with each piece of the answer's body.
 
-        BrokenAnswerError if it is an error instead, UpstreamError if it breaks off.
+        BrokenAnswerError if the answer is an error, UpstreamError if it breaks off.
         """
         host, port, path, headers = self.server
         async with self.client.request("POST", host, port, path, headers, body) as response:

@@ -23,7 +23,8 @@ from pdflow_runtime.bench.load import ConcurrencyLimit
 
 
 class Talk:
-    """Args: `drawn` are sessions in order of beginning, without end; `requests` are sent in all."""
+    """Sends the turns of sessions. Args: `drawn` are sessions in order of beginning, without end; `requests` are sent
+    in all."""
 
     def __init__(
         self,
@@ -42,10 +43,10 @@ class Talk:
         self._contents: Final = contents
         self._form: Final = form
         self._again: Iterator[Session] | None = None
-        """With closed arrivals: what users who have been here say next."""
+        """With closed arrivals: the sessions that users begin after their first."""
 
     def prepare(self) -> None:
-        """Nothing: what later turns say depends on what is answered."""
+        """Do nothing: the prompts of later turns depend on the answers to earlier ones."""
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -60,7 +61,7 @@ class Talk:
                     nursery.start_soon(self._user, turn)
 
     async def _user(self, turn: _TalkTurn) -> None:
-        """One session; with closed arrivals, another one a think time after each."""
+        """Run one session; with closed arrivals, further ones, each a think time after the one before."""
         while True:
             at = await self._session(turn)
             if self._again is None:
@@ -72,7 +73,7 @@ class Talk:
             turn = again
 
     async def _session(self, turn: _TalkTurn) -> Instant:
-        """To its end; when its user comes back."""
+        """Run a session to its end; return the instant at which its user comes back."""
         clock = self.ledger.clock
         conversation = Conversation(self._contents, turn.session.index, self._system_prompt_tokens)
         while True:
@@ -92,7 +93,7 @@ class Talk:
             turn = following
 
     def _turn(self, session: Session, turn_index: int, at: Instant) -> _TalkTurn | None:
-        """It is due; None if it is one too many."""
+        """Record that the turn is due, and return it; None if the requests are used up."""
         if not self._left:
             return None
         self._left -= 1
@@ -104,4 +105,4 @@ class _TalkTurn(NamedTuple):
     session: Session
     turn_index: int
     number: int
-    """Of its request, in the ledger."""
+    """The number of its request in the ledger."""

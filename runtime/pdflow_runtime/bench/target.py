@@ -1,4 +1,4 @@
-"""Who is asked: from options to an address, and whether anybody answers there, by which name of a model."""
+"""The server of a benchmark: from options to its address, whether it answers there, and the name of its model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pdflow_runtime.http.messages import JSON, Header
 
 CHAT_BACKEND: Final = "openai-chat"
 AGAIN_NS: Final = 1 * S
-"""Between two looks whether a server is up yet."""
+"""Time between two checks whether a server is up yet."""
 API_KEY: Final = "OPENAI_API_KEY"
-"""Of the environment, as vLLM's benchmark has it."""
+"""An environment variable, as in vLLM's benchmark."""
 
 
 class NoServerError(PdflowError):
-    """Nobody answers where the requests were to go."""
+    """No server answers at the address that requests were to go to."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -42,7 +42,7 @@ class _ServedModels(msgspec.Struct):
 
 
 def server_of(asked: BenchOptions) -> RequestTarget:
-    """Raises AskedError for what is no place to ask."""
+    """Return the server that the options name. Raises AskedError if they name none."""
     base = asked.base_url or f"http://{_bracketed(asked.host)}:{asked.port}"
     split = urlsplit(base)
     try:
@@ -61,7 +61,8 @@ def server_of(asked: BenchOptions) -> RequestTarget:
 
 
 async def model_of(client: HttpClient, server: RequestTarget, asked: BenchOptions) -> str:
-    """The name to ask for: the one given, or the first that the server tells. NoServerError if none answers."""
+    """Return the model name to ask for: the one given, or the first that the server lists. NoServerError if there is no
+    answer."""
     models = server._replace(path=server.path.partition("/v1/")[0] + "/v1/models")
     until = now_ns() + round(asked.ready_check_timeout_sec * S)
     while True:

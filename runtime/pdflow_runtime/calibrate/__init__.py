@@ -1,1 +1,2 @@
-"""`pdflow calibrate` of a running cluster: what its steps, its links and its messages take, as a scenario says it."""
+"""`pdflow calibrate` of a running cluster: measures its steps, its links and its messages, and writes the results as a
+scenario."""

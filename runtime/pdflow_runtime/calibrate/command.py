@@ -1,5 +1,5 @@
-"""`pdflow calibrate` of a running cluster: it is probed, what its parts note is fetched, and a scenario is written that
-says what was measured."""
+"""The command `pdflow calibrate` of a running cluster: probes it, fetches the event logs of its processes, and writes a
+scenario of what was measured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
 
 BUSY: Final = 0.35
-"""Share of their time that engines work while hops and messages are measured."""
+"""Share of the time for which engines are busy while hops and messages are measured."""
 PLAYED_S: Final = 25.0
 LEAST: Final = 30
 MOST: Final = 300
@@ -41,7 +41,7 @@ MOST: Final = 300
 
 
 def main(file: str, overrides: Sequence[str], url: str | None, out: Path, command: Sequence[str]) -> int:
-    """The exit code. PdflowError for bad input, and where nobody answers."""
+    """Run the command; return the exit code. PdflowError for bad input, and where no cluster answers."""
     edited = edited_of(file, overrides)
     scenario = edited.resolved
     refuse_what_is_not_served(scenario)
@@ -57,14 +57,15 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
 
 
 def edited_of(file: str, overrides: Sequence[str]) -> Scenario:
-    """The scenario with `--set`s, as it is written down again. ScenarioError."""
+    """Return the scenario with its `--set`s, in the form in which it is written down again. ScenarioError."""
     draft = read(file)
     draft.override(overrides, None)
     return Scenario(draft, resolve(draft), {})
 
 
 async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
-    """What came of probing it: first for what steps take, then, with traffic as the scenario has it, for the rest."""
+    """Probe the cluster, and return what was measured: first what steps take, then, with traffic of the scenario, the
+    rest."""
     client = HttpClient(connect_s=10.0)
     server = server_of(asked)
     try:
@@ -82,7 +83,7 @@ async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
 
 
 def steps_of(scenario: ResolvedScenario, pages: Sequence[Page]) -> dict[str, StepFit]:
-    """By pool. ProbeError if there is too little to go by."""
+    """Fit the step times of each pool. ProbeError if there are too few steps."""
     steps = {}
     for pool in scenario.pools:
         engines = engines_of([pool])
@@ -94,7 +95,8 @@ def steps_of(scenario: ResolvedScenario, pages: Sequence[Page]) -> dict[str, Ste
 
 
 def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int) -> Measured:
-    """Steps are of all that was noted, hops and messages of what has been since then."""
+    """Return the measurements: of steps from all that was noted, of hops and messages from the notes since
+    `since_ns`."""
     lately = [page.since(since_ns) for page in pages]
     links = link_values(delays(pages), delays(lately), is_synthetic(scenario))
     api_servers = {
@@ -110,7 +112,7 @@ def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int
 
 
 def show(scenario: ResolvedScenario, measured: Measured, written: Sequence[Path]) -> None:
-    """What came of it."""
+    """Print what was measured, and which files were written."""
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table("pool", "steps", "kinds", "median miss", "p95", "API server, ms", box=None)
     for pool in scenario.pools:

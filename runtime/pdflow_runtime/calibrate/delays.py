@@ -1,4 +1,5 @@
-"""What hops, messages and transfers take, from the notes of all parts: samples in ns, and a scenario's few numbers.
+"""Delays of hops, messages and transfers, from the event logs of all processes: samples in ns, and the few numbers that
+a scenario has for them.
 
 Each is measured between two instants at which the same thing is noted in the simulated world, so that whatever lies
 between them, a process's wake-up or a JSON document that is read, is in the number. Means, for what a busy core adds
@@ -39,7 +40,8 @@ REGISTER: Final = Register.__name__
 
 @attrs.frozen
 class MeasuredTransfer:
-    """One: posting is from when nothing was missing any more until its last descriptor is posted."""
+    """The times of one transfer: posting is from when everything for it was there until its last descriptor was
+    posted."""
 
     nbytes: int
     descriptors: int
@@ -49,7 +51,7 @@ class MeasuredTransfer:
 
 @attrs.frozen(kw_only=True)
 class Delays:
-    """What was seen."""
+    """The samples of each kind of delay."""
 
     hop_ns: Samples
     """From D's first token to where the router passes its piece on."""
@@ -68,7 +70,7 @@ def delays(pages: Sequence[Page]) -> Delays:
 
 
 class _Seen:
-    """Puts the notes of one request, or of one frame, side by side."""
+    """Matches the notes of one request, or of one frame, with each other."""
 
     def __init__(self) -> None:
         self._marks: defaultdict[RequestId, dict[str, Instant]] = defaultdict(dict)
@@ -127,7 +129,8 @@ class _Seen:
 
 
 def _transfer(marks: dict[str, Instant], shards: Sequence[Moved]) -> MeasuredTransfer | None:
-    """Of a prompt. Several ranks move their shards side by side, each over its own links: the largest takes as long."""
+    """Return the transfer of a prompt; None if its notes are incomplete. Several ranks move their shards side by side,
+    each over its own links: the largest shard takes as long as all."""
     if not {"prefill", "xfer_post", "xfer_wire"} <= marks.keys():
         return None
     largest = max(shards, key=lambda shard: shard.nbytes)
@@ -138,7 +141,7 @@ def _transfer(marks: dict[str, Instant], shards: Sequence[Moved]) -> MeasuredTra
 
 @attrs.frozen(kw_only=True)
 class LinkValues:
-    """A `[network]` table's, in seconds and bytes."""
+    """The values of a `[network]` table, in seconds and bytes."""
 
     bandwidth_bytes_per_s: int | None
     latency_s: float
@@ -146,14 +149,15 @@ class LinkValues:
     per_descriptor_s: float
     control_latency_s: float
     handshake_s: float | None
-    """None: nobody has met while it was looked at."""
+    """None: no handshake happened while delays were measured."""
     http_latency_s: float
 
 
 def link_values(whole: Delays, found: Delays, synthetic: bool) -> LinkValues:
-    """`found` is of the traffic that counts; it was not seen there, but in the `whole`, how engines met.
+    """Return the values of the links. `found` are the delays under the traffic that counts; handshakes do not happen in
+    it, so they are taken from `whole`.
 
-    Of `synthetic` engines, whose KV is not as large as it is simulated, its size says nothing.
+    With `synthetic` engines, whose KV is not as large as it is simulated, sizes are ignored.
     """
     posting = [(one.descriptors, one.posting_ns) for one in found.transfers]
     wire = [(one.nbytes, one.wire_ns) for one in found.transfers]
@@ -173,20 +177,20 @@ def link_values(whole: Delays, found: Delays, synthetic: bool) -> LinkValues:
 
 
 def api_server_s(found: Delays, engines: Sequence[EngineId], hop_s: float) -> float:
-    """What a pool's API server takes, beside the hop of HTTP to it."""
+    """Return the time that a pool's API server takes, without the hop of HTTP to it."""
     samples = [ns for engine in engines for ns in found.api_server_ns.get(engine, ())]
     return max(0.0, typical(samples) / S - hop_s)
 
 
 def typical(samples: Sequence[int]) -> float:
-    """The mean of all but the largest; 0 of nothing."""
+    """Return the mean of all samples but the largest; 0 if there are none."""
     kept = sorted(samples)[: max(1, round(len(samples) * KEPT))]
     return max(0.0, fmean(kept)) if kept else 0.0
 
 
 def line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """(y at 0, rise for each x), neither below 0, of the line nearest to what is typical of eight parts of the points,
-    by the squares of its relative errors."""
+    """Fit a line to the points; return (y at x = 0, rise per x), neither below 0. The points are cut into eight groups
+    by x; the line is the nearest to what is typical of each, by the squares of its relative errors."""
     if len({x for x, _ in points}) == 1:
         return typical([y for _, y in points]), 0.0
     ordered = sorted(points, key=lambda point: point[0])

@@ -1,5 +1,5 @@
-"""What was measured, as files: a scenario that says of its cluster what the one that was served says, but for times; a
-cost file for each pool; and the links, for whoever has such links.
+"""The files that a calibration writes: a scenario that describes the same cluster as the one served, with the measured
+times; a cost file for each pool; and the links, for use with other scenarios.
 
 links.toml has the form of the link presets (`scenario/presets/links`): values of a `[network]` table, each with its
 source.
@@ -30,12 +30,13 @@ LINKS_NAME: Final = "links.toml"
 
 
 class UnlikelyError(PdflowError):
-    """What was measured is beyond what a cost file holds."""
+    """The measurements are beyond what a cost file can hold."""
 
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """Of a cluster: by pool the step times, and what an API server takes; the links between all."""
+    """The measurements of a cluster: by pool the step times, and the time of an API server; the links between all
+    engines."""
 
     steps: Mapping[str, StepFit]
     api_server_s: Mapping[str, float]
@@ -45,7 +46,7 @@ class Measured:
 
 
 def write(folder: Path, edited: Scenario, measured: Measured, command: str) -> list[Path]:
-    """All of it; the files. OutputError, ScenarioError, UnlikelyError."""
+    """Write all files, and return their paths. OutputError, ScenarioError, UnlikelyError."""
     make_folder(folder)
     scenario = edited.resolved
     files: dict[Path, str] = {}
@@ -68,7 +69,7 @@ def write(folder: Path, edited: Scenario, measured: Measured, command: str) -> l
 
 
 def _network(edited: Scenario, links: LinkValues) -> dict[str, Any]:
-    """As the scenario has it, but for what was measured: its switches and paths are nobody's who looks from here."""
+    """Return the scenario's table with the measured values: its switches and paths cannot be measured from here."""
     table = edited.document().get("network", {})
     return {key: value for key, value in table.items() if key not in ("nics_per_rank", "slice_bytes")} | values_of(
         links
@@ -76,14 +77,15 @@ def _network(edited: Scenario, links: LinkValues) -> dict[str, Any]:
 
 
 def values_of(links: LinkValues) -> dict[str, Any]:
-    """A live transfer joins blocks that follow each other, and nothing in it waits for a poll."""
+    """Return the values as in a scenario file. A live transfer joins blocks that follow each other, and nothing in it
+    waits for a poll."""
     measured = {name: value for name, value in attrs.asdict(links).items() if value is not None}
     rounded = {name: value if isinstance(value, int) else _round(value) for name, value in measured.items()}
     return {"bandwidth_bytes_per_s": float("inf")} | rounded | {"coalesce": True, "poll": False}
 
 
 def _round(seconds: float) -> float:
-    """To the nanosecond."""
+    """Round to the nanosecond."""
     return round(seconds, 9)
 
 
@@ -100,7 +102,7 @@ def links_text(scenario: ResolvedScenario, measured: Measured, command: str) -> 
 
 
 def cost_of(scenario: ResolvedScenario, pool: Pool, fit: StepFit, command: str) -> CostFile:
-    """The cost file of a pool. Its bar is what was seen of steps that the fit has not seen; of TTFT it says nothing."""
+    """Return the cost file of a pool. Its error bar is that of steps that were not fitted; it says nothing of TTFT."""
     off = fit.kept_out
     cost = attrs.evolve(
         fit.cost,

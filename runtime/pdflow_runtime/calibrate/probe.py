@@ -1,5 +1,5 @@
-"""What is sent to a running cluster so that its engines make steps of all sizes: prompts one by one, short and long,
-and then so many at once that batches fill.
+"""The requests that are sent to a running cluster so that its engines make steps of all sizes: prompts one by one,
+short and long, and then so many at once that batches fill.
 
 Notes are fetched after each round, before later ones push them out.
 """
@@ -34,7 +34,7 @@ SHORT: Final = 256
 """The longest prompt of those that are sent together."""
 TOGETHER: Final = (2, 4, 8, 16, 32)
 MOST_BYTES: Final = 1 << 30
-"""Of all parts' notes: a few MB each."""
+"""The most that is read of all processes' notes: a few MB each."""
 FETCH_EVERY: Final = 8
 """Rounds."""
 FETCH_S: Final = 2.0
@@ -51,13 +51,14 @@ class ProbeError(PdflowError):
 
 @attrs.frozen
 class Round:
-    """Requests that are sent at once: (tokens of the prompt, of the answer) each."""
+    """Requests that are sent at once: each (tokens of the prompt, tokens of the answer)."""
 
     requests: tuple[tuple[int, int], ...]
 
 
 def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
-    """Every engine of each role comes to see each of them, whoever the router chooses."""
+    """Yield the rounds, repeated so that every engine of each role gets prompts of each size, whichever the router
+    chooses."""
     engines = max(pool.replicas for pool in scenario.pools)
     room = min([context_tokens, *(pool.step_tokens for pool in scenario.pools if pool.role != "decode")])
     lengths = [length for length in LENGTHS if length + ALONE_TOKENS <= room]
@@ -73,7 +74,7 @@ def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
 
 
 class Probe:
-    """Of one cluster."""
+    """Sends requests to one cluster, and collects the notes of its processes."""
 
     def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
         self._client: Final = client
@@ -85,7 +86,7 @@ class Probe:
         self._pages: dict[str, Page] = {}
 
     async def send_all(self, rounds: Iterable[Round]) -> None:
-        """Round by round."""
+        """Send the rounds one after the other."""
         for number, each in enumerate(rounds, start=1):
             await self._send(each)
             if number % FETCH_EVERY == 0:
@@ -93,7 +94,7 @@ class Probe:
         await self.fetch()
 
     async def play(self, requests: Sequence[Request]) -> None:
-        """Each at its own instant."""
+        """Send each request at its own instant."""
         begun = now_ns()
         async with trio.open_nursery() as watching:
             watching.start_soon(self.watch)
@@ -112,13 +113,13 @@ class Probe:
             await trio.sleep(FETCH_S)
 
     async def _send(self, probe_round: Round) -> None:
-        """Until all are answered. ProbeError if one is not."""
+        """Send the requests of a round, and wait until all are answered. ProbeError if one is not."""
         async with trio.open_nursery() as nursery:
             for prompt, answer in probe_round.requests:
                 nursery.start_soon(self._ask, self._body(prompt, answer))
 
     def _body(self, prompt: int, answer: int) -> bytes:
-        """Each prompt is another: none is in a cache."""
+        """Return the body of a request with a new prompt each time, so that none is in a cache."""
         self._sent += 1
         return self._form.body(self._contents.made(f"probe/{self._sent}", prompt), answer)
 
@@ -133,7 +134,7 @@ class Probe:
             raise ProbeError(f"{self._at.url} does not answer: {error}") from None
 
     async def fetch(self) -> None:
-        """What all parts have noted since it was asked last."""
+        """Fetch what all processes have noted since the last call."""
         host, port, _, _ = self._at
         try:
             signed = self._signer.sign(ROUTER, "GET", NOTES, b"")
@@ -152,7 +153,8 @@ class Probe:
 
 
 def continued(before: Page, page: Page) -> Page:
-    """What is new of it behind what is known. An engine's next life begins anew, and its clock goes on."""
+    """Append the new notes of a page to the known ones. A restarted engine counts its notes from 0 again; its clock
+    goes on."""
     new = page.noted - before.noted
     if new < 0:
         new = len(page.notes)

@@ -1,4 +1,4 @@
-"""Step times of a pool's engines, as they were noted, in the canonical form of `pdflow.cost.step`.
+"""The step times of a pool's engines, as they were noted, in the canonical form of `pdflow.cost.step`.
 
 What disturbs a step, another process on its core above all, makes it longer and never shorter. So a first fit is to
 medians, of steps that were made of the same; contexts grow by a token with every step, those within a tenth are taken
@@ -29,13 +29,13 @@ KNOTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 ENOUGH: Final = 8
 """Kinds of steps, below which nothing is fitted."""
 STILL_NS: Final = 50_000
-"""Between two steps, if it is longer, an engine has stood still."""
+"""An engine that pauses longer between two steps was idle."""
 FARTHEST: Final = 2.0
 """Beyond so many times what it ought to take, a step says nothing but that it was disturbed."""
 
 
 class TooFewStepsError(ValueError):
-    """Nothing could be said of this pool."""
+    """The steps of a pool are of too few kinds for a fit."""
 
 
 @attrs.frozen
@@ -44,18 +44,18 @@ class StepFit:
     kept_out: Misfit
     steps: int
     kinds: int
-    """Of how many kinds they were."""
+    """The number of kinds among them."""
 
 
 class ObservedStep(NamedTuple):
-    """A step, and whether its engine had stood still."""
+    """A step, and whether its engine was idle before it."""
 
     step: Stepped
     waking: bool
 
 
 def steps_seen(pages: Iterable[Page]) -> list[ObservedStep]:
-    """Of each engine all steps, in their order."""
+    """Return the steps of all engines, those of each in their order."""
     found = []
     for page in pages:
         ended = None
@@ -67,7 +67,7 @@ def steps_seen(pages: Iterable[Page]) -> list[ObservedStep]:
 
 
 def fit_steps(noted: Sequence[ObservedStep]) -> StepFit:
-    """TooFewStepsError if there is not enough to go by."""
+    """Fit a cost to the steps. TooFewStepsError if they are of too few kinds."""
     kinds = compositions(noted)
     if len(kinds) < ENOUGH:
         raise TooFewStepsError(f"its engines have made steps of {len(kinds)} kinds, and {ENOUGH} are needed")
@@ -90,7 +90,7 @@ def _fit(noted: Sequence[ObservedStep]) -> StepCost:
 
 
 def compositions(noted: Iterable[ObservedStep]) -> list[Step]:
-    """Steps that are made of the same as one."""
+    """Group the steps that consist of the same work; return one typical step for each group."""
     kinds: defaultdict[tuple[int, ...], list[Stepped]] = defaultdict(list)
     for step, waking in noted:
         alike = tuple(round(log(total) / ALIKE) if total else -1 for total in (step.attended, step.context))
@@ -106,6 +106,6 @@ def _typical(steps: Sequence[Stepped], waking: bool) -> Step:
 
 
 def _knots(seen: Sequence[int]) -> list[int]:
-    """Of the sizes that were seen those next to KNOTS, from 1 on, so that a straight line is never drawn far."""
+    """Return the observed sizes that are nearest to KNOTS, from 1 on, so that no line is drawn far beyond the data."""
     near = {min(seen, key=lambda size: abs(log(size / knot))) for knot in KNOTS if knot <= 2 * seen[-1]}
     return sorted({1, *near})

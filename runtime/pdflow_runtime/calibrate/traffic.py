@@ -1,4 +1,4 @@
-"""The scenario's own requests, at a rate at which its engines are busy for a share of their time.
+"""The scenario's own requests, at a rate at which its engines are busy for a given share of their time.
 
 Hops and messages take longer where cores have more to do than nothing: they are measured while such traffic goes on.
 """
@@ -27,7 +27,8 @@ TOGETHER: Final = 4
 
 
 def drawn(scenario: ResolvedScenario, count: int, rate_rps: float) -> list[Request]:
-    """The first of its requests, as if each came by itself. TraceError if lines of a trace are bad."""
+    """Return the first `count` requests of the scenario, as if each came by itself. TraceError if lines of a trace are
+    bad."""
     workload = scenario.workload
     if workload.sessions is None:
         arrival = PoissonArrival(rate_rps=rate_rps)
@@ -41,13 +42,13 @@ def drawn(scenario: ResolvedScenario, count: int, rate_rps: float) -> list[Reque
 
 
 def rate_at(scenario: ResolvedScenario, costs: Mapping[str, StepCost], share: float) -> float:
-    """Requests per second that keep the engines of the busiest pool busy for so much of their time."""
+    """Return the requests per second at which the engines of the busiest pool are busy for this share of their time."""
     sample = drawn(scenario, DRAWN, 1.0)
     return share / max(busy_s(pool, costs[pool.name], sample) / pool.replicas for pool in scenario.pools)
 
 
 def busy_s(pool: Pool, cost: StepCost, sample: Sequence[Request]) -> float:
-    """What one request takes of one engine's time, in the mean."""
+    """Return the time for which a request occupies one engine of the pool, in the mean."""
     does = {"prefill": (_prefill_ps,), "decode": (_decode_ps,)}.get(pool.role, (_prefill_ps, _decode_ps))
     return fmean(sum(duration_ps(cost, request) for duration_ps in does) for request in sample) / PS_PER_S
 

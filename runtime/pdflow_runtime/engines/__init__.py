@@ -1,4 +1,5 @@
-"""What computes tokens: a transformer in torch with a paged KV cache, or one that only takes as long as one would."""
+"""The engines that compute tokens: a transformer in torch with a paged KV cache, and a synthetic one that computes
+nothing but takes as long."""
 
 import os
 

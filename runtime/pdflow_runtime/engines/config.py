@@ -1,4 +1,5 @@
-"""A model's shape, from the config.json of a Hugging Face folder: what the Llama family has, and a refusal of the rest.
+"""A model's configuration, read from the config.json of a Hugging Face folder: the Llama family; any other model is
+refused.
 
 Sources: transformers' LlamaConfig and `_compute_llama3_parameters` (modeling_rope_utils.py).
 """
@@ -21,14 +22,15 @@ BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ModelError(PdflowError):
-    """The folder holds no model that can be served. Says which file, and what of it."""
+    """The folder holds no model that can be served. The message says which file, and what of it."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 @attrs.frozen(kw_only=True)
 class RopeScaling:
-    """Llama 3's: long waves are slowed by `factor`, short ones stay, those between are mixed."""
+    """Llama 3's scaling of rotary embeddings: low frequencies are divided by `factor`, high ones stay, those between
+    are mixed."""
 
     factor: float
     low_freq_factor: float
@@ -52,14 +54,15 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
     dtype: str | None
-    """That config.json names, by torch's name; None if it names none that is computed in."""
+    """The dtype that config.json names, by torch's name; None if it names none that is computed in."""
 
     def kv_shape(self, block_size: int, dtype: str) -> KvShape:
         return KvShape(self.num_hidden_layers, self.num_key_value_heads, self.head_dim, BYTES[dtype], block_size)
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raises ModelError if there is none, or it isn't of the family."""
+    """Read the configuration of the model in this folder. Raises ModelError if there is none, or the model is not of
+    the family."""
     path = folder / "config.json"
     raw = read_json(path)
     try:
@@ -124,7 +127,7 @@ def _scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
 
 
 def _eos(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
-    """Of generation_config.json, which knows them all, else of the model's own."""
+    """Return the end-of-sequence tokens of generation_config.json, which has all of them, else those of config.json."""
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.is_file() else None
     if ids is None:

@@ -1,8 +1,8 @@
-"""An answer's text, token by token: whole characters only, and nothing that may be a stop string's beginning.
+"""Incremental detokenization of an answer: whole characters only, and nothing that may be a stop string's beginning.
 
 Tokens are not characters: one may end in the middle of one, and what a token says may depend on its neighbours. So a
-token is always decoded with a few before it, and what is new of that is told; characters that are not whole yet wait
-for the next token. Source of the window: vLLM's detokenizer_utils.py.
+token is always decoded with a few before it, and the new part of that is returned; characters that are not whole yet
+wait for the next token. Source of the window: vLLM's detokenizer_utils.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """Of one answer. `stop`: strings that end it, and are no part of it unless `include_stop`."""
+    """Turns the tokens of one answer into text. `stop`: strings that end it, and are no part of it unless
+    `include_stop`."""
 
     def __init__(self, decoder: Decoder, stop: Sequence[str] = (), include_stop: bool = False) -> None:
         self._decoder: Final = decoder
@@ -30,18 +31,18 @@ class Detokenizer:
         self._include_stop: Final = include_stop
         self._window: list[int] = []
         self._context = 0
-        """Characters of the window's text that are told already."""
+        """Characters of the window's text that have been returned already."""
         self._waiting = ""
         """Text that may be a stop string's beginning."""
         self.stopped: str | None = None
         """The stop string that has come, if one has. The answer is over then."""
 
     def push(self, token: int) -> str:
-        """The text that one more token lets out."""
+        """Add a token, and return the text that can be released now."""
         return self._let_out(self._characters(token))
 
     def flush(self) -> str:
-        """The answer ends here without a stop string: what had been held back."""
+        """End the answer without a stop string, and return the text that was held back."""
         rest = self._waiting + self._decoder.decode(self._window)[self._context :]
         self._waiting, self._window, self._context = "", [], 0
         return rest if self.stopped is None else ""
@@ -73,5 +74,5 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the stop string's first."""
+    """Return how many characters at the end of the text are the stop string's first."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,7 +1,7 @@
-"""What an engine is asked, what it computes in a step, and what comes of it: words that all engines share.
+"""The interface of an engine: what it is given to compute, the work of one step, and the results.
 
-A `Job` is asked for. Of those that the scheduler puts into a step, each gives a `Work`: some of its tokens, where their
-KV goes, and whether the next token is wanted. A `Runner` computes a step; `Token`s are what the caller hears.
+A `Job` is submitted. Of those that the scheduler puts into a step, each gives a `Work`: some of its tokens, where their
+KV goes, and whether the next token is wanted. A `Runner` computes a step; `Token`s are reported to the caller.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Ending: TypeAlias = Literal["stop", "length"]
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How the next token is chosen, and how long the answer may be."""
+    """The parameters by which the next token is chosen, and how long the answer may be."""
 
     max_tokens: int = attrs.field(default=16, validator=validators.ge(1))
-    """What the sequence's `output_tokens` are to begin with."""
+    """The initial value of the sequence's `output_tokens`."""
     temperature: float = attrs.field(default=0.0, validator=validators.ge(0))
     """0: the likeliest token."""
     top_p: float = attrs.field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     top_k: int = attrs.field(default=0, validator=validators.ge(0))
     """0: all."""
     seed: int = 0
-    """What is drawn follows from it and from how far the answer is, from nothing else."""
+    """The sampled token depends on the logits, on this seed and on its index in the answer, on nothing else."""
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """How many of the likeliest tokens to tell with each that is chosen, and how likely; None: nothing of it."""
+    """How many of the likeliest tokens to return with each that is chosen, with their logprobs; None: no logprobs."""
 
 
 GREEDY = Sampling()
@@ -50,14 +50,15 @@ class Job:
     tokens: Seq[int]
     sampling: Sampling = GREEDY
     given: int = 0
-    """How many of the tokens, at their end, are the answer's beginning already: P's, where it has told some. They may
-    be named as late as its KV: `LiveEngine.loaded` looks again."""
+    """How many of the tokens, at their end, are the answer's beginning already: P's, where it has returned some. They
+    may become known as late as its KV: `LiveEngine.loaded` looks again."""
     returns_first_token: bool = False
-    """Of a prompt that is computed for others: the answer's first token is told, too."""
+    """Whether an engine that computes the prompt for another one returns the answer's first token, too."""
 
 
 class Logprobs(Value, frozen=True, gc=False):
-    """The natural logarithm of what the model gives a token, before temperature and top-p; `top`: the likeliest."""
+    """The natural logarithm of a token's probability by the model, before temperature and top-p; `top`: the likeliest
+    tokens."""
 
     chosen: float
     top: tuple[tuple[int, float], ...]
@@ -69,7 +70,7 @@ class Sampled(Value, frozen=True, gc=False):
 
 
 class Token(Value, frozen=True, gc=False):
-    """The next token of a sequence. While this is told, `LiveEngine.finish` makes it the last."""
+    """The next token of a sequence. While this is being reported, `LiveEngine.finish` makes it the last."""
 
     seq: Sequence
     token: int
@@ -86,9 +87,9 @@ class TokenRequest(Value, frozen=True, gc=False):
 
 
 class Work(Value, frozen=True, gc=False):
-    """One sequence's part of a step: compute `tokens`, which stand at the positions from `start` on.
+    """The part of one sequence in a step: compute `tokens`, which stand at the positions from `start` on.
 
-    KV of what comes before is in `blocks` already; theirs goes there.
+    The KV of earlier positions is in `blocks` already; that of `tokens` is written there.
     """
 
     tokens: tuple[int, ...]
@@ -96,21 +97,22 @@ class Work(Value, frozen=True, gc=False):
     blocks: tuple[int, ...]
     token_request: TokenRequest | None
     decodes: bool = False
-    """Whether it is a decoding sequence's one token, for the cost of a step, and no part of a prompt."""
+    """Whether this is the one token of a decoding sequence, not a part of a prompt: steps cost accordingly."""
     loaded: bool = False
-    """Whether KV that was computed elsewhere is looked at here for the first time."""
+    """Whether KV that was computed on another engine is read here for the first time."""
 
 
 LayerDone: TypeAlias = Callable[[int, Instant], None]
-"""Which layer, and when it was there: whoever is told of it may be busy then."""
+"""Called with the layer, and the instant at which it was there: the call itself may come later."""
 
 
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
     async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
-        """What comes of each, in order: a token where one is wanted. May take as long as it likes.
+        """Compute all works; return the sampled token of each, in order, None where none is wanted. May take as long as
+        it likes.
 
-        `layer_done` is told in trio's thread of each layer, in their order, whose KV of this step is in its blocks.
+        `layer_done` is called in trio's thread for each layer, in order, once its KV of this step is in its blocks.
         """
         ...

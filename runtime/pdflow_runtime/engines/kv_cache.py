@@ -1,4 +1,4 @@
-"""An engine's KV cache as tensors over registered memory: where each rank keeps it is `pdflow/layout/descriptors.py`.
+"""An engine's KV cache as tensors over registered memory, laid out for each rank as in `pdflow/layout/descriptors.py`.
 
 All ranks of an engine live in its process. Each keeps the layers and heads that are its own, in a memory of its own, so
 that a transfer sees what it would see of separate ranks; the arithmetic sees all at once, so tokens don't depend on it.
@@ -17,7 +17,7 @@ from pdflow_runtime.engines.shards import shards
 
 
 class KvCache:
-    """`[num_layers, 2, num_blocks, kv_heads, block_size, head_dim]`, in parts by rank."""
+    """The cache `[num_layers, 2, num_blocks, kv_heads, block_size, head_dim]`, divided among the ranks."""
 
     def __init__(
         self, shape: KvShape, memories: Seq[RankMemory], regions: Seq[memoryview | Tensor], dtype: torch.dtype
@@ -38,11 +38,11 @@ class KvCache:
         self._read = [[*{self._shards[rank].heads.start: rank for rank in ranks}.values()] for ranks in kept]
 
     def slot_mapping(self, blocks: Tensor, offsets: Tensor) -> list[Tensor]:
-        """Where to `write` these tokens' KV, in every layer."""
+        """Return the slots to which `write` puts these tokens' KV, in every layer."""
         return [rank.cells(blocks, offsets) for rank in self._ranks]
 
     def write(self, layer: int, slot_mapping: Seq[Tensor], kv: Tensor) -> None:
-        """Put `kv` `[tokens, 2, kv_heads, head_dim]` there."""
+        """Write `kv` `[tokens, 2, kv_heads, head_dim]` to these slots of the layer."""
         for rank in self._written[layer]:
             layers, heads = self._shards[rank]
             shard = kv if len(heads) == kv.shape[2] else kv[:, :, heads.start : heads.stop]
@@ -50,11 +50,11 @@ class KvCache:
             cells.index_copy_(0, slot_mapping[rank], shard.reshape(-1, kv.shape[-1]))
 
     def tables(self, blocks: Tensor) -> list[Tensor]:
-        """Where to `gather` `[sequences, blocks]`, in every layer."""
+        """Return the tables with which `gather` reads `[sequences, blocks]`, in every layer."""
         return [rank.runs(blocks) for rank in self._ranks]
 
     def gather(self, layer: int, tables: Seq[Tensor]) -> Tensor:
-        """`[2, sequences, kv_heads, positions, head_dim]`: a copy."""
+        """Return the layer's KV `[2, sequences, kv_heads, positions, head_dim]`: a copy."""
         shards = [
             self._ranks[rank].gather(layer - self._shards[rank].layers.start, tables[rank])
             for rank in self._read[layer]
@@ -70,8 +70,8 @@ class KvCache:
 
 
 class _Rank:
-    """One rank's bytes as rows. A cell is a head's part of one token's K or V; where a block's cells of one head are
-    neighbours (HND), what is read is rows of all of them."""
+    """The KV memory of one rank as rows. A cell is a head's part of one token's K or V; where a block's cells of one
+    head are neighbours (HND), a row for reading is all of them."""
 
     def __init__(self, memory: RankMemory, region: memoryview | Tensor, dtype: torch.dtype) -> None:
         self.num_layers = memory.num_layers
@@ -94,12 +94,12 @@ class _Rank:
         self._runs = flat.view(-1, self._read * self._width)
 
     def layer(self, layer: int, read: int) -> Tensor:
-        """Rows from this layer's first on: cells, or what is read at once."""
+        """Return the rows from this layer's first on: cells, or rows for reading if `read`."""
         at = layer * self._memory.tensors_per_layer * self._plane // self._memory.cell_bytes
         return self._runs[at // self._read :] if read else self._cells[at:]
 
     def cells(self, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """Rows of cells in the first layer, for `[tokens, 2, heads]`, flat."""
+        """Return the row numbers of cells in the first layer, for `[tokens, 2, heads]`, flat."""
         memory = self._memory
         cell = memory.cell_bytes
         heads = torch.arange(memory.num_heads)
@@ -112,7 +112,8 @@ class _Rank:
         return (within[:, None] + tensors[:, None]).flatten()
 
     def runs(self, blocks: Tensor) -> Tensor:
-        """Rows of what is read at once in the first layer, for `[2, sequences, heads, blocks or positions]`."""
+        """Return the numbers of the rows for reading in the first layer, `[2, sequences, heads, blocks or
+        positions]`."""
         memory = self._memory
         unit = memory.cell_bytes * self._read
         at = blocks[:, None] * (memory.block_stride // unit)

@@ -1,10 +1,11 @@
 """A live engine: pdflow's scheduler composes each step, a runner computes it.
 
-Decides nothing about who runs: that is `pdflow/engine/scheduler.py`, the very one that is simulated, with blocks that
-have names (`named.py`) and a clock that is read. It keeps what simulation has no use for, the tokens.
+Which sequences run is decided by `pdflow/engine/scheduler.py`, the very one that is simulated, with blocks that have
+names (`named.py`) and a clock that is read. The live engine keeps what simulation has no use for, the tokens.
 
-One task runs it; everything is called, and told, in trio's thread. What is told comes in this order: the tokens of a
-step, what its end means (Prefilled, Finished), who is admitted to the next. Whoever is told may call back at once.
+One task runs it; all its methods and callbacks are called in trio's thread. Outputs come in this order: the tokens of
+a step, the outcomes of its end (Prefilled, Finished), the sequences admitted to the next. A callback may call the
+engine at once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pdflow_runtime.engines.prefix import block_names
 
 
 class LayerComputed(Value, frozen=True, gc=False):
-    """The running step has put the KV of this layer into its blocks."""
+    """The running step has written the KV of this layer to its blocks."""
 
     layer: int
     at_ns: Instant
@@ -40,7 +41,7 @@ EngineOutput: TypeAlias = Token | LayerComputed | Outcome
 
 
 class _Answer:
-    """What is known of a sequence beside what the scheduler knows."""
+    """The state of a sequence that the scheduler does not keep: its tokens and its block table."""
 
     __slots__ = ("allocation", "blocks", "first", "job", "prompt", "tokens")
 
@@ -55,7 +56,8 @@ class _Answer:
 
 
 class LiveEngine:
-    """See the module. `on_output` must not wait. `eos`: tokens that end an answer unless it ignores them."""
+    """An engine whose steps the scheduler composes and `runner` computes. `on_output` must not wait. `eos`: tokens that
+    end an answer unless it ignores them."""
 
     def __init__(
         self,
@@ -83,9 +85,9 @@ class LiveEngine:
         self._reporting: Sequence | None = None
         self._held = False
         self.reports_chunks = False
-        """Whether ChunkBegun is told of each part of a prompt that is computed for others, and then LayerComputed."""
+        """Whether ChunkBegun, then LayerComputed, are reported for chunks of prompts computed for another engine."""
         self.stepped: Callable[[Seq[Work], Instant, int], None] | None = None
-        """Told each step that is over, when it began, and how many blocks are not free."""
+        """Called with each step that is over, when it began, and how many blocks are not free."""
         self.settle: Callable[[], None] | None = None
         """Called before a step is composed or completed, for whatever has come before it to be handled before its
         outcomes."""
@@ -93,7 +95,7 @@ class LiveEngine:
     # What the driver tells.
 
     def submit(self, job: Job) -> None:
-        """Queue it. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
+        """Queue the job. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
         seq = job.seq
         if seq.prompt_tokens != len(job.tokens):
             raise ValueError(f"sequence {seq.index} has {len(job.tokens)} tokens, and says {seq.prompt_tokens}")
@@ -102,7 +104,7 @@ class LiveEngine:
         self._bell.set()
 
     def enqueue(self, job: Job) -> EngineRejected | None:
-        """Queue it. The answer, if it can never be computed here."""
+        """Queue the job; return why, if it can never be computed here."""
         try:
             self.submit(job)
         except NeverFitsError as error:
@@ -110,7 +112,7 @@ class LiveEngine:
         return None
 
     def loaded(self, seq: Sequence) -> None:
-        """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
+        """Take an admitted remote sequence whose KV has arrived: it decodes from the next step on."""
         answer = self._answers[seq]
         if answer.job.given:
             answer.tokens[:] = answer.job.tokens
@@ -118,13 +120,13 @@ class LiveEngine:
         self._bell.set()
 
     def finish(self, seq: Sequence) -> None:
-        """The token of it that is being told is its last: `Finished` comes with the end of this step."""
+        """Make the token that is being reported the sequence's last: `Finished` comes with the end of this step."""
         if self._reporting is not seq:
             raise ValueError(f"sequence {seq.index} is to finish with a token, and none of it is being told")
         self._end(seq)
 
     def drop(self, seq: Sequence) -> Dropped:
-        """Abort: nothing of this sequence will be told any more. Says what happened to its blocks."""
+        """Abort the sequence: nothing more of it is reported. Returns what happened to its blocks."""
         answer = self._scheduler.drop(seq, now_ns())
         if answer is not Dropped.NOT_HERE:
             del self._answers[seq]
@@ -132,7 +134,7 @@ class LiveEngine:
         return answer
 
     def release(self, allocation: Allocation) -> None:
-        """Someone else gives blocks back to the pool."""
+        """Release an allocation that the caller has kept after its sequence ended."""
         self.pool.release(allocation)
         self._bell.set()
 
@@ -146,7 +148,7 @@ class LiveEngine:
         self._bell.set()
 
     async def run(self) -> None:
-        """Step by step, for ever. A step that has begun is waited for even when this is cancelled."""
+        """Run step after step, for ever. A step that has begun is waited for even when this is cancelled."""
         while True:
             begun = now_ns()
             # What is told while a step is composed may ring already.
@@ -165,7 +167,8 @@ class LiveEngine:
     # What the driver asks.
 
     def names(self, tokens: Seq[int]) -> tuple[int, ...]:
-        """A sequence's `prefix`: of its prompt, what this engine's pool may remember."""
+        """Return the `prefix` of a sequence with these tokens: the names of the blocks that this engine's pool may
+        remember."""
         if not isinstance(self.pool, CachingPool):
             return ()
         return block_names(tokens, self.pool.span * self.limits.block_size)
@@ -197,7 +200,8 @@ class LiveEngine:
     # A step.
 
     def _compose(self) -> list[tuple[Sequence, Work]]:
-        """Who is in the next step, with what. Nobody: there is nothing to do until the bell rings."""
+        """Compose the next step, and report the outcomes of that. Empty: there is nothing to do until the bell
+        rings."""
         if self.settle is not None:
             self.settle()
         now = now_ns()
@@ -259,7 +263,8 @@ class LiveEngine:
             self._on_output(outcome)
 
     def _append_token(self, seq: Sequence, sampled: Sampled, now: int) -> None:
-        """A token: the scheduler hears of it, too, if it is the last one."""
+        """Append a sampled token to its sequence and report it. A stop token ends the sequence for the scheduler,
+        too."""
         answer = self._answers[seq]
         answer.tokens.append(sampled.token)
         self.generated_tokens += 1

@@ -1,4 +1,5 @@
-"""What a step frees, the next one has again: glibc gives large pieces back to the kernel at once, unless told not to.
+"""Settings of glibc's malloc that keep freed memory in the process: by default glibc returns large pieces to the kernel
+at once.
 
 A step's scores and contexts are megabytes, each for a moment. To have their pages anew, zeroed, each time takes longer
 than to compute with them: 32 sequences at 1,000 tokens take 2.3 times as long (benchmarks/engine_speed.py).
@@ -12,11 +13,11 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_MAX: Final = -4
 M_ARENA_MAX: Final = -8
-"""Of malloc.h."""
+"""From malloc.h."""
 
 
 def keep_what_is_freed() -> None:
-    """For the whole process, which is an engine's: its memory stays as large as it once had to be."""
+    """Keep freed memory for the whole process, which is an engine's: it stays as large as it once had to be."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

@@ -37,24 +37,24 @@ CONTEXT_BYTES: Final = 2**22
 
 @attrs.frozen(kw_only=True, eq=False)
 class Attending:
-    """Rows of a step that attend together: of one sequence, as many as there are, or of several one each."""
+    """Rows of a step that attend together: several rows of one sequence, or one row of each of several."""
 
     rows: slice
     sequences: int
     tables: Seq[Tensor]
-    """Where their contexts are: whole tiles."""
+    """The tables of their contexts, in whole tiles."""
     beyond: Tensor
-    """What each may not see: `[sequences, 1, group * tokens, positions]`."""
+    """The mask of positions that each may not see: `[sequences, 1, group * tokens, positions]`."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class StepInput:
-    """Rows of all sequences, one after the other: `[rows]` each. What is padded beyond them goes nowhere."""
+    """The rows of all sequences in a step, one after the other: `[rows]` each. Padding beyond them is not used."""
 
     tokens: Tensor
     positions: Tensor
     slot_mapping: Seq[Tensor]
-    """Where their KV goes."""
+    """The slots that their KV is written to."""
     attending: Seq[Attending]
     logits_indices: Tensor
     """Rows whose logits are wanted."""
@@ -71,8 +71,8 @@ class Llama:
 
     @torch.inference_mode()
     def forward(self, step: StepInput, cache: KvCache, written: Callable[[int], None] | None = None) -> Tensor:
-        """Logits `[len(logits_indices), vocab]`, in float32 or better; the rows' KV is then in the cache. `written` is
-        called with each layer whose KV is."""
+        """Return the logits `[len(logits_indices), vocab]`, in float32 or better; the rows' KV is then in the cache.
+        `written` is called with each layer whose KV is."""
         weights, eps = self.weights, self.config.rms_norm_eps
         x = F.embedding(_padded(step.tokens), weights.embedding)
         positions = _padded(step.positions)
@@ -107,17 +107,18 @@ class Llama:
 
 
 def context_blocks(positions: int, block_size: int) -> int:
-    """How many blocks to gather for a context, so that it is whole tiles."""
+    """Return how many blocks to gather for a context, so that it is whole tiles."""
     return -(-(-(-positions // TILE) * TILE) // block_size)
 
 
 def beyond(reaches: Tensor, group: int, length: int) -> Tensor:
-    """Of `[sequences, tokens]` positions, each token's own, what lies beyond them; see `Attending`."""
+    """Return the mask of `Attending.beyond` for `reaches`, each token's own position `[sequences, tokens]`."""
     return torch.arange(length).gt(reaches.repeat(1, group)[:, None, :, None])
 
 
 def _attended(q: Tensor, kv: Tensor, batch: Attending) -> Tensor:
-    """`q` `[rows, heads, head_dim]` over `kv` `[2, sequences, kv_heads, positions, head_dim]`."""
+    """Return the attention of `q` `[rows, heads, head_dim]` over `kv` `[2, sequences, kv_heads, positions,
+    head_dim]`."""
     sequences, (rows, heads, width) = batch.sequences, q.shape
     _, _, kv_heads, _, _ = kv.shape
     length = batch.beyond.shape[-1]
@@ -154,13 +155,15 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` `[rows, heads, head_dim]`, halves against each other, as Hugging Face's weights want it."""
+    """Apply rotary embeddings to `x` `[rows, heads, head_dim]`, halves against each other, as Hugging Face's weights
+    want it."""
     low, high = x.chunk(2, -1)
     return torch.addcmul(x * cos, torch.cat((high, low), -1), sin)
 
 
 def _rotations(config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Cosine and sine `[positions, 1, head_dim]` of every position and wave; the sine of the lower half negative."""
+    """Return cosine and sine `[positions, 1, head_dim]` of every position and wave; the sine of the lower half is
+    negative."""
     width, scaling = config.head_dim, config.rope_scaling
     waves = 1.0 / config.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     if scaling is not None:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 
 def block_names(tokens: Seq[int], span_tokens: int, salt: bytes = b"") -> tuple[int, ...]:
-    """One name for each full block of `span_tokens` tokens."""
+    """Return a name for each full block of `span_tokens` tokens."""
     names = []
     before = salt
     for start in range(0, len(tokens) - span_tokens + 1, span_tokens):

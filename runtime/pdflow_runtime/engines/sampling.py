@@ -1,4 +1,4 @@
-"""From logits to tokens: the likeliest, or one drawn among the likely; and what the model thought of it.
+"""Sampling: from logits to tokens, greedy or random, with their logprobs.
 
 What is drawn depends on the logits, the request's seed and how far its answer is: no generator has a state that the
 company in a batch, or a preemption, could move. As vLLM does, temperature comes first, then top-k, then top-p, and
@@ -17,7 +17,7 @@ from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, TokenRequest
 
 
 def sample(logits: Tensor, token_requests: Seq[TokenRequest]) -> list[Sampled]:
-    """One token for each row of `[token_requests, vocab]`."""
+    """Return a token for each row of `[token_requests, vocab]`."""
     likeliest = logits.argmax(-1).tolist()
     sampled = []
     for row, (token_request, greedy) in enumerate(zip(token_requests, likeliest, strict=True)):
@@ -28,7 +28,7 @@ def sample(logits: Tensor, token_requests: Seq[TokenRequest]) -> list[Sampled]:
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) for the answer's `index`th token."""
+    """Return a number in [0, 1) for the answer's `index`th token."""
     digest = blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
@@ -49,7 +49,8 @@ def _drawn(logits: Tensor, sampling: Sampling, index: int) -> int:
 
 
 def _at(reached: Tensor, drawn: float) -> int:
-    """Whose share of the whole that number falls in."""
+    """Return the index whose share of the cumulated probabilities `reached` the number `drawn`, from [0, 1), falls
+    in."""
     found = int(torch.searchsorted(reached, drawn * float(reached[-1]), right=True))
     return min(found, len(reached) - 1)
 

@@ -1,4 +1,4 @@
-"""Which layers and heads each rank of an engine keeps, all ranks of all pipeline stages in one process."""
+"""The layers and heads that each rank of an engine keeps, with all ranks of all pipeline stages in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Shard(NamedTuple):
 
 
 def shards(shape: KvShape, memories: Seq[RankMemory]) -> list[Shard]:
-    """One for each memory, which stand as ranks do: stage by stage, and in each by TP rank."""
+    """Return a shard for each memory. Memories are in the order of ranks: stage by stage, and in each by TP rank."""
     # Each layer is kept by the TP ranks of its stage.
     tp = sum(memory.num_layers for memory in memories) // shape.num_layers
     stages = stage_layers(shape.num_layers, len(memories) // tp)

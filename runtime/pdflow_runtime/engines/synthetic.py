@@ -30,13 +30,14 @@ MASK: Final = 2**64 - 1
 START: Final = 0x9E3779B97F4A7C15
 """The tag before the first token."""
 WRONG: Final = 0xA5A5A5A5A5A5A5A5
-"""What a tag is turned by where KV is wrong."""
+"""The number that a tag is XORed with where KV is wrong."""
 SPECIAL: Final = 2
 """Tokens that no answer has: a model's first ones begin and end texts."""
 
 
 class SyntheticRunner:
-    """`regions`: each rank's registered memory, in whose bytes its `RankMemory` counts."""
+    """A runner whose steps take as long as `cost` says. `regions`: each rank's registered memory, in whose bytes its
+    `RankMemory` counts."""
 
     def __init__(
         self, cost: StepCost, shape: KvShape, memories: Seq[RankMemory], regions: Seq[memoryview], vocab_size: int
@@ -81,7 +82,7 @@ class SyntheticRunner:
         return Sampled(token, logprobs)
 
     def _tags(self, work: Work) -> list[int]:
-        """The tag before this work's tokens, as the KV has it, and then theirs."""
+        """Return the tag before this work's tokens, as the KV has it, and then those of the tokens."""
         tags = [START]
         start = work.start
         if start:
@@ -98,7 +99,8 @@ class SyntheticRunner:
         return int(self._views[0][0, 0, work.blocks[at], 0, offset, 0]) ^ int(self._salts[0][0, 0, 0])
 
     def _fit(self, work: Work, positions: Any) -> bool:
-        """Whether all layers and heads say the same at these positions, and neighbours of each other."""
+        """True if all layers and heads hold the same tags at these positions, and each tag follows from its
+        neighbour."""
         blocks = np.array(work.blocks)[positions // self._block_size]
         offsets = positions % self._block_size
         tags: Any = None
@@ -130,7 +132,7 @@ def _mixed(number: int) -> int:
 
 
 def _salts(shard: Shard, tensors: int) -> Any:
-    """`[layers, tensors, heads]`: a number of each layer, K or V and head, whichever rank keeps it."""
+    """Return `[layers, tensors, heads]`: a number for each layer, K or V and head, whichever rank keeps it."""
     numbers = [
         [[_mixed((layer << 20) + (tensor << 16) + head + 1) for head in shard.heads] for tensor in range(tensors)]
         for layer in shard.layers
@@ -139,7 +141,7 @@ def _salts(shard: Shard, tensors: int) -> Any:
 
 
 def _word_view(memory: RankMemory, region: memoryview) -> Any:
-    """`[layers, tensors, blocks, heads, block_size, 2]`: the first words of each cell of a rank."""
+    """Return a view `[layers, tensors, blocks, heads, block_size, 2]` of the first words of each cell of a rank."""
     cell, tensors = memory.cell_bytes, memory.tensors_per_layer
     planes = [memory.plane_address(layer, tensor, 0) for layer in range(memory.num_layers) for tensor in range(tensors)]
     step = planes[1] - planes[0] if len(planes) > 1 else 0

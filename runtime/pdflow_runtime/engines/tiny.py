@@ -55,13 +55,13 @@ is nothing left to say or there are as many of them as somebody has asked for. W
 whoever comes next, and the next request is never far: it may even begin with the same words, and then its first blocks
 are there already. Hello, world! How are you today? Once upon a time there was a small model that had learned nothing.
 """
-"""What the tokenizer's merges are learned from."""
+"""The text that the tokenizer's merges are learned from."""
 GAIN: Final = 1.5
-"""Of every projection: its outputs are this times as large as its inputs."""
+"""The gain of every projection: its outputs are this times as large as its inputs."""
 
 
 def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """The folder, with such a model in it; what is there already stays. `changes`: to its config.json.
+    """Write such a model to the folder, unless one is there, and return the folder. `changes`: to its config.json.
 
     Raises ModelError for a vocabulary that has not even all bytes.
     """
@@ -94,7 +94,8 @@ def _write(folder: Path, seed: int, config: dict[str, Any]) -> None:
 
 
 def _tokenizer(size: int) -> Tokenizer:
-    """Bytes, and what merges of them the text is good for; then words that no text becomes, but tokens do."""
+    """Return a tokenizer of bytes and of the merges learned from TEXT; the other ids are words that no text is encoded
+    to, but that tokens decode to."""
     tokenizer = Tokenizer(BPE())
     pieces = ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer, tokenizer.decoder = pieces, Bytes()

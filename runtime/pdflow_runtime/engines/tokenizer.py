@@ -1,6 +1,6 @@
 """Text to tokens and back, and chats to prompts: tokenizer.json and the chat template of a Hugging Face folder.
 
-Templates are code of strangers: they run in jinja2's sandbox.
+Templates are untrusted code: they run in jinja2's sandbox.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pdflow_runtime.engines.config import ModelError, read_json
 
 
 class ChatError(ValueError):
-    """The chat cannot be made a prompt: there is no template, or it refuses these messages."""
+    """The chat cannot be made a prompt: the model has no template, or the template refuses these messages."""
 
 
 class Tokenizer:
-    """Of one model. Raises ModelError if the folder has none."""
+    """The tokenizer of one model. Raises ModelError if the folder has none."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -38,24 +38,25 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Tokens that it knows; the model may have room for more."""
+        """The number of tokens of the vocabulary; the model may have room for more."""
         return self._pieces.get_vocab_size()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """`special`: whether the model's own first token is put before a text, as its files say."""
+        """Return the tokens of a text. `special`: whether the model's own first token is put before it, as its files
+        say."""
         # A batch, as the library lets others have their turn meanwhile for no less.
         ids: list[int] = self._pieces.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
-        """What is no UTF-8, or no token, is U+FFFD or nothing."""
+        """Return the text of the tokens; bytes that are not UTF-8 become U+FFFD, ids that are no token are left out."""
         text: str = self._pieces.decode(tokens, skip_special_tokens=skip_special)
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        """The prompt that the template makes of OpenAI's messages, special tokens spelled out. Raises ChatError.
+        """Return the prompt that the template makes of OpenAI's messages, special tokens spelled out. Raises ChatError.
 
-        To be encoded with `special=False`. `more`: what else the template may ask for, as tools.
+        Encode it with `special=False`. `more`: other variables of the template, such as tools.
         """
         if self._template is None:
             raise ChatError("this model has no chat template: ask for completions")
@@ -86,5 +87,5 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _token(entry: Any) -> str:
-    """Named by its text, or by an object that has it."""
+    """Return a token that the settings give by its text, or by an object that has it."""
     return entry["content"] if isinstance(entry, dict) else entry or ""

@@ -1,4 +1,4 @@
-"""A runner that computes: works become one forward pass, in a thread, and logits become tokens."""
+"""A runner that computes the model in torch: works become one forward pass, in a thread, and logits become tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pdflow_runtime.engines.sampling import sample
 
 
 class TorchRunner:
-    """One model and its cache. Steps are computed one at a time, each in trio's next idle thread."""
+    """A runner of one model and its cache. Steps are computed one at a time, each in trio's next idle thread."""
 
     def __init__(self, model: Llama, cache: KvCache) -> None:
         keep_what_is_freed()
@@ -81,7 +81,8 @@ class TorchRunner:
         )
 
     def _attending(self, works: Seq[Work]) -> list[Attending]:
-        """Sequences of one token whose contexts are of a size attend together; a prompt attends a part at a time."""
+        """Group the rows: sequences of one token whose contexts are of a size attend together; a prompt attends a part
+        at a time."""
         found: list[Attending] = []
         row = at = 0
         while at < len(works):
@@ -98,7 +99,7 @@ class TorchRunner:
         return found
 
     def _alike(self, works: Seq[Work], at: int) -> int:
-        """How many, from there on, have one token, and contexts of at most twice each other's size."""
+        """Return how many works, from `at` on, have one token, and contexts of at most twice each other's size."""
         least = most = context_blocks(works[at].start + 1, self._cache.block_size)
         count = 1
         for work in works[at + 1 :]:
@@ -131,7 +132,8 @@ class TorchRunner:
         )
 
     def _clear_ends(self, works: Seq[Work]) -> None:
-        """What lies in a sequence's last block beyond its end is anything at all, and 0 times infinity is no number."""
+        """Zero the slots beyond each sequence's end in its last block: they may hold anything, and 0 times infinity is
+        no number."""
         size = self._cache.block_size
         blocks: list[int] = []
         offsets: list[int] = []

@@ -41,16 +41,16 @@ SETTLED_NS: Final = 100_000_000
 """A file that was written so shortly before may be written again without a change of its times, which file systems
 count in steps of up to 10 ms: what is found then is not kept."""
 LARGE_BYTES: Final = 1_000_000_000
-"""What is said before it is hashed, as the start then takes seconds longer."""
+"""A file larger than this is logged before it is hashed, as the start then takes seconds longer."""
 HEAD_BYTES: Final = 8
 MOST_HEADER_BYTES: Final = 100_000_000
-"""As the library has it."""
+"""The limit of the safetensors library."""
 METADATA: Final = "__metadata__"
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What a file's header says of a tensor: its dtype by safetensors' names (F32, BF16, ...), and where its bytes are
-    behind the header."""
+    """The entry of a tensor in a file's header: its dtype by safetensors' names (F32, BF16, ...), and where its bytes
+    are behind the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,8 +64,8 @@ class HashedTensor(msgspec.Struct, frozen=True):
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """By what a file is known to be unchanged. The time of the last write can be set back, by `cp -p` or `touch`; that
-    of the last change of its attributes cannot."""
+    """The attributes by which a file is known to be unchanged. The time of the last write can be set back, by `cp -p`
+    or `touch`; that of the last change of its attributes cannot."""
 
     device: int
     inode: int
@@ -79,7 +79,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class HashedFile(msgspec.Struct, frozen=True):
-    """One file's entry in the cache. `piece_bytes` is that of the version of pdflow that wrote it."""
+    """The cache entry of one file. `piece_bytes` is that of the version of pdflow that wrote it."""
 
     stamp: Stamp
     piece_bytes: int
@@ -88,7 +88,7 @@ class HashedFile(msgspec.Struct, frozen=True):
 
 @attrs.frozen
 class WeightHash:
-    """Of a folder. `hashed_bytes` were read for it now, in `elapsed_s`; the rest was known."""
+    """The hash of a folder's weights. `hashed_bytes` were read for it now, in `elapsed_s`; the rest was known."""
 
     digest: bytes
     tensors: int
@@ -106,7 +106,7 @@ _hashed_file: Final = msgspec.json.Decoder(HashedFile)
 
 
 def stored_dtype(folder: Path) -> str | None:
-    """Torch's name of the one dtype of all tensors; None if they have several, or one that is not computed in.
+    """Return torch's name of the one dtype of all tensors; None if they have several, or one that is not computed in.
     ModelError if a file cannot be read."""
     found = set()
     for path in folder.glob("*.safetensors"):
@@ -117,8 +117,8 @@ def stored_dtype(folder: Path) -> str | None:
 
 
 def hash_weights(folder: Path, cache: Path) -> WeightHash:
-    """The hash of all *.safetensors there, of which the later file's tensor counts where two have one of the same name,
-    as `read_weights` has it. ModelError if one cannot be read."""
+    """Return the hash of all *.safetensors in the folder. Where two files have a tensor of the same name, the later
+    file's counts, as in `read_weights`. ModelError if one cannot be read."""
     begun_ns = stopwatch_ns()
     tensors: dict[str, HashedTensor] = {}
     nbytes = hashed_bytes = 0
@@ -142,7 +142,7 @@ def hash_weights(folder: Path, cache: Path) -> WeightHash:
 
 
 def _known_or_hashed(path: Path, cache: Path) -> tuple[HashedFile, bool]:
-    """And whether it was hashed now."""
+    """Return the hashes of a file, and whether it was hashed now."""
     stamp = Stamp.of(path.stat())
     kept = cache / f"{stamp.device:x}-{stamp.inode:x}.json"
     found = _kept(kept, stamp)
@@ -164,7 +164,7 @@ def _known_or_hashed(path: Path, cache: Path) -> tuple[HashedFile, bool]:
 
 
 def _kept(kept: Path, stamp: Stamp) -> HashedFile | None:
-    """What the cache has of a file as it is now."""
+    """Return the cache entry of a file, if it has one and is unchanged."""
     try:
         found = _hashed_file.decode(kept.read_bytes())
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def _kept(kept: Path, stamp: Stamp) -> HashedFile | None:
 
 
 def _keep(kept: Path, found: HashedFile) -> None:
-    """Readers find the entry before or this one, never half of one."""
+    """Write the cache entry. Readers find the entry before or this one, never half of one."""
     try:
         fd, temporary = tempfile.mkstemp(prefix=f".{kept.name}-", dir=kept.parent)
         try:
@@ -193,8 +193,8 @@ def _keep(kept: Path, found: HashedFile) -> None:
 
 @contextmanager
 def _locked(lock: Path, path: Path) -> Iterator[None]:
-    """Among the processes of this host that hash this file; without the lock where there is none to be had. The lock
-    ends with its process, so a killed one holds nobody up."""
+    """Hold the lock of this file among the processes of this host that hash it; go on without it where it cannot be
+    had. The lock ends with its process, so a killed one holds no other up."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
@@ -244,12 +244,12 @@ def _hashed_tensors(path: Path, stamp: Stamp) -> dict[str, HashedTensor]:
 
 
 def threads(pieces: int) -> int:
-    """How many hash so many pieces on this machine."""
+    """Return how many threads hash so many pieces on this machine."""
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)), pieces))
 
 
 def _read_header(path: Path, fd: int, nbytes: int) -> tuple[dict[str, Tensor], int]:
-    """The file's tensors, and where their bytes begin. ModelError."""
+    """Return the file's tensors, and where their bytes begin. ModelError."""
     length = int.from_bytes(os.pread(fd, HEAD_BYTES, 0), "little")
     if not 2 <= length <= min(MOST_HEADER_BYTES, nbytes - HEAD_BYTES):
         raise ModelError(f"{path}: is not a safetensors file")

@@ -54,7 +54,8 @@ class Weights:
 
 
 def read_weights(folder: Path, config: ModelConfig, dtype: str, device: str = "cpu") -> Weights:
-    """Raises ModelError if files or tensors are missing, or of other shapes than the config says."""
+    """Read the weights of a model. Raises ModelError if files or tensors are missing, or of other shapes than the
+    config says."""
     found = _read(folder, DTYPES[dtype], device)
     hidden, q, kv = config.hidden_size, config.num_attention_heads * config.head_dim, 0
     kv = config.num_key_value_heads * config.head_dim

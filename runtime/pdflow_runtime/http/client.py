@@ -32,7 +32,8 @@ class HttpClient:
     def request(
         self, method: str, host: str, port: int, path: str, headers: Headers = (), body: bytes = b""
     ) -> Exchange:
-        """One request; its answer is what `async with` gives. UpstreamError on entering where none came.
+        """Return the exchange of one request, whose response `async with` gives. UpstreamError on entering it where
+        none came.
 
         `headers` go out as they are, with host and content-length added.
         """
@@ -43,7 +44,7 @@ class HttpClient:
         return Exchange(self, (host, port), head(start.encode("ascii"), (*own, *headers)) + body)
 
     def forget(self, host: str, port: int) -> None:
-        """Close what is kept open to that server."""
+        """Close the idle connections to that server."""
         for sock in self._idle.pop((host, port), ()):
             close(sock)
 
@@ -53,7 +54,7 @@ class HttpClient:
             self.forget(*address)
 
     async def take(self, address: tuple[str, int]) -> tuple[socket.socket, bool]:
-        """A connection, and whether it has been used before."""
+        """Return a connection, and whether it has been used before."""
         idle = self._idle.get(address)
         while idle:
             sock = idle.pop()
@@ -88,7 +89,7 @@ class HttpClient:
 
 
 class Exchange:
-    """One request and its answer."""
+    """A context manager that sends one request and gives its response."""
 
     def __init__(self, client: HttpClient, address: tuple[str, int], data: bytes) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""One client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs.
+"""A client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs.
 
 The reader is the only one that receives: it cuts requests out of what comes, also while one is being answered, and
 loses none of them. At the end of the stream it cancels the answer. A client that shuts down its sending half has
@@ -47,10 +47,10 @@ class Connection:
         self._parser = RequestParser(limits)
         self._timeout = trio.CancelScope()
         self._timed = False
-        """The deadline is that of the request which is coming in."""
+        """Whether the deadline is that of the request which is coming in."""
         self._answering: Responder | None = None
         self._ended = False
-        """Nothing more comes in."""
+        """Whether the input has ended."""
         self._draining = False
         self._news = trio.Event()
         self._room = trio.Event()
@@ -84,7 +84,7 @@ class Connection:
         self._end()
 
     async def _read_once(self) -> bool:
-        """Whether more may come."""
+        """Receive once and parse; True if more may come."""
         parser = self._parser
         while parser.ahead():
             self._room = trio.Event()
@@ -109,7 +109,7 @@ class Connection:
         return isinstance(parser.ready[-1], HttpRequest)
 
     def _set_deadline(self) -> None:
-        """Until when the client must have done its part. While it is our turn, there is none."""
+        """Set the time by which the client must have sent what is due. While an answer is due, there is none."""
         if self._answering or self._parser.ready:
             self._timed = False
             self._timeout.deadline = math.inf
@@ -141,7 +141,7 @@ class Connection:
                 return
 
     async def _answer_one(self, request: HttpRequest) -> bool:
-        """Whether the connection may go on."""
+        """Answer one request; True if the connection may go on."""
         with trio.CancelScope() as scope:
             responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump)
             responder.keep_alive = request.keep_alive and not self._draining
@@ -158,7 +158,7 @@ class Connection:
         return responder.done and responder.keep_alive and not responder.gone
 
     async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
-        """One request's failure is its client's alone: it is logged, answered if it can be, and the server goes on."""
+        """Log the failure of a request, and answer with an error if nothing was sent yet: the server goes on."""
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             cause = cause.exceptions[0]

@@ -1,4 +1,4 @@
-"""What goes wrong between HTTP peers, and how a client is told: OpenAI's error object.
+"""Errors between HTTP peers, and OpenAI's error object, by which a client learns of them.
 
     UpstreamError     an upstream server did not give a whole, well-formed answer
     OpenAIError       a request that is answered with an error; its status and body are the answer
@@ -29,7 +29,8 @@ TYPES = {
 
 
 class UpstreamError(PdflowError):
-    """`kind` says what happened; `began` whether any byte of the answer had come."""
+    """An upstream server gave no whole, well-formed answer. `kind` says what happened; `began` whether any byte of the
+    answer had come."""
 
     def __init__(self, kind: UpstreamProblem, message: str, *, began: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """`{"error": {"message", "type", "param", "code"}}`: all four keys, always."""
+    """The body of an error, `{"error": {"message", "type", "param", "code"}}`: all four keys, always."""
 
     error: ErrorDetail
 
@@ -57,7 +58,7 @@ class _UpstreamErrorDetail(msgspec.Struct, frozen=True):
 
 
 class _UpstreamErrorBody(msgspec.Struct, frozen=True):
-    """What other servers say of an error, which may be less than what we do."""
+    """The body of another server's error, which may have fewer keys than ours."""
 
     error: _UpstreamErrorDetail
 
@@ -66,7 +67,8 @@ _upstream_error = msgspec.json.Decoder(_UpstreamErrorBody)
 
 
 class OpenAIError(PdflowError):
-    """Raised where a request is found wanting; whoever answers the client replies with `status` and `body()`."""
+    """Raised for a request that is answered with an error; the code that answers the client replies with `status` and
+    `body()`."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None) -> None:
         super().__init__(message)
@@ -76,7 +78,7 @@ class OpenAIError(PdflowError):
 
     @classmethod
     def from_response(cls, status: int, body: bytes) -> OpenAIError | None:
-        """What another server answered; None if that is not an error of this form."""
+        """Return the error that another server answered with; None if its body is not an error of this form."""
         try:
             error = _upstream_error.decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):

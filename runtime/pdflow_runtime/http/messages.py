@@ -1,4 +1,5 @@
-"""One request and its limits, and how a head is written. Header names are lower case, names and values are bytes."""
+"""HTTP requests and their limits, and how a head is written. Header names are lower case, names and values are
+bytes."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ _STATUS_LINES: Final = {
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client may ask of the server."""
+    """The limits within which the server takes requests of one client."""
 
     head_bytes: int = 64 << 10
     body_bytes: int = 16 << 20
     pipelined: int = 16
     """Whole requests that wait behind the one being answered; no more is read then."""
     connections: int = 4096
-    """Open at once; who comes later waits in the listener's backlog."""
+    """Open at once; a later client waits in the listener's backlog."""
     request_s: float = 60.0
     """From a request's first byte to its last."""
     idle_s: float = 75.0
@@ -52,7 +53,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:
-    """The value of the first header of that (lower-case) name."""
+    """Return the value of the first header of that (lower-case) name; None if there is none."""
     for key, value in headers:
         if key == name:
             return value
@@ -60,7 +61,8 @@ def first(headers: Headers, name: bytes) -> bytes | None:
 
 
 def head(start_line: bytes, headers: tuple[Header, ...]) -> bytes:
-    """A head as bytes. ValueError for a header with a line break in it: what follows would be read as another one."""
+    """Return a head as bytes. ValueError for a header with a line break in it: what follows would be read as another
+    one."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
         raise ValueError(f"a header holds a line break: {headers!r}")

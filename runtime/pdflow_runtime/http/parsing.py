@@ -1,7 +1,7 @@
-"""A connection's bytes, cut into requests, within limits. What comes after the first fault is not looked at.
+"""A parser that cuts a connection's bytes into requests, within limits. Nothing after the first fault is parsed.
 
 httptools keeps no offset and cannot pause, so a read may yield several requests: they queue in `ready`. A head's length
-is judged by what was fed while it was open, for httptools gathers a long header before it hands it over.
+is measured by what was fed while it was open, for httptools gathers a long header before it hands it over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdflow_runtime.http.messages import Header, HttpLimits, HttpRequest
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request that is answered without asking anyone; the connection ends with it."""
+    """An error with which the server itself answers a request; the connection ends with it."""
 
     status: int
     message: str
@@ -27,14 +27,14 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops t
 
 
 class RequestParser:
-    """Feed it what was received; take requests, and at most one Refusal behind them, from `ready`."""
+    """A parser of the bytes given to `feed`; requests, and at most one Refusal behind them, are taken from `ready`."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.ready: deque[HttpRequest | Refusal] = deque()
         self.within = False
-        """A request has begun and is not whole."""
+        """Whether a request has begun and is not whole."""
         self.expects_continue = False
-        """The client waits for `100 Continue` before it sends the body."""
+        """Whether the client waits for `100 Continue` before it sends the body."""
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
@@ -65,11 +65,12 @@ class RequestParser:
                 self._refuse(self._head_too_large())
 
     def close(self) -> None:
-        """Nothing more is asked of it. Breaks the ring with httptools: else it lives until a collector comes by."""
+        """Release the parser. Breaks the reference cycle with httptools, which would else last until a garbage
+        collection."""
         del self._parser
 
     def ahead(self) -> bool:
-        """Enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
+        """True if enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
         ready = self.ready
         if len(ready) < 2:
             return False
@@ -77,7 +78,7 @@ class RequestParser:
         return len(ready) >= self._limits.pipelined or held >= self._limits.body_bytes
 
     def give_up(self, refusal: Refusal) -> None:
-        """The rest of the request will not come."""
+        """Refuse the request whose rest will not come."""
         self._refuse(refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -152,7 +153,7 @@ class RequestParser:
 
 
 def _split(target: bytes) -> tuple[str, str]:
-    """Path and query of a request's target, which may be a whole URL (RFC 9112 3.2.2)."""
+    """Return path and query of a request's target, which may be a whole URL (RFC 9112 3.2.2)."""
     text = target.decode("latin-1")
     if not text.startswith("/") and "://" in text:
         text = "/" + text.partition("://")[2].partition("/")[2]

@@ -1,4 +1,4 @@
-"""All the streams of a server that are passed on, by one task with an epoll of its own.
+"""A pump that passes on all streams of a server, by one task with an epoll of its own.
 
 trio arms a socket anew for each wait and runs the task that waited: that is half of what passing a chunk on costs.
 Here a socket stays registered as long as its flow lasts, trio waits for the epoll alone, and what is ready is passed
@@ -22,7 +22,7 @@ Take: TypeAlias = Callable[[bytes], bool]
 """Takes the next bytes, b"" for the end, without waiting. False: no more for now."""
 
 _TURN = 64
-"""Sockets in one turn; then other tasks have theirs."""
+"""Sockets in one turn; then other tasks run."""
 
 
 class Pump:
@@ -31,7 +31,7 @@ class Pump:
         self._flows: dict[int, tuple[trio.lowlevel.Task, socket.socket, Take]] = {}
 
     async def run(self, scope: trio.CancelScope) -> None:
-        """Until that scope is cancelled; `carry` stands still without it."""
+        """Run until that scope is cancelled; `carry` stands still without it."""
         epoll = self._epoll
         try:
             with scope:
@@ -44,7 +44,8 @@ class Pump:
             epoll.close()
 
     async def carry(self, sock: socket.socket, take: Take) -> None:
-        """Give `take` what the socket receives until it returns False. What it raises is raised here, as is OSError."""
+        """Give `take` what the socket receives until it returns False. An exception of `take` is raised here, as is
+        OSError."""
         fd = sock.fileno()
         self._flows[fd] = current_task(), sock, take
         self._epoll.register(fd, select.EPOLLIN)

@@ -1,4 +1,5 @@
-"""One server's answer passed on to a client: its bytes as they came, framing included, and its head without the hops'.
+"""Relaying a server's answer to a client: its bytes as they came, framing included, and its head without hop-by-hop
+headers.
 
 The parser has seen every byte before the client does, so that what is passed on is well formed as far as it goes. A
 stream of events that breaks off between two chunks can still be ended properly (`break_off`), with an error that the
@@ -36,8 +37,8 @@ HOP: Final = frozenset(
 async def relay(
     response: Response, responder: Responder, headers: Headers = (), tap: Callable[[bytes], None] | None = None
 ) -> None:
-    """Answer with that answer, and these headers more; `tap` is told each piece before the client is. Where the
-    responder has begun, that answer is the rest of a stream.
+    """Pass the response on, with `headers` added; `tap` is called with each piece before the client gets it. Where the
+    responder has begun, the response is the rest of a stream.
 
     UpstreamError where it breaks off; the responder has begun then, since the head was here.
     """
@@ -69,7 +70,8 @@ async def relay(
 
 
 async def break_off(responder: Responder, error: OpenAIError) -> None:
-    """Tell the client, if there still is a way. The handler then returns, and what was not ended is cut off."""
+    """Send the client the error, if there still is a way. The handler then returns, and an answer that was not ended is
+    cut off."""
     if not responder.begun:
         await responder.reply(error.status, (JSON,), error.body())
     elif responder.framing:
@@ -91,7 +93,7 @@ async def _relay_decoded(
 
 
 def _can_pass(response: Response, responder: Responder) -> bool:
-    """The body says where it ends, in a way that the client understands."""
+    """True if the body says where it ends, in a way that the client understands."""
     if responder.begun:
         return response.chunked and responder.framing
     return bool(response.framing) and (responder.chunked_ok or not response.chunked)

@@ -1,4 +1,4 @@
-"""One answer to one request: whole, streamed, or passed on as another server framed it.
+"""The answer to one request: whole, streamed, or passed on as another server framed it.
 
 A client that is gone is never an exception here: the handler's scope is cancelled, and a send is then a checkpoint that
 says so. A handler that must settle something first shields itself (`trio.CancelScope(shield=True)`), and what it
@@ -21,7 +21,7 @@ _KEEP_ALIVE: Header = (b"connection", b"keep-alive")
 _CLOSE: Header = (b"connection", b"close")
 _CHUNKED: Header = (b"transfer-encoding", b"chunked")
 _FAIR = 32
-"""Sends in a row without a checkpoint; then everybody else has a turn."""
+"""Sends in a row without a checkpoint; then other tasks have a turn."""
 
 
 class _Stage(Enum):
@@ -34,17 +34,18 @@ class _Stage(Enum):
 
 
 class Responder:
-    """`reply`, or `begin`, `send`... and `end`. Anything out of that order is a RuntimeError: our caller's mistake."""
+    """Sends the answer: `reply`, or `begin`, `send`... and `end`. Any other order is a RuntimeError: a mistake of the
+    caller."""
 
     def __init__(
         self, sock: socket.socket, request: HttpRequest, scope: trio.CancelScope, write_s: float, pump: Pump
     ) -> None:
         self.gone = False
-        """The client hung up, or took nothing for too long."""
+        """Whether the client hung up, or took nothing for too long."""
         self.keep_alive = request.keep_alive
-        """The connection may go on after this answer; False is said in the head, if that has not left."""
+        """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
         self.pump = pump
-        """Of the server that this answer is one of."""
+        """The pump of the server."""
         self._sock = sock
         self._request = request
         self._scope = scope
@@ -63,16 +64,16 @@ class Responder:
 
     @property
     def framing(self) -> bool:
-        """What is sent now is framed here: the stream can be ended at any moment."""
+        """True if `send` frames what is sent: the stream can be ended at any moment."""
         return self._stage is _Stage.CHUNKS
 
     @property
     def chunked_ok(self) -> bool:
-        """The client understands chunks."""
+        """True if the client understands chunks."""
         return self._request.chunked_ok
 
     async def reply(self, status: int, headers: tuple[Header, ...] = (), body: bytes = b"") -> None:
-        """A whole answer."""
+        """Send a whole answer."""
         self._expect(_Stage.WAITING)
         bodiless = status == 204 or status == 304
         framing = () if bodiless else ((b"content-length", b"%d" % len(body)),)
@@ -81,7 +82,7 @@ class Responder:
         await self._push(data if bodiless or self._request.method == "HEAD" else data + body)
 
     async def begin(self, status: int, headers: tuple[Header, ...] = ()) -> None:
-        """A stream whose pieces `send` frames: chunks, or for an HTTP/1.0 client up to the connection's end."""
+        """Begin a stream whose pieces `send` frames: chunks, or for an HTTP/1.0 client up to the connection's end."""
         self._expect(_Stage.WAITING)
         if self._request.chunked_ok:
             self._held = self._head(status, (*headers, _CHUNKED))
@@ -92,7 +93,8 @@ class Responder:
             self._stage = _Stage.VERBATIM
 
     async def begin_verbatim(self, status: int, headers: tuple[Header, ...]) -> None:
-        """A stream that carries its framing with it: `headers` name it, `send` passes it on untouched."""
+        """Begin a stream that carries its framing with it: `headers` name the framing, `send` passes bytes on
+        untouched."""
         self._expect(_Stage.WAITING)
         self._held = self._head(status, headers)
         self._stage = _Stage.VERBATIM
@@ -109,21 +111,22 @@ class Responder:
         await self._push(data)
 
     def begin_now(self, data: bytes) -> None:
-        """The first piece of what `begin` has begun, as far as the client takes it at once: the rest leaves with the
-        next."""
+        """Send the first piece of the stream after `begin`, as far as the client takes it at once: the rest leaves with
+        the next."""
         stage, self._stage = self._stage, _Stage.VERBATIM
         self.send_now(b"%x\r\n%b\r\n" % (len(data), data) if stage is _Stage.CHUNKS else data, False)
         self._stage = stage
 
     def go_on_verbatim(self) -> None:
-        """What is sent from here on is framed elsewhere, in chunks as all that was sent before."""
+        """Stop framing: what is sent from here on brings its own framing, in chunks as all that was sent before."""
         self._expect(_Stage.CHUNKS)
         self._stage = _Stage.VERBATIM
 
     def send_now(self, data: bytes, last: bool) -> bool:
-        """Pass these bytes on, verbatim, as far as the client takes them at once; False: `flush` owes it the rest.
+        """Pass these bytes on, verbatim, as far as the client takes them at once; False if `flush` has to send the
+        rest.
 
-        With the last of them out, the answer is done at once: a client that has it all may hang up.
+        With the last of them sent, the answer is done at once: a client that has it all may hang up.
         """
         self._expect(_Stage.VERBATIM)
         if self._held:
@@ -146,7 +149,8 @@ class Responder:
             await self._push(data)
 
     async def end(self) -> None:
-        """The stream is whole. One that is not ended is cut off with its connection, which tells the client so."""
+        """End the stream, which is whole. A stream that is not ended is cut off with its connection, by which the
+        client sees that it is not whole."""
         last = b"0\r\n\r\n" if self._stage is _Stage.CHUNKS else b""
         if not last:
             self._expect(_Stage.VERBATIM)
@@ -156,12 +160,14 @@ class Responder:
             await self._push(data)
 
     def take_over_framing(self) -> None:
-        """From here on `send` frames: after a verbatim stream of chunks whose source broke off between two of them."""
+        """Frame what is sent from here on: after a verbatim stream of chunks whose source broke off between two of
+        them."""
         self._expect(_Stage.VERBATIM)
         self._stage = _Stage.CHUNKS
 
     def lose(self) -> None:
-        """The client is gone. Whoever has answered it in whole may still put things in order."""
+        """Note that the client is gone, and cancel its handler. A handler that has answered in whole may still clean
+        up."""
         self.gone = True
         if not self.done:
             self._scope.cancel()

@@ -1,4 +1,4 @@
-"""An upstream server's answer: its head, and its body either as it came or decoded.
+"""The answer of an upstream server: its head, and its body either as it came or decoded.
 
 `receive` gives the body with its framing (chunk sizes and all), which is what a relay passes on: the parser sees every
 byte, but only to know where the answer ends and that it is well formed, and it sees it first, so that nothing malformed
@@ -22,13 +22,13 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Response:
-    """`status` and `headers` are there from the start; the rest comes when asked for."""
+    """A response whose `status` and `headers` are there from the start, and whose body is received on demand."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.status = 0
         self.headers: Headers = ()
         self.complete = False
-        """The last byte has come."""
+        """Whether the last byte has come."""
         self._sock = sock
         self._lines: list[Header] = []
         self._waiting = b""
@@ -51,7 +51,7 @@ class Response:
 
     @property
     def reusable(self) -> bool:
-        """The connection can carry another request."""
+        """True if the connection can carry another request."""
         return self.complete and self._keep_alive and not self._malformed
 
     @property
@@ -64,15 +64,15 @@ class Response:
         return tuple(header for header in self.headers if header[0] in (b"transfer-encoding", b"content-length"))
 
     def broke_between_chunks(self) -> bool:
-        """All that was accepted ends with a whole chunk, or is nothing: another chunk could follow.
+        """True if all that was accepted ends with a whole chunk, or is nothing: another chunk could follow.
 
-        To be asked once, after the end: asking counts. Of what is malformed it cannot be known.
+        Call it once, after the end: each call advances the counters. False for a malformed answer, where it is unknown.
         """
         whole = next(self._begun) == next(self._ended) and self._last[-2:] in (b"", b"\r\n")
         return self.chunked and whole and not self._malformed
 
     async def receive(self) -> bytes:
-        """The next bytes of the body with its framing, b"" after the last. UpstreamError where it breaks off."""
+        """Return the next bytes of the body with its framing, b"" after the last. UpstreamError where it breaks off."""
         if self.complete:
             return b""
         data, self._waiting = self._waiting, b""
@@ -85,7 +85,7 @@ class Response:
         return data
 
     async def carry(self, pump: Pump, take: Take) -> None:
-        """The same by a pump: gives `take` the next bytes, for it to `accept`, until it returns False or raises."""
+        """Receive by a pump: gives `take` the next bytes, for it to `accept`, until it returns False or raises."""
         data, self._waiting = self._waiting, b""
         if data and not take(data):
             return
@@ -95,7 +95,8 @@ class Response:
             raise _broken(error) from error
 
     def accept(self, data: bytes) -> None:
-        """These bytes are the next that came, b"" the end of the connection. UpstreamError if that cannot be."""
+        """Take the next bytes that came, b"" for the end of the connection. UpstreamError if the answer is malformed or
+        ends early."""
         if data:
             self.feed(data)
             self._last = data
@@ -105,7 +106,7 @@ class Response:
             self.complete = True
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """The body without its framing, as it comes."""
+        """Yield the body without its framing, as it comes."""
         self._decoding = True
         while not self.complete:
             await self.receive()
@@ -114,7 +115,7 @@ class Response:
                 yield piece
 
     async def read(self, limit_bytes: int = 16 << 20) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         self._decoding = True
         while not self.complete:
             await self.receive()
@@ -123,7 +124,7 @@ class Response:
         return b"".join(self._body)
 
     def close(self) -> None:
-        """Nothing more is asked of it. Breaks the ring with its parser: else it lives until a collector comes by."""
+        """Release the parser. Breaks the reference cycle with it, which would else last until a garbage collection."""
         del self._parser
 
     def feed(self, data: bytes) -> None:
@@ -134,7 +135,7 @@ class Response:
             raise UpstreamError("malformed", f"the answer is not HTTP: {error}", began=True) from error
 
     def begin_body(self, data: bytes) -> None:
-        """`data` came behind the head."""
+        """Take the bytes that came behind the head."""
         self._waiting = data
         if data and self.complete:
             raise UpstreamError("malformed", "something came behind the end of the answer", began=True)
@@ -167,7 +168,8 @@ def _broken(error: OSError) -> UpstreamError:
 
 
 async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
-    """The answer, once its head is here; interim answers (1xx) are passed over. UpstreamError where none comes."""
+    """Return the response, once its head is here; interim answers (1xx) are passed over. UpstreamError where none
+    comes."""
     response = Response(sock)
     data = b""
     began = False

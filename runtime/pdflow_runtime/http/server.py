@@ -1,4 +1,4 @@
-"""The HTTP server: accepts connections, and drains. What happens on one of them is connection.py's.
+"""The HTTP server: accepts connections, and drains. A single connection is handled in connection.py.
 
     async with trio.open_nursery() as nursery:
         server = await nursery.start(serve_http, listen("127.0.0.1", 0), handler)
@@ -89,13 +89,13 @@ class Server:
                 self._begin(sock, nursery)
 
     def _begin_the_last(self, nursery: trio.Nursery) -> None:
-        """Who had connected before we stopped, and may have asked by now."""
+        """Take the clients that had connected before the server stopped, and may have sent a request by now."""
         with suppress(OSError):
             while sock := self._waiting():
                 self._begin(sock, nursery)
 
     def _waiting(self) -> socket.socket | None:
-        """The next client in the backlog."""
+        """Accept the next client in the backlog; None if there is none."""
         try:
             return self._listener.accept()[0]
         except (BlockingIOError, InterruptedError, ConnectionError):

@@ -1,7 +1,7 @@
-"""Plain non-blocking sockets under trio: the system calls themselves, and trio only where one would have to wait.
+"""Plain non-blocking sockets under trio: the system calls themselves, and trio only where they would block.
 
 `trio.SocketStream` costs two checkpoints for each operation, about half of what relaying a chunk costs; here an
-operation that the kernel takes at once is no checkpoint. Whoever loops over such operations must yield by itself.
+operation that the kernel takes at once is no checkpoint. A loop over such operations must yield by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RECEIVE_BYTES = 64 << 10
 
 
 def listen(host: str, port: int, *, backlog: int = 1024, reuse_port: bool = False) -> socket.socket:
-    """A listening socket; port 0 picks a free one. OSError where the address is taken or not ours."""
+    """Return a listening socket; port 0 picks a free one. OSError where the address is taken or not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=backlog, reuse_port=reuse_port)
     listener.setblocking(False)
@@ -23,7 +23,7 @@ def listen(host: str, port: int, *, backlog: int = 1024, reuse_port: bool = Fals
 
 
 async def connect(host: str, port: int) -> socket.socket:
-    """A connected socket. OSError where nobody answers at any of the host's addresses."""
+    """Return a connected socket. OSError where no address of the host answers."""
     failure = OSError(f"{host} has no address")
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -51,7 +51,7 @@ def tuned(sock: socket.socket) -> socket.socket:
 
 
 def receive_now(sock: socket.socket) -> bytes | None:
-    """What is there: None for nothing yet, b"" for the end. OSError for a connection that broke."""
+    """Return the bytes that are there: None for nothing yet, b"" for the end. OSError for a connection that broke."""
     try:
         return sock.recv(RECEIVE_BYTES)
     except (BlockingIOError, InterruptedError):
@@ -59,7 +59,7 @@ def receive_now(sock: socket.socket) -> bytes | None:
 
 
 async def receive(sock: socket.socket) -> bytes:
-    """The next bytes, b"" at the end; always a checkpoint. OSError for a connection that broke."""
+    """Return the next bytes, b"" at the end; always a checkpoint. OSError for a connection that broke."""
     while True:
         await wait_readable(sock)
         data = receive_now(sock)
@@ -68,7 +68,7 @@ async def receive(sock: socket.socket) -> bytes:
 
 
 def send_now(sock: socket.socket, data: bytes | memoryview) -> int:
-    """How many bytes the kernel took. OSError for a connection that broke."""
+    """Send without waiting; return how many bytes the kernel took. OSError for a connection that broke."""
     try:
         return sock.send(data)
     except (BlockingIOError, InterruptedError):
@@ -76,7 +76,7 @@ def send_now(sock: socket.socket, data: bytes | memoryview) -> int:
 
 
 async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
-    """No checkpoint where the kernel takes all of it at once."""
+    """Send all bytes; no checkpoint where the kernel takes all of them at once."""
     sent = send_now(sock, data)
     if sent == len(data):
         return
@@ -87,7 +87,7 @@ async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
 
 
 def silent(sock: socket.socket) -> bool:
-    """Nothing has come and nobody has hung up: what an idle connection must be to be used again."""
+    """True if nothing has come and the peer has not hung up: only then an idle connection can be used again."""
     try:
         sock.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -98,6 +98,6 @@ def silent(sock: socket.socket) -> bool:
 
 
 def close(sock: socket.socket) -> None:
-    """Whoever waits for it gets trio.ClosedResourceError."""
+    """Close the socket. A task that waits for it gets trio.ClosedResourceError."""
     notify_closing(sock)
     sock.close()

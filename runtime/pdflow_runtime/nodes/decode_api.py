@@ -39,7 +39,7 @@ class FirstToCome:
 
 
 class DecodeApi(EngineApi[LiveDecodeNode]):
-    """Args: as EngineApi's."""
+    """The HTTP API of a decode engine. Args: as EngineApi's."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     ) -> None:
         super().__init__(node, prompts, method, here, gate, stop)
         self.to_come: dict[str, FirstToCome] = {}
-        """By the id of the attempt."""
+        """Tokens and legs that wait for each other, by the id of the attempt."""
 
     async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
         if (request.method, request.path) != ("POST", "/first_token"):
@@ -61,7 +61,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         return True
 
     async def _receive_first_token(self, request: HttpRequest, responder: Responder) -> None:
-        """P has told the first token of an attempt whose decode leg is here, or on its way."""
+        """Receive the first token of an attempt from P; the decode leg may be here already, or come later."""
         first = self.checked(decoded(_first, request.body))
         request_id = named(request)
         pair = self.to_come.setdefault(request_id, FirstToCome())
@@ -152,7 +152,8 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     async def _pieces(
         self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome
     ) -> AsyncGenerator[AnswerPiece, None]:
-        """One for each token, that of P included. OpenAIError if the leg ends without its last one."""
+        """Yield a piece of the answer for each token, that of P included. OpenAIError if the leg ends without its last
+        token."""
         answer_text = AnswerText(self.prompts, asked)
         before = True
         async for item in leg.receive_channel:

@@ -1,4 +1,4 @@
-"""A decode engine, live: from a decode leg to its last token, and until nobody can write to its blocks any more.
+"""The node of a decode engine: from a decode leg to its last token, and until no peer can write to its blocks any more.
 
 What it does with a request is decided in `pdflow/serving/decode.py`. Here are its tokens, its records and its engine.
 """
@@ -46,36 +46,36 @@ from pdflow_runtime.transports.base import MakeTransport
 log = logging.getLogger(__name__)
 
 UNKNOWN: Final = 0
-"""In the place of a token that is still to be told."""
+"""Stands in the prompt's tokens for a first token that is still to come."""
 TokenOrEnd: TypeAlias = Token | Code
 """A token, or the end: NONE if all have come."""
 
 
 class DecodeLeg:
-    """One request at D. `receive_channel` yields its tokens, then a Code."""
+    """The state of one request at D. `receive_channel` yields its tokens, then a Code."""
 
     def __init__(self, request_id: RequestId, prompt: list[int], job: Job, alone: bool) -> None:
         self.request_id: Final = request_id
         self.prompt: Final = prompt
         self.job: Final = job
-        """Of the prompt and, where P's token is the answer's first, of that: what D's first step computes."""
+        """The engine's job of D's first step: the prompt and, where P's token is the answer's first, that token."""
         self.begun_ns: Final = now_ns()
         self.step_ns = self.begun_ns
-        """When its last stage ended."""
+        """The time at which its last stage ended."""
         self.alone: Final = alone
-        """Its prompt is computed here; the protocol knows nothing of it."""
+        """True if its prompt is computed here; the protocol knows nothing of it."""
         self.why = ""
-        """What the engine said, if it rejected it."""
+        """The reason that the engine gave for rejecting it."""
         self.source: EngineId | None = None
-        """Whose KV it decodes from: a prefill engine's, or a store's."""
+        """The engine or store whose KV it decodes from."""
         self.source_weights = 0
-        """That KV's, if the request says it, as one does whose KV is read."""
+        """The number of the weights of that KV, if the request names it, as a request does whose KV is read."""
         self.send_channel, self.receive_channel = trio.open_memory_channel[TokenOrEnd](math.inf)
-        """Bounded by the tokens that it may generate."""
+        """Bounded by the number of tokens that it may generate."""
 
 
 class LiveDecodeNode(LiveEngineNode):
-    """One life of a decode engine. Args: `landing`: where KV lands."""
+    """The node of one incarnation of a decode engine. Args: `landing`: where KV lands."""
 
     pool_role = "decode"
 
@@ -91,7 +91,7 @@ class LiveDecodeNode(LiveEngineNode):
         super().__init__(config, scheduler, ranks, transport, self.decoding)
         self._cells = scheduler.cells
         self._other_weights: set[EngineId] = set()
-        """Of which the log has said that their KV is of other weights."""
+        """Sources of which the log has said that their KV was computed with other weights."""
         self.legs: dict[RequestId, DecodeLeg] = {}
         self.do.update(
             {
@@ -124,8 +124,8 @@ class LiveDecodeNode(LiveEngineNode):
         first: int | None = None,
         first_follows: bool = False,
     ) -> DecodeLeg:
-        """A decode leg has come, whose KV a prefill engine has or will have. `first`: the answer's first token, which
-        P has told; one that follows is told by `set_first_token`."""
+        """Begin a decode leg whose KV a prefill engine has or will have. `first`: the answer's first token, if P has
+        sent it; with `first_follows` it is passed to `set_first_token` later."""
         leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
         leg.source, leg.source_weights = params.prefill.engine, params.weights
         blocks = -(-len(tokens) // self.config.info.shards.block_size)
@@ -135,7 +135,7 @@ class LiveDecodeNode(LiveEngineNode):
         return leg
 
     def set_first_token(self, leg: DecodeLeg, token: int) -> None:
-        """P has computed the answer's first token, and its client has it."""
+        """Set the answer's first token, which P has computed and the client has already received."""
         leg.job.tokens = [*leg.prompt, token]
         if self.legs.get(leg.request_id) is leg:
             self.put(self.role, FirstTokenKnown(leg.request_id))
@@ -143,8 +143,8 @@ class LiveDecodeNode(LiveEngineNode):
     def begin_alone(
         self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None
     ) -> DecodeLeg:
-        """The only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has told
-        of its answer."""
+        """Begin the only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has
+        computed for its answer."""
         leg = self._leg(request_id, tokens, sampling, True, first)
         self.put(self.role, AloneRequested(request_id))
         return leg
@@ -171,7 +171,7 @@ class LiveDecodeNode(LiveEngineNode):
         return leg
 
     def abort(self, leg: DecodeLeg) -> None:
-        """Whoever asked has gone."""
+        """Abort the leg, as its client or router has disconnected."""
         self.settle()
         if self.legs.get(leg.request_id) is leg:
             self.feed(self.role, RequestAborted(leg.request_id))
@@ -221,7 +221,7 @@ class LiveDecodeNode(LiveEngineNode):
         self.passed(self.legs[effect.handle], "transfer")
 
     def first(self, leg: DecodeLeg) -> None:
-        """Its first token is here. Alone, its prompt has just been computed."""
+        """Record a leg's first token. Without remote KV, its prompt has just been computed."""
         if leg.alone:
             self.event_log.passed(leg.request_id, "route", leg.begun_ns)
             self.event_log.passed(leg.request_id, "p_queue", leg.job.seq.start_ns)
@@ -237,7 +237,7 @@ class LiveDecodeNode(LiveEngineNode):
         leg.send_channel.send_nowait(effect.code)
 
     def _refused_weights(self, source: EngineId, weights: int) -> None:
-        """Said once of each peer: every request that it sends ends like this."""
+        """Log a refusal of KV for its weights, once for each source: every request from that source ends like this."""
         if source not in self._other_weights:
             self._other_weights.add(source)
             theirs = f" ({weights_words(weights)})" if weights else ""
@@ -251,7 +251,7 @@ class LiveDecodeNode(LiveEngineNode):
             )
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:
-        """It has come through this stage, too."""
+        """Record that the leg has passed this stage."""
         self.stage(stage, leg.step_ns)
         leg.step_ns = now_ns()
 
@@ -259,7 +259,7 @@ class LiveDecodeNode(LiveEngineNode):
         return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]
 
     def _state(self, leg: DecodeLeg) -> str:
-        """The protocol's word while it has the request in its hands; else the engine's."""
+        """Return the phase of the protocol's cell while there is one; else that of the engine's sequence."""
         cell = self._cells.get(leg.request_id)
         phase: str = (leg.job.seq if cell is None else cell).phase.name.lower()
         return phase

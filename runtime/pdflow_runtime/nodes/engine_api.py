@@ -1,7 +1,7 @@
-"""What an engine answers over HTTP: OpenAI's API, with kv_transfer_params for the half of a request that it is to do.
+"""The HTTP API of an engine: OpenAI's, with kv_transfer_params for the half of a request that the engine is to do.
 
-Here is what engines of both roles share; each role's half is in `prefill_api` and `decode_api`. Hanging up is how a leg
-is taken back. Only routers ask here: what a client says of KV transfers never comes so far.
+Engines of both roles share this module; each role's half is in `prefill_api` and `decode_api`. A leg is cancelled by
+closing its connection. Only routers send requests here: a client's own kv_transfer_params never reach an engine.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ STATUS: Final = {
     Code.PEER_DEAD: 503,
     Code.PEER_RESTARTED: 503,
 }
-"""Of a leg that ended without an answer; any other cause is a 502."""
+"""The HTTP status of a leg that ended without an answer; any other cause is a 502."""
 
 
 class LegAsked(NamedTuple):
-    """One leg as a router asks for it."""
+    """A leg as a router asks for it."""
 
     request_id: str
-    """The attempt's."""
+    """The id of the attempt."""
     body: CompletionRequest | ChatRequest
     tokens: list[int]
-    """Of the prompt."""
+    """The token ids of the prompt."""
     answer: AnswerFormat
-    """The form of what is said to the client."""
+    """The form of the answer that the client gets."""
 
     @property
     def asked(self) -> AnswerOptions:
@@ -69,8 +69,9 @@ _Node = TypeVar("_Node", bound=LiveEngineNode)
 
 
 class EngineApi(ComponentApi, Generic[_Node]):
-    """Args: method is the scenario's; `here` is where this engine's ranks hear; `gate` says whom to believe; `stop`
-    ends this engine when what it has is done."""
+    """The HTTP API of an engine; subclasses implement one role's half. Args: `method` is the scenario's; `here` is
+    where this engine's ranks listen; `gate` authenticates requests; `stop` ends this engine when its requests are
+    done."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
                     raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
     async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
-        """Answer a path that only this role has. Whether it is one."""
+        """Answer a path that only this role has. False if there is no such path."""
         return False
 
     @abstractmethod
@@ -150,7 +151,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
             raise OpenAIError(409, str(error.args[0])) from None
 
     def between(self, leg: LegAsked) -> Between:
-        """What the request's two legs tell each other. OpenAIError."""
+        """Read from the request's body what its two legs tell each other. OpenAIError."""
         between = read_between(leg.body.pdflow)
         if between.first is not None:
             self.checked(between.first)
@@ -162,7 +163,8 @@ class EngineApi(ComponentApi, Generic[_Node]):
         return first
 
     def sampling(self, asked: AnswerOptions, prompt_tokens: int) -> Sampling:
-        """How the answer's tokens are chosen, and how many there may be. OpenAIError for a prompt that is too long."""
+        """Return how the answer's tokens are chosen, and how many there may be. OpenAIError for a prompt that is too
+        long."""
         room = self.prompts.context_tokens - prompt_tokens
         most = max(1, room) if asked.max_tokens is None else asked.max_tokens
         self.prompts.check_length(prompt_tokens, most)
@@ -179,7 +181,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
 
 
 def named(request: HttpRequest) -> str:
-    """The attempt's id; one of our own for whoever says none. OpenAIError."""
+    """Return the attempt's id, or a new one for a request without. OpenAIError."""
     request_id = (request.header(b"x-request-id") or secrets.token_hex(8).encode()).decode("ascii", "replace")
     if problem := id_problem(request_id):
         raise OpenAIError(400, f"x-request-id: {problem}")
@@ -187,7 +189,7 @@ def named(request: HttpRequest) -> str:
 
 
 def shown(piece: AnswerPiece, asked: AnswerOptions) -> AnswerPiece:
-    """Token ids are told to whoever asked for them."""
+    """Return the piece, without its token ids if the request did not ask for them."""
     return (
         piece
         if asked.return_token_ids
@@ -196,7 +198,7 @@ def shown(piece: AnswerPiece, asked: AnswerOptions) -> AnswerPiece:
 
 
 def ended(code: Code, why: str = "") -> OpenAIError:
-    """A leg that had no answer, with the protocol's word for why, or the engine's own."""
+    """Return the error for a leg without an answer, with the protocol's code or the engine's own reason."""
     if why:
         return OpenAIError(STATUS[Code.REJECTED], why, code="context_length_exceeded")
     return OpenAIError(STATUS.get(code, 502), f"no answer: {code.name.lower()}", code=code.name)

@@ -1,7 +1,7 @@
-"""What the nodes of prefill and decode engines share: their ranks, their streams, and the engine's door.
+"""The base of prefill and decode engines' nodes: their ranks, their streams, and the interface to the engine.
 
 An engine is one process with one scheduler endpoint and, for each of its ranks, an endpoint and a memory. Everything
-here runs in trio's thread; the engine computes its steps in another, and tells of them here.
+here runs in trio's thread; the engine computes its steps in another, and reports them here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class Known(NamedTuple):
-    """A request that an engine knows of."""
+    """A request that an engine has at present."""
 
     request_id: RequestId
     state: str
@@ -32,10 +32,11 @@ class Known(NamedTuple):
 
 
 class LiveEngineNode(RankedNode):
-    """Subclasses say in `on_engine_output` what the engine's outcomes mean."""
+    """The node of an engine, with its engine and its KV blocks. Subclasses implement in `on_engine_output` what the
+    engine's outcomes mean."""
 
     pool_role: ClassVar[str]
-    """What its pool's `role` says; of an aggregated engine, decode."""
+    """The `role` of its pool; for an aggregated engine, decode."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class LiveEngineNode(RankedNode):
         super().__init__(config.info.engine, config, transport, core)
         self.engine: LiveEngine
         self.staging: Staging | None = None
-        """Memory beside the blocks of each rank, where a method keeps any."""
+        """The memory beside the blocks of each rank, where a method keeps any."""
         self.scheduler: Final = self.add_end(config.info, scheduler, rank_endpoints)
 
     def measured_by(self, meter: Meter) -> None:
@@ -56,18 +57,18 @@ class LiveEngineNode(RankedNode):
         meter.registry.register(EngineCollector(self.engine, self.links.links, self.notes))
 
     def known(self) -> list[Known]:
-        """Requests that are not over."""
+        """Return the requests that are not over."""
         raise NotImplementedError
 
     def begin_all(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.engine.run)
 
     def computed_in(self) -> list[Rank]:
-        """Its ranks, by their memories, for the engine to compute in."""
+        """Return the ranks in whose memories the engine computes."""
         return self.ends[self.name]
 
     def memories(self) -> list[memoryview]:
-        """Each rank's KV."""
+        """Return the KV memory of each rank."""
         return [rank.view[: rank.kv_bytes] for rank in self.computed_in()]
 
     def newest_generation(self) -> int:
@@ -85,6 +86,6 @@ class LiveEngineNode(RankedNode):
         return self.engine.pool
 
     def table(self, own: Allocation) -> Allocation:
-        """All blocks of a prompt, the shared ones first, under the generation of its own."""
+        """Return all blocks of a prompt, the shared ones first, under the generation of its own."""
         pool = self.pool
         return Allocation(own.generation, pool.table(own)) if isinstance(pool, CachingPool) else own

@@ -1,10 +1,10 @@
-"""kv_transfer_params on the wire between router and engines, and what the endpoints know of them.
+"""The JSON of kv_transfer_params between router and engines, to and from the parameters that the endpoints use.
 
-NIXL's own fields, so that the same router can speak to other engines, and under "pdflow" what strict needs besides
+The fields are NIXL's, so that the same router can serve other engines, and under "pdflow" what strict needs besides
 (`pdflow/methods/params`). The router knows an engine's coordinates before P has answered; a pull needs the answer.
 
-What D is told of KV in a store is what it would be told by a P that it pulls from: the store's node is that P. Keys are
-not told; whoever has the prompt's token ids makes them.
+For KV in a store, D gets the parameters that it would get from a P that it pulls from: the store's node is that P. Keys
+are not sent; they are made from the prompt's token ids.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from pdflow.protocol.values import Xid
 _OWN: Final = ("nixl-push", "nixl-pull", MOONCAKE_V1.name)
 _OTHERS: Final = {name: method for name, method in METHODS.items() if name not in _OWN}
 _AS: Final = {name: "nixl-pull" if method.pulls else "nixl-push" for name, method in _OTHERS.items()}
-"""Methods that say it in NIXL's fields: the fields of their originals have no room for an engine's coordinates, or are
-parts of a request's id."""
+"""The NIXL method in whose fields each of the other methods' parameters are written: the fields of their originals have
+no room for an engine's coordinates, or are parts of a request's id."""
 
 
 @attrs.frozen
 class Coordinates:
-    """Where an engine's ranks hear."""
+    """The address at which an engine's ranks listen."""
 
     host: str
     port: int
 
 
 def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) -> dict[str, Any]:
-    """For a prefill leg whose KV somebody will come for. `stores`: where the nodes of a store take requests."""
+    """Return the mapping for a prefill leg whose KV will be fetched or sent. `stores`: where the nodes of a store take
+    requests."""
     if method == MOONCAKE_V1.name:
         return to_json(MooncakeV1Prefill(transfer_id=xid, pdflow=Extras(xid=xid)))
     store_addresses = tuple((at.host, at.port) for at in stores)
@@ -49,15 +50,15 @@ def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) ->
 
 @attrs.frozen
 class PrefillParams:
-    """What a prefill leg's mapping says."""
+    """The contents of a prefill leg's kv_transfer_params."""
 
     xid: Xid
     stores: tuple[Coordinates, ...]
-    """Where the nodes of a store take requests."""
+    """The addresses at which the nodes of a store take requests."""
 
 
 def read_prefill(method: str, mapping: object) -> PrefillParams:
-    """What a prefill leg's mapping says. ParamsError."""
+    """Parse a prefill leg's kv_transfer_params. ParamsError."""
     params = parse(_AS.get(method, method), "prefill", mapping)
     if params.pdflow is None:
         raise ParamsError("pdflow", "is missing", "the object that pdflow's router sends")
@@ -66,7 +67,7 @@ def read_prefill(method: str, mapping: object) -> PrefillParams:
 
 
 def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any]:
-    """For a decode leg, and what P answers."""
+    """Return the mapping for a decode leg, which is also what P answers."""
     engine, shards = params.prefill.engine, params.prefill.shards
     if method == MOONCAKE_V1.name:
         known = Extras(xid=params.xid, block_size=shards.block_size, tp=shards.tp, pp=shards.pp)
@@ -100,7 +101,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
 
 
 def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
-    """What a decode leg's mapping says. ParamsError."""
+    """Parse a decode leg's kv_transfer_params. ParamsError."""
     parsed = parse(_AS.get(method, method), "decode", mapping)
     extras = parsed.pdflow
     if extras is None or extras.block_size is None:

@@ -1,8 +1,8 @@
-"""A prefill engine, live, that sends a prompt layer by layer, from its blocks or from memory beside them.
+"""The node of a prefill engine that sends a prompt layer by layer, from its blocks or from memory beside them.
 
-What goes when is decided in `pdflow/serving/sending.py` and `staged_sending.py`. What is copied is copied at once, in
-trio's thread: so nothing of a place is being written when that is given back. A layer of a chunk is copied or sent as
-soon as it is computed, while the engine computes the next.
+What is sent when is decided in `pdflow/serving/sending.py` and `staged_sending.py`. Copies are made at once, in trio's
+thread: so nothing of a place is being written when that is released. A layer of a chunk is copied or sent as soon as it
+is computed, while the engine computes the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class LiveLayeredPrefillNode(LivePrefillNode):
-    """Args: `staging` is that of each rank, if there is any."""
+    """The node of a prefill engine that sends a prompt layer by layer. Args: `staging` is that of each rank, if there
+    is any."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class LiveLayeredPrefillNode(LivePrefillNode):
         )
 
     def is_drained(self) -> bool:
-        """Room beside the blocks is held still."""
+        """True if the blocks are free and no room beside them is held any more."""
         return super().is_drained() and (self.staging is None or not self.staging.held)
 
     # What the engine computes.
@@ -119,5 +120,5 @@ class LiveLayeredPrefillNode(LivePrefillNode):
 
 
 def own_piece(rank: Rank, piece: Piece) -> Piece:
-    """The same piece by the layers of this rank."""
+    """Return the same piece, its layer counted among the layers of this rank."""
     return Piece(piece.layer - rank.layers.start, piece.start, piece.stop)

@@ -1,14 +1,14 @@
-"""The control streams of one engine's ranks: HELLO, frames in and out, and what it means that a stream breaks.
+"""The control streams of one engine's ranks: HELLO, frames in and out, and what follows when a stream breaks.
 
-One stream for each pair of ranks. D opens it when its endpoint wants a handshake; P hears, and answers. Both sides
-learn from the other's HELLO which life of the engine speaks, and how its memory is reached. A P rank's own handshake
-asks for no new stream: it takes the one that D has opened, and without one D is not to be reached.
+There is one stream for each pair of ranks. D opens it when its endpoint wants a handshake; P listens, and answers. Both
+sides learn from the other's HELLO its engine's incarnation, and how its memory is reached. A P rank's own handshake
+opens no new stream: it uses the one that D has opened, and without one D cannot be reached.
 
-Where the cluster has a secret, nobody is believed who does not prove that he knows it (`proving.py`), and where it has
-certificates, all of it goes by TLS (`tls.py`).
+Where the cluster has a secret, a peer must prove that it knows it (`proving.py`), and where it has certificates, all of
+it goes by TLS (`tls.py`).
 
-Writing never waits: each stream has a queue, and a peer that does not take what is in it is lost (S9). What a stream
-says that cannot be read ends it, with a line in the log; other streams do not notice.
+Writing never waits: each stream has a queue, and a peer that does not take what is in it is lost (S9). Bytes that
+cannot be parsed end their stream, with a line in the log; other streams are not affected.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from pdflow_runtime.transports.base import TransportError
 log = logging.getLogger(__name__)
 
 MOST_UNSENT: Final = 1024
-"""Frames that wait for one peer to take them."""
+"""The most frames that wait for one peer to take them."""
 HELLO_TIMEOUT_S: Final = 5.0
-"""For a peer's HELLO."""
+"""The time in which a peer's HELLO must come."""
 READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
-"""A HELLO that brings all that it may."""
+"""The size of the largest HELLO that is read."""
 MAX_PENDING: Final = 1024
-"""Streams on which no HELLO has come yet. Who begins anew hears from all ranks at once."""
+"""The most streams on which no HELLO has come yet. An engine that starts anew is connected to by all ranks at once."""
 
 
 class RankLink:
-    """One stream. `port` and the peer's `hello` are known once HELLOs have been exchanged."""
+    """The control stream between two ranks. `port` and the peer's `hello` are known once HELLOs have been exchanged."""
 
     def __init__(self, stream: trio.abc.Stream, secret: Secret | None) -> None:
         self.stream: Final = stream
         self.secret: Final = secret
         self.proof: Proof | None = None
-        """Of who is at the other end, where that is asked."""
+        """The proof that the peer knows the secret, if the cluster has one."""
         self.port: Port
         self.hello: Hello
         self.early: list[Frame | Malformed] = []
-        """What came with the peer's HELLO, behind it."""
+        """Frames that came directly behind the peer's HELLO."""
         self._unread: Final = bytearray()
-        """Received, and not looked at."""
+        """Bytes that were received and not parsed yet."""
         self.decoder: Final = FrameDecoder()
         self.frames, self.unsent = trio.open_memory_channel[bytes](MOST_UNSENT)
         self.scope: Final = trio.CancelScope()
@@ -73,7 +73,7 @@ class RankLink:
         return (self.port.address, self.hello.address)
 
     async def prove(self, opens: bool) -> None:
-        """That both sides know the secret, if there is one. ValueError if the other one does not."""
+        """Prove to each other that both sides know the secret, if there is one. ValueError if the peer does not."""
         if self.secret is not None:
             prove = prove_as_opener if opens else prove_as_acceptor
             self.proof = await prove(self.secret, self.stream.send_all, self._take)
@@ -82,7 +82,8 @@ class RankLink:
         await self.stream.send_all(hello if self.proof is None else self.proof.ours(hello) + hello)
 
     async def receive_hello(self) -> Hello:
-        """The peer's first frame. ValueError if it is another, or none, or nobody's who knows the secret."""
+        """Receive the peer's first frame. ValueError if it is not a HELLO, or comes from a peer that does not know the
+        secret."""
         claimed = b"" if self.proof is None else await self._take(MAC_BYTES)
         head = await self._take(LENGTH_BYTES)
         length = int.from_bytes(head, "big")
@@ -103,7 +104,7 @@ class RankLink:
         return first
 
     async def _take(self, count: int) -> bytes:
-        """So many of the bytes that come. ValueError if fewer do."""
+        """Receive exactly this many bytes. ValueError if the stream ends before."""
         while len(self._unread) < count:
             data = await self.stream.receive_some(READ_BYTES)
             if not data:
@@ -115,8 +116,8 @@ class RankLink:
 
 
 class RankLinks:
-    """Args: the node and its ranks. `send`, `handshake` and `fence` are what the effects of these names do. `secret`
-    and `tls` are given before any stream is."""
+    """The control streams of a node's ranks. Args: the node and its ranks. `send`, `handshake` and `fence` execute the
+    effects of these names. `secret` and `tls` are set before any stream is opened."""
 
     def __init__(self, node: LiveNode, ranks: Mapping[Address, Rank]) -> None:
         self.node: Final = node
@@ -125,17 +126,17 @@ class RankLinks:
         self.tls: Tls | None = None
         self._pending: Final = PendingConnections(MAX_PENDING, trio.CancelScope.cancel)
         self.book: dict[EngineId, tuple[str, int]] = {}
-        """Where engines hear, as far as requests have said."""
+        """The address at which each engine listens, by the latest request that named it."""
         self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
-        """Ranks of ours, and peers that were not to be reached where the engine was said to hear."""
+        """Pairs of a rank of ours and a peer that could not be reached at the address known of its engine."""
         self._again: dict[EngineId, trio.Event] = {}
-        """Set when those have been tried where it hears now."""
+        """Set when those pairs have been tried at the engine's new address."""
         self.links: dict[tuple[Address, Address], RankLink] = {}
-        """By our rank and the peer's."""
+        """Open streams by our rank and the peer's."""
         self._nursery: trio.Nursery
 
     def incarnation_of(self, me: Address, peer: Address) -> int | None:
-        """Of the peer, if there is a stream to it."""
+        """Return the peer's incarnation, if there is a stream to it."""
         link = self.links.get((me, peer))
         return None if link is None else link.hello.incarnation
 
@@ -148,10 +149,10 @@ class RankLinks:
             await trio.serve_listeners(self._accepted, [listener], handler_nursery=nursery)
 
     async def update_address(self, engine: EngineId, host: str, tcp_port: int) -> None:
-        """A request says where the ranks of an engine listen.
+        """Note the address at which the ranks of an engine listen, as a request has named it.
 
-        If that is somewhere else than before, it has started anew. Endpoints that have failed to reach it would not try
-        for up to a minute, and fail this request at once: so they are told first what comes of trying there.
+        An engine whose address has changed has restarted. Endpoints that have failed to reach it would not try again
+        for up to a minute, and fail this request at once: so its ranks are tried at the new address first.
         """
         if self.book.get(engine) != (host, tcp_port):
             self.book[engine] = (host, tcp_port)
@@ -193,13 +194,13 @@ class RankLinks:
             self.node.put(port, HandshakeEnded(effect.peer, False, 0))
 
     def fence(self, port: Port, effect: Fence) -> None:
-        """The stream goes with the memory: what follows begins with a handshake."""
+        """Close the stream to a fenced peer: what follows begins with a handshake."""
         link = self.links.pop((port.address, effect.peer), None)
         if link is not None:
             link.scope.cancel()
 
     def lose(self, me: Address, peer: Address) -> None:
-        """Its memory is not to be reached any more. The stream goes with it: both sides begin with a handshake."""
+        """Close the stream to a peer whose memory cannot be reached any more: both sides begin with a handshake."""
         link = self.links.get((me, peer))
         if link is not None:
             link.scope.cancel()
@@ -207,7 +208,7 @@ class RankLinks:
     # Streams.
 
     async def _open(self, port: Port, peer: Address, host: str, tcp_port: int) -> None:
-        """Reach a peer that hears there, and say how that went."""
+        """Connect to a peer at that address, and report the handshake's end."""
         try:
             link = await within(HELLO_TIMEOUT_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
@@ -231,7 +232,7 @@ class RankLinks:
         return link
 
     async def _greet(self, link: RankLink, peer: Address) -> None:
-        """The opener's half. ValueError if somebody else answers."""
+        """Run the opener's half of the handshake. ValueError if another rank answers."""
         nonce = secrets.randbits(63) | 1
         await link.prove(True)
         await link.send_hello(self._hello(link.port, nonce, 0, peer))
@@ -257,7 +258,8 @@ class RankLinks:
         await self._serve(link)
 
     async def _welcome(self, link: RankLink) -> None:
-        """The acceptor's half. ValueError for a stranger, or for who asks for somebody else."""
+        """Run the acceptor's half of the handshake. ValueError for a peer that does not authenticate, or that asks for
+        a rank that is not here."""
         await link.prove(False)
         hello = await link.receive_hello()
         port = self.node.ports.get(hello.to)
@@ -272,7 +274,7 @@ class RankLinks:
         )
 
     def _adopt(self, link: RankLink) -> None:
-        """From now on this is the stream between the two."""
+        """Make this the stream between the two ranks, in place of any before."""
         before = self.links.get(link.key)
         self.links[link.key] = link
         if before is not None:
@@ -280,7 +282,7 @@ class RankLinks:
             self.node.put(link.port, PeerLost(link.hello.address))
 
     async def _connect_memory(self, link: RankLink) -> None:
-        """Reach the memory of whoever is at the other end, and say how that went."""
+        """Connect to the memory of the rank at the other end, and report the handshake's end."""
         rank, hello = self.ranks[link.port.address], link.hello
         ok = True
         try:
@@ -295,7 +297,7 @@ class RankLinks:
         self.node.put(link.port, HandshakeEnded(hello.address, ok, hello.incarnation if ok else 0))
 
     async def _serve(self, link: RankLink) -> None:
-        """Both directions, until the stream ends."""
+        """Read and write frames until the stream ends."""
         try:
             with link.scope:
                 async with trio.open_nursery() as nursery:
@@ -340,5 +342,5 @@ class RankLinks:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a person is told of an error that may have no text."""
+    """Return a text for people of an error that may have none."""
     return str(error) or (str(error.__cause__) if error.__cause__ else type(error).__name__)

@@ -1,4 +1,4 @@
-"""What engines compute with, opened from a scenario: the model's folder, its weights, its name, its tokenizer."""
+"""The model that engines compute with, opened from a scenario: its folder, its weights, its name, its tokenizer."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DTYPES: Final = {short: name for name, short in HF_DTYPES.items()}
-"""Torch's names of what is computed in, by those of [model] kv_dtype."""
+"""Torch's dtype names, by those of [model] kv_dtype."""
 OF_BYTES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
-"""What a model is made in that has no folder, by the bytes of a value in the KV cache."""
+"""The dtype of a model without a folder, by the bytes of a value in the KV cache."""
 SPECIAL: Final = 2
-"""Tokens before those of bytes."""
+"""The number of special tokens, whose ids precede those of bytes."""
 INSTALL: Final = "pip install 'pdflow[live]'"
 WEIGHTS_SCHEME: Final = 2
-"""Of `weights_of`: to be counted up where the same model would get another number, so that a store that outlives its
-nodes has nothing under a number that means something else."""
+"""The version of `weights_of`: to be counted up where the same model would get another number, so that a store that
+outlives its nodes has nothing under a number that means something else."""
 WEIGHTS_DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
-"""By the last two bits of `weights_of`, so that a number of another engine says what it computes in."""
+"""Dtypes by the last two bits of `weights_of`, so that a number of another engine says what it computes in."""
 NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings", "dtype"))
-"""Of a model's configuration: when an answer ends, how long a prompt may be, and what the folder says of a dtype, which
-is not always what is computed in."""
+"""Fields of a model's configuration that `weights_of` leaves out: when an answer ends, how long a prompt may be, and
+the folder's dtype, which is not always what is computed in."""
 
 
 class ServedModel(Protocol):
-    """One model, ready to be computed with."""
+    """A model that is ready to compute."""
 
     prompts: Prompts
     weights: int
-    """Identifies what KV and tokens are computed with: engines of which it differs exchange no KV (S4)."""
+    """Identifies the weights that KV and tokens are computed with: engines of which it differs exchange no KV (S4)."""
     dtype: str
-    """That is computed in, and KV kept in; "" if nothing is computed."""
+    """The dtype that is computed in and that KV is kept in; "" if nothing is computed."""
     eos: frozenset[int]
 
     def runner(self, node: LiveEngineNode) -> Runner:
-        """What computes in the memory of this node's ranks."""
+        """Return the runner that computes in the memory of this node's ranks."""
 
 
 def folder_of(scenario: ResolvedScenario) -> Path:
-    """The model's folder, made first if the scenario names none. ScenarioError if there is nothing in it."""
+    """Return the model's folder, made first if the scenario names none. ScenarioError if there is nothing in it."""
     named = scenario.serve.model
     if named is not None:
         folder = scenario.base_dir / named
@@ -97,7 +97,7 @@ def folder_of(scenario: ResolvedScenario) -> Path:
 
 
 def cache() -> Path:
-    """Where what was made once stays."""
+    """Return the folder in which models that were made once are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdflow"
 
 
@@ -126,7 +126,7 @@ class TorchModel:
 
 
 class SyntheticModel:
-    """Nothing is computed: a step takes the time that the scenario's cost model says."""
+    """A model of which nothing is computed: a step takes the time that the scenario's cost model says."""
 
     eos: frozenset[int] = frozenset()
     weights = 1
@@ -158,13 +158,14 @@ class ByteTokens:
 
 
 def is_synthetic(scenario: ResolvedScenario) -> bool:
-    """Engines are all of one kind: no prompt is computed by one and decoded by the other."""
+    """True if the engines are synthetic. Engines are all of one kind: no prompt is computed by one and decoded by the
+    other."""
     return all(pool.engine == "synthetic" for pool in scenario.pools)
 
 
 def shape_of(scenario: ResolvedScenario, pool: Pool) -> KvShape:
-    """The KV of this pool's engines. That of synthetic ones is as small as it can be, so that a laptop has room for a
-    cluster's: a layer for each pipeline stage, a head for each rank, two words for each token."""
+    """Return the shape of this pool's KV. That of synthetic engines is as small as it can be, so that a laptop has room
+    for a cluster's: a layer for each pipeline stage, a head for each rank, two words for each token."""
     if not is_synthetic(scenario):
         return kv_shape_of(scenario.model, pool)
     stages, heads = (max(getattr(other, axis) for other in scenario.pools) for axis in ("pp", "tp"))
@@ -172,12 +173,12 @@ def shape_of(scenario: ResolvedScenario, pool: Pool) -> KvShape:
 
 
 def open_model(scenario: ResolvedScenario, pool: Pool) -> ServedModel:
-    """What the engines of this pool compute with."""
+    """Open the model that the engines of this pool compute with."""
     return TorchModel(scenario) if pool.engine == "torch" else SyntheticModel(scenario, pool)
 
 
 def open_prompts(scenario: ResolvedScenario) -> Prompts:
-    """The model's tokenizer, without its weights: all that a router needs."""
+    """Open the model's tokenizer without its weights: all that a router needs."""
     if is_synthetic(scenario):
         context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
         vocab_size, most = scenario.model.vocab_size, handed_over(scenario)
@@ -187,7 +188,7 @@ def open_prompts(scenario: ResolvedScenario) -> Prompts:
 
 
 def prompts_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> Prompts:
-    """By the tokenizer of that folder."""
+    """Return prompts by the tokenizer of that folder."""
     try:
         from pdflow_runtime.engines.tokenizer import Tokenizer
     except ImportError:
@@ -197,17 +198,17 @@ def prompts_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) ->
 
 
 def handed_over(scenario: ResolvedScenario) -> int | None:
-    """Tokens of the longest prompt whose blocks a registration can name, at whichever engine; None where nobody hands
-    anything over."""
+    """Return the tokens of the longest prompt whose blocks a registration can name, at whichever engine; None where no
+    engine hands anything over."""
     sizes = [pool.block_size for pool in scenario.pools if pool.role != "aggregated"]
     return MAX_BLOCKS * min(sizes) if sizes else None
 
 
 def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
-    """63 bits that identify all that KV and tokens are computed from: a hash over every tensor's name, dtype, shape and
-    bytes and what config.json says of the network (rotations, norms, heads), and two bits for the dtype of KV and of
-    the computation. How tensors are cut into files, and config.json's other keys, do not matter. ModelError if a file
-    cannot be read."""
+    """Return 63 bits that identify all that KV and tokens are computed from: a hash over every tensor's name, dtype,
+    shape and bytes and what config.json says of the network (rotations, norms, heads), and two bits for the dtype of KV
+    and of the computation. How tensors are cut into files, and config.json's other keys, do not matter. ModelError if a
+    file cannot be read."""
     from pdflow_runtime.engines.weight_hash import hash_weights
 
     found = hash_weights(folder, cache() / "weights")
@@ -225,14 +226,14 @@ def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
 
 
 def weights_words(weights: int) -> str:
-    """A number of `weights_of`, for people."""
+    """Return a number of `weights_of` as text for people."""
     return f"weights {weights:016x} in {WEIGHTS_DTYPES[weights & 3]}"
 
 
 def dtype_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> str:
-    """What torch engines compute in and keep KV in: what `model.kv_dtype` says, which the loader has taken from the
-    folder's config.json if the scenario does not say it; else what the tensors have, if that is as wide as the
-    scenario's KV. ScenarioError if neither says it, or it is not computed in."""
+    """Return the dtype that torch engines compute in and keep KV in: that of `model.kv_dtype`, which the loader has
+    taken from the folder's config.json if the scenario does not say it; else that of the tensors, if it is as wide as
+    the scenario's KV. ScenarioError if neither says it, or it is not computed in."""
     spec = scenario.model
     if spec.kv_dtype is not None and spec.kv_dtype in DTYPES:
         return DTYPES[spec.kv_dtype]
@@ -260,14 +261,16 @@ def dtype_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> s
 
 
 def weights_bytes(scenario: ResolvedScenario) -> int:
-    """Of the files that each engine reads at its start; 0 for a model that is made here, and for synthetic engines."""
+    """Return the bytes of the files that each engine reads at its start; 0 for a model that is made here, and for
+    synthetic engines."""
     if scenario.serve.model is None or is_synthetic(scenario):
         return 0
     return sum(path.stat().st_size for path in (scenario.base_dir / scenario.serve.model).glob("*.safetensors"))
 
 
 def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:
-    """What the folder says. It must be the model of [model], which is simulated, and says how large KV is."""
+    """Read the folder's configuration. It must be of the model of [model], which is simulated, and says how large KV
+    is."""
     from pdflow_runtime.engines.config import read_config
 
     config, spec = read_config(folder), scenario.model

@@ -1,14 +1,14 @@
-"""A node: one engine's core, owned by one task.
+"""The base of all nodes: a core of endpoints, owned by one task.
 
-Whatever happens to it is put into one queue, and handled in its order; what an effect asks for is done at once and
-never waits. What executing an effect leads to goes through the queue too, so that the core is not entered while an
-effect of its last turn is still to be done. Deadlines are judged when all that had come before has been handled (C11).
+All events go into one queue, and are handled in its order; an effect is executed at once and never waits. Events that
+result from executing an effect go through the queue too, so that the core is not entered while an effect of its last
+turn is still to be executed. Deadlines are checked when all events that came before have been handled (C11).
 
-The queue has two doors and a window. `put` is for what must not be refused: the engine's outcomes, the ends of
-operations, orders between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for
-peers' frames: who has sent more than are handled waits, and so does its stream, nobody else. By `settle` and `feed` the
-engine's task looks in: what an engine does and what the protocol knows of it must not drift apart, as they would if a
-request's end waited in the queue while the engine gives it blocks.
+There are two ways into the queue. `put` is for what must not be refused: the engine's outcomes, the ends of operations,
+messages between endpoints; how many of those there can be is bounded by what was begun here. `offer` is for peers'
+frames: a peer that has sent more than are handled waits, and so does its stream, no other. The engine's task calls
+`settle` and `feed`, which handle the queue at once: what an engine does and what the protocol knows of it must not
+drift apart, as they would if a request's end waited in the queue while the engine gives it blocks.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 TIME_REACHED: Final = TimeReached()
 MOST_FRAMES: Final = 256
-"""Of peers, that wait to be handled; one turn takes them all."""
+"""The most frames of peers that wait to be handled; one turn takes them all."""
 
 
 Observer = Callable[[Address, Any, tuple[Any, ...], Instant], None]
 
 
 class LiveNode:
-    """Owns its core for as long as `run` runs. Subclasses say what effects do, in `do`. Args: `core`: the rules of its
-    role, if it has any."""
+    """A task that owns a core for as long as `run` runs. Subclasses map effects to functions in `do`. Args: `core`: the
+    rules of its role, if it has any."""
 
     def __init__(self, name: str, core: Core | None = None) -> None:
         self.name: Final = name
@@ -56,9 +56,9 @@ class LiveNode:
         self.notes: Counter[str] = Counter()
         self.core.arm = self._arm
         self._queue: Final[deque[tuple[Port, Any]]] = deque()
-        """What has arrived, and waits for its turn."""
+        """Events that have arrived and wait for their turn."""
         self._timers: Final[list[tuple[Instant, int, int, Port]]] = []
-        """When endpoints want to be asked, a heap: (when, the endpoint's place, a number of its own, the endpoint)."""
+        """Deadlines of endpoints, a heap: (when, the endpoint's place, a number of its own, the endpoint)."""
         self._armed = 0
         self._bell = trio.Event()
         self._frames = trio.Semaphore(MOST_FRAMES)
@@ -72,7 +72,7 @@ class LiveNode:
 
     @property
     def observe(self) -> Observer | None:
-        """Shown every event into an endpoint with its effects."""
+        """A function that is called with every event into an endpoint and its effects."""
         return self._observe
 
     @observe.setter
@@ -84,33 +84,34 @@ class LiveNode:
             self.core.observe = lambda port, event, effects, now: observe(port.address, event, effects, now)
 
     def put(self, port: Port, event: Any) -> None:
-        """Something has happened here. What executing an effect leads to belongs to the turn that wanted it."""
+        """Queue an event of this process. An event that results from executing an effect belongs to the same turn."""
         (self.core.queue if self.core.busy else self._queue).append((port, event))
         self._bell.set()
 
     def feed(self, port: Port, event: Any) -> None:
-        """What the engine has done, which nothing that is queued may contradict: handled now, behind all of that."""
+        """Handle an outcome of the engine at once, behind all queued events, none of which may contradict it."""
         self._queue.append((port, event))
         self._drain(now_ns())
         self._bell.set()  # a deadline may be nearer now than the one that is slept to
 
     def settle(self) -> None:
-        """Handle what is queued, before something is done that must know of it."""
+        """Handle what is queued, before something is done that depends on it."""
         self._drain(now_ns())
 
     async def offer(self, port: Port, event: Any) -> None:
-        """A peer says something."""
+        """Queue a peer's frame; wait while MOST_FRAMES are queued already."""
         await self._frames.acquire()
         self._offered += 1
         self.put(port, event)
 
     def admit_soon(self) -> None:
-        """Ask who has room when all that has happened is handled: it may be the end of who would be next."""
+        """Have waiting requests admitted once all queued events are handled: one of these may end the request that
+        would be next."""
         self._admission_due = True
         self._bell.set()
 
     def admissions(self, now: Instant) -> Iterable[tuple[Port, Any]]:
-        """Who has room now, where a node keeps any: what its endpoints are told."""
+        """Return events for endpoints whose requests have room now, where a node admits any."""
         return ()
 
     async def run(self) -> None:
@@ -122,7 +123,7 @@ class LiveNode:
                 await self._bell.wait()
 
     def wake_at(self) -> Instant | None:
-        """The next deadline of all endpoints."""
+        """Return the next deadline of all endpoints."""
         timers = self._timers
         while timers and timers[0][3].armed != timers[0][0]:
             heappop(timers)
@@ -134,7 +135,7 @@ class LiveNode:
         heappush(self._timers, (at, port.order, self._armed, port))
 
     def turn(self, now: Instant) -> None:
-        """All that has come, then who has room now, and then the deadlines that are due, each with all that follows."""
+        """Handle all queued events, then admissions, then the deadlines that are due, each with all that follows."""
         self._drain(now)
         self._admit_waiting(now)
         for _ in range(self._offered):
@@ -161,7 +162,7 @@ class LiveNode:
             core.feed(port, event, now)
 
     def note(self, port: Port, effect: Note) -> None:
-        """Counted always, told once of its kind: a peer may cause as many as it likes."""
+        """Count every note, and log the first of each kind: a peer may cause as many as it likes."""
         self.notes[effect.name] += 1
         if self.notes[effect.name] == 1:
             log.info("%s: %s", port.address, effect.name)

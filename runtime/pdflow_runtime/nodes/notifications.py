@@ -1,7 +1,7 @@
-"""What travels behind the bytes of a WRITE: DONE, and which life of its engine has written.
+"""The payload of a notification, which arrives behind the bytes of a WRITE: DONE, and the writer's incarnation.
 
-A notice may be heard when the writer's process is gone and its next one is known: what it says is then what a former
-life has said (S8), which the present one's stream does not show.
+A notification may arrive when the writer's process is gone and its next one is known: it is then a message of a former
+incarnation (S8), which the present one's stream does not show.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def notification_of(incarnation: int, done: Done) -> bytes:
 
 
 def read_notification(notification: bytes) -> tuple[int, Done] | Malformed:
-    """The writer's incarnation, and what it says."""
+    """Return the writer's incarnation and its message."""
     done = decode_done(notification[INCARNATION_BYTES:])
     return done if isinstance(done, Malformed) else (int.from_bytes(notification[:INCARNATION_BYTES], "big"), done)

@@ -1,4 +1,4 @@
-"""A prefill engine's half of a request over HTTP: it computes the prompt, and says how its KV is to be had."""
+"""The HTTP API of a prefill engine: it computes the prompt, and answers with where its KV can be had."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdflow_runtime.router.answer_text import AnswerText
 
 
 class PrefillApi(EngineApi[LivePrefillNode]):
-    """Args: as EngineApi's."""
+    """The HTTP API of a prefill engine. Args: as EngineApi's."""
 
     async def complete(self, asked: LegAsked, responder: Responder) -> None:
         tokens, node = asked.tokens, self.node
@@ -48,7 +48,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         await responder.reply(200, (JSON,), done)
 
     def _first_answer(self, leg: LivePrefillLeg, whole: LegAsked) -> FirstAnswer:
-        """The beginning of an answer that goes on elsewhere, if it does."""
+        """Return the first token and the beginning of the answer, which goes on at D unless this token ends it."""
         asked, answer = whole.asked, whole.answer
         token = leg.token
         assert token is not None, "it was to be told"
@@ -68,7 +68,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), body.decode(), ends)
 
     async def _alone(self, whole: LegAsked, responder: Responder) -> None:
-        """One token is wanted, which is P's: there is nothing to decode."""
+        """Answer a request for one token: P computes it, and there is nothing to decode."""
         asked, tokens, node = whole.asked, whole.tokens, self.node
         if asked.max_tokens != 1:
             raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")

@@ -1,4 +1,4 @@
-"""A prefill engine, live: from a prefill leg to the KV that lies ready, and until it is released.
+"""The node of a prefill engine: from a prefill leg to the KV that lies ready, and until it is released.
 
 What it does with a request is decided in `pdflow/serving/prefill.py`. Here are its tokens, its records and its engine.
 """
@@ -35,29 +35,29 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class LivePrefillLeg:
-    """One prompt at P. `answered` is set once there is `params`, or a `code` that says why there will be none; or, if
-    nobody comes for its KV, once there is its token."""
+    """The state of one request at P. `answered` is set once there is `params`, or a `code` that says why there will be
+    none; or, if no decode leg comes for its KV, once there is its token."""
 
     def __init__(self, request_id: RequestId, xid: Xid, job: Job, keeps: bool = True) -> None:
         self.request_id: Final = request_id
         self.xid: Final = xid
         self.job = job
         self.keeps: Final = keeps
-        """A decode leg comes for its KV."""
+        """True if a decode leg comes for its KV."""
         self.token: Token | None = None
-        """The answer's first, if it is to be told."""
+        """The answer's first token, if it is asked for."""
         self.begun_ns: Final = now_ns()
         self.computed_ns: Instant = 0
-        """Since when all of its KV is in its blocks, once it is."""
+        """The time since when all of its KV is in its blocks; 0 before."""
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
         self.at: Coordinates | None = None
-        """Where the ranks hear that have its KV, if these are not ours."""
+        """The address of the ranks that have its KV, if these are not ours."""
         self.code = Code.NONE
         self.why = ""
-        """For people, if it was rejected."""
+        """The reason for people, if it was rejected."""
         self.noted = False
-        """Its stages in the engine are over."""
+        """True if its stages in the engine are recorded."""
 
     def answer(self, params: KvParams | None, code: Code = Code.NONE) -> None:
         self.params, self.code = params, code
@@ -65,7 +65,7 @@ class LivePrefillLeg:
 
 
 class LivePrefillNode(LiveEngineNode):
-    """One life of a prefill engine. Args: `sending`: what it sends from."""
+    """The node of one incarnation of a prefill engine. Args: `sending`: the memory that it sends from."""
 
     pool_role = "prefill"
 
@@ -81,9 +81,9 @@ class LivePrefillNode(LiveEngineNode):
         super().__init__(config, scheduler, ranks, transport, self.prefilling)
         self._products: Final = scheduler.products
         self.legs: dict[Xid, LivePrefillLeg] = {}
-        """Of which anything is left here."""
+        """Legs of which anything is left here."""
         self.ending: list[LivePrefillLeg] = []
-        """Whose last tokens are in the step that runs, where the engine reports chunks."""
+        """Legs whose last tokens are in the step that runs, where the engine reports chunks."""
         self.do.update(
             {
                 PostWrite: self.post_write,
@@ -108,12 +108,13 @@ class LivePrefillNode(LiveEngineNode):
     def begin(
         self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None
     ) -> LivePrefillLeg:
-        """A prefill leg has come; with `sampling` the first token of its answer is told, too. KeyError if the leg is
+        """Begin a prefill leg; with `sampling` the first token of its answer is returned, too. KeyError if the leg is
         here already."""
         return self._begin(request_id, xid, tokens, sampling, True)
 
     def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> LivePrefillLeg:
-        """The only leg of a request that wants one token: nobody comes for the KV. Raises as `begin` does."""
+        """Begin the only leg of a request that wants one token: no decode leg comes for the KV. Raises as `begin`
+        does."""
         leg = self._begin(request_id, request_id, tokens, sampling, False)
         self.event_log.passed(request_id, "route")
         return leg
@@ -132,7 +133,7 @@ class LivePrefillNode(LiveEngineNode):
         return leg
 
     def update_stores(self, stores: tuple[Coordinates, ...]) -> None:
-        """The latest request says where the nodes of a store take requests. Kept where KV goes to one."""
+        """Note where the nodes of a store take requests, by the latest request. Kept only where KV goes to a store."""
 
     def request(self, leg: LivePrefillLeg) -> PrefillRequested:
         tokens = leg.job.tokens
@@ -140,11 +141,12 @@ class LivePrefillNode(LiveEngineNode):
         return PrefillRequested(leg.xid, leg.request_id, len(tokens), digest, leg.keeps)
 
     def withdraw(self, xid: Xid) -> None:
-        """Nobody is to come for its KV: were its lease waited for, so would be its blocks."""
+        """Release a prompt's KV that no decode leg will come for: its blocks would else be held until the lease
+        expires."""
         self.put(self.role, PromptWithdrawn(xid))
 
     def abort(self, leg: LivePrefillLeg) -> None:
-        """Whoever asked has gone."""
+        """Abort the leg, as its client or router has disconnected."""
         self.settle()
         if self.legs.get(leg.xid) is leg:
             self.feed(self.role, RequestAborted(leg.xid))
@@ -174,13 +176,13 @@ class LivePrefillNode(LiveEngineNode):
                 self.feed(self.role, PromptComputed(leg.xid, self.source(leg)))
 
     def chunk_begun(self, leg: LivePrefillLeg, chunk: ChunkBegun) -> None:
-        """A step has begun that computes a part of this prompt."""
+        """Called when a step begins that computes a part of this prompt."""
 
     def layer_computed(self, layer: int) -> None:
-        """That step has come so far."""
+        """Called when that step has computed this layer."""
 
     def source(self, leg: LivePrefillLeg) -> Allocation:
-        """Its blocks, shared ones included."""
+        """Return the blocks of a prompt, shared ones included."""
         assert leg.job.seq.allocation is not None
         return self.table(leg.job.seq.allocation)
 
@@ -188,7 +190,7 @@ class LivePrefillNode(LiveEngineNode):
         self.submit(self.legs[effect.request_id])
 
     def submit(self, leg: LivePrefillLeg) -> None:
-        """Into the engine's queue, if it can ever be computed here."""
+        """Enqueue a leg in the engine; rejected if it can never be computed here."""
         rejected = self.engine.enqueue(leg.job)
         if rejected is not None:
             self.put(self.role, rejected)
@@ -205,7 +207,8 @@ class LivePrefillNode(LiveEngineNode):
     # The record, and whoever asked.
 
     def _all_layers(self, at: Instant) -> None:
-        """Where layers leave as they come, D may be done with a prompt before P's step has ended."""
+        """Record prompts as computed with their last layer. Where layers leave as they come, D may be done with a
+        prompt before P's step has ended."""
         for leg in self.ending:
             request = self.prefilling.request_of(leg.xid)
             if self.legs.get(leg.xid) is leg and request is not None and not request.ended:
@@ -217,7 +220,7 @@ class LivePrefillNode(LiveEngineNode):
         self._note_computed(leg, leg.computed_ns)
 
     def _note_computed(self, leg: LivePrefillLeg, at: Instant) -> None:
-        """All of its KV has been in its blocks since then."""
+        """Record the leg's stages in the engine, once: all of its KV has been in its blocks since `at`."""
         if leg.noted:
             return
         leg.noted = True
@@ -233,7 +236,7 @@ class LivePrefillNode(LiveEngineNode):
         self.legs[effect.params.xid].answer(effect.params)
 
     def end(self, port: Port, effect: EndPrefill) -> None:
-        """P's token is all that was asked for, or there is none."""
+        """End a leg without KV: P's token is all that was asked for, or there is no answer."""
         leg = self.legs[effect.handle]
         if effect.code is Code.NONE:
             self.event_log.passed(leg.request_id, TOKEN)
@@ -254,7 +257,7 @@ class LivePrefillNode(LiveEngineNode):
         return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]
 
     def _state(self, leg: LivePrefillLeg) -> str:
-        """`leased` while the protocol has its KV in its hands; else the engine's word."""
+        """Return `leased` while the protocol holds its KV; else the phase of the engine's sequence."""
         product = self._products.get(leg.xid)
         if product is not None and product.allocation is not None:
             return "leased"

@@ -1,7 +1,8 @@
-"""What nodes with ranks share, engines' and a store's: endpoints under one name or two, a memory at each rank, streams.
+"""The base of nodes with ranks, engines' and a store's: endpoints under one name or two, a memory at each rank,
+streams.
 
 A name is a scheduler's endpoint with those of its ranks. Ranks of a second name have an agent each over the memory of
-the first one's: whoever is kept out under one name is not under the other.
+the first one's: a peer that is fenced under one name is not under the other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pdflow_runtime.transports.base import MakeTransport
 
 @attrs.frozen(kw_only=True)
 class NodeConfig:
-    """What one life of a node with ranks is made from."""
+    """The configuration of one incarnation of a node with ranks."""
 
     info: EngineInfo
     incarnation: int
@@ -39,18 +40,18 @@ class NodeConfig:
     num_blocks: int
     layouts: LayoutBook
     weights: int
-    """Names what the model computes with: engines of different weights exchange nothing (S4)."""
+    """The number of the model's weights: engines of different weights exchange nothing (S4)."""
     dtype: str = ""
-    """That KV is computed and kept in; "" if it is not known: KV of synthetic engines, or in a store whose scenario
-    does not say it."""
+    """The dtype that KV is computed and kept in; "" if it is not known: KV of synthetic engines, or in a store whose
+    scenario does not say it."""
     staging_factory: StagingFactory | None = None
-    """What a rank keeps beside its blocks."""
+    """Makes the memory that a rank keeps beside its blocks."""
     leases: int | None = None
-    """How many may be open at once, unless blocks say so."""
+    """The number of leases that may be open at once, unless blocks say so."""
 
 
 class RankedNode(LiveNode):
-    """Subclasses add the ends of their names, and say what else runs, in `begin_all`."""
+    """A node with ranks. Subclasses add the endpoints of their names, and start in `begin_all` what else runs."""
 
     def __init__(self, name: str, config: NodeConfig, transport: MakeTransport, core: Core | None = None) -> None:
         super().__init__(name, core)
@@ -58,10 +59,10 @@ class RankedNode(LiveNode):
         self.transport: Final = transport
         self.meter: Meter | None = None
         self.port = 0
-        """Where its ranks hear."""
+        """The TCP port at which its ranks listen."""
         self.ranks: dict[Address, Rank] = {}
         self.ends: dict[EngineId, list[Rank]] = {}
-        """The same by the name that they are under."""
+        """The same ranks by the name that they are under."""
         self.nursery: trio.Nursery
         self.links: Final = RankLinks(self, self.ranks)
         self.do.update({Send: self.links.send, Handshake: self.links.handshake, Fence: self.fence, Flush: self.flush})
@@ -69,7 +70,7 @@ class RankedNode(LiveNode):
     def add_end(
         self, info: EngineInfo, scheduler: Endpoint, endpoints: Sequence[Endpoint], over: Sequence[Rank] | None = None
     ) -> Port:
-        """Endpoints under one name. `over`: the ranks whose memory theirs is."""
+        """Add the endpoints of one name: a scheduler's and its ranks'. `over`: the ranks whose memory theirs is."""
         port = self.add(info.engine, scheduler, self.config.incarnation)
         owners: Sequence[Rank | None] = [None] * len(endpoints) if over is None else over
         self.ends[info.engine] = [
@@ -104,25 +105,26 @@ class RankedNode(LiveNode):
         return rank
 
     def secured_by(self, secret: Secret | None, tls: Tls | None) -> None:
-        """Before any stream: streams prove `secret` and go by `tls`, where there are any."""
+        """Set the secret that streams prove and the TLS that they go by, if any. To be called before any stream is
+        opened."""
         self.links.secret, self.links.tls = secret, tls
 
     def measured_by(self, meter: Meter) -> None:
-        """From now on, what happens here is counted there."""
+        """Count from now on in this meter what happens here."""
         self.meter = meter
         transfers = TransferMeter(meter.registry)
         for rank in self.ranks.values():
             rank.measured_by(transfers)
 
     def stage(self, name: str, begun_ns: Instant, ended_ns: Instant | None = None) -> None:
-        """A request has been in this stage from then until now, or until then."""
+        """Record that a request was in this stage from `begun_ns` until `ended_ns`, or until now."""
         if self.meter is not None:
             self.meter.stage(name, (now_ns() if ended_ns is None else ended_ns) - begun_ns)
 
     async def serve(
         self, listener: trio.SocketListener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Own everything until cancelled. `listener`: where peers' streams come in."""
+        """Run everything until cancelled. `listener`: where peers' streams come in."""
         self.port = listener.socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
@@ -134,25 +136,25 @@ class RankedNode(LiveNode):
             await self.run()
 
     def begin_all(self, nursery: trio.Nursery) -> None:
-        """What runs beside the endpoints."""
+        """Start the tasks that run beside the endpoints."""
 
     async def aclose(self) -> None:
-        """Who has a memory closes last."""
+        """Close all transports; the ranks that own memory close last."""
         for rank in reversed(self.ranks.values()):
             await rank.transport.aclose()
 
     def fence(self, port: Port, effect: Fence) -> None:
-        """Whatever was granted so far to this peer, it writes no more."""
+        """Fence a peer: it writes no more into anything that was granted to it so far."""
         self.links.fence(port, effect)
         self.ranks[port.address].fence(effect.peer, self.newest_generation())
 
     def newest_generation(self) -> int:
-        """Of what has been granted to peers so far."""
+        """Return the newest generation of what has been granted to peers so far."""
         raise NotImplementedError
 
     def flush(self, port: Port, effect: Flush) -> None:
         self.ranks[port.address].flush(effect.peer)
 
     def is_drained(self) -> bool:
-        """Nobody holds any of its blocks, in whatever way."""
+        """True if none of its blocks is held any more, in whatever way."""
         raise NotImplementedError

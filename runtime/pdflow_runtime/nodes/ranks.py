@@ -1,8 +1,7 @@
-"""The memory of one rank and the ways by which bytes get there and from there: between the endpoints' effects and a
-transport.
+"""The memory of one rank and the transfers to and from it: the layer between the endpoints' effects and a transport.
 
-It turns "write this source's tokens into that grant" into descriptors, and says what has become of operations. Which
-bytes may go is the protocol's; in what pieces, `transfers.py`'s; how they go, the transport's.
+It turns "write this source's tokens into that grant" into descriptors, and reports how operations have ended. Which
+bytes may go is decided by the protocol; in what pieces, by `transfers.py`; how they go, by the transport.
 
 A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. A word
 takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV
@@ -62,36 +61,36 @@ StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
 
 
 class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """What a peer must know of a rank's memory: its layout, and how the transport reaches it."""
+    """The description of a rank's memory for a peer: its layout, and how the transport reaches it."""
 
     memory: RankMemory
     shards: Shards
     words_at: int
     slots: int
-    """Of words."""
+    """The number of slots of lease words."""
     transport: str
     reach: bytes
     kv_region: KvRegion | None = None
-    """Where its prompts are sent from, or land, unless that is in blocks."""
+    """The memory that its prompts are sent from or land in, unless that is the blocks."""
     dtype: str = ""
-    """Of its KV; "" if it does not know."""
+    """The dtype of its KV; "" if it is not known."""
     void_generation: int = -1
-    """The newest that the peer which reads this was fenced from: it posts no WRITE into that or an older one. Said
-    where the transport's fences close, as these do not refuse what is posted over a later connection."""
+    """The newest generation that the peer which reads this was fenced from: it posts no WRITE into that or an older
+    one. Given where the transport's fences close, as these do not refuse what is posted over a later connection."""
 
 
 _metadata_decoder: Final = msgspec.msgpack.Decoder(RankMetadata)
 
 
 class LayoutBook:
-    """Pairs of ranks by the two parallelisms, each worked out once."""
+    """A cache of the slices that pairs of ranks exchange, by the two parallelisms."""
 
     def __init__(self, shape: KvShape, initiator: Initiator, rule: Rule) -> None:
         self._shape, self._initiator, self._rule = shape, initiator, rule
         self._pairs: dict[tuple[int, int, int], dict[tuple[int, int], Pair]] = {}
 
     def pair(self, p: Shards, d: Shards, p_rank: int, d_rank: int) -> Pair:
-        """The slice that goes between two ranks. LayoutError if nothing does."""
+        """Return the slice that goes between two ranks. LayoutError if nothing does."""
         key = (p.tp, p.pp, d.tp)
         pairs = self._pairs.get(key)
         if pairs is None:
@@ -104,11 +103,11 @@ class LayoutBook:
 
 
 class Rank:
-    """Args: shape of the KV at this engine's block size; `transport` makes one that tells its events to what it is
-    given; `put` hands an event to this rank's endpoint; `incarnation` is the engine's in this life;
-    `staging_factory`, what there is beside the blocks; `slots`, how many words there may be, unless blocks say so;
-    `owner`, the rank of this process whose memory this one's is, if it has none of its own; `dtype`, of its KV, if that
-    is known."""
+    """A rank's memory with its transport. Args: `shape` of the KV at this engine's block size; `transport` makes one
+    that reports its events to the sink it is given; `put` hands an event to this rank's endpoint; `incarnation` is the
+    engine's; `staging_factory` makes the memory beside the blocks; `slots`, how many lease words there may be, unless
+    blocks say so; `owner`, the rank of this process whose memory this one shares, if it has none of its own; `dtype`,
+    of its KV, if that is known."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class Rank:
         self.shards: Final = shards
         self.memory: Final = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
         self.layers: Final = stage_layers(shape.num_layers, shards.pp)[rank // shards.tp]
-        """Of the model, that it keeps."""
+        """The number of the model's layers that it keeps."""
         planes = self.memory.num_layers * self.memory.tensors_per_layer
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
         self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
@@ -144,18 +143,19 @@ class Rank:
         self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}
-        """Of prompts that are sent from beside the blocks: where they lie."""
+        """Prompts that are sent from beside the blocks, and where they lie."""
         self.meter: TransferMeter | None = None
         self.lost: Callable[[Address], None] = lambda peer: None
-        """Told of whose memory is not to be reached any more."""
+        """Called with a peer whose memory cannot be reached any more."""
         self._dtype = dtype
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
         self._flushes: dict[Address, deque[Callable[[bool], None]]] = {}
-        """Who has flushed a peer, in order, and is told how that ended."""
+        """Callbacks of the flushes of each peer, in order, called with how each ended."""
         self._void: dict[Address, int] = {}
-        """By peer: see About. None where the transport refuses old generations itself."""
+        """By peer: the `void_generation` of its RankMetadata. Empty where the transport refuses old generations
+        itself."""
         self._word_reads: dict[int, Op] = {}
         """Words that are being read, by the number that the transport knows."""
         self.transfers: Final = InFlightTransfers(
@@ -166,7 +166,7 @@ class Rank:
         self.meter = self.transfers.meter = meter
 
     def metadata_for(self, peer: Address) -> bytes:
-        """For this peer's `connect`."""
+        """Return the metadata for this peer's `connect`."""
         reach = self.transport.describe()
         return msgspec.msgpack.encode(
             RankMetadata(
@@ -183,7 +183,8 @@ class Rank:
         )
 
     async def connect(self, peer: Address, metadata: bytes) -> None:
-        """Reach a peer's memory. Raises ValueError if that is not described, or not to be reached by what is here."""
+        """Connect to a peer's memory. ValueError if the metadata does not describe one that can be used
+        from here."""
         try:
             known = _metadata_decoder.decode(metadata)
         except msgspec.MsgspecError as cause:
@@ -198,7 +199,7 @@ class Rank:
         self.peers[peer] = known
 
     def _check_dtype(self, peer: Address, theirs: RankMetadata) -> None:
-        """ValueError if the peer's KV means something else than what is here, in words that say what to change."""
+        """Raise ValueError if the peer's KV is of another dtype or size than ours, in words that say what to change."""
         fix = "give all engines one model.kv_dtype, or folders whose config.json name one dtype"
         if theirs.dtype and self._dtype and theirs.dtype != self._dtype:
             raise ValueError(f"{peer} keeps KV in {theirs.dtype}, {self.address} in {self._dtype}: {fix}")
@@ -211,7 +212,8 @@ class Rank:
             )
 
     def _may_be(self, theirs: RankMemory) -> bool:
-        """What layouts are worked out from. Addresses may be anything: a transport knows what lies in a region."""
+        """True if layouts can be worked out for the peer's memory. Addresses may be anything: a transport knows what
+        lies in a region."""
         ours = self.memory
         same = (theirs.tensors_per_layer, theirs.cell_bytes) == (ours.tensors_per_layer, ours.cell_bytes)
         planes = theirs.num_layers * theirs.tensors_per_layer
@@ -237,28 +239,30 @@ class Rank:
         self.transport.read_word(number, effect.source, at)
 
     def fence(self, peer: Address, newest_generation: int) -> None:
-        """Nothing that was to be written there is written any more, nor anything from there into what was granted."""
+        """Fence a peer: nothing that was to be written there is written any more, nor anything from there into what was
+        granted."""
         self.transfers.disconnect(peer)
         if self.transport.fences == "close":
             self._void[peer] = max(newest_generation, self._void.get(peer, -1))
         self.transport.fence(peer, newest_generation)
 
     def flush(self, peer: Address) -> None:
-        """FlushEnded, once what was posted there has landed or may not have."""
+        """Report FlushEnded once what was posted there has landed or may not have."""
         self._flush(peer, lambda ok: self._put(FlushEnded(peer, ok)))
 
     def _flush(self, peer: Address, then: Callable[[bool], None]) -> None:
-        """The transport may tell of its end while it is told to begin."""
+        """Flush a peer. The transport may report the end from within its call."""
         self._flushes.setdefault(peer, deque()).append(then)
         self.transport.flush(peer)
 
     def expose(self, lease_word: LeaseWord) -> None:
-        """Readers find this word from now on."""
+        """Write a lease word where readers find it from now on."""
         at = self._slot(lease_word)
         self.view[at : at + WORD_BYTES] = lease_word.value.to_bytes(WORD_BYTES, "little")
 
     def bump(self, lease_word: LeaseWord) -> None:
-        """Whoever reads it from now on learns that it is over; unless another lease has the slot by now."""
+        """Clear a lease word, so that its readers learn that the lease is over; unless another lease has the slot by
+        now."""
         at = self._slot(lease_word)
         if self.view[at : at + WORD_BYTES] == lease_word.value.to_bytes(WORD_BYTES, "little"):
             self.view[at : at + WORD_BYTES] = bytes(WORD_BYTES)
@@ -266,12 +270,12 @@ class Rank:
     # Between its blocks and what is beside them.
 
     def copy_out(self, blocks: Sequence[int], staged: Allocation, tokens: int, piece: Piece) -> None:
-        """A piece of a prompt of so many tokens, from the blocks to its place."""
+        """Copy a piece of a prompt of so many tokens from the blocks to its place beside them."""
         there, extents = self._lying(staged, tokens)
         self._copy(self.memory, blocks, there, extents, piece)
 
     def copy_in(self, staged: Allocation, blocks: Sequence[int], tokens: int, piece: Piece) -> None:
-        """And from there into blocks."""
+        """Copy a piece of a prompt of so many tokens from its place beside the blocks into blocks."""
         there, extents = self._lying(staged, tokens)
         self._copy(there, extents, self.memory, blocks, piece)
 
@@ -318,7 +322,7 @@ class Rank:
                 self.lost(peer)
 
     def _notification_arrived(self, peer: Address, notification: bytes) -> None:
-        """DONE, behind its data."""
+        """Pass a DONE on to the endpoint; it arrives behind its data."""
         decoded = read_notification(notification)
         if isinstance(decoded, Malformed):
             log.warning("%s: a notification of %s is dropped: %s", self.address, peer, decoded.reason)
@@ -334,7 +338,8 @@ class Rank:
     # From where to where.
 
     def _plan(self, op: Op, p: Address, d: Address, blocks: Sequence[int], registration: Register) -> TransferPlan:
-        """See `transfers.MakePlan`. What is sent from beside the blocks may have its place only when it is sent."""
+        """Plan a transfer; see `transfers.MakePlan`. What is sent from beside the blocks may have its place only when
+        it is sent."""
         start, stop = registration.token_start, registration.token_start + registration.num_tokens
         p_metadata, d_metadata = self._known(p), self._known(d)
         if registration.target.generation <= d_metadata.void_generation:
@@ -360,18 +365,18 @@ class Rank:
 
 
 def within(metadata: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
-    """Where a prompt lies with a rank: in its blocks, or beside them if it has anything there."""
+    """Return where a prompt lies in a rank's memory: in its blocks, or beside them if the rank has memory there."""
     return (metadata.memory, blocks) if metadata.kv_region is None else lying(metadata.kv_region, blocks, tokens)
 
 
 def of_layer(pair: Pair, layer: int) -> Pair:
-    """The same of one of its layers."""
+    """Return the pair of one of its layers."""
     source_layer, target_layer = pair.source_layer + layer, pair.target_layer + layer
     return msgspec.structs.replace(pair, source_layer=source_layer, target_layer=target_layer, num_layers=1)
 
 
 def end_of(region: KvRegion) -> int:
-    """The first byte behind it."""
+    """Return the address of the first byte behind the region."""
     memory = region.memory
     if region.kind == "ring":
         return memory.region_bases[0] + region.ring_bytes

@@ -1,4 +1,4 @@
-"""A decode engine, live, whose KV lands in memory beside its blocks (`pdflow/serving/landing.py`).
+"""The node of a decode engine whose KV lands in memory beside its blocks (`pdflow/serving/landing.py`).
 
 Copies are made at once, in trio's thread.
 """
@@ -22,7 +22,7 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class LiveStagedDecodeNode(LiveDecodeNode):
-    """Args: `staging` is that of each rank."""
+    """The node of a decode engine whose KV lands beside its blocks. Args: `staging` is that of each rank."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LiveStagedDecodeNode(LiveDecodeNode):
         return self.staging.generation
 
     def is_drained(self) -> bool:
-        """Room in quarantine is held still."""
+        """True if the blocks are free and no room beside them is held; room in quarantine is."""
         return super().is_drained() and not self.staging.held
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
@@ -57,7 +57,7 @@ class LiveStagedDecodeNode(LiveDecodeNode):
         yield self.role, RoomDue()
 
     def nothing(self, port: Port, effect: TakeRoom | GiveBackRoom) -> None:
-        """Peers write where they were told to; nothing here depends on who has which room."""
+        """Do nothing: peers write where they were granted room, and nothing here depends on which prompt has which."""
 
     def copy_in(self, port: Port, effect: CopyIn) -> None:
         blocks, tokens = self.table(effect.allocation).blocks, len(self.legs[effect.handle].prompt)

@@ -1,6 +1,7 @@
-"""Memory beside the blocks of a live engine: how much there is, who has room in it, where it lies in a rank's region.
+"""The memory beside the blocks of a live engine: how much there is, which prompts have room in it, where it lies in a
+rank's region.
 
-A ring is the ring that is simulated. Gathered tensors, P2P NCCL's buffer and pool, its store and Mooncake's lookup
+A ring is the same as in simulations. Gathered tensors, P2P NCCL's buffer and pool, its store and Mooncake's lookup
 buffer are pages here, each as large as a KV block: what lies there needs an address. None has more than an engine's own
 blocks could fill, whatever the scenario allows, so that a laptop need not give 32 GiB for a pool.
 """
@@ -25,7 +26,7 @@ STEP_BYTES: Final = 4096
 
 
 def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[Staging, StagingFactory]:
-    """An empty memory of this kind for an engine of this pool: what each rank has of it."""
+    """Make an empty memory of this kind for an engine of this pool, and the factory of each rank's share of it."""
     size, blocks = wiring.staged_size(pool), wiring.blocks_of(pool)
     transfer = wiring.scenario.transfer
     if memory is MemoryKind.RING:
@@ -41,23 +42,24 @@ def make_staging(wiring: EngineWiring, memory: MemoryKind, pool: Pool) -> tuple[
 
 
 def staging_pages(count: int) -> StagingFactory:
-    """So many pages beside the blocks of each rank."""
+    """Return the factory of this many pages beside the blocks of each rank."""
     return lambda rank, at: KvRegion("pages", _moved(rank, at, count))
 
 
 class RoomState(msgspec.Struct, frozen=True):
-    """How it stands with it, at each rank."""
+    """The state of the staging memory, at each rank."""
 
     bytes: int
     free: int
     prompts: int
-    """That have room there."""
+    """The number of prompts that have room there."""
     waiting: int
-    """That want some."""
+    """The number of prompts that wait for room."""
 
 
 def room_state(staging: Staging) -> RoomState:
-    """For people: what a ring holds behind its oldest part is not free, though it may have been given back."""
+    """Return the state for people: what a ring holds behind its oldest part is not free, though it may have been
+    released."""
     match staging:
         case RingStaging(ring=ring):
             room, free = ring.capacity_bytes, ring.free_bytes
@@ -70,12 +72,12 @@ def room_state(staging: Staging) -> RoomState:
 
 
 def bytes_of(transfer: Transfer, memory: MemoryKind) -> int:
-    """What a scenario allows a rank."""
+    """Return the bytes that a scenario allows a rank."""
     return transfer.kv_buffer_size + (transfer.mem_pool_size_gb << 30 if memory is MemoryKind.BUFFER else 0)
 
 
 def _moved(memory: RankMemory, at: int, num_blocks: int) -> RankMemory:
-    """So many blocks that look like these, side by side from there on."""
+    """Return the layout of so many blocks that look like these, side by side from `at` on."""
     step = num_blocks * memory.plane_bytes
     planes = range(memory.num_layers * memory.tensors_per_layer)
     return msgspec.structs.replace(

@@ -1,11 +1,11 @@
-"""One rank's WRITEs and READs: their pieces are posted at the transport, and the endpoint is told how each has ended.
+"""The WRITEs and READs of one rank: their pieces are posted at the transport, and each end is reported to the endpoint.
 
-In what pieces an operation goes, which is posted next, and what a stop still cuts, `pdflow/methods/lanes.py` says, as
-in simulations.
+`pdflow/methods/lanes.py` decides, as in simulations, in what pieces an operation goes, which is posted next, and which
+pieces a stop still cuts.
 
 Where the transport's DONE is local, a piece counts as landed when a flush behind it has ended: otherwise the notice,
 which goes with the last piece, could arrive before the bytes of another. The last piece counts as landed at its DONE,
-since no notice follows it. What that DONE means the endpoint judges: it flushes before it says SENT.
+since no notice follows it. What that DONE means is the endpoint's to decide: it flushes before it reports SENT.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ log = logging.getLogger(__name__)
 
 
 class TransferPlan(NamedTuple):
-    """Where the bytes of one operation are, and where they go."""
+    """The plan of one operation: its layers, and its pieces as descriptors of source and target."""
 
     layers: int
-    """Of P's rank, that go."""
+    """The number of layers of P's rank that are moved."""
     pieces: Callable[[int | None, int, int], list[Descriptor]]
-    """Of one of these layers or of all, from a token to another."""
+    """Returns the descriptors of one of these layers, or of all, from a token to another."""
 
 
 MakePlan: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], TransferPlan]
-"""From a rank to a rank: P's blocks, and what D has granted. KeyError if the other one has not said how it is reached,
-LayoutError if nothing can go between the two."""
+"""Plans an operation between P's rank and D's, given P's blocks and what D has granted. KeyError if the other rank has
+not said how it is reached, LayoutError if nothing can go between the two."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class OpenTransfer:
-    """One operation under way."""
+    """A WRITE or READ that has not ended."""
 
     effect: PostWrite | PostRead
     peer: Address
@@ -62,15 +62,16 @@ class OpenTransfer:
     nbytes: int = 0
     descriptors: int = 0
     unproved: list[int] = attrs.field(factory=list)
-    """Pieces whose DONE was local, and that no flush has been begun for."""
+    """Pieces whose DONE was local, and for which no flush has been begun."""
     flushing: bool = False
     disconnected: bool = False
-    """Its peer was fenced, or is gone: it ends as failed unless all has landed."""
+    """True if its peer was fenced, or is gone: it ends as failed unless all has landed."""
 
 
 class InFlightTransfers:
-    """Args: `numbers`: by which the transport knows operations; `put` hands an event to the rank's endpoint;
-    `incarnation` is its own; `flush` has the transport flush a peer, and calls back with how that ended."""
+    """The in-flight WRITEs and READs of one rank. Args: `numbers`: by which the transport knows operations; `put` hands
+    an event to the rank's endpoint; `incarnation` is its own; `flush` has the transport flush a peer, and calls back
+    with how that ended."""
 
     def __init__(
         self,
@@ -93,11 +94,11 @@ class InFlightTransfers:
         self._lanes: Lanes[OpenTransfer] = Lanes(LaneRules())
         self._open: dict[Op, OpenTransfer] = {}
         self._in_flight: dict[int, tuple[OpenTransfer, Piece]] = {}
-        """By the number that the transport knows."""
+        """Posted pieces by the number that the transport knows."""
         self._pumping = self._look = False
 
     def __len__(self) -> int:
-        """Operations under way."""
+        """Return the number of operations in flight."""
         return len(self._open)
 
     @property
@@ -105,7 +106,7 @@ class InFlightTransfers:
         return self._lanes.rules
 
     def adopt(self, rules: LaneRules) -> None:
-        """How its method posts; before the first operation."""
+        """Set the rules by which its method posts; before the first operation."""
         assert not self._open
         self._lanes = Lanes(rules)
 
@@ -136,7 +137,7 @@ class InFlightTransfers:
         self._pump()
 
     def stop(self, op: Op) -> None:
-        """Post no more of it."""
+        """Post no more pieces of this operation."""
         transfer = self._open.get(op)
         if transfer is not None:
             self._lanes.halt(transfer)
@@ -146,7 +147,7 @@ class InFlightTransfers:
             self._finish_if_ended(transfer)
 
     def disconnect(self, peer: Address) -> None:
-        """Its fence comes next, or its memory is gone: post no more of what is between us."""
+        """Post no more pieces of any operation with this peer: a fence comes next, or its memory is gone."""
         transfers = [transfer for transfer in self._open.values() if transfer.peer == peer]
         for transfer in transfers:
             transfer.disconnected = True
@@ -157,18 +158,19 @@ class InFlightTransfers:
     # What a prompt's node says.
 
     def offer(self, xid: Xid, piece: Piece) -> None:
-        """This lies where it is sent from."""
+        """Offer a piece of a prompt, whose bytes now lie where they are sent from."""
         self._lanes.offer(xid, piece)
         self._pump()
 
     def withdraw(self, xid: Xid) -> None:
-        """Nothing of it does any more."""
+        """Withdraw all pieces of a prompt: its bytes lie there no more."""
         self._lanes.withdraw(xid)
 
     # What the transport says of a number.
 
     def ended(self, number: int, ok: bool) -> None:
-        """What nobody waits for was ended by a fence before."""
+        """Handle the transport's report that a piece has ended. A number that is not known belongs to an operation that
+        a fence has ended."""
         known = self._in_flight.get(number)
         if known is None:
             return
@@ -180,12 +182,13 @@ class InFlightTransfers:
             self._ended_for_good([number], ok)
 
     def _may_be_overtaken(self, transfer: OpenTransfer) -> bool:
-        """Whether a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
+        """True if a piece that is done here may land behind a notice. The last one is posted alone, with the notice."""
         local = self._transport.done_means == "local" and type(transfer.effect) is PostWrite
         return local and not self._lanes.all_posted(transfer)
 
     def _prove(self, transfer: OpenTransfer) -> None:
-        """One flush at a time: what ends meanwhile is the next one's."""
+        """Flush the peer to prove that pieces have landed, one flush at a time: what ends meanwhile waits for the
+        next."""
         if transfer.flushing or not transfer.unproved:
             return
         transfer.flushing = True
@@ -208,7 +211,7 @@ class InFlightTransfers:
             self._finish_if_ended(transfer)
 
     def recalled(self, number: int) -> None:
-        """None of it has moved, and none will."""
+        """Take back a piece of which nothing has moved, nor will."""
         transfer, piece = self._in_flight.pop(number)
         self._lanes.recall(transfer, piece)
         self._finish_if_ended(transfer)
@@ -216,7 +219,7 @@ class InFlightTransfers:
     # Pieces.
 
     def _pump(self) -> None:
-        """Post what may be posted. The transport may tell of an end while it is told to begin: then look again."""
+        """Post what may be posted. The transport may report an end from within a call: then look again."""
         self._look = True
         if self._pumping:
             return
@@ -260,7 +263,7 @@ class InFlightTransfers:
             self.event_log.passed(transfer.effect.op.reg.request_id, "xfer_post", transfer.posted_ns)
 
     def _finish_if_ended(self, transfer: OpenTransfer) -> None:
-        """Tell how the operation ended, if it has. There may be a lane for another."""
+        """Report how the operation ended, if it has. There may be a lane for another."""
         ending = self._lanes.ending(transfer)
         op = transfer.effect.op
         if ending is not None:

@@ -1,1 +1,1 @@
-"""What a live cluster records of itself, and how it is shown."""
+"""Records of a live cluster, and how they are shown."""

@@ -1,9 +1,9 @@
-"""What one process of a cluster notes of its requests, steps and transfers, each with its time: what its stages, its
-timelines and its calibration are worked out from (`rows.py`, `calibrate/`).
+"""The event log of one process of a cluster: its requests, steps and transfers, each with its time. Stages, timelines
+and calibrations are computed from it (`rows.py`, `calibrate/`).
 
-The endpoints' turns say most of it, and `turn` listens to them; the nodes and the engine note what no endpoint knows:
-when a step began, when the first piece of an answer passed. The latest notes are kept for whoever asks; all of them go
-to `write`, if somebody listens. Times are of this process's clock, `offset_ns` moves them to the wall's.
+Most notes are derived from the endpoints' events and effects, which `turn` receives; the nodes and the engine note what
+no endpoint knows: when a step began, when the first piece of an answer passed. The latest notes are kept for `page`;
+all of them go to `write`, if it is set. Times are of this process's clock, `offset_ns` moves them to the wall's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.engines.job import Work
 
 KEPT: Final = 1 << 12
-"""Notes of the past that are still there to be asked for: about 1 MB, a few seconds of a busy engine."""
+"""How many of the latest notes are kept for `page`: about 1 MB, a few seconds of a busy engine."""
 
 Role: TypeAlias = Literal["prefill", "decode", "alone"]
 LAST: Final = "last_token"
@@ -40,14 +40,14 @@ class _Note(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class RequestReceived(_Note, frozen=True, gc=False, tag="asked"):
-    """The router has a client's request."""
+    """The router has received a client's request."""
 
     request: int
     tokens: int
 
 
 class Sent(_Note, frozen=True, gc=False, tag="sent"):
-    """The router sends a leg of it to an engine."""
+    """The router sends a leg of a request to an engine."""
 
     request: int
     request_id: RequestId
@@ -62,7 +62,7 @@ class FirstPiecePassed(_Note, frozen=True, gc=False, tag="heard"):
 
 
 class Replied(_Note, frozen=True, gc=False, tag="replied"):
-    """The request is over."""
+    """The router has ended the request."""
 
     request: int
     outcome: Literal["completed", "failed", "cancelled"]
@@ -78,14 +78,14 @@ class Passed(_Note, frozen=True, gc=False, tag="passed"):
 
 
 class Generated(_Note, frozen=True, gc=False, tag="generated"):
-    """Its tokens are all there."""
+    """All tokens of an attempt's answer have been generated."""
 
     request_id: RequestId
     tokens: int
 
 
 class Frame(_Note, frozen=True, gc=False, tag="frame"):
-    """A rank says something to another, or has heard it. What is of no one request has no id."""
+    """A rank has sent a message to another, or has received it. A message that is of no one request has no id."""
 
     request_id: RequestId
     kind: str
@@ -102,7 +102,7 @@ class PeerConnected(_Note, frozen=True, gc=False, tag="met"):
 
 
 class Moved(_Note, frozen=True, gc=False, tag="moved"):
-    """A transfer of one rank has ended: `t` is when it was ordered, and the others follow from there."""
+    """A transfer of one rank has ended: `t` is when it was ordered, and the other times count from there."""
 
     request_id: RequestId
     posting_ns: int
@@ -112,7 +112,8 @@ class Moved(_Note, frozen=True, gc=False, tag="moved"):
 
 
 class Stepped(_Note, frozen=True, gc=False, tag="step"):
-    """A step of the engine, from its composition until all has been told; the sums are those of `cost.step`."""
+    """A step of the engine, from its composition until all its tokens have been reported; the sums are those of
+    `cost.step`."""
 
     lasted_ns: int
     prompts: int
@@ -123,7 +124,7 @@ class Stepped(_Note, frozen=True, gc=False, tag="step"):
     later: int
     """Tokens that are not the first of their answers."""
     used: int
-    """KV blocks that are not free when it is over."""
+    """KV blocks that are not free when the step is over."""
 
 
 Noted: TypeAlias = (
@@ -132,7 +133,7 @@ Noted: TypeAlias = (
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A process's notes, for whoever asks: the latest of as many as it has `noted`."""
+    """The latest notes of a process, out of the `noted` that it has made."""
 
     node: str
     offset_ns: int
@@ -140,13 +141,13 @@ class Page(msgspec.Struct, frozen=True):
     noted: int = 0
 
     def since(self, wall_ns: int) -> Page:
-        """What has been from then on."""
+        """Return a page of the notes from that time on."""
         notes = [noted for noted in self.notes if noted.t + self.offset_ns >= wall_ns]
         return Page(self.node, self.offset_ns, notes, self.noted)
 
 
 class EventLog:
-    """Of one node. `engines` are those of a router, prefill and decode, as it counts them."""
+    """The event log of one node. `engines` are those of a router, prefill and decode, as its endpoint numbers them."""
 
     def __init__(self, node: str) -> None:
         self.node: Final = node
@@ -185,7 +186,7 @@ class EventLog:
             self.write(noted)
 
     def turn(self, address: Address, event: Any, effects: Iterable[Any], now: Instant) -> None:
-        """An endpoint has been handed an event, and has answered."""
+        """Note what follows from an event that was handed to an endpoint, and from its effects."""
         turns = self._turns
         if (noting := turns.get(type(event))) is not None:
             noting(address, event, now)

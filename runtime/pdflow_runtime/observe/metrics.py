@@ -1,4 +1,4 @@
-"""What a part of a live cluster counts, and shows under /metrics: vLLM's names where vLLM has one, ours besides.
+"""The metrics that a component of a live cluster serves under /metrics: vLLM's names where vLLM has one, and our own.
 
 The transfers' names are those of vLLM's NIXL connector, unchanged, so that its dashboards work whatever the transport;
 as there, one observation is one operation of one rank. Sources: vllm/v1/metrics/loggers.py and the connector's stats.py
@@ -27,7 +27,7 @@ STAGE_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 
 
 
 class Meter:
-    """Of one process. `text` is what /metrics answers."""
+    """The metrics of one process. `text` is the answer to /metrics."""
 
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
@@ -48,7 +48,7 @@ class Meter:
 
 
 class TransferMeter:
-    """Of one engine's operations."""
+    """The metrics of one engine's transfer operations."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._xfer: Final = Histogram(
@@ -88,7 +88,7 @@ class TransferMeter:
 
 
 class RouterMeter(Meter):
-    """Of the router: what clients got, and when."""
+    """The metrics of the router: the outcomes and latencies that clients got."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,9 +116,9 @@ class RouterMeter(Meter):
 
 
 class EngineCollector(Collector):
-    """An engine's gauges and counters, read at each scrape.
+    """A collector of an engine's gauges and counters, read at each scrape.
 
-    Args: `streams`: to other ranks; `notes`: how often the engine's endpoints gave each note.
+    Args: `streams`: to other ranks; `notes`: how often the engine's endpoints emitted each note.
     """
 
     def __init__(self, engine: LiveEngine, streams: Sized, notes: Mapping[str, int]) -> None:

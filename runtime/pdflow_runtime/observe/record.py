@@ -1,11 +1,11 @@
-"""What a live run leaves behind, in the form of a simulated one: DIR/results.json and requests.jsonl, and if asked for
-events.jsonl, a timeline and a page.
+"""The files that a live run leaves, in the form of a simulated one: DIR/results.json and requests.jsonl, and if asked
+for events.jsonl, a timeline and a page.
 
-Each process writes files of its own, line by line, so that one that is killed leaves what it had come to: its notes
+Each process writes files of its own, line by line, so that one that is killed leaves what it had written: its notes
 (`observe/event_log.py`), and every event that went into an endpoint with what came out of it
-(`results/files/events.py`). They are laid into one order when the cluster has ended. Times are those of the process's
-clock moved to the wall's, so that parts of one host can be put side by side. A life of an engine names its incarnation
-in its header.
+(`results/files/events.py`). They are merged in the order of time when the cluster has ended. Times are
+those of the process's clock moved to the wall's, so that processes of one host can be compared. The header of an
+engine's file names its incarnation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NotesHeader(msgspec.Struct, frozen=True):
 
 @attrs.frozen(kw_only=True)
 class Record:
-    """What is to be kept of a run: nothing without a folder."""
+    """The files to keep of a run: none without a folder."""
 
     out: Path | None = None
     events: bool = False
@@ -65,7 +65,7 @@ class Record:
     html: bool = False
 
     def begin(self) -> None:
-        """What a killed run has left there is no part of this one. OutputError."""
+        """Remove the files that a killed run has left in the folder. OutputError."""
         if self.out is None:
             return
         make_folder(self.out)
@@ -75,12 +75,12 @@ class Record:
                     file.unlink()
 
     def component_arguments(self) -> list[str]:
-        """The command-line options that each component gets for it."""
+        """Return the command-line options that each component gets for this record."""
         return [] if self.out is None else ["--out", str(self.out), *(["--events"] if self.events else [])]
 
     @contextmanager
     def of(self, node: LiveNode, scenario: ResolvedScenario, incarnation: int) -> Iterator[None]:
-        """Write this node's files for as long as it lives. OutputError."""
+        """Write this node's files while the context is open. OutputError."""
         if self.out is None:
             yield
             return
@@ -100,7 +100,7 @@ class Record:
             yield
 
     def conclude(self, scenario: ResolvedScenario) -> Result | None:
-        """All parts' files as those of one run, and they are gone then. OutputError."""
+        """Merge the files of all processes into those of one run, and remove them. OutputError."""
         if self.out is None:
             return None
         if self.events:
@@ -123,7 +123,7 @@ class Record:
 
 
 def run_header(scenario: ResolvedScenario) -> RunHeader:
-    """What was run. Its traffic is whatever came: nothing is said of a rate."""
+    """Return the header of the results. Traffic is what clients send, so it names no rate."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return RunHeader(
         scenario_name=scenario.name,
@@ -141,7 +141,7 @@ def run_header(scenario: ResolvedScenario) -> RunHeader:
 
 
 def text_of(scenario: ResolvedScenario) -> str:
-    """Its file, for a page that shows it; nothing if there is none any more."""
+    """Return the text of the scenario's file, for a page that shows it; empty if the file is gone."""
     try:
         return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError):
@@ -182,7 +182,7 @@ def _observe(node: LiveNode, writer: EventsWriter, offset: int) -> None:
 
 
 def read_notes(folder: Path) -> list[Page]:
-    """What all parts have written. What a killed process had not finished writing is left out."""
+    """Read the notes of all processes. A line that a killed process had not finished is left out."""
     pages = []
     header, line = msgspec.json.Decoder(NotesHeader).decode, msgspec.json.Decoder(Noted).decode
     for file in sorted(folder.glob(f"*.{NOTES_NAME}")):
@@ -194,7 +194,7 @@ def read_notes(folder: Path) -> list[Page]:
 
 
 class Turn(NamedTuple):
-    """An event's line and those of its effects, with what orders them: the time, then the file."""
+    """The lines of an event and of its effects, with what orders them: the time, then the file."""
 
     t: int
     file: int
@@ -202,7 +202,7 @@ class Turn(NamedTuple):
 
 
 def join_events(folder: Path) -> Path:
-    """All parts' files as one, in the order of time; they are removed then. OutputError."""
+    """Merge the files of all processes into one, in the order of time, and remove them. OutputError."""
     files = sorted(folder.glob(f"*.{EVENTS_NAME}"))
     headers = [header for file in files if (header := _header(file)) is not None]
     path = folder / EVENTS_NAME
@@ -224,7 +224,7 @@ def join_events(folder: Path) -> Path:
 
 
 def _header(path: Path) -> EventsHeader | None:
-    """None for a file whose process died before it had written anything."""
+    """Return the header of a file; None if its process was killed before it had written one."""
     with path.open("rb") as file:
         try:
             return msgspec.json.decode(file.readline(), type=EventsHeader)
@@ -233,7 +233,7 @@ def _header(path: Path) -> EventsHeader | None:
 
 
 def _turns(path: Path, number: int) -> Iterator[Turn]:
-    """What a killed process had not finished writing is left out."""
+    """Yield the turns of a file. A line that a killed process had not finished is left out."""
     with path.open("rb") as file:
         file.readline()
         turn: Turn | None = None

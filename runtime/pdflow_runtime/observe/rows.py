@@ -1,8 +1,10 @@
-"""A live run as the simulated one is told: a row for each request, its stages' ends, the engines' steps, the totals.
+"""The rows of a live run, in the form of a simulated one: each request, the ends of its stages, the engines' steps, the
+totals.
 
-Worked out from what all parts have noted (`observe/event_log.py`). What a row means is `results.records`; here is only
-which note ends which stage. Instant 0 is the first request's arrival at the router, and the first token is there when
-its piece passes the router: of an answer that is not streamed, with the last one.
+They are computed from the notes of all processes (`observe/event_log.py`). The meaning of a row is defined in
+`results.records`; this module only says which note ends which stage. Instant 0 is the first request's arrival at the
+router, and the first token is there when its piece passes the router: of an answer that is not streamed, with the last
+one.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ NUMBERS: Final = {stage: number for number, stage in enumerate(STAGES)}
 
 
 class Rows(NamedTuple):
-    """A run."""
+    """The rows, steps and totals of a run."""
 
     records: Records
     steps: dict[str, Steps]
@@ -56,14 +58,14 @@ class Rows(NamedTuple):
 
 
 def timed(pages: Iterable[Page]) -> Iterator[tuple[str, Instant, Noted]]:
-    """Every note with its part and its time on the wall's clock, in no order."""
+    """Yield every note with its node and its time on the wall's clock, in no order."""
     for page in pages:
         for noted in page.notes:
             yield page.node, noted.t + page.offset_ns, noted
 
 
 def rows(pages: Sequence[Page], scenario: ResolvedScenario) -> Rows:
-    """All requests that the router's notes begin with, by their arrival."""
+    """Return the rows of all requests that the router received, by their arrival."""
     notes = sorted(timed(pages), key=lambda entry: entry[1])
     zero = next((t for _, t, noted in notes if isinstance(noted, RequestReceived)), 0)
     table = _RowTable()
@@ -80,13 +82,13 @@ def rows(pages: Sequence[Page], scenario: ResolvedScenario) -> Rows:
 
 
 class _RowTable:
-    """Fills the rows."""
+    """Fills the rows of requests from notes."""
 
     def __init__(self) -> None:
         self.records: Final = Records()
         self.totals: Final = Totals()
         self._rows: dict[int, int] = {}
-        """By the router's number of the request."""
+        """The row of each request, by the router's number of it."""
         self._legs: dict[RequestId, int] = {}
         self._alone: set[int] = set()
         self._bytes: Counter[RequestId] = Counter()
@@ -135,7 +137,7 @@ class _RowTable:
         self.totals.duration_ns = max(self.totals.duration_ns, t)
 
     def end(self) -> None:
-        """Attempts' stages become their requests': a later attempt's stamp over an earlier one's."""
+        """Write the stages of attempts to the rows of their requests: the latest stamp of all attempts counts."""
         records = self.records
         for request_id, marks in self._marks.items():
             row = self._legs.get(request_id)
@@ -155,21 +157,21 @@ class _RowTable:
                 self._in_order(row)
 
     def _in_order(self, row: int) -> None:
-        """Notes of two processes may be out of order by what their clocks differ."""
+        """Put the times of a row in order: those of two processes may be out of order by what their clocks differ."""
         records = self.records
         first = max(records.first_token_ns[row], records.arrival_ns[row])
         records.first_token_ns[row] = records.ends[FIRST_DECODE][row] = first
         records.last_token_ns[row] = max(records.last_token_ns[row], first)
 
     def _account_stranded(self, marks: Mapping[str, Instant], nbytes: int) -> None:
-        """KV that nobody computes on: at P until its blocks are free, at D until it is all there."""
+        """Add KV that nothing is computed on: at P until its blocks are free, at D until all of it is there."""
         for since, until in ((STAGES[PREFILL], RELEASED), (STAGES[D_ADMIT], STAGES[NOTIFY])):
             if since in marks and until in marks:
                 self.totals.stranded_byte_ns += nbytes * max(0, marks[until] - marks[since])
 
 
 class _Engines:
-    """Adds up what engines did."""
+    """Sums of the engines' steps."""
 
     def __init__(self) -> None:
         self.steps: Final[dict[str, Steps]] = {}

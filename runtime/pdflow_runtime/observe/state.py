@@ -1,4 +1,4 @@
-"""How it stands with an engine, for people: pools, streams, and each request with the state that it is in."""
+"""The state of an engine, for people: pools, streams, and each request with the state that it is in."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class EngineState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests that the protocol or the engine knows of."""
     requests: list[RequestState]
     staging: RoomState | None = msgspec.field(default=None, name="beside")
-    """What there is beside the blocks, where a method keeps anything there."""
+    """The staging memory beside the blocks, where the method has any."""
     backing: BackingState | None = None
-    """Of a store's node that has one."""
+    """The storage server behind a store's node that has one."""
 
 
 def state_of(node: LiveEngineNode) -> EngineState:

@@ -1,4 +1,4 @@
-"""`pdflow top`: how a live cluster stands, drawn again and again."""
+"""The command `pdflow top`: shows the state of a live cluster, drawn again and again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OLDEST: Final = 8
 
 
 class NoClusterError(PdflowError):
-    """Nobody answers there, or somebody else."""
+    """No router of pdflow answers at this address."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 def view(state: dict[str, Any]) -> Group:
-    """Engines, and below them the requests that have been there for the longest."""
+    """Return a table of the engines, and below it the requests that have been there for the longest."""
     table = Table(box=None, pad_edge=False)
     staging_column = ("beside",) if any(engine and engine.get("beside") for engine in state["engines"].values()) else ()
     for name in ("engine", "blocks", "used", "quar.", *staging_column, "wait", "load", "run", "open", "links", "steps"):
@@ -66,7 +66,7 @@ def view(state: dict[str, Any]) -> Group:
 
 
 def room(staging: dict[str, Any] | None) -> str:
-    """What is beside an engine's blocks: how much of it is used, and who waits for some."""
+    """Return how much of an engine's staging memory is used, and how many requests wait for some."""
     if staging is None:
         return ""
     waiting = f" +{staging['waiting']:,}" if staging["waiting"] else ""
@@ -87,7 +87,7 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
 
 
 def main(url: str, every_s: float, once: bool) -> int:
-    """The exit code."""
+    """Run the command; return the exit code."""
     split_url = urlsplit(url if "//" in url else f"http://{url}")
     host, port = split_url.hostname or "127.0.0.1", split_url.port or 80
 

@@ -1,6 +1,6 @@
-"""Where the parts of a live cluster are: what a part says of itself, a line of JSON.
+"""The addresses of the processes of a live cluster, and the reports in which they are announced, each a line of JSON.
 
-The router hears of engines in the same words from whoever knows: from the supervisor that has started them, on its
+The router gets reports of engines in the same form from two sources: from the supervisor that has started them, on its
 stdin, or from the engines themselves, in requests (`reports.py`).
 """
 
@@ -20,7 +20,7 @@ _HOST: Final = re.compile(r"[0-9A-Za-z.:%_-]{1,255}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine is there. A name that only begins like an address is a name."""
+    """True if the host is reachable from this machine only. A name that merely begins like an address is a name."""
     if host == "localhost":
         return True
     try:
@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reached_at(host: str) -> str:
-    """Where one reaches, on this host, what listens there."""
+    """Return the address at which, on this host, a server that listens on `host` is reached."""
     return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
@@ -40,47 +40,47 @@ def url_of(at: Coordinates) -> str:
 
 
 def is_address(at: Coordinates) -> bool:
-    """Whether somebody could be reached there, for all that can be told by looking."""
+    """True if this is the form of an address that can be connected to."""
     return _HOST.fullmatch(at.host) is not None and 0 < at.port <= MAX_PORT
 
 
 class EngineAddress(msgspec.Struct, frozen=True, tag="up"):
-    """An engine takes requests at `http`, and its ranks hear at `kv`."""
+    """The report that an engine is up: it takes requests at `http`, and its ranks listen at `kv`."""
 
     engine: str
     http: Coordinates
     kv: Coordinates
     incarnation: int = 0
     born_ns: int = 0
-    """When this life began, by its host's wall clock: of two that say that they are this engine, it is the younger."""
+    """When this incarnation began, by its host's wall clock: of two that report as this engine, the younger counts."""
     drained: bool = False
-    """What a router has answered its latest report: one that begins anew learns it from here."""
+    """The router's answer to the latest report: a router that has restarted learns it from here."""
 
 
 class EngineLeaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """It has been told to end: it gets nothing new, and ends what it has."""
+    """The report that an engine drains: it gets no new requests, and ends those that it has."""
 
     engine: str
     incarnation: int
 
 
 class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
-    """Its process has ended; whichever life it was in if that is not said."""
+    """The report that an engine's process has ended; without an incarnation, whichever it had."""
 
     engine: str
     incarnation: int | None = None
     for_good: bool = False
-    """It was told to, and nobody starts it again unasked."""
+    """The engine was ordered to end, and is not started again without an order."""
 
 
 class ReportAnswer(msgspec.Struct, frozen=True):
-    """What a report is answered."""
+    """The router's answer to a report."""
 
     drained: bool = False
 
 
 class RouterAddress(msgspec.Struct, frozen=True, tag="router"):
-    """What engines hear: where they are to report."""
+    """The line that tells an engine where the router is, to which it reports."""
 
     at: Coordinates
 

@@ -1,12 +1,12 @@
-"""A whole cluster on this host: the router and every engine, each a process of its own, started, watched and stopped;
-and every node of a store, which is one more engine here.
+"""The cluster on this host: the router and every engine, each a process of its own, started, watched and stopped; and
+every node of a store, which is treated as one more engine here.
 
-An engine whose process ends is lost to the router at once, and started again: a new life, with memory and an
-incarnation of its own. One that ends again and again is given more time between its lives; one that ends well has been
-told to. The router says which engines are to be added. If its process ends, so does the cluster.
+An engine whose process ends is reported to the router at once, and started again, with memory and an incarnation of its
+own. An engine that ends again and again is restarted after longer pauses; one that ends with exit code 0 was ordered
+to. The router says which engines are to be added. If its process ends, so does the cluster.
 
-To stop, the router is drained first, then the decode engines: nobody is asked for a prompt any more by then, and what
-they still hold has an end. Then the others end, whatever they hold.
+To stop, the router is drained first, then the decode engines: no new prompt comes by then, and what they still hold has
+an end. Then the others end, whatever they hold.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ log = logging.getLogger(__name__)
 
 ROUTER: Final = "router"
 UP_S: Final = 120.0
-"""For a process to say that it is up, besides the time to read and hash a model."""
+"""Time for a process to report that it is up, besides the time to read and hash a model."""
 SLOWEST_BYTES_PER_S: Final = 100e6
-"""At which a model is read: a disk in a network."""
+"""The rate at which a model is read: a disk in a network."""
 AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
-"""Between the end of a life and the beginning of the next, by how many have ended one after the other."""
+"""Pause between the end of a process and its restart, by how many have ended one after the other."""
 BACKOFF_RESET_S: Final = 60.0
-"""A life that lasted so long was not cut short by what cut the one before."""
+"""A process that ran so long did not end for the reason for which the one before did."""
 
 
 class StartError(PdflowError):
-    """A part of the cluster did not come up; what it said stands on stderr."""
+    """A process of the cluster did not come up; its messages are on stderr."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class ComponentProcess:
-    """One process. `first_line` is the first line of its standard output."""
+    """The process of a component. `first_line` is the first line of its standard output."""
 
     def __init__(self, name: str, process: trio.Process, first_line: bytes) -> None:
         self.name: Final = name
@@ -73,7 +73,8 @@ class ComponentProcess:
 
 
 class Cluster:
-    """Args: what every part is started with: the scenario, its file, and what replaces values of it."""
+    """The processes of a cluster. Args: those that every process is started with: the scenario, its file, and what
+    replaces values of it."""
 
     def __init__(self, scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
         self.scenario: Final = scenario
@@ -82,17 +83,17 @@ class Cluster:
         self.engines: Final = [*engines_of(scenario.pools), *stores_of(scenario)]
         self.roles: Final = {pool.name: pool.role for pool in scenario.pools}
         self.reports: Final = heartbeat_ns(scenario) is not None
-        """Engines report to the router themselves, besides."""
+        """Whether engines report to the router themselves, too."""
         self.processes: dict[str, trio.Process] = {}
-        """Everybody's latest."""
+        """The latest process of each component."""
         self.up_s: Final = UP_S + weights_bytes(scenario) / SLOWEST_BYTES_PER_S
-        """For a process to say that it is up."""
+        """Time for a process to report that it is up."""
         self.stopping = False
         self._send_lock: Final = trio.Lock()
         """Two engines may end at once, and only one may write."""
 
     async def run(self, up: Callable[[str], None]) -> None:
-        """Until it is told to stop. `up` is told the router's URL once requests can be served."""
+        """Run until ordered to stop. `up` is called with the router's URL once requests can be served."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             components = await self._start_all()
@@ -110,8 +111,9 @@ class Cluster:
             nursery.cancel_scope.cancel()
 
     async def _end_engines(self) -> None:
-        """Nobody asks any more. Decode engines first: what they hold may wait for a prefill engine's word. What others
-        hold then is wanted by nobody, and no lease of it is waited for."""
+        """End all engines, once no request can come. Decode engines end first: what they hold may wait for a message of
+        a prefill engine. KV that the other engines hold then is not wanted by any engine, and none of its leases is
+        waited for."""
         engines = [name for name in self.processes if name != ROUTER]
         decode, others = (
             [self.processes[name] for name in engines if (self._role(name) in ("decode", "aggregated")) is decodes]
@@ -147,7 +149,7 @@ class Cluster:
         end(self.router.process)
 
     async def _start(self, name: str, module: str, *args: str) -> ComponentProcess:
-        """A process that says in a line that it is up. StartError if it does not."""
+        """Start a process, and wait for the line in which it reports that it is up. StartError if none comes."""
         command = [sys.executable, "-m", module, *self.common, *args]
         # Engines keep to this host, so UCX does.
         environment = {"UCX_NET_DEVICES": "lo", **os.environ, "OMP_NUM_THREADS": str(self.scenario.serve.threads)}
@@ -171,7 +173,7 @@ class Cluster:
         return ComponentProcess(name, process, first_line)
 
     async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
-        """An engine is up: the router is told, and its end is waited for."""
+        """Report an engine that is up to the router, and watch its process."""
         await self._send_to_router(msgspec.json.decode(component.first_line, type=EngineAddress))
         if self.reports:
             assert component.process.stdin is not None
@@ -195,7 +197,7 @@ class Cluster:
         await self._begin(component.name, deaths + 1)
 
     async def _begin(self, name: str, deaths: int = 0) -> None:
-        """A life of an engine, when it can be had."""
+        """Start an engine, and try again until it comes up."""
         while True:
             try:
                 component = await self._start(name, "pdflow_runtime.process.worker", "--name", name)
@@ -208,7 +210,7 @@ class Cluster:
             return
 
     async def _read_router(self) -> None:
-        """Each line names an engine that is to be added."""
+        """Start the engines that the router names, one on each line of its output."""
         stdout = self.router.process.stdout
         assert stdout is not None
         rest = b""
@@ -232,7 +234,7 @@ class Cluster:
 
 
 def prepare(scenario: ResolvedScenario) -> None:
-    """Find out once what every part would complain of, and make what they share."""
+    """Check once what every process would complain of, and make what they share."""
     serve_config = scenario.serve
     transport_named(serve_config.transport)
     if (caution := caution_of(serve_config.transport)) is not None:
@@ -257,7 +259,7 @@ def end(process: trio.Process) -> None:
 
 
 async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
-    """A cluster, from the first process to the last. Its URL is the first line on stdout."""
+    """Run a cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     prepare(scenario)
     if is_synthetic(scenario):
@@ -281,7 +283,7 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
 
 
 def main(file: str, overrides: tuple[str, ...], **kept: Any) -> int:
-    """`pdflow serve FILE`: the exit code. `kept` is what a Record says."""
+    """Run `pdflow serve FILE`; return the exit code. `kept` are the fields of a Record."""
     log_to_stderr("cluster")
 
     async def run() -> None:

@@ -1,7 +1,7 @@
-"""How a part of a live cluster is started: what all parts' commands have in common.
+"""The start of a process of a live cluster: what the commands of all of them share.
 
-A part without --child has been started by itself, perhaps on a host of its own: nobody else sees it start and end, so
-engines report to the router, by the rule of [router] heartbeat_s, whether the scenario says how often or not.
+A component without --child has been started by itself, perhaps on a host of its own: no supervisor sees it start and
+end, so engines report to the router, by the rule of [router] heartbeat_s, whether the scenario says how often or not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import run_to_exit_code
 
 HEARTBEAT_S: Final = 3.0
-"""Between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
+"""Time between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
 
 
 def arguments(module: str, docstring: str | None) -> ArgumentParser:
-    """`docstring` is the module's docstring."""
+    """Return the parser of the options that all components share. `docstring` is the module's docstring."""
     parser = ArgumentParser(prog=module, description=(docstring or "").partition("\n")[0])
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -36,7 +36,7 @@ def arguments(module: str, docstring: str | None) -> ArgumentParser:
 
 
 def record_of(asked: Namespace) -> Record:
-    """What this part writes down."""
+    """Return the record of this component, by its options."""
     return Record(out=asked.out, events=asked.events)
 
 
@@ -53,7 +53,7 @@ def run_component(asked: Namespace, who: str, serve: Callable[[ResolvedScenario]
 
 
 def reporting(scenario: ResolvedScenario) -> ResolvedScenario:
-    """The same, with engines that report."""
+    """Return the same scenario, with engines that report."""
     router = scenario.router
     if router.reports_every_s(scenario.transfer) is not None:
         return scenario

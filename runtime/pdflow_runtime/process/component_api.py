@@ -1,10 +1,10 @@
-"""What an engine and a store's node alike answer to whoever runs a cluster, over HTTP, behind the gate but for /health.
+"""The operator's HTTP API of an engine or a store's node; all but /health requires authentication by the gate.
 
-GET /health    200, to anybody
+GET /health    200, without authentication
 POST /stop     end when what is here is done
 GET /metrics   for Prometheus
 GET /state     for `pdflow top`
-GET /notes     the latest of the diary
+GET /notes     the latest of the event log
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pdflow_runtime.security.signed import Gate
 
 
 class ComponentApi(ABC):
-    """Args: `gate` says whom to believe; `stop` ends this component when what it has is done."""
+    """The operator's API of one component. Args: `gate` authenticates requests; `stop` ends this component when what it
+    has is done."""
 
     def __init__(self, node: RankedNode, gate: Gate, stop: Callable[[], None]) -> None:
         self.gate: Final = gate
@@ -35,10 +36,11 @@ class ComponentApi(ABC):
 
     @abstractmethod
     def state(self) -> EngineState:
-        """What /state says."""
+        """Return the answer to /state."""
 
     async def operated(self, request: HttpRequest, responder: Responder) -> bool:
-        """Whether that was all that was asked. OpenAIError for whoever is not believed."""
+        """Answer the request if it is one of this API; True if it was. OpenAIError for a request that the gate
+        refuses."""
         if (request.method, request.path) == ("GET", "/health"):
             await responder.reply(200)
             return True

@@ -11,7 +11,7 @@ LEVELS: Final = {logging.WARNING: "warn", logging.CRITICAL: "fatal"}
 
 
 class Pairs(logging.Formatter):
-    """Args: who writes, which part of the cluster."""
+    """A formatter of records as key=value pairs. Args: `who`, the component that writes."""
 
     def __init__(self, who: str) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S")
@@ -29,7 +29,7 @@ class Pairs(logging.Formatter):
 
 
 def log_to_stderr(who: str, level: int = logging.INFO) -> None:
-    """From now on, everything that is logged in this process."""
+    """Write everything that is logged in this process to stderr, from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Pairs(who))
     root = logging.getLogger()

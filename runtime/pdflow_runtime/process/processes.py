@@ -1,4 +1,4 @@
-"""How a part's process comes to its end: told to by a signal, left alone by whoever started it, or with an error."""
+"""The end of a component's process: ordered by a signal, at the end of its supervisor, or by an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pdflow_runtime.transports.base import TransportError
 
 log = logging.getLogger(__name__)
 AT_ONCE_NS: Final = 500 * MS
-"""What comes within so long is one signal, sent to a process and to its group."""
+"""Signals within so long are one signal, sent to a process and to its group."""
 
 
 async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio.CancelScope) -> None:
@@ -40,7 +40,8 @@ async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio
 
 
 async def read_stdin(scope: trio.CancelScope, on_line: Callable[[bytes], None]) -> None:
-    """Each line of it; when it ends, whoever had the other end is gone, and the scope is cancelled."""
+    """Call `on_line` with each line of stdin; when stdin ends, the process at its other end is gone, and the scope is
+    cancelled."""
     rest = b""
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stdin:
         async for data in stdin:
@@ -52,7 +53,8 @@ async def read_stdin(scope: trio.CancelScope, on_line: Callable[[bytes], None]) 
 
 
 def run_to_exit_code(run: Callable[[], Awaitable[None]]) -> int:
-    """trio.run, and the exit code; what went wrong goes to stderr in the words that it has for people."""
+    """Run the function under trio, and return the exit code; errors go to stderr in the words that they have for
+    people."""
     code = EXIT_DONE
     allow_many_files()
     try:
@@ -68,8 +70,8 @@ def run_to_exit_code(run: Callable[[], Awaitable[None]]) -> int:
 
 
 def end_process(code: int) -> NoReturn:
-    """Leave as this code, without what native libraries do when a process exits: NIXL's libnl and the system's, where
-    libibverbs1 is installed, crash there, and who ends by a crash is started again."""
+    """Exit with this code, without what native libraries do when a process exits: NIXL's libnl and the system's, where
+    libibverbs1 is installed, crash there, and a process that crashes is started again."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -78,15 +80,15 @@ def end_process(code: int) -> NoReturn:
 
 
 def allow_many_files() -> None:
-    """A stream takes three at the router, and many systems allow a process 1,024 unless it asks for what it may have.
-    Processes that are started from here have as many."""
+    """Raise the limit of file descriptors to the most that this process may have: a stream takes three at the router,
+    and many systems allow 1,024 unless a process asks for more. Child processes inherit the limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors that groups of groups hold."""
+    """Yield the errors that groups of groups hold."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)

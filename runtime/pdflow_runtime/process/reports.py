@@ -1,8 +1,9 @@
-"""An engine reports to the router that it is there, and where: when it comes up, again and again, and when it ends.
+"""The reports of an engine to the router, that it is there, and where: when it comes up, again and again, and when it
+ends.
 
-No answer changes what an engine does: a router that is not there yet, or has begun anew, knows it after the next
-report. Whether it is drained stands in the answer, and the next report says so, too: a router that has begun anew has
-it from there. Who has not reported for too long is no member; that is decided in `pdflow.routing.heartbeats`.
+No answer changes what an engine does: a router that is not there yet, or has restarted, knows the engine after the next
+report. Whether it is drained stands in the answer, and the next report repeats it: a router that has restarted takes it
+from there. An engine that has not reported for too long is no member; that is decided in `pdflow.routing.heartbeats`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/admin/engines"
 ROUTER: Final = "router"
-"""The name by which it is signed to."""
+"""The name of the router, for which requests to it are signed."""
 
 
 class Reporter:
-    """Args: `address` is what this engine says of itself, every so often. It says nothing before it is told to whom."""
+    """Sends the reports of one engine. Args: `address` is the report that is sent, every `every_s`. Nothing is sent
+    before the router is set."""
 
     def __init__(self, address: EngineAddress, signer: Signer, every_s: float) -> None:
         self.address = address
@@ -50,17 +52,17 @@ class Reporter:
         self._every_s: Final = every_s
         self._client: Final = HttpClient()
         self._last_result = "nothing"
-        """What the last report came to; told when it is something else."""
+        """The result of the last report; logged when it changes."""
         self._leaving = False
         self._running: Final = trio.CancelScope()
 
     def set_router(self, router: Coordinates) -> None:
-        """The router is there."""
+        """Set the address of the router, to which reports go from now on."""
         self.router = router
         self._router_known.set()
 
     async def run(self) -> None:
-        """Until the end is reported."""
+        """Report again and again, until the end is reported."""
         with self._running:
             await self._router_known.wait()
             due_ns = now_ns()
@@ -72,18 +74,18 @@ class Reporter:
                 await trio.sleep_until(deadline_of(due_ns))
 
     async def leave(self) -> None:
-        """It is to end: nothing new, please."""
+        """Report that the engine drains: it wants no new requests."""
         self._leaving = True
         await self._report(EngineLeaving(self.address.engine, self.address.incarnation))
 
     async def end(self) -> None:
-        """It is gone as of now, and nothing that is said later has it there again."""
+        """Report that the engine is gone; no later report says that it is there."""
         self._running.cancel()
         await self._report(EngineGone(self.address.engine, self.address.incarnation))
         self._client.close()
 
     async def _report(self, news: News) -> None:
-        """One, unless there is no answer by the time of the next."""
+        """Send one report; give up when the next one is due."""
         at = self.router
         if at is None:
             return
@@ -109,7 +111,8 @@ class Reporter:
 
 
 def router_at(scenario: ResolvedScenario) -> Coordinates:
-    """Where engines that are started by themselves find it. ScenarioError if that is not said."""
+    """Return the address at which engines that are started by themselves find the router. ScenarioError if the scenario
+    does not say it."""
     serve_config = scenario.serve
     if serve_config.router is None:
         host, port = reached_at(serve_config.host), serve_config.port

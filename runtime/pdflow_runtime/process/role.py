@@ -1,7 +1,8 @@
-"""`pdflow serve FILE --role ROLE --name NAME`: one part of a cluster on this host, the others elsewhere.
+"""The command `pdflow serve FILE --role ROLE --name NAME`: one process of a cluster on this host, with the others
+elsewhere.
 
-It is the process that the supervisor of one host would have started, which reports to the router instead. What starts
-it again when it has ended is whatever starts processes here.
+It is the process that the supervisor of one host would have started, which reports to the router instead. Its restart
+after an end is left to the service manager of this host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pdflow_runtime.router.routing import seats_of
 
 
 def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **kept: Any) -> int:
-    """The exit code. `kept` is what a Record says."""
+    """Run the command; return the exit code. `kept` are the fields of a Record."""
     try:
         scenario = load(file, overrides=overrides)
         name = named(scenario, role, name)
@@ -46,7 +47,7 @@ def main(file: str, overrides: tuple[str, ...], role: str, name: str | None, **k
 
 
 def named(scenario: ResolvedScenario, role: str, name: str | None) -> str:
-    """Which part it is. ScenarioError if there is none of that role and name."""
+    """Return the name of the process to run. ScenarioError if there is none of that role and name."""
     names = [ROUTER] if role == ROUTER else seats_of(scenario, role)
     if name is None and role == ROUTER:
         return ROUTER

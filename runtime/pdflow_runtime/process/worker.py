@@ -1,9 +1,9 @@
 """The process of an engine, or of a node of the store: `python -m pdflow_runtime.process.worker FILE --name prefill-0`.
 
-Its first line on stdout says where it hears; logs go to stderr. It reports to the router: started by itself, where the
-scenario says that the router is; with --child, where its stdin says so, if that does. SIGTERM drains it: it takes
-nothing new, and ends when what it has begun has ended and nobody holds KV here. With --child it ends at once when its
-stdin does.
+Its first line on stdout says where it listens; logs go to stderr. It reports to the router: started by itself, where
+the scenario says that the router is; with --child, where its stdin says so, if that does. SIGTERM drains it: it takes
+nothing new, and ends when what it has begun has ended and no KV is held here any more. With --child it ends at once
+when its stdin does.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from pdflow_runtime.transports.nccl.library import gpus
 
 log = logging.getLogger(__name__)
 MakeApi: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
-"""What answers requests: where ranks hear, whom to believe, and what ends the part."""
+"""Makes the handler of requests. Args: where ranks listen, the gate, and a function that drains the process."""
 STILL_S = 0.05
-"""Between two looks at whether anybody still holds KV here."""
+"""Time between two checks whether KV is still held here."""
 
 
 async def work(scenario: ResolvedScenario, name: str, child: bool, record: Record) -> None:
@@ -81,7 +81,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
 
 
 def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, MakeApi]:
-    """One life of that engine or node, and what answers its requests. ScenarioError."""
+    """Return a new incarnation of that engine or node, and a function that makes its request handler. ScenarioError."""
     scenario = builder.scenario
     stores = stores_of(scenario)
     if name in stores:
@@ -109,7 +109,7 @@ async def serve(
     reporter: Reporter,
     child: bool,
 ) -> None:
-    """Until drained or cancelled. `listeners`: for requests, and for ranks."""
+    """Serve until drained or cancelled. `listeners`: for requests, and for ranks."""
     address = reporter.address
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
@@ -140,7 +140,7 @@ async def serve(
 
 
 def listening(scenario: ResolvedScenario) -> socket.socket:
-    """A port of the address that others are told of. ScenarioError."""
+    """Return a socket that listens at the address that other processes connect to. ScenarioError."""
     host = scenario.serve.engine_host
     problem = "is no address that others could reach this engine at"
     if reached_at(host) == host:
@@ -152,7 +152,7 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
 
 
 def transport_at(scenario: ResolvedScenario) -> MakeTransport:
-    """The transport of the scenario's name, at this engine's address. ScenarioError."""
+    """Return the transport of the scenario, at this engine's address. ScenarioError."""
     serve_config = scenario.serve
     made = transport_named(serve_config.transport)
     if is_loopback(serve_config.engine_host):
@@ -169,7 +169,7 @@ def transport_at(scenario: ResolvedScenario) -> MakeTransport:
 
 @attrs.frozen
 class AtHost:
-    """A transport of this name, at an address of this machine."""
+    """A transport whose ranks listen at the given address of this machine."""
 
     _make: Any
     """A transport's class, which takes `host`."""
@@ -191,7 +191,7 @@ class AtHost:
 
 
 async def still(node: RankedNode) -> None:
-    """Until nobody holds any of its blocks, in whatever way."""
+    """Wait until no block of the node is held, in whatever way."""
     while not node.is_drained():
         await trio.sleep(STILL_S)
 

@@ -1,13 +1,13 @@
-"""What whoever runs the cluster may ask of the router: how it stands, and which engines are to serve.
+"""The operator's HTTP API of the router: the state of the cluster, and which engines are to serve.
 
 GET    /admin/state                  every engine: its pool, its streams, its requests with their states
-GET    /admin/notes                  what each part has noted of late: stages, steps, transfers (`observe/event_log.py`)
+GET    /admin/notes                  the latest notes of each process: stages, steps, transfers (`observe/event_log.py`)
 POST   /admin/engines                an engine's report of itself (`reports.py`); or {"pool": NAME}: one more is started
 POST   /admin/engines/NAME/drain     it gets nothing new; what it has goes on
 POST   /admin/engines/NAME/resume    it does again
 DELETE /admin/engines/NAME           it gets nothing new, and is stopped once nothing there is wanted any more
 
-Who may ask is asked at the door (`front.py`).
+Requests are authenticated in `front.py`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pdflow_runtime.router.router_node import LiveRouterNode
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
-"""For an engine to say how it stands."""
+"""Time for an engine to answer."""
 STOP: Final = "/stop"
-"""What an engine is asked to do that is not wanted any more."""
+"""The path at which an engine is ordered to end that is not wanted any more."""
 
 
 class EngineToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One more engine of a pool."""
+    """The request to start one more engine of a pool."""
 
     pool: str
 
@@ -45,8 +45,8 @@ _news: Final = msgspec.json.Decoder(News)
 
 
 class Admin:
-    """Args: `vacant`: engines that there may be and are not; `start` has one of these started, where somebody does that
-    here."""
+    """Answers the operator's requests. Args: `vacant`: engines that may be added; `start` orders the start of one of
+    these, None where engines cannot be started from here."""
 
     def __init__(self, node: LiveRouterNode, vacant: list[str], start: Callable[[str], None] | None) -> None:
         self.node: Final = node
@@ -84,7 +84,7 @@ class Admin:
         await responder.reply(status, (JSON,), body)
 
     def engines(self, body: bytes) -> tuple[int, bytes]:
-        """A report, or the wish for one more engine."""
+        """Handle an engine's report, or the request for one more engine; return status and body."""
         try:
             wish = "pool" in _body.decode(body)
             message = _engine_to_add.decode(body) if wish else _news.decode(body)
@@ -101,7 +101,7 @@ class Admin:
         return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_operator))
 
     def add(self, pool: str) -> str:
-        """The name of the engine that is being started."""
+        """Start one more engine of the pool, and return its name."""
         if self.start is None:
             raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
         vacant = [name for name in self.vacant if name not in self.members.addresses]
@@ -118,7 +118,7 @@ class Admin:
         self.members.set_enabled(name, up)
 
     def remove(self, name: str) -> None:
-        """It ends when nothing there is wanted any more; at once if it has left already."""
+        """Order the engine to end once nothing there is wanted any more; at once if it is drained already."""
         self._known(name)
         if name not in self.members.addresses:
             raise OpenAIError(409, f"{name} is not there")
@@ -140,7 +140,8 @@ class Admin:
             self._stops.send_nowait(name)
 
     async def _stop(self, name: str) -> None:
-        """It ends by itself once its last lease has; its seat is vacant from now on."""
+        """Send the engine the order to stop, which it follows once its last lease has ended; it may be added again from
+        now on."""
         address = self.members.addresses.get(name)
         if address is not None:
             try:
@@ -154,19 +155,20 @@ class Admin:
         self._ended(name)
 
     def _ended(self, name: str) -> None:
-        """It may be added again."""
+        """Note that this engine may be added again."""
         if name not in self.vacant:
             self.vacant.append(name)
 
     async def state(self) -> dict[str, Any]:
-        """Engines that do not answer have None."""
+        """Return the state of the cluster; that of an engine that does not answer is None."""
         members = self.members
         engines = await self._ask_all("/state", members.stores)
         silent = sorted(name for name in members.addresses if not members.is_member(name))
         return {"open": len(self.node.calls), "drained": sorted(members.drained), "silent": silent, "engines": engines}
 
     async def _ask_all(self, path: str, besides: Mapping[str, EngineAddress | None]) -> dict[str, Any]:
-        """Every engine that there ought to be, by its name, what it answers there; and of others those that are."""
+        """Ask every engine, and return the answers by name: None for one that is expected and does not answer.
+        `besides` are asked, too, where they have an address."""
         members = self.members
         expected = [name for name in members.seats if name in members.addresses or name not in self.vacant]
         found: dict[str, Any] = dict.fromkeys((*expected, *besides))
@@ -185,7 +187,7 @@ class Admin:
         return found
 
     async def _ask(self, address: EngineAddress, method: str, path: str) -> bytes:
-        """UpstreamError, also for an answer that is an error."""
+        """Return the engine's answer. UpstreamError, also for an answer that is an error."""
         http, headers = address.http, self.node.signer.sign(address.engine, method, path, b"")
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
             answer = await response.read()

@@ -1,4 +1,4 @@
-"""From an engine's tokens to the pieces of an answer: their text, how likely they were, and whether the answer ends."""
+"""Turns an engine's tokens into the pieces of an answer: text, logprobs, and whether the answer ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pdflow_runtime.router.prompts import Prompts
 
 
 class AnswerText:
-    """Of one answer, token by token."""
+    """Makes the pieces of one answer, token by token."""
 
     def __init__(self, prompts: Prompts, asked: AnswerOptions) -> None:
         self._prompts: Final = prompts
         self._text: Final = Detokenizer(prompts, asked.stop)
 
     def piece(self, token: int, logprobs: Logprobs | None, ending: Ending | None) -> AnswerPiece:
-        """The next token's. `ending`: the engine's reason why it is the last one; a stop string is found here."""
+        """Return the piece of the next token. `ending`: the engine's reason why it is the last one; a stop string is
+        found here."""
         text = self._text
         # The token that says stop is no part of the text.
         new = "" if ending == "stop" else text.push(token)

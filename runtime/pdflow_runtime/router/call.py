@@ -1,7 +1,7 @@
-"""One client's request at the router: what was asked, and the legs of its attempts.
+"""A client's request at the router: its content, and the legs of its attempts.
 
-A leg is an HTTP request to an engine, and lives in the nursery of its call: when the client hangs up, so do all legs.
-Which attempt streams the answer is decided in `pdflow/routing/answer.py`; its bytes pass as they came.
+A leg is an HTTP request to an engine, and runs in the nursery of its call: when the client hangs up, all legs are
+cancelled. Which attempt streams the answer is decided in `pdflow/routing/answer.py`; its bytes pass as they came.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
-"""How an engine's error begins in a stream of events. No text of an answer holds it: quotes are escaped there."""
+"""The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
-"""What the router says itself, whatever the client does (PROTOCOL 7.3)."""
+"""Fields that the router sets itself, whatever the client sends (PROTOCOL 7.3)."""
 
 
 class Call:
-    """Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every leg, `answered` with
-    the answer."""
+    """A client's request. Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every
+    leg, `answered` with the answer."""
 
     def __init__(
         self,
@@ -64,21 +64,21 @@ class Call:
         self.responder: Final = responder
         self.session: Final = session
         self.one_token: Final = one_token
-        """No more are wanted."""
+        """Whether only one token is wanted."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
         self.first_token: FirstToken | None = None
         """P's first token, if the answer starts with it."""
         self.answer: Answer
         """Which attempt streams, and which legs await P's first token."""
         self.decoding: Final[dict[RequestId, EngineAddress]] = {}
-        """Where the decode legs are that may await it."""
+        """The engines of the decode legs that may await it."""
         self.report: Callable[[RequestId], None]
         """Called with the attempt that streams, once."""
         self.answering: Final = trio.Lock()
         """Held while an answer is passed on: a leg that was taken back may not have noticed it yet."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
-        """Told the first piece of the answer, and no other."""
+        """Called with the first piece of the answer, and no other."""
         self._error = b""
         """An engine's error in an answer that had begun, from where it begins."""
         self._tail = b""
@@ -86,10 +86,10 @@ class Call:
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
         self.refusal: OpenAIError | None = None
-        """What an engine said to it: that the request itself is at fault."""
+        """An engine's error that says that the request itself is at fault."""
 
     def piece(self, data: bytes) -> None:
-        """Of the answer, before the client has it."""
+        """Look at a piece of the answer before the client gets it: keep an engine's error in it for `failure`."""
         if self.first is not None:
             first, self.first = self.first, None
             first(data)
@@ -103,7 +103,7 @@ class Call:
             self._tail = (self._tail + data[-len(ERROR) :])[-len(ERROR) :]
 
     def failure(self) -> Code:
-        """What the answer itself said, in the place of its end, of why it has none."""
+        """Return the code of the error with which the engine ended the answer; NONE if there is none."""
         if not self._error:
             return Code.NONE
         error = OpenAIError.from_response(502, self._error[len(EVENT) :].partition(b"\n")[0])
@@ -115,12 +115,12 @@ class Call:
             self.decoding.pop(request_id, None)
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
-        """For KV alone."""
+        """Return the body of a prefill leg that is for KV alone."""
         body = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
         return msgspec.json.encode(body)
 
     def decode_body(self, params: dict[str, Any] | None, between: Between | None = None) -> bytes:
-        """For the answer, or its first token."""
+        """Return the body of a leg for the answer, or for its first token."""
         new_fields: dict[str, Any] = {"prompt_token_ids": self.tokens}
         if params is not None:
             new_fields["kv_transfer_params"] = params
@@ -130,7 +130,7 @@ class Call:
 
 
 class Leg:
-    """One leg of a call, at one engine. `leg_timeout_s`: for P's answer, or the beginning of D's. Engines keep a
+    """A leg of a call, at one engine. `leg_timeout_s`: for P's answer, or the beginning of D's. Engines keep a
     request's deadline themselves, unless they stand still."""
 
     def __init__(
@@ -153,7 +153,8 @@ class Leg:
     async def prefill(
         self, body: bytes, method: str, returns_first_token: bool = False
     ) -> tuple[KvParams | None, FirstAnswer | None, Code]:
-        """What P answers: where its KV is, and the answer's first token; or why there is none."""
+        """Send the prefill leg; return where P has the KV, and the answer's first token; or the code of why there is
+        none."""
         asked = self._asked(self.call.path if returns_first_token else "/v1/completions", body)
         answer = None
         try:
@@ -176,7 +177,7 @@ class Leg:
         return params, decoded.pdflow, Code.NONE
 
     async def forward(self, first: FirstToken) -> None:
-        """P's token, to a decode leg that waits for it. Without it that one fails, or is late."""
+        """Send P's token to a decode leg that waits for it. Without it that leg fails, or is late."""
         try:
             async with self._asked("/first_token", msgspec.json.encode(first)) as response:
                 await response.read()
@@ -184,7 +185,8 @@ class Leg:
             log.debug("%s was not told of a first token: %s", self.address.engine, error)
 
     async def decode(self, body: bytes) -> Code | None:
-        """Pass the engine's answer on to the client. NONE if all of it was, else why not; None if it is dropped."""
+        """Pass the engine's answer on to the client. Returns NONE if all of it was, else why not; None if it is
+        dropped."""
         call = self.call
         asked = self._asked(call.path, body)
         try:
@@ -218,7 +220,7 @@ class Leg:
         return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
 
     def _refused(self, status: int, answer: bytes) -> Code:
-        """An engine's error: where the request is at fault, the client is told in the engine's words."""
+        """Return the code of an engine's error; where the request is at fault, the client gets the engine's message."""
         error = OpenAIError.from_response(status, answer)
         if error is None:
             return Code.IO

@@ -1,8 +1,8 @@
-"""Requests for several answers: each is asked for by itself, and what comes is put together.
+"""Requests for several answers: a request of its own is sent for each answer, and the answers are merged.
 
-A request for n answers to m prompts is m x n requests for one, sent to ourselves: each is routed, tried again and taken
-back like any other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ: the
-seed of the i-th is the request's and i.
+A request for n answers to m prompts is m x n requests for one, sent to this router: each is routed, tried again and
+taken back like any other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ:
+the seed of the i-th is the request's and i.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Several:
-    """Args: `here` is where we are asked ourselves; `headers` go along with each request."""
+    """Answers one request for several answers. Args: `here` is the router's own address; `headers` go along with each
+    request."""
 
     def __init__(self, client: HttpClient, here: Coordinates, path: str, headers: Headers, responder: Responder):
         self.client: Final = client
@@ -42,13 +43,13 @@ class Several:
         self.headers: Final = headers
         self.responder: Final = responder
         self.first: dict[str, Any] | None = None
-        """The first event or answer: its id and its time are everybody's."""
+        """The first event or answer: all others get its id and its time."""
         self.usage: dict[str, int] = {}
         self._send_lock: Final = trio.Lock()
-        """A client that is slow must not hear the answers mixed up."""
+        """Keeps the events of several answers apart where a client is slow."""
 
     async def answer(self, fields: Fields, prompts: Seq[list[int]], asked: AnswerOptions) -> None:
-        """OpenAIError, where nothing has been told yet, if any of them fails."""
+        """Answer the client. If a request fails before anything was sent, raises OpenAIError."""
         count = len(prompts) * asked.n
         if count > MOST:
             raise OpenAIError(400, f"n: {count} answers are asked for, at most {MOST} are given", param="n")
@@ -116,7 +117,7 @@ class Several:
         await self.responder.end()
 
     async def _pass_on(self, index: int, event: bytes) -> None:
-        """One event of one answer, as an event of all."""
+        """Pass an event of one answer on as an event of the merged stream."""
         if event == DONE.strip():
             return
         chunk = _event.decode(event.removeprefix(b"data: "))
@@ -144,5 +145,5 @@ class Several:
 
 
 def refused(status: int, answer: bytes) -> OpenAIError:
-    """An error as the client is to hear it."""
+    """Return the error that the client gets."""
     return OpenAIError.from_response(status, answer) or OpenAIError(status, "no answer")

@@ -1,7 +1,7 @@
 """The router's process: `python -m pdflow_runtime.router.front FILE`.
 
-Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it hears on stdin as well which
-are up and which are gone (a line of JSON for each, `addresses.py`), says on stdout which are to be started, and ends
+Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it reads from stdin as well which
+are up and which are gone (a line of JSON for each, `addresses.py`), writes to stdout which are to be started, and ends
 when stdin does. SIGTERM drains it: it takes no new connections, and ends with the last answer that has begun.
 """
 
@@ -50,15 +50,15 @@ from pdflow_runtime.transports.named import transport_named
 log = logging.getLogger(__name__)
 
 LATER_S: Final = 5.0
-"""What an engine may be late by that keeps a request's deadline itself."""
+"""Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
 LONG_BYTES: Final = 4096
-"""Of a request whose prompts are made tokens in a thread: a millisecond's work, ten times what a thread costs."""
+"""A longer request is tokenized in a thread: a millisecond's work, ten times what a thread costs."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
 
 class Front:
-    """What clients may ask of the cluster."""
+    """The router's HTTP API: that of clients, and behind the gate that of operators."""
 
     def __init__(self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
         self.node: Final = node
@@ -66,9 +66,9 @@ class Front:
         self.started_s: Final = wall_s()
         self.admin: Final = admin
         self.gate: Final = gate
-        """Says who may run the cluster; None: nobody over HTTP."""
+        """Authenticates operators; None: there is no operator's API over HTTP."""
         self.here: Coordinates
-        """Where clients ask."""
+        """The address at which clients connect."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
@@ -106,7 +106,8 @@ class Front:
                 raise OpenAIError(404, f"there is no {request.method} {request.path} here")
 
     async def _tokens(self, request: HttpRequest, work: Callable[[], list[list[int]]]) -> list[list[int]]:
-        """The prompts' tokens. Nobody else waits for those of a long request."""
+        """Return the prompts' tokens; those of a long request are computed in a thread, so that no other request waits
+        for them."""
         return await trio.to_thread.run_sync(work) if len(request.body) > LONG_BYTES else work()
 
     async def _complete(
@@ -141,8 +142,8 @@ class Front:
         await self.node.serve(call)
 
     def healthy(self) -> bool:
-        """Whether somebody computes prompts, and where engines do not do both somebody decodes; and where KV goes by a
-        store, all of that."""
+        """True if an engine computes prompts, and, where engines do not do both, another decodes; with a store, all its
+        nodes must be up, too."""
         node, members = self.node, self.node.members
         if None in members.stores.values():
             return False
@@ -150,7 +151,7 @@ class Front:
 
 
 async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None:
-    """Serve, until drained or cancelled."""
+    """Make the router, and serve until drained or cancelled."""
     serve_config = scenario.serve
     secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
     gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER)
@@ -180,7 +181,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
 
 
 def listening(scenario: ResolvedScenario) -> socket.socket:
-    """Where clients ask. ScenarioError."""
+    """Return the socket at which clients connect. ScenarioError."""
     serve_config = scenario.serve
     try:
         return listen(serve_config.host, serve_config.port)
@@ -190,7 +191,7 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
 
 
 def request_start(engine: str) -> None:
-    """Whoever has started us starts this engine, too."""
+    """Write the engine's name to stdout, for the supervisor to start it."""
     sys.stdout.write(f"{engine}\n")
     sys.stdout.flush()
 
@@ -198,7 +199,7 @@ def request_start(engine: str) -> None:
 async def serve(
     node: LiveRouterNode, app: Front, listener: socket.socket, scenario: ResolvedScenario, child: bool
 ) -> None:
-    """Until drained or cancelled."""
+    """Serve until drained or cancelled."""
     serve_config = scenario.serve
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope

@@ -1,8 +1,9 @@
-"""Who is there, for the live router: where engines and nodes of a store are, in which life, and what its endpoint is
-told of that.
+"""The engines and store nodes that the live router knows: their addresses and incarnations, and the events that its
+endpoint gets when these change.
 
-Engines are heard of from the supervisor that has started them, or from themselves; in the latter case who is silent is
-no member, by the rule that the endpoint has (`pdflow/routing/heartbeats.py`). The endpoint knows nothing of a store.
+Engines are reported by the supervisor that has started them, or report themselves; in the latter case an engine that is
+silent is no member, by the rule that the endpoint has (`pdflow/routing/heartbeats.py`). The endpoint knows nothing of a
+store.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Members:
-    """Args: `stores` are the names of a store's nodes; `put` hands the endpoint an event; `close_connections` closes
-    what is kept open to an engine that is gone."""
+    """The engines and store nodes. Args: `stores` are the names of a store's nodes; `put` hands the endpoint an event;
+    `close_connections` closes the idle connections to an engine that is gone."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Members:
     ) -> None:
         self.router: Final = router
         self.reports: Final = router.roll is not None
-        """Engines report, and nothing else says who is up."""
+        """Whether engines report themselves, and only their reports say which are up."""
         self.seats: Final[dict[str, Seat]] = {
             **{info.engine: ("prefill", number) for number, info in enumerate(router.prefill)},
             **{info.engine: ("decode", number) for number, info in enumerate(router.decode)},
@@ -41,43 +42,43 @@ class Members:
         self.addresses: Final[dict[str, EngineAddress]] = {}
         """Engines that are there, by name."""
         self.leaving: Final[set[str]] = set()
-        """Engines of which one life ends, or has ended: the next one gets requests again."""
+        """Engines of which one incarnation ends, or has ended: the next one gets requests again."""
         self.drained_by_operator: Final[set[str]] = set()
-        """Engines that an operator has drained: they get nothing new in whatever life, until he says so."""
+        """Engines that an operator has drained: no incarnation gets requests until an operator resumes them."""
         self.ended: Callable[[str], None] = lambda name: None
-        """Told of an engine that nobody starts again unasked."""
+        """Called with an engine that ended, and is not started again without an order."""
         self._known_here: Final[set[str]] = set()
-        """Engines that this router has heard of, or an order about: what an earlier one was told counts no more."""
+        """Engines that this router has a report of, or an order about: an earlier router's orders count no more."""
         self._put: Final = put
         self._close_connections: Final = close_connections
         self._stores: Final[dict[str, EngineAddress | None]] = dict.fromkeys(stores)
         self._store_roll: Final = None if router.roll is None else Roll(router.roll.silence_ns)
-        """By their numbers, as if they were prefill engines."""
+        """The nodes' reports, by their numbers, as if they were prefill engines."""
 
     @property
     def stores(self) -> dict[str, EngineAddress | None]:
-        """Every node of the store by its name, in order, and where it is if it is there."""
+        """Every node of the store by its name, in order, with its address; None if it is not up."""
         there = enumerate(self._stores.items())
         return {name: address if self._has_store(number) else None for number, (name, address) in there}
 
     def is_up(self, name: str) -> bool:
-        """Whether this engine gets requests."""
+        """True if this engine gets requests."""
         role, number = self.seats[name]
         choice = self.router.prefill_choice if role == "prefill" else self.router.decode_choice
         return choice.up[number] and self.is_member(name)
 
     def is_member(self, name: str) -> bool:
-        """Whether it has reported lately, where engines do."""
+        """True if the engine has reported lately, where engines report."""
         return _has(self.router.roll, self.seats[name])
 
     @property
     def drained(self) -> frozenset[str]:
-        """Engines that get nothing new, whatever life they are in."""
+        """Engines that get no new requests, in whatever incarnation."""
         membership = self.router.membership
         return frozenset((*membership.leaving, *membership.left)) - self.leaving
 
     def set_enabled(self, name: str, up: bool) -> None:
-        """An operator wants it to get something new, or nothing."""
+        """Resume the engine, or drain it, by an operator's order."""
         self._known_here.add(name)
         if up:
             self.drained_by_operator.discard(name)
@@ -95,7 +96,8 @@ class Members:
         self._put(EngineChanged(name, name in self.addresses))
 
     def apply_report(self, news: News) -> str:
-        """An engine is up, leaving, or gone. Why nobody takes note of that, if so."""
+        """Apply a report that an engine is up, leaving, or gone. Returns why the report is rejected, or an empty
+        text."""
         name = news.engine
         if name in self._stores:
             return self._apply_store_report(news)
@@ -117,7 +119,7 @@ class Members:
         return ""
 
     def _up(self, address: EngineAddress, known: EngineAddress | None) -> str:
-        """The report of an engine. The first one of a life is the end of the life before."""
+        """Apply the report of an engine that is up. The first report of an incarnation ends the one before."""
         name = address.engine
         if known is not None and known.incarnation != address.incarnation:
             if address.born_ns < known.born_ns and self.is_member(name):
@@ -144,7 +146,7 @@ class Members:
         return ""
 
     def _lose(self, address: EngineAddress) -> None:
-        """Its legs fail now. Where engines report, its silence is not waited for either."""
+        """Remove the engine: its legs fail now. Where engines report, its silence is not waited for either."""
         name = address.engine
         del self.addresses[name]
         self._close_connections(address)
@@ -157,7 +159,7 @@ class Members:
     # Nodes of the store.
 
     def _apply_store_report(self, news: News) -> str:
-        """One is up, or gone; one that leaves is there until then."""
+        """Apply the report of a node of the store: it is up, or gone; one that leaves stays until it is gone."""
         name, known = news.engine, self._stores[news.engine]
         number = list(self._stores).index(name)
         match news:
@@ -180,15 +182,15 @@ class Members:
 
 
 def _has(roll: Roll | None, seat: Seat) -> bool:
-    """Whether it is a member now: the roll itself learns of a silence with the next event."""
+    """True if the seat is a member now: the roll itself learns of a silence with the next event."""
     return roll is None or roll.members.get(seat, 0) > now_ns()
 
 
 def is_end_of(news: EngineGone, known: EngineAddress | None) -> bool:
-    """Of the life that is known."""
+    """True if the report is of the end of the known incarnation."""
     return known is not None and news.incarnation in (None, known.incarnation)
 
 
 def younger(known: EngineAddress) -> str:
-    """Why another life is not believed."""
+    """Return why the report of an older incarnation is rejected."""
     return f"a younger {known.engine} is at {known.http.host}:{known.http.port}"

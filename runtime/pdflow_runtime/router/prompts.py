@@ -1,4 +1,5 @@
-"""From what a client asks to the tokens of its prompt, and back: the model's tokenizer, and how long its context is."""
+"""Turns a client's request into the tokens of its prompt, and tokens into text: the model's tokenizer, and the length
+of its context."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class Tokens(Protocol):
 
 
 class Prompts:
-    """Args: the model's name, tokenizer, number of token ids, and longest context in tokens; `prompt_tokens`: of the
-    longest prompt that engines can hand over, if they do."""
+    """Makes the prompts of requests for one model. Args: the model's name, tokenizer, number of token ids, and longest
+    context in tokens; `prompt_tokens`: of the longest prompt that engines can hand over, if they do."""
 
     def __init__(
         self, model: str, tokens: Tokens, vocab_size: int, context_tokens: int, prompt_tokens: int | None = None
@@ -33,7 +34,8 @@ class Prompts:
         self._tokens: Final = tokens
 
     def of_completion(self, asked: CompletionRequest) -> list[int]:
-        """OpenAIError if there are several prompts, or tokens that the model has not."""
+        """Return the tokens of the one prompt. OpenAIError if there are several prompts, or tokens that the model has
+        not."""
         if len(asked.prompts) > 1:
             raise OpenAIError(400, "prompt: an engine answers one; the router asks for each", param="prompt")
         return self.of_prompt(asked.prompts[0])
@@ -49,7 +51,7 @@ class Prompts:
         return list(prompt)
 
     def of_chat(self, asked: ChatRequest) -> list[int]:
-        """OpenAIError if the model takes no chats, or not this one."""
+        """Return the tokens of the chat's prompt. OpenAIError if the model takes no chats, or not this one."""
         if asked.prompt_tokens is not None:
             return self.of_prompt(asked.prompt_tokens)
         try:
@@ -62,8 +64,8 @@ class Prompts:
         return self._tokens.decode(tokens)
 
     def check_length(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """OpenAIError if the two together are more than the model's context, or the prompt is more than a registration
-        can name blocks of."""
+        """Raise OpenAIError if the two together are more than the model's context, or the prompt is more than a
+        registration can name blocks of."""
         if prompt_tokens + answer_tokens > self.context_tokens:
             raise too_long(prompt_tokens, answer_tokens, self.context_tokens)
         if self.prompt_tokens is not None and prompt_tokens > self.prompt_tokens:

@@ -51,15 +51,16 @@ from pdflow_runtime.security.signed import UNSIGNED, Signer
 log = logging.getLogger(__name__)
 
 NOT_UP: Final = Coordinates("-", 0)
-"""Where a node of a store is that is not there."""
+"""The address of a store's node that is not up."""
 STATUS: Final = {Code.REJECTED: 400, Code.DEADLINE: 504}
 NUMBERS: Final = 40
-"""Bits of the first request's number: one life's ids are not another's, which engines may still remember."""
+"""Bits of the first request's number: no incarnation reuses an earlier one's ids, which engines may remember."""
 
 
 class LiveRouterNode(LiveNode):
-    """Args: the engines of each role, as the endpoint counts them; method is the scenario's; `stores` are the nodes of
-    its store, by number; `returns_first_token`: the client has its first token from P."""
+    """The node that drives the router's endpoint. Args: the engines of each role, as the endpoint counts them; method
+    is the scenario's; `stores` are the nodes of its store, by number; `returns_first_token`: the client has its first
+    token from P."""
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class LiveRouterNode(LiveNode):
         )
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
-        """Those that may be taken back: under way, or about to be."""
+        """Legs that can be cancelled: under way, or about to be."""
         self.left: Callable[[str], None] = ignore
-        """Told of each engine that was to get nothing new, once nothing there is wanted any more."""
+        """Called with each engine that was drained, once nothing there is wanted any more."""
         self.meter: Final = RouterMeter()
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
@@ -110,7 +111,7 @@ class LiveRouterNode(LiveNode):
         )
 
     async def serve(self, call: Call) -> None:
-        """Until the client has its answer. Cancelled: it has gone away."""
+        """Serve the call until the client has its answer. A cancellation means that the client has gone away."""
         self._number += 1
         number = self._number
         async with trio.open_nursery() as nursery:
@@ -134,7 +135,7 @@ class LiveRouterNode(LiveNode):
             nursery.cancel_scope.cancel()
 
     def _first(self, call: Call, number: int) -> None:
-        """The first piece of its answer is here."""
+        """Record that the first piece of the answer is here."""
         self.meter.first_token(call.begun_ns)
         self.event_log.first_piece_passed(number)
 
@@ -169,7 +170,7 @@ class LiveRouterNode(LiveNode):
         self.put(self.port, PrefillAnswered(effect.request_id, params, code, ends))
 
     async def _first_token_received(self, call: Call, first_answer: FirstAnswer, request_id: RequestId) -> bool:
-        """P has told its first token. Whether the answer ends with it."""
+        """Pass P's first token on to the client and to the decode legs; True if the answer ends with it."""
         use = call.answer.first_token_received(request_id, first_answer.ends)
         if use is None:
             return False
@@ -195,7 +196,7 @@ class LiveRouterNode(LiveNode):
         return first_answer.ends
 
     def _cancel_leg(self, attempt: RequestId) -> None:
-        """That of an engine that computes the prompt too: it fails."""
+        """Cancel the leg of an engine that computes the prompt too: the attempt fails."""
         if ("decode", attempt) in self.legs:
             self.legs["decode", attempt].cancel()
             self.put(self.port, DecodeEnded(attempt, Code.CANCELLED))
@@ -204,7 +205,7 @@ class LiveRouterNode(LiveNode):
             self.put(self.port, PrefillAnswered(attempt, None, Code.CANCELLED))
 
     async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill, body: bytes) -> None:
-        """A prefill leg that no other follows: its answer is the client's."""
+        """Run a prefill leg that no other follows: its answer is the client's."""
         code = await self._answer(leg, body)
         info = self.prefill[effect.engine]
         params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
@@ -240,12 +241,13 @@ class LiveRouterNode(LiveNode):
         self.put(self.port, DecodeEnded(leg.request_id, await self._answer(leg, body)))
 
     def _alone_body(self, call: Call, request_id: RequestId) -> bytes:
-        """For an engine that computes the prompt, too, and perhaps a token that the client has."""
+        """Return the body for an engine that computes the prompt, too, with the first token if the client has it."""
         continues = call.answer.alone_dispatched(request_id)
         return call.decode_body(None, Between(first=call.first_token) if continues else None)
 
     async def _answer(self, leg: Leg, body: bytes) -> Code:
-        """How the leg ended that brings an answer. One whose answer is dropped waits until it is taken back."""
+        """Run a leg that brings an answer, and return how it ended. A leg whose answer is dropped waits until it is
+        cancelled."""
         code = await leg.decode(body)
         if code is None:
             await trio.sleep_forever()
@@ -276,7 +278,8 @@ class LiveRouterNode(LiveNode):
             call.nursery.start_soon(self._fail, call, effect, ending)
 
     async def _fail(self, call: Call, effect: Reply, ending: Ending) -> None:
-        """Tell the client. What it has received of an answer cannot be said again: that answer breaks off."""
+        """Send the client the error. An answer of which the client has received a part cannot begin again: it breaks
+        off."""
         if ending is Ending.BREAK_OFF:
             log.warning("an answer broke off: %s", effect.code.name)
             async with call.answering:
@@ -297,8 +300,8 @@ class LiveRouterNode(LiveNode):
     def _begin(
         self, call: Call, role: Literal["prefill", "decode"], request_id: RequestId, leg: Coroutine[Any, Any, None]
     ) -> None:
-        """A leg, which may be taken back from now on: perhaps before its task has had its first turn. One that the
-        answer cannot come from any more is not sent, and waits until it is taken back."""
+        """Start a leg, which can be cancelled from now on, perhaps before its task first runs. A leg that the answer
+        cannot come from any more is not sent, and waits until it is cancelled."""
         scope = self.legs[role, request_id] = trio.CancelScope()
 
         async def run() -> None:

@@ -1,4 +1,5 @@
-"""The router's endpoint for a live cluster, made as everywhere, and what it is told of a request."""
+"""The router's endpoint for a live cluster, made as in every other driver, and the event with which a request arrives
+at it."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.store.build import stores_of
 
 STORE: Final = "store"
-"""The role of what is no engine, and gets no legs."""
+"""The role of a store's node, which is no engine and gets no legs."""
 SESSION: Final = b"x-session-id"
-"""The header by which a client says what belongs together; else the field `user` does."""
+"""The header by which a client names its session; without it the field `user` does."""
 NOBODY: Final = (b"", b'""', b"null")
 
 
 def seats_of(scenario: ResolvedScenario, role: str) -> list[str]:
-    """The engines of that role, or that get that leg, that there may ever be: those of the file, then those that may be
-    added to them. Or the nodes of the store."""
+    """Return the engines of that role, or that get that leg, that there may ever be: those of the scenario, then those
+    that may be added; or the nodes of the store."""
     if role == STORE:
         return stores_of(scenario)
     pools = [pool for pool in scenario.pools if role in (pool.leg, pool.role)]
@@ -40,14 +41,14 @@ def seats_of(scenario: ResolvedScenario, role: str) -> list[str]:
 
 
 def governed_of(builder: LiveBuilder) -> GovernedRouter:
-    """One whose engines may be told to leave, and others to join."""
+    """Return a router whose engines may be drained and added."""
     router = router_of(builder, changes=True)
     assert isinstance(router, GovernedRouter)
     return router
 
 
 def router_of(builder: LiveBuilder, changes: bool = False) -> Router:
-    """All engines are down until they report."""
+    """Return the router's endpoint; all engines are down until they report."""
     prefill, decode = (
         tuple(Target(builder.info_of(name), builder.pool_of(name)) for name in seats_of(builder.scenario, role))
         for role in ("prefill", "decode")
@@ -69,7 +70,7 @@ def router_of(builder: LiveBuilder, changes: bool = False) -> Router:
 
 
 def crossover_of(builder: LiveBuilder) -> Crossover:
-    """Which prompts stay at D by what the scenario says that steps and ways take."""
+    """Return the rule by which short prompts stay at D, from what the scenario says that steps and transfers take."""
     scenario = builder.scenario
     return Crossover(
         scenario=scenario,
@@ -81,14 +82,15 @@ def crossover_of(builder: LiveBuilder) -> Crossover:
 
 
 def arrival(router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False) -> RequestArrived:
-    """Prefixes have names only where somebody looks at them: 4,000 tokens take some 0.1 ms."""
+    """Return the event of a request. Its prefix blocks are named only where a routing choice looks at them: 4,000
+    tokens take some 0.1 ms."""
     looks = isinstance(router.prefill_choice, PrefixAware) or isinstance(router.decode_choice, PrefixAware)
     names = block_names(tokens, SESSION_BLOCK_TOKENS) if looks else ()
     return RequestArrived(request, prefill_only, len(tokens), names, session)
 
 
 def session_of(request: HttpRequest, fields: Fields) -> int:
-    """A number for what the client calls its session, never that of none."""
+    """Return a number for the session that the client names; NO_SESSION only if it names none."""
     named = request.header(SESSION) or bytes(fields.get("user", b""))
     if named in NOBODY:
         return NO_SESSION

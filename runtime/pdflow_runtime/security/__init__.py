@@ -1,1 +1,1 @@
-"""Who may talk to whom: secrets, signatures, TLS, connections that are not authenticated yet."""
+"""Authentication and encryption between the processes of a cluster: secrets, signatures, TLS, pending connections."""

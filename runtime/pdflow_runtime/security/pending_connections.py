@@ -1,7 +1,7 @@
-"""Streams that have not said who they are yet: a place for each, and never more than so many.
+"""Pending connections: streams whose peer has not authenticated itself yet, limited in number.
 
-One more, and the oldest gives way: a peer says at once who it is, so whoever holds places and says nothing keeps none
-out.
+When one more comes, the oldest is evicted: a peer authenticates itself at once, so connections that stay silent keep no
+peer out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ T = TypeVar("T")
 
 
 class PendingConnections(Generic[T]):
-    """Args: most, the places; give_way, which ends a stream that must leave its own."""
+    """The pending connections of a listener. Args: `most`, the limit; `evict`, which ends the oldest when a further one
+    comes."""
 
     def __init__(self, most: int, evict: Callable[[T], None]) -> None:
         self.most: Final = most
         self._evict: Final = evict
         self._slots: Final[dict[T, None]] = {}
-        """In the order of their coming."""
+        """The pending connections, oldest first."""
 
     def add(self, connection: T) -> None:
         if len(self._slots) >= self.most:
@@ -29,5 +30,5 @@ class PendingConnections(Generic[T]):
         self._slots[connection] = None
 
     def leave(self, connection: T) -> None:
-        """It has said who it is, or is over; nothing happens if it has no place any more."""
+        """Remove a connection, as its peer has authenticated itself or it is over; no effect if it has been evicted."""
         self._slots.pop(connection, None)

@@ -1,4 +1,4 @@
-"""How two ranks prove to each other that they know the cluster's secret, before either believes or says a HELLO.
+"""Mutual proof of two ranks that they know the cluster's secret, before either accepts or sends a HELLO.
 
     opener                                acceptor
     MAGIC | nonce                 ->
@@ -6,10 +6,9 @@
     proof(both nonces, HELLO) | HELLO ->
                                   <-      proof(both nonces, the opener's HELLO, HELLO) | HELLO
 
-HELLOs hold addresses, incarnations and the token of a rank's memory, so none is said to anybody who has not proved
+HELLOs hold addresses, incarnations and the token of a rank's memory, so none is sent to a peer that has not proved
 itself: the acceptor does so first. Nonces are fresh on both sides, so no proof is of use a second time; each says which
-side it is of. Frames that follow are not proved one by one: whoever can write into a stream of others', or read it, is
-kept out by TLS.
+side it is of. Frames that follow are not proved one by one: TLS protects a stream from being read or written by others.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Final
 from pdflow_runtime.security.secret import MAC_BYTES, Secret
 
 MAGIC: Final = b"PDFLOW-1"
-"""No frame begins so: it would be a length of more than a gigabyte."""
+"""The first bytes of a stream with proofs. No frame begins so: it would be a length of more than a gigabyte."""
 NONCE_BYTES: Final = 32
 
 Take = Callable[[int], Awaitable[bytes]]
@@ -30,23 +29,23 @@ WRONG: Final = "it does not know the secret"
 
 
 class Proof:
-    """What one stream's two sides prove. `ours` and `theirs` are of HELLOs, the opener's first."""
+    """The proofs of one stream's HELLOs at one side. `ours` and `check` are called with HELLOs, the opener's first."""
 
     def __init__(self, secret: Secret, opener: bool, nonces: tuple[bytes, bytes]) -> None:
         self._secret: Final = secret
         self._opener: Final = opener
         self._nonces: Final = nonces
         self._hello = b""
-        """The opener's, once it is known."""
+        """The opener's HELLO, once it is known."""
 
     def ours(self, hello: bytes) -> bytes:
-        """What goes out in front of our HELLO."""
+        """Return the proof that is sent in front of our HELLO."""
         proof = self._secret.mac(*self._mac_input(self._opener, hello))
         self._hello = self._hello or hello
         return proof
 
     def check(self, claimed: bytes, hello: bytes) -> None:
-        """ValueError if their HELLO is not from somebody who knows the secret."""
+        """Check the proof of the peer's HELLO. ValueError if it does not come from a peer that knows the secret."""
         if not self._secret.is_mac(claimed, *self._mac_input(not self._opener, hello)):
             raise ValueError(WRONG)
         self._hello = self._hello or hello
@@ -57,7 +56,7 @@ class Proof:
 
 
 async def prove_as_opener(secret: Secret, send: Send, take: Take) -> Proof:
-    """ValueError if whoever answers does not know the secret."""
+    """Exchange nonces as the stream's opener. ValueError if the acceptor does not know the secret."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     await send(MAGIC + nonce)
     theirs = await take(NONCE_BYTES)
@@ -67,7 +66,7 @@ async def prove_as_opener(secret: Secret, send: Send, take: Take) -> Proof:
 
 
 async def prove_as_acceptor(secret: Secret, send: Send, take: Take) -> Proof:
-    """ValueError for a stream that does not begin so."""
+    """Exchange nonces as the stream's acceptor. ValueError for a stream that does not begin with MAGIC."""
     if await take(len(MAGIC)) != MAGIC:
         raise ValueError("it does not prove that it knows the secret")
     theirs = await take(NONCE_BYTES)

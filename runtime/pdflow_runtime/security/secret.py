@@ -1,8 +1,8 @@
-"""The secret that all parts of a cluster share, where they are on several hosts: where it is had from, and what is
-worked out with it.
+"""The secret that all components of a cluster share, where they are on several hosts: where it is read from, and the
+MACs that are made with it.
 
 It is never sent, but for an operator's own `Authorization: Bearer`. What is sent are MACs (BLAKE2b with a key, RFC
-7693) over texts that nobody can take for each other: each begins with what it is for, and each of its parts with its
+7693) over texts that cannot be taken for each other: each begins with its purpose, and each of its fields with its
 length.
 """
 
@@ -19,7 +19,7 @@ from pdflow_runtime.process.addresses import is_loopback
 
 VARIABLE: Final = "PDFLOW_SECRET"
 LEAST_BYTES: Final = 16
-"""Of a secret: `openssl rand -hex 32` makes one."""
+"""The shortest secret: `openssl rand -hex 32` makes one."""
 MOST_BYTES: Final = 4096
 MAC_BYTES: Final = 32
 _OTHERS: Final = 0o077
@@ -31,7 +31,7 @@ class Secret:
         self._key: Final = blake2b(text, digest_size=MAC_BYTES, person=b"pdflow secret").digest()
 
     def mac(self, what_for: bytes, *fields: bytes | memoryview) -> bytes:
-        """[MAC_BYTES], of these parts in this order, for this purpose."""
+        """Return the MAC [MAC_BYTES] of these fields in this order, for this purpose."""
         hashed = blake2b(key=self._key, digest_size=MAC_BYTES)
         for field in (what_for, *fields):
             hashed.update(len(field).to_bytes(8, "big"))
@@ -39,7 +39,8 @@ class Secret:
         return hashed.digest()
 
     def is_mac(self, claimed: bytes | memoryview, what_for: bytes, *fields: bytes | memoryview) -> bool:
-        """In a time that says nothing of how nearly it was right."""
+        """True if this is the MAC of these fields, compared in a time that does not depend on how nearly it is
+        right."""
         return hmac.compare_digest(claimed, self.mac(what_for, *fields))
 
     def is_text(self, claimed: bytes) -> bool:
@@ -47,8 +48,8 @@ class Secret:
 
 
 def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | None:
-    """The same; ScenarioError if there is none, and the address that this key of [serve] says is not this host's
-    alone."""
+    """Return the cluster's secret. ScenarioError if there is none, and the address that this key of [serve] names is
+    not this host's alone."""
     secret, host = secret_of(scenario), getattr(scenario.serve, key)
     if secret is None and not is_loopback(host):
         problem = f"is {host}: beyond loopback all parts must share a secret, serve.secret_file or {VARIABLE}"
@@ -57,7 +58,8 @@ def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | Non
 
 
 def secret_of(scenario: ResolvedScenario) -> Secret | None:
-    """What the file says, or the environment. ScenarioError for one that is none, or that others may read."""
+    """Return the secret from the scenario's file or the environment. ScenarioError for one that is too short or long,
+    or whose file others may read."""
     named = scenario.serve.secret_file
     if named is None:
         text = os.environ.get(VARIABLE)
@@ -66,8 +68,8 @@ def secret_of(scenario: ResolvedScenario) -> Secret | None:
 
 
 def private_text(scenario: ResolvedScenario, key: str, named: str) -> bytes:
-    """What stands in the file that this key of [serve] names, no more than a byte over MOST_BYTES. ScenarioError if
-    others may read it."""
+    """Return the contents of the file that this key of [serve] names, no more than a byte over MOST_BYTES.
+    ScenarioError if others may read it."""
     path = scenario.base_dir / named
     try:
         with path.open("rb") as file:

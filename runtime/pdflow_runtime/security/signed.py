@@ -1,13 +1,14 @@
-"""Requests between the parts of a cluster that share a secret: how one is signed, and how it is believed.
+"""Requests between the components of a cluster that share a secret: how one is signed, and how the signature is
+checked.
 
     authorization: PDFLOW <time> <nonce> <mac>
 
-The MAC is over whom the request is for, its method, path and body, the headers that decide anything, the second in
-which it was signed, and a nonce. So none can be changed, sent to another part, or sent again: the receiver remembers
-nonces for as long as it believes times, and believes none from before its own life, when it remembered nothing. Hosts'
-clocks must agree within `WINDOW_S`.
+The MAC is over the name of the request's receiver, its method, path and body, the headers that decide anything, the
+second in which it was signed, and a nonce. So no request can be changed, sent to another component, or sent again: the
+receiver remembers nonces for as long as it accepts their times, and accepts no time from before its own start, when it
+remembered nothing. Hosts' clocks must agree within `WINDOW_S`.
 
-Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is believed as well, from operators:
+Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is accepted as well, for operators:
 that sends the secret itself.
 """
 
@@ -25,15 +26,15 @@ from pdflow_runtime.http.messages import Headers, HttpRequest, first
 from pdflow_runtime.security.secret import MAC_BYTES, VARIABLE, Secret
 
 WINDOW_S: Final = 30
-"""By which a time may differ from ours."""
+"""The most by which a request's time may differ from ours."""
 SLACK_S: Final = 2
-"""By which it may be from before our beginning. No part comes to its end and is up again so soon."""
+"""The most by which a request's time may precede our start. No component ends and is up again so soon."""
 NONCE_BYTES: Final = 16
 AUTHORIZATION: Final = b"authorization"
 ORIGIN: Final = b"origin"
-"""Which browsers send along with whatever a page of another site asks."""
+"""The header that browsers send along with whatever a page of another site requests."""
 DECIDING: Final = (b"x-request-id",)
-"""Headers that a part does not only pass on: under this name a leg is known to the protocol. `traceparent` and
+"""Headers that a component does not only pass on: a leg is known to the protocol by this name. `traceparent` and
 `x-session-id`, which go along, decide nothing where a signature is asked for."""
 _SCHEME: Final = b"PDFLOW"
 _FOR: Final = b"pdflow request"
@@ -42,14 +43,14 @@ Clock = Callable[[], int]
 
 
 class Signer:
-    """Args: nothing is signed without a secret; `clock` says seconds since 1970."""
+    """Signs requests, if there is a secret. Args: `clock` returns seconds since 1970."""
 
     def __init__(self, secret: Secret | None, clock: Clock = wall_s) -> None:
         self._secret: Final = secret
         self._clock: Final = clock
 
     def sign(self, to: str, method: str, path: str, body: bytes, headers: Headers = ()) -> Headers:
-        """What goes along with a request to the part of that name, beside these headers."""
+        """Return the headers that sign a request to the component of that name, beside these headers."""
         if self._secret is None:
             return ()
         signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
@@ -62,14 +63,15 @@ UNSIGNED: Final = Signer(None)
 
 
 def operators_signer() -> Signer:
-    """Of commands that ask a cluster from outside: by the secret of the environment, if there is one."""
+    """Return the signer of commands that send requests to a cluster from outside: with the secret of the environment,
+    if there is one."""
     text = os.environ.get(VARIABLE)
     return Signer(None if text is None else Secret(os.fsencode(text).strip()))
 
 
 class Gate:
-    """The door of the part of that name. Without a secret it is open, but for pages in a browser: on loopback none but
-    these could come in unasked."""
+    """The authentication of requests to the component of that name. Without a secret all are accepted, but those of
+    pages in a browser: on loopback none but these could come in unasked."""
 
     def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s) -> None:
         self._secret: Final = secret
@@ -80,7 +82,8 @@ class Gate:
         self._by_time: deque[tuple[int, bytes]] = deque()
 
     def check(self, request: HttpRequest) -> None:
-        """OpenAIError if it is not from somebody who knows the secret, and meant for us, now, for the first time."""
+        """Raise OpenAIError unless the request comes from a holder of the secret, and is meant for us, now, for the
+        first time."""
         if self._secret is None:
             if request.header(ORIGIN) is not None:
                 raise OpenAIError(403, "this is not for pages in a browser", code="forbidden")
@@ -124,7 +127,7 @@ class Gate:
 
 
 def _deciding(headers: Headers) -> tuple[bytes, ...]:
-    """The first of each name, as whoever asks for it has it."""
+    """Return the first header of each name in DECIDING, as its receiver reads it."""
     return tuple(first(headers, name) or b"" for name in DECIDING)
 
 

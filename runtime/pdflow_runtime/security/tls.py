@@ -1,6 +1,6 @@
 """TLS between ranks, both sides with a certificate of the cluster's own authority.
 
-Whoever has a certificate of that authority is a peer, at whatever address: give it to nobody else.
+A process with a certificate of that authority is a peer, at whatever address: give one to nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Tls:
 
 
 def tls_of(scenario: ResolvedScenario) -> Tls | None:
-    """As the files of [serve] have it. ScenarioError for some of them alone, or for what cannot be read."""
+    """Return TLS by the files of [serve]; None if it names none. ScenarioError if only some are named, or a file cannot
+    be read."""
     serve_config = scenario.serve
     named = {key: value for key in KEYS if (value := getattr(serve_config, key)) is not None}
     if not named:

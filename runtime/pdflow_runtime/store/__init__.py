@@ -1,1 +1,1 @@
-"""A store's node, live, and the prefill engines that put there."""
+"""The live node of a store, and the prefill engines that put into it."""

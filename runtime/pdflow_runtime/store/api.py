@@ -1,4 +1,4 @@
-"""What a store's node answers over HTTP (`store/calls.py`): engines of the cluster ask, nobody else."""
+"""The HTTP API of a store's node (`store/calls.py`): only engines of the cluster send it requests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class StoreApi(ComponentApi):
-    """Args: `here` is where this node's ranks hear; `gate` says whom to believe; `stop` ends this node when what it
-    has is done."""
+    """The HTTP API of a store's node. Args: `here` is where this node's ranks listen; `gate` authenticates requests;
+    `stop` ends this node when its calls are done."""
 
     def __init__(self, node: LiveStoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
         super().__init__(node, gate, stop)
@@ -89,7 +89,8 @@ class StoreApi(ComponentApi):
         return await self._answered(call)
 
     async def _answered(self, call: StoreCall) -> bytes:
-        """By what it can be got, or null. OpenAIError if it could not be put."""
+        """Wait for the call's answer and return it: the parameters by which the KV can be got, or null. OpenAIError if
+        it could not be put."""
         try:
             await call.answered.wait()
         finally:
@@ -102,7 +103,7 @@ class StoreApi(ComponentApi):
 
 
 def read(body: bytes, form: type[T]) -> T:
-    """OpenAIError for what is none."""
+    """Parse a request's body. OpenAIError if it is not of this form."""
     try:
         return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,12 +1,11 @@
-"""What a store's node has in a server beside it (`store/server.py`), so that it outlives the node.
+"""The copy of a store node's objects in a server beside it (`store/server.py`), which outlives the node.
 
-What is put into the node is written there behind it; what is looked for and is not in the node is looked for there, and
-then found in the node like anything else. No request waits for the server longer than LOOKED_S, or fails by it: what
-cannot be written is written when it is put the next time, and what is not there in time, or is not what was put there,
-is computed.
+Objects that are put into the node are written to the server afterwards; an object that is looked up and is not in the
+node is read from the server, and then found in the node like any other. No request waits for the server longer than
+LOOKED_S, or fails because of it: what cannot be written is written when it is put the next time, and what is not there
+in time, or is not what was put there, is computed.
 
-Whose room it takes is the node's memory's to say (`pdflow/methods/store/ledger.py`); what a value is,
-`store/values.py`'s.
+The node's memory decides what is evicted for it (`pdflow/methods/store/ledger.py`); `store/values.py` has the format.
 """
 
 from __future__ import annotations
@@ -31,23 +30,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOKED_S: Final = 1.0
-"""For all that one look asks for; whoever looks waits for twice as long (`store_calls.LOOK_S`)."""
+"""The time limit of all that one lookup asks of the server; the engine waits for twice as long
+(`store_calls.LOOK_S`)."""
 WATCHED_S: Final = 2.0
-"""Between two looks at whether the server is there; and how long nothing is sent to one that has refused."""
+"""The interval of checks whether the server is there; and how long nothing is sent to one that has refused."""
 MOST_WAITING: Final = 1 << 14
-"""Objects that are to be written. Names only: their bytes are in the node's memory."""
+"""The most objects that wait to be written. Only names wait: the bytes are in the node's memory."""
 BATCH_BYTES: Final = 8 << 20
 BATCH: Final = 64
-"""Objects that are asked for, or written, at once."""
+"""The most objects that are asked for, or written, at once."""
 READERS: Final = 4
-"""Threads; one more writes."""
+"""The number of threads that read; one more writes."""
 
 Batch: TypeAlias = list[tuple[Key, bytearray]]
 
 
 class BackingState(msgspec.Struct, frozen=True):
-    """For people. `objects`: how many were saved, found, missed (looks that ended where nothing was), bad, dropped (not
-    saved: too many waited, or they were evicted first, or the server was gone), refused, late (looks that were)."""
+    """The state for people. `objects`: how many were saved, found, missed (lookups that ended where nothing was), bad,
+    dropped (not saved: too many waited, or they were evicted first, or the server was gone), refused, late (lookups
+    that were)."""
 
     server: str
     up: bool
@@ -56,8 +57,8 @@ class BackingState(msgspec.Struct, frozen=True):
 
 
 class Backing:
-    """Args: `server` is to have what `ledger` knows and `cells` hold: objects of `unit_tokens`. What is
-    written is written anew when `renew_s` are over, as it goes some time after."""
+    """The copy of a node's objects in a server. Args: `server` is to have what `ledger` knows and `cells` hold: objects
+    of `unit_tokens`. An object is written anew when `renew_s` are over, as the server drops it some time after."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Backing:
         self.name: Final = f"the store's server {server.name}"
         self.server: Final = server
         self.up = True
-        """As far as is known."""
+        """True if the server serves, as far as is known."""
         self.counts: Final = Counter[str](saved=0, found=0, missed=0, bad=0, dropped=0, refused=0, late=0)
         self._ledger: Final = ledger
         self._cells: Final = cells
@@ -79,7 +80,7 @@ class Backing:
         self._unit_tokens: Final = unit_tokens
         self._renew_ns: Final = int(renew_s * S)
         self._saved: dict[Key, Instant] = {}
-        """What is written, or is going to be: until when that is so."""
+        """Objects that are written, or going to be, and until when that holds."""
         self._waiting = 0
         self._to_save, self._unsaved = trio.open_memory_channel[Key](MOST_WAITING)
         self._refusing_until: Instant = 0
@@ -96,7 +97,7 @@ class Backing:
         return BackingState(self.server.name, self.up, self._waiting, dict(self.counts))
 
     def is_drained(self) -> bool:
-        """All that can be written is."""
+        """True if all that can be written is."""
         return not self._waiting
 
     # Whether it is there.
@@ -123,11 +124,12 @@ class Backing:
         self.up = False
 
     async def _call(self, call: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
-        """In a thread. Who is cancelled leaves it to end by itself, and its place in `limiter` taken until then."""
+        """Run a call in a thread. A cancelled caller leaves it to end by itself, and its place in `limiter` taken until
+        then."""
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
 
     def _warn_once(self, kind: str, text: str) -> None:
-        """Of its kind, until that is over: anybody may cause as many as he likes."""
+        """Log a warning once for each kind, until the cause is over: a peer may cause as many as it likes."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("%s %s", self.name, text)
@@ -135,7 +137,8 @@ class Backing:
     # Writing behind.
 
     def save(self, items: tuple[Item, ...], tokens: int) -> None:
-        """These are complete in the node. What is left of a prompt behind its last unit is looked for by nobody."""
+        """Queue objects that are complete in the node to be written. The rest of a prompt behind its last unit is left
+        out, as it is never looked up."""
         now = now_ns()
         for item in items[: tokens // self._unit_tokens]:
             if self._saved.get(item.key, 0) > now:
@@ -165,7 +168,8 @@ class Backing:
                 await self._put(batch)
 
     def _copied(self, key: Key) -> bytearray | None:
-        """Its value but for the header, if it can be written: what is in the memory may be evicted at any time."""
+        """Copy an object's KV into a value, its header left empty; None if it cannot be written. Copied at once: the
+        memory's objects may be evicted at any time."""
         stored = self._ledger.memory.known.get(key)
         refusing = self._refusing_until > now_ns()
         if stored is None or not self.up or refusing:
@@ -205,7 +209,8 @@ class Backing:
     # Looking for what the node has not.
 
     async def fetch(self, items: tuple[Item, ...]) -> None:
-        """Bring what is missing of these into the node, from the first on, as far as it is there and there is room."""
+        """Bring the missing ones of these into the node, from the first on, as far as the server has them and there is
+        room."""
         memory = self._ledger.memory
         at = memory.find(items)
         with trio.move_on_after(LOOKED_S) as scope:
@@ -222,7 +227,7 @@ class Backing:
         self.counts["late"] += scope.cancelled_caught
 
     def _next(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        """So many of these as are asked for at once."""
+        """Return as many of these as are asked for at once."""
         count = size = 0
         for item in items[:BATCH]:
             size += self._form.nbytes(item.blocks)
@@ -232,7 +237,7 @@ class Backing:
         return items[:count]
 
     async def _get(self, batch: tuple[Item, ...]) -> list[memoryview]:
-        """The KV of these, up to the first that is not there, or is not what was put there."""
+        """Return the KV of these, up to the first that is not there, or is not what was put there."""
 
         def get() -> tuple[list[memoryview], str | None]:
             values = self.server.get([(form.name(item.key), form.nbytes(item.blocks)) for item in batch])
@@ -256,7 +261,7 @@ class Backing:
         return found
 
     def _bring(self, items: tuple[Item, ...], at: int, found: Sequence[memoryview]) -> bool:
-        """Into the node: what follows the first `at` of these. False if there is no room."""
+        """Put what follows the first `at` of these into the node's memory. False if there is no room."""
         ledger, now = self._ledger, now_ns()
         here = ledger.memory.find(items)
         if here < at:

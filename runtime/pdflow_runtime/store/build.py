@@ -1,4 +1,4 @@
-"""From a scenario to one live node of its store, and to the prefill engines that put there."""
+"""Builds a live node of a store, and the prefill engines that put into it, from a scenario."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from pdflow_runtime.store.values import Cells, ValueFormat, layout_of
 from pdflow_runtime.transports.base import MakeTransport
 
 LEASES: Final = 1 << 16
-"""Words of a rank. In a store any number of leases share the same blocks; so many are not open at once for long."""
+"""The number of a rank's lease words. In a store any number of leases share the same blocks; so many are not open at
+once for long."""
 LATER_S: Final = 5.0
-"""What a node may be late by that keeps a request's deadline itself."""
+"""The time by which a node's answer may follow a request's deadline, which the node itself enforces."""
 DEFAULT_STORE_BYTES: Final = attrs.fields(Transfer).store_bytes.default
 
 
 def stores_of(scenario: ResolvedScenario) -> list[str]:
-    """The names of all nodes of the store, in order; none if the method has none."""
+    """Return the names of all nodes of the store, in order; none if the method has none."""
     transfer = scenario.transfer
     return [node_name(number) for number in range(transfer.store_nodes)] if METHODS[transfer.method].stores else []
 
 
 def wiring_of(engines: EngineWiring) -> StoreWiring:
-    """A node's memory is what the scenario says, and where it does not as much as all prefill engines' blocks hold: so
-    that no laptop need give what a host in a rack has."""
+    """Return the wiring of the store. A node's memory is the scenario's or, where the scenario names none, as much as
+    all prefill engines' blocks hold: so that no laptop need give what a host in a rack has."""
     scenario = engines.scenario
     pool = store_pool(scenario)
     assert pool is not None, "a scenario has decode engines"
@@ -55,7 +56,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
 
 
 def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> LiveStoreNode:
-    """One life of a node, which nobody has heard of yet."""
+    """Build one incarnation of a node, which no engine has connected to yet."""
     scenario = engines.scenario
     wiring, transfer = wiring_of(engines), scenario.transfer
     pool = store_pool(scenario)
@@ -79,7 +80,8 @@ def store_node(engines: EngineWiring, transport: MakeTransport, name: str) -> Li
 
 
 def backing_of(scenario: ResolvedScenario, node: LiveStoreNode, unit_tokens: int) -> Backing | None:
-    """In the server that the scenario names, which need not be there now. ScenarioError, MissingBackendError."""
+    """Return the node's copy in the server that the scenario names, which need not be there now; None if it names none.
+    ScenarioError, MissingBackendError."""
     server = server_of(scenario)
     if server is None:
         return None
@@ -93,7 +95,7 @@ def backing_of(scenario: ResolvedScenario, node: LiveStoreNode, unit_tokens: int
 def store_prefill_node(
     engines: EngineWiring, transport: MakeTransport, config: NodeConfig, ends: Producer
 ) -> LiveStorePrefillNode:
-    """One life of an engine that puts, without its engine."""
+    """Build the node of a prefill engine that puts, without its engine."""
     wiring = wiring_of(engines)
     keys = StoreKeys.of(wiring, wiring.blocks, config.weights)
     loads = wiring.loads(config.info, config.incarnation, config.num_blocks) if keys.unit_tokens else None

@@ -1,10 +1,11 @@
-"""What is said to a store's node over HTTP, and how whoever says it hears the answer.
+"""The calls of a store's node over HTTP, and the engines' client for them.
 
     POST /put        PutStart: a prompt's KV is here, as a push's decode leg says it; answered when the store has it
-    POST /look       GetReplicaList: what is there of a prompt; answered at once
-    POST /withdraw   nobody will come for what was put or found
+    POST /look       GetReplicaList: what is stored of a prompt; answered at once
+    POST /withdraw   no engine will come for what was put or found
 
-An answer to the first two has the `kv_transfer_params` of whoever is to get it, or null. Hanging up takes a call back.
+An answer to the first two has the `kv_transfer_params` by which an engine gets the KV, or null. Closing the connection
+withdraws a call.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
 from pdflow_runtime.security.signed import UNSIGNED
 
 LOOK_S: Final = 2.0
-"""What is not told so soon is computed."""
+"""The time limit of a lookup: a prompt whose answer comes later is computed."""
 PUSH: Final = "nixl-push"
-"""A put is one: the store registers, P writes."""
+"""The method in whose parameters a put is described, as it is a push: the store registers, P writes."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_BYTES // 4)]
-"""No longer in UTF-8 than an id may be."""
+"""A name that in UTF-8 is no longer than an id may be."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCKS)]
 Objects = Annotated[list[tuple[Name, Count]], msgspec.Meta(min_length=1, max_length=MAX_BLOCKS)]
-"""Of a prompt, from its start on: the key of each, and how many blocks it takes."""
+"""The objects of a prompt, from its start on: the key of each, and how many blocks it takes."""
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,16}$")]
 """64 bits in hexadecimal: not every JSON has numbers so large."""
 U63 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U63)]
@@ -53,7 +54,7 @@ class LookBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     xid: Name
     objects: Objects
     digest: Digest
-    """Of the whole prompt."""
+    """The digest of the whole prompt."""
     weights: U63
 
 
@@ -63,14 +64,14 @@ class WithdrawBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoreReply(msgspec.Struct, frozen=True):
-    """An answer."""
+    """The answer to a put or lookup."""
 
     kv_transfer_params: Any = None
 
 
 class StoredKv(NamedTuple):
-    """KV in a store, and where its node's ranks hear. `code` says why there is none; NONE, if none was looked for in
-    vain."""
+    """The answer of a store: the parameters of KV there, and where its node's ranks listen. `code` says why there is
+    none; NONE, if the store has answered that it has none."""
 
     params: KvParams | None
     at: Coordinates | None = None
@@ -78,7 +79,8 @@ class StoredKv(NamedTuple):
 
 
 class StoreClient:
-    """The engine's side at `host`. `timeout_s`: for what waits for room in the store."""
+    """The engine's client of store nodes, for an engine at `host`. `timeout_s`: the time limit of a put, which waits
+    for room in the store."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
         self.host: Final = host
@@ -90,7 +92,8 @@ class StoreClient:
         self._client.close()
 
     async def put(self, node: str, at: Coordinates, params: KvParams, port: int, items: Sequence[Item]) -> StoredKv:
-        """By what D gets it, once the store has it all. `port`: where our ranks hear."""
+        """Put a prompt's KV, and return the parameters by which D gets it, once the store has it all. `port`: where our
+        ranks listen."""
         params_json = decode_json(params, Coordinates(self.host, port), PUSH)
         body = PutBody(params_json, [(item.key, item.blocks) for item in items])
         return await self._ask(node, at, "/put", body, self.timeout_s)
@@ -106,7 +109,8 @@ class StoreClient:
         digest: int,
         weights: int,
     ) -> StoredKv:
-        """What is there of a prompt, of which are told its digest and the weights of its model."""
+        """Look up which objects of a prompt are stored, given the prompt's digest and the number of its model's
+        weights."""
         objects = [(item.key, item.blocks) for item in items]
         body = LookBody(request_id, xid, objects, f"{digest:x}", weights)
         return await self._ask(node, at, "/look", body, LOOK_S)
@@ -136,6 +140,6 @@ class StoreClient:
 
 
 def code_of(status: int, answer: bytes) -> Code:
-    """The protocol's word for why a node has refused."""
+    """Return the protocol's code for a node's refusal."""
     error = OpenAIError.from_response(status, answer)
     return Code.IO if error is None else Code.__members__.get(str(error.code), Code.IO)

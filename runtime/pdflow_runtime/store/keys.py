@@ -1,5 +1,5 @@
-"""What a live prefill engine knows of the store before it asks: which objects a prompt is, by its token ids, and which
-node has it. Keys are of the content and of the weights that KV was computed with, so every engine makes the same."""
+"""The store's objects of a prompt and their home node, as a prefill engine works them out from the prompt's token ids.
+Keys are of the content and of the weights that KV was computed with, so every engine makes the same."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pdflow.wiring.stores import StoreWiring
 
 @attrs.frozen
 class StoreKeys:
-    """Args: `start` is what all chains of keys begin with; `unit_tokens` of an object within a prompt, 0 if prompts are
-    one object each."""
+    """The rule by which prompts become keys. Args: `start` is what all chains of keys begin with; `unit_tokens` of an
+    object within a prompt, 0 if prompts are one object each."""
 
     start: Key
     block_size: int
     blocks: int
-    """Of one node."""
+    """The blocks of one node."""
     unit_tokens: int
     nodes: int
 
@@ -34,7 +34,7 @@ class StoreKeys:
 
     @property
     def most_tokens(self) -> int:
-        """Of one prompt, whose KV fits a node."""
+        """The most tokens of a prompt whose KV fits a node."""
         return self.blocks * self.block_size
 
     def objects(self, tokens: Sequence[int]) -> tuple[Item, ...]:
@@ -44,5 +44,5 @@ class StoreKeys:
         return objects_of(self.start, count, self.block_size, unit, named, tokens[behind:])
 
     def home(self, items: Sequence[Item]) -> int:
-        """The number of the node that has them."""
+        """Return the number of the node that keeps these objects."""
         return home(items[0].key, self.nodes)

@@ -1,8 +1,8 @@
-"""A store's node, live: D towards the prefill engines that put, and P towards the engines that get, over one memory at
-each of its ranks.
+"""The live node of a store: D towards the prefill engines that put, and P towards the engines that get, over one memory
+at each of its ranks.
 
-What it does with a prompt is decided in `pdflow/serving/store.py`. Whoever puts or asks waits for a word on its call;
-hanging up takes the call back, as it does everywhere.
+What it does with a prompt is decided in `pdflow/serving/store.py`. An engine that puts or looks up waits for the answer
+to its call; closing the connection withdraws the call, as it does everywhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class StoreCall:
-    """Somebody puts a prompt here, or asks what is here of one. `answered` is set once there is `params`, by which it
-    can be got, or a `code` that says why there will be none; NONE, if nothing is here."""
+    """A put or a lookup of one prompt. `answered` is set once there is `params`, by which it can be got, or a `code`
+    that says why there will be none; NONE, if nothing is here."""
 
     def __init__(self, request_id: RequestId, xid: Xid) -> None:
         self.request_id: Final = request_id
@@ -47,7 +47,7 @@ class StoreCall:
 
 
 class LiveStoreNode(RankedNode):
-    """One life of a node. `config` is that of the end that is put to."""
+    """The node of one incarnation of a store's process. `config` is that of the endpoints that are put to."""
 
     def __init__(
         self, name: str, config: NodeConfig, put: Consumer, get: Producer, memory: StoreMemory, transport: MakeTransport
@@ -56,9 +56,9 @@ class LiveStoreNode(RankedNode):
         super().__init__(name, config, transport, self.storing)
         self.memory: Final = memory
         self.calls: dict[Xid, StoreCall] = {}
-        """By what they would be got as: puts that are not over, and all that can be got."""
+        """Puts that are not over and all that can be got, by the ids under which they would be got."""
         self.backing: Backing | None = None
-        """Where what is here is kept, too."""
+        """The copy of its objects in a server, if there is one."""
         self._put_cells = put.scheduler.cells
         put_port = self.add_end(config.info, put.scheduler, put.ranks)
         owners = list(self.ranks.values())
@@ -98,13 +98,14 @@ class LiveStoreNode(RankedNode):
     # What engines ask of it.
 
     def start(self, params: KvParams, items: tuple[Item, ...]) -> StoreCall:
-        """PutStart: somebody has this prompt's KV, and would write it here. KeyError if that is so already."""
+        """Begin a put (PutStart): an engine has this prompt's KV, and would write it here. KeyError if the put is known
+        already."""
         call = self._call(params.request_id, params.xid)
         self.put(self.role, PutRequested(params, items))
         return call
 
     def look(self, request_id: RequestId, xid: Xid, items: tuple[Item, ...], digest: int, weights: int) -> StoreCall:
-        """GetReplicaList: what is here of a prompt. KeyError if that is being asked already."""
+        """Begin a lookup (GetReplicaList) of what is stored of a prompt. KeyError if the lookup is known already."""
         call = self._call(request_id, xid)
         self.put(self.role, LookupRequested(request_id, xid, items, digest, weights))
         return call
@@ -117,7 +118,7 @@ class LiveStoreNode(RankedNode):
         return call
 
     def withdraw(self, request_id: RequestId, xid: Xid) -> None:
-        """Nobody will come for it."""
+        """Withdraw a call, whose KV no engine will come for."""
         self.settle()
         self.feed(self.role, CallWithdrawn(request_id, xid))
 
@@ -161,7 +162,7 @@ class LiveStoreNode(RankedNode):
         return self.memory.pool.newest_generation
 
     def is_drained(self) -> bool:
-        """Nobody holds anything here, in whatever way; what is kept stays."""
+        """True if no call holds anything here, in whatever way; stored objects stay."""
         saved = self.backing is None or self.backing.is_drained()
         return saved and not (self.memory.held or self.memory.waiting or self.calls)
 

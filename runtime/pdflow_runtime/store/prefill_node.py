@@ -1,4 +1,4 @@
-"""A prefill engine, live, that puts what it computes into a store, and loads from there what others have put.
+"""The node of a prefill engine that puts what it computes into a store, and loads from there what others have put.
 
 What it does with a prompt is decided in `pdflow/serving/storing.py`. Here are its calls of the store's nodes.
 """
@@ -48,7 +48,8 @@ NOBODY: Final = Coordinates("", 0)
 
 
 class LiveStorePrefillNode(LivePrefillNode):
-    """Args: `loads` are the endpoints with which it loads, if it does; `client` asks the store's nodes."""
+    """The node of a prefill engine with a store. Args: `loads` are the endpoints with which it loads, if it does;
+    `client` calls the store's nodes."""
 
     def __init__(
         self,
@@ -64,11 +65,11 @@ class LiveStorePrefillNode(LivePrefillNode):
         self.keys: Final = keys
         self.client: Final = client
         self.stores: tuple[Coordinates, ...] = ()
-        """Where the nodes hear, as the latest request has said."""
+        """The addresses at which the store's nodes take requests, by the latest request."""
         self.objects: dict[Xid, tuple[Item, ...]] = {}
-        """Of each prompt that is here."""
+        """The objects of each prompt that is here."""
         self.putting: dict[Xid, trio.CancelScope] = {}
-        """Calls of a store that has not answered."""
+        """The calls of a store that have not been answered, by prompt."""
         self.loads: Final = loads is not None
         self._load_cells = {} if loads is None else loads.scheduler.cells
         if loads is not None:
@@ -111,7 +112,8 @@ class LiveStorePrefillNode(LivePrefillNode):
         return super().begin(request_id, xid, tokens, sampling)
 
     def request(self, leg: LivePrefillLeg) -> PrefillRequested:
-        """Nothing before its end has a name, where a prompt is one object."""
+        """Return the core's event of a new prompt, and note its objects. A prompt that is one object is not looked up:
+        nothing before its end has a name."""
         tokens = leg.job.tokens
         lookup = False
         if leg.keeps:
@@ -120,11 +122,11 @@ class LiveStorePrefillNode(LivePrefillNode):
         return PrefillRequested(leg.xid, leg.request_id, len(tokens), self._digest(leg), leg.keeps, lookup)
 
     def _digest(self, leg: LivePrefillLeg) -> int:
-        """Names what its KV is computed from (S4)."""
+        """Return the digest that names what its KV is computed from (S4)."""
         return digest_of(leg.job.tokens, self.config.weights)
 
     def _home(self, items: tuple[Item, ...]) -> tuple[str, Coordinates]:
-        """The node that has these, and where it takes requests; port 0 if it is not up."""
+        """Return the node that keeps these objects, and where it takes requests; port 0 if it is not up."""
         number = self.keys.home(items)
         return node_name(number), self.stores[number] if number < len(self.stores) else NOBODY
 
@@ -214,7 +216,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         self.put(self.role, PutEnded(leg.xid, found.params, found.code or Code.IO))
 
     def withdraw_put(self, port: Port, effect: WithdrawPut) -> None:
-        """Hanging up takes the call back."""
+        """Cancel a put: closing its connection withdraws the call."""
         self.putting[effect.handle].cancel()
 
     def answer_stored(self, port: Port, effect: AnswerStored) -> None:

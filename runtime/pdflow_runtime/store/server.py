@@ -1,7 +1,7 @@
-"""A Valkey or Redis server, as a store's nodes use it: values by name, that go when they are old.
+"""The Valkey or Redis server that a store's nodes keep copies in: values by name, which expire.
 
-Calls wait, and are for threads. By valkey-py (MIT, the Valkey project's own, without dependencies): a client on trio
-(coredis) was looked at, and would take apart replies of megabytes in the loop that moves KV.
+Calls block, and are for threads. The client is valkey-py (MIT, the Valkey project's own, without dependencies): one on
+trio (coredis) was looked at, and would parse replies of megabytes in the loop that moves KV.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ T = TypeVar("T")
 VARIABLE: Final = "PDFLOW_STORE_PASSWORD"
 INSTALL: Final = "pip install 'pdflow[valkey]'"
 ANSWER_S: Final = 0.5
-"""For the next bytes of an answer; less than a look may take in all."""
+"""The time limit of an answer's next bytes; less than a lookup may take in all."""
 MAX_ERROR_CHARS: Final = 200
-"""Of what a server says, that are repeated."""
+"""The most characters of a server's error that are repeated."""
 
 
 class ServerError(Exception):
-    """It is not there, or does not say what a server says."""
+    """Raised when the server is not there, or its answer is not one of such a server."""
 
 
 class RefusedError(ServerError):
-    """It is there, and will not: it is full, or this user may not."""
+    """Raised when the server is there, and refuses: it is full, or this user may not."""
 
 
 class ValueServer(Protocol):
-    """All calls raise ServerError."""
+    """The interface of a server of values. All calls raise ServerError."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
 
     def run_id(self) -> str:
-        """Another one when it has been started again."""
+        """Return the id of the server's process: a restart has another."""
 
     def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
-        """The values of these names, each no longer than a byte over what is said; b"" if there is none."""
+        """Return the values of these names, each cut one byte behind the length given; b"" if there is none."""
 
     def put(self, values: Sequence[tuple[str, memoryview]]) -> None: ...
 
@@ -53,7 +53,7 @@ class ValueServer(Protocol):
 
 
 class ValkeyServer:
-    """MissingBackendError without the client."""
+    """A client of a Valkey or Redis server. MissingBackendError without the library."""
 
     def __init__(self, at: StoreUrl, password: str | None, ttl_s: float) -> None:
         try:
@@ -85,7 +85,7 @@ class ValkeyServer:
         return self._call(ask)
 
     def get(self, requested: Sequence[tuple[str, int]]) -> list[bytes]:
-        """By GETRANGE: nobody can make us read more than is expected, whatever he has put there."""
+        """Get values by GETRANGE: nobody can make us read more than is expected, whatever has been put there."""
 
         def ask() -> list[Any]:
             lines = self._client.pipeline(transaction=False)
@@ -130,12 +130,13 @@ class ValkeyServer:
 
 
 def _brief(value: object) -> str:
-    """In one line, whatever it is."""
+    """Return a value as text in one line, whatever it is."""
     return " ".join(ascii(str(value))[1:-1].split())[:MAX_ERROR_CHARS] or type(value).__name__
 
 
 def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:
-    """The one that the scenario names, not reached yet. ScenarioError, MissingBackendError."""
+    """Return the client of the server that the scenario names, not connected yet; None if it names none. ScenarioError,
+    MissingBackendError."""
     url = scenario.serve.store_url
     if url is None:
         return None
@@ -147,7 +148,7 @@ def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:
 
 
 def check_server(scenario: ResolvedScenario) -> None:
-    """ScenarioError if the server is not there, or will not let us in."""
+    """Raise ScenarioError if the server is not there, or refuses us."""
     server = server_of(scenario)
     if server is None:
         return

@@ -1,4 +1,4 @@
-"""How it stands with a store's node, for people: as with an engine's, its memory in the place of KV blocks."""
+"""The state of a store's node, for people: as an engine's, with the store's memory in place of KV blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _state(node: LiveStoreNode, call: StoreCall) -> str:
 
 
 class StoreCollector(Collector):
-    """What a node knows anyway, read when somebody asks."""
+    """Prometheus metrics of a store's node, read from its state when they are collected."""
 
     def __init__(self, node: LiveStoreNode) -> None:
         self.node: Final = node

@@ -1,9 +1,9 @@
-"""What a store's node keeps in a server beside it: one value for each object, a header and behind it the object's KV.
+"""The format of the values that a store's node keeps in a server: one for each object, a header and behind it the KV.
 
 The KV stands in an order of its own (rank, layer, K or V, block), so that it does not matter how a node's memory is
 laid out. What does matter, the layout within a block, stands in the value's name and in its header as a hash; weights
 and tokens are in the object's key. The header ends with a MAC over all that, the name and the bytes, by the cluster's
-secret. Without a secret it is no more than a checksum: whoever can write to the server can make one.
+secret. Without a secret it is no more than a checksum: every process that can write to the server can make one.
 
 Whatever a server answers is data. What is not exactly what was put there under that name is a BadValueError.
 
@@ -34,18 +34,19 @@ HEADER_BYTES: Final = _HEADER.size + MAC_BYTES
 
 
 class BadValueError(ValueError):
-    """It is not what was put there; the text says by what one sees it, and holds nothing of it."""
+    """Raised for a value that is not what was put there; the text says how that was seen, and holds nothing of the
+    value."""
 
 
 def layout_of(model: str, shape: KvShape, memories: Sequence[RankMemory]) -> bytes:
-    """[LAYOUT_BYTES]: the same for two nodes exactly if each can use the other's values."""
+    """Return [LAYOUT_BYTES] that are equal for two nodes exactly if each can use the other's values."""
     ranks = [(memory.num_layers, memory.tensors_per_layer, memory.num_heads, memory.order) for memory in memories]
     encoded = msgspec.json.encode((model, shape, ranks))
     return blake2b(encoded, digest_size=LAYOUT_BYTES, person=b"pdflow layout").digest()
 
 
 class ValueFormat:
-    """How the values of one layout are written and read. `block_bytes`: of one block, at all ranks together."""
+    """The format of the values of one layout. `block_bytes`: the size of one block, at all ranks together."""
 
     def __init__(self, layout: bytes, block_bytes: int, secret: Secret | None) -> None:
         self.layout: Final = layout
@@ -56,17 +57,17 @@ class ValueFormat:
         return f"pdflow:kv{VERSION}:{self.layout.hex()}:{key}"
 
     def nbytes(self, blocks: int) -> int:
-        """Of the value of an object of so many."""
+        """Return the size of the value of an object of so many blocks."""
         return HEADER_BYTES + blocks * self.block_bytes
 
     def seal(self, key: Key, value: bytearray) -> None:
-        """Write the header before the KV, which is there already."""
+        """Write a value's header before its KV, which is there already."""
         header = _HEADER.pack(MAGIC, VERSION, len(value) - HEADER_BYTES, self.layout)
         mac = self._secret.mac(PURPOSE, header, self.name(key).encode(), memoryview(value)[HEADER_BYTES:])
         value[:HEADER_BYTES] = header + mac
 
     def opened(self, key: Key, blocks: int, value: bytes) -> memoryview:
-        """The KV of an object of so many blocks. BadValueError."""
+        """Check a value and return the KV of its object, which has so many blocks. BadValueError."""
         if len(value) != self.nbytes(blocks):
             raise BadValueError("has another length")
         view = memoryview(value)
@@ -79,7 +80,7 @@ class ValueFormat:
 
 
 class Cells:
-    """The memories of a node's ranks, in the order in which values have them. Each is a view, and what lies where."""
+    """The memories of a node's ranks, in the order in which values have them: each a view, and its layout."""
 
     def __init__(self, ranks: Sequence[tuple[memoryview, RankMemory]]) -> None:
         self.ranks: Final = ranks

@@ -1,4 +1,4 @@
-"""What shm and tcp share: an agent that posts to peers on streams that it has opened, and is host to theirs.
+"""The agent that all transports build on: it posts to peers on streams that it has opened, and serves theirs (host.py).
 
 A WRITE is a message to the memory's owner, who moves the bytes (host.py), so a fence at the writer ends the stream, and
 holds when the owner has let go of its end of it: it does so only when nothing of it moves any more, and a dead one does
@@ -58,7 +58,8 @@ log = logging.getLogger(__name__)
 
 
 class StreamAgent(Host):
-    """Args: me, the name by which peers know this rank; tell, which takes note of what happened."""
+    """The posting side of a transport's agent, over the serving side. Args: `me`, the name by which peers know this
+    rank; `on_event`, which takes note of what happened."""
 
     done_means: ClassVar[DoneMeans] = "remote"
     fences: ClassVar[Fences] = "revoke"
@@ -70,16 +71,16 @@ class StreamAgent(Host):
         self._finished = trio.Event()
         self._links: dict[Address, AgentLink] = {}
         self._connecting: dict[Address, trio.Lock] = {}
-        """One attempt to connect to a peer at a time: a second stream would end the first."""
+        """Allows one attempt to connect to a peer at a time: a second stream would end the first."""
         self._closing: set[AgentLink] = set()
-        """Links that are ours no more, but may still be the peer's."""
+        """Links on which nothing more is posted, but on whose operations the peer may still be working."""
 
     # How bytes move.
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As scenario files call it, and descriptions."""
+        """The transport's name in scenario files and descriptions."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> memoryview: ...
@@ -89,14 +90,14 @@ class StreamAgent(Host):
 
     @abstractmethod
     async def _dial(self, description: Description) -> socket.socket:
-        """A connected socket. OSError, TransportError."""
+        """Return a connected socket. OSError, TransportError."""
 
     @abstractmethod
     def _reach(self, description: Description, hello: AgentHello) -> Remote | None:
-        """The memory of a peer that we have connected to, with this greeting. TransportError."""
+        """Return the memory of a peer that was connected to with this greeting. TransportError."""
 
     def _payload(self, pieces: PackedPieces) -> Iterable[memoryview]:
-        """What follows a Write."""
+        """Return the bytes that follow a Write message; none unless the subclass sends them so."""
         return ()
 
     async def _receive_data(self, link: AgentLink, message: Data) -> None:
@@ -104,7 +105,7 @@ class StreamAgent(Host):
         raise StreamBrokenError("nobody has asked for bytes")
 
     def _send_data(self, link: AgentLink, op: int, pieces: PackedPieces) -> None:
-        """The owner is ready for the bytes of a WRITE."""
+        """Send the bytes of a WRITE, for which the owner of the memory is ready."""
         raise StreamBrokenError("nobody waits for that")
 
     @abstractmethod
@@ -114,16 +115,16 @@ class StreamAgent(Host):
     def _post_word(self, op: int, link: AgentLink, address: int) -> None: ...
 
     async def _confirm_end(self, link: AgentLink) -> None:
-        """Wait for proof that the peer has let go of a stream that broke, where breaking is none."""
+        """Wait for proof that the peer has let go of a stream that broke, where breaking alone is no proof."""
 
     async def _attend(self) -> None:
-        """Beside everything, for as long as the agent runs."""
+        """Run beside all links for as long as the agent runs."""
 
     async def _attend_link(self, link: AgentLink) -> None:
-        """Beside the link's own tasks, until it ends."""
+        """Run beside the link's own tasks, until the link ends."""
 
     def _hide(self) -> None:
-        """Take away what others could see of this agent."""
+        """Remove whatever others could see of this agent."""
 
     # Life.
 
@@ -233,7 +234,7 @@ class StreamAgent(Host):
     def _listed(
         self, op: int, link: AgentLink | None, pieces: Sequence[Descriptor], writing: bool
     ) -> tuple[bytes, PackedPieces] | None:
-        """The pieces packed and checked; None if there is no link, or they do not lie in both regions."""
+        """Pack and check the pieces; None if there is no link, or they do not lie in both regions."""
         if link is None or self._memory is None:
             return None
         ours, theirs = self._memory.nbytes, link.description.nbytes
@@ -315,9 +316,9 @@ class StreamAgent(Host):
             self._perhaps_gone(link.peer)
 
     async def _end_guests(self, link: AgentLink) -> None:
-        """What the peer posts to us goes with what we post to it: both sides know then that they must meet anew.
+        """Close the peer's streams to us after ours to it has broken: both sides know then that they must connect anew.
 
-        Not if it has ended our stream in order: then it knows what it does, or is dead.
+        Not called if the peer has ended our stream in order: then it did so on purpose, or is dead.
         """
         there = (link.peer, link.description.incarnation)
         for guest in [guest for guest in self._guests if (guest.name, guest.incarnation) == there]:
@@ -325,7 +326,7 @@ class StreamAgent(Host):
             await guest.left.wait()
 
     def _lose(self, link: AgentLink) -> None:
-        """What it leads to is not to be reached any more, whatever becomes of the stream of messages."""
+        """Close a link whose remote memory cannot be reached any more, whatever becomes of the stream of messages."""
         link.lost = True
         self._drop_reads(link)
         if link.open:
@@ -348,7 +349,8 @@ class StreamAgent(Host):
                 raise StreamBrokenError(f"{type(message).__name__} is no answer")
 
     async def _link_broke(self, link: AgentLink, broken: StreamBrokenError) -> None:
-        """The peer may still be moving what we posted: let go, and wait until it has."""
+        """Let go of a link that broke, and wait until the peer has let go of what we posted, which it may still be
+        moving."""
         if isinstance(broken, StreamFinishedError) or link.stream.closed:
             return
         log.warning("%s: the stream to %s is closed: %s", self.label, link.peer, broken)
@@ -361,7 +363,7 @@ class StreamAgent(Host):
             await self._confirm_end(link)
 
     def _close_link(self, link: AgentLink) -> None:
-        """Nothing more of ours leaves on it."""
+        """Send nothing more on the link."""
         link.open = False
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
@@ -380,14 +382,14 @@ class StreamAgent(Host):
         self._waits.ended(op)
 
     def _fail(self, link: AgentLink) -> None:
-        """Everything that is open on it. Its flushes fail too."""
+        """Fail everything that is open on the link, its flushes too."""
         self._waits.broke(link.peer, link.operations())
         self._drop_reads(link)
         for op in tuple(link.writes):
             self._ended(link, op, False)
 
     def _drop_reads(self, link: AgentLink) -> None:
-        """They end here and now; a copy that runs is halted, and dropped by whoever runs it."""
+        """End the link's READs here and now; a copy that runs is halted, and dropped by the task that runs it."""
         motions = tuple(link.motions)
         link.motions.clear()
         for op, motion in motions:

@@ -1,4 +1,4 @@
-"""For transports where a READ is a question to the memory's owner, who then sends: what tcp and nccl share."""
+"""The base of transports where the memory's owner is asked for a READ's bytes and sends them: tcp and nccl."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ ANYWHERE: Final = (1 << 64) - 1
 
 
 class AskingAgent(TcpStreams):
-    """Args: host, an address of this machine that peers can reach."""
+    """An agent whose READs are answered by the memory's owner. Args: `host`, an address of this machine that peers can
+    reach."""
 
     def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
         super().__init__(me, on_event)
@@ -43,7 +44,7 @@ class AskingAgent(TcpStreams):
 
     @abstractmethod
     def _data(self, guest: Guest, op: int, pieces: PackedPieces) -> OutgoingMessage:
-        """The answer to a READ, which begins what sends its bytes."""
+        """Return the answer to a READ, and arrange for its bytes to be sent."""
 
     def allocate(self, nbytes: int) -> memoryview:
         if nbytes <= 0:
@@ -55,7 +56,7 @@ class AskingAgent(TcpStreams):
         return self._over(Mapped(memoryview(region)))
 
     def join(self, owner: AskingAgent) -> memoryview:
-        """Another agent's region is ours, too."""
+        """Use another agent's region as this one's, too."""
         assert isinstance(owner._memory, Mapped), "allocate comes first"
         return self._over(owner._memory)
 
@@ -96,7 +97,8 @@ class AskingAgent(TcpStreams):
 
     @staticmethod
     def _asked(link: AgentLink, message: Data) -> PackedPieces | None:
-        """What a READ's answer is for; None if a fence has ended it. StreamBrokenError if it is not what was asked."""
+        """Return the pieces that a READ's answer is for; None if a fence has ended the READ. StreamBrokenError if the
+        answer does not fit what was asked for."""
         pieces = link.reads.get(message.op)
         if pieces is not None and pieces.nbytes != message.nbytes:
             raise StreamBrokenError(f"{message.nbytes} bytes where {pieces.nbytes} were asked for")

@@ -1,15 +1,15 @@
-"""What every transport promises: its calls, its events, its errors.
+"""The interface that every transport implements: calls, events, guarantees and errors.
 
 A transport is one rank's agent: it owns one region of memory, and moves bytes between that and its peers' regions.
 It decides how bytes move, and that none moves which must not; it decides nothing about blocks, leases or requests.
 
 The promises, which the conformance suite holds every transport to:
 
-- No call but `connect`, `run` and `aclose` waits. What became of an operation is told by an event, in trio's thread.
+- No call but `connect`, `run` and `aclose` waits. The end of an operation is reported by an event, in trio's thread.
   `on_event` must only take note of it: it may be called from within a call.
 - Each operation ends exactly once, in Ended, Stopped or WordArrived. Ended(ok=False) says nothing about bytes that are
   still under way: a fence does. Nor does Ended(ok=True) of a WRITE where `done_means` is local: a flush does.
-- A notice is told to the peer after all bytes of its WRITE have landed, and not at all if some have not.
+- A notice is delivered to the peer after all bytes of its WRITE have landed, and not at all if some have not.
 - After Fenced(peer): no byte of that peer lands here by a WRITE into a generation up to the one given, nor by a READ
   of ours posted before; and no WRITE of ours posted before lands there, or reads its source any more. Where `fences`
   is close, the transport does not look at generations, so it holds this of connections that were made by what
@@ -34,14 +34,14 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address, Value
 
 DoneMeans: TypeAlias = Literal["remote", "local"]
-"""What Ended(ok=True) of a WRITE says.
+"""The meaning of Ended(ok=True) of a WRITE.
 
 remote: its bytes have landed at the peer.
 local: its source may be reused. The bytes may land later, or never if the connection breaks. The endpoint flushes the
 peer before it reports the WRITE as sent, and no notice is posted behind other WRITEs before a flush has proved that
 these have landed."""
 Fences: TypeAlias = Literal["revoke", "close"]
-"""How the owner of memory keeps a peer from WRITEs that were granted before a fence.
+"""The way in which the owner of memory keeps a peer from WRITEs that were granted before a fence.
 
 revoke: it refuses their generations, whenever they were posted. The connection stays.
 close: it ends the connection, and accepts no other one that this peer makes by an older description. What it grants
@@ -50,35 +50,36 @@ posts no WRITE into that or an older one."""
 
 
 class TransportError(Exception):
-    """One sentence for people: what could not be done, where, and what to do about it."""
+    """Raised when a peer cannot be reached or memory cannot be had. The text is one sentence for people: what could not
+    be done, where, and what to do about it."""
 
 
 class MissingBackend(TransportError):  # noqa: N818 (what is wrong, not which kind of error)
-    """An optional library is not installed; the sentence holds the command that installs it."""
+    """Raised when an optional library is not installed; the sentence holds the command that installs it."""
 
 
 class Ended(Value, frozen=True, gc=False):
-    """A WRITE's or READ's end. `ok`: all its bytes have landed (done_means remote) or left (local)."""
+    """The end of a WRITE or READ. `ok`: all its bytes have landed (done_means remote) or left (local)."""
 
     op: int
     ok: bool
 
 
 class Stopped(Value, frozen=True, gc=False):
-    """A stopped operation's end, if none of it had been posted: no byte has moved, no notice will come."""
+    """The end of a stopped operation of which nothing had been posted: no byte has moved, no notice will come."""
 
     op: int
 
 
 class WordArrived(Value, frozen=True, gc=False):
-    """What `read_word` found; None if the peer could not be asked."""
+    """The value that `read_word` found; None if the peer could not be asked."""
 
     op: int
     value: int | None
 
 
 class NotificationArrived(Value, frozen=True, gc=False):
-    """A peer's notice, behind the bytes of its WRITE."""
+    """A peer's notice, which arrives behind the bytes of its WRITE."""
 
     peer: Address
     notification: bytes
@@ -89,17 +90,19 @@ class Fenced(Value, frozen=True, gc=False):
 
 
 class Flushed(Value, frozen=True, gc=False):
-    """Flushes of one peer end in their order. `ok`: every WRITE that was posted to this peer before the flush, behind
-    the last fence of it, and reported as done, has landed. False: one may not have, or there is no connection."""
+    """The end of a flush; flushes of one peer end in their order. `ok`: every WRITE that was posted to this peer before
+    the flush, behind the last fence of it, and reported as done, has landed. False: one may not have, or there is no
+    connection."""
 
     peer: Address
     ok: bool
 
 
 class PeerGone(Value, frozen=True, gc=False):
-    """A connection with this peer has broken; there is none any more in either direction, and nothing of it moves here.
+    """The event that a connection with this peer has broken; there is none any more in either direction, and nothing of
+    the peer moves here.
 
-    Whoever finds that its own is broken ends the other one as well, so both sides learn that they must meet anew.
+    A side that finds its own broken ends the other one as well, so both sides learn that they must connect anew.
     """
 
     peer: Address
@@ -110,7 +113,7 @@ EventSink: TypeAlias = Callable[[TransportEvent], None]
 
 
 class Transport(Protocol):
-    """One rank's agent. `run` must be running before anybody connects, in either direction."""
+    """The transport's agent of one rank. `run` must be running before anybody connects, in either direction."""
 
     @property
     def name(self) -> str: ...
@@ -122,24 +125,27 @@ class Transport(Protocol):
     def fences(self) -> Fences: ...
 
     def allocate(self, nbytes: int) -> memoryview:
-        """This agent's region, writable, from a page's start; once. It stays readable and writable after `aclose`.
+        """Allocate this agent's region, once, and return it: writable, aligned to a page. It stays readable and
+        writable after `aclose`.
 
         TransportError if the machine has not so much to give.
         """
 
     def describe(self) -> bytes:
-        """All that a peer needs to reach this region, a secret among it: pass it on where only peers can read."""
+        """Return all that a peer needs to reach this region, a secret among it: pass it on where only peers can
+        read."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, until `aclose` or cancellation."""
 
     async def connect(self, peer: Address, description: bytes) -> None:
-        """Reach the agent that described itself so, unless it is reached already. TransportError if it is not there."""
+        """Connect to the agent that this description is of, unless it is connected already. TransportError if it is not
+        there."""
 
     def write(
         self, op: int, peer: Address, pieces: Sequence[Descriptor], generation: int, notification: bytes | None
     ) -> None:
-        """Copy pieces of this region (sources) into the peer's (targets), and tell it `notification` afterwards.
+        """Copy pieces of this region (sources) into the peer's (targets), then deliver `notification` to the peer.
 
         A notice has at most 64 KiB.
         """
@@ -151,26 +157,26 @@ class Transport(Protocol):
         """Read 8 bytes of the peer's region, a little-endian number at a multiple of 8."""
 
     def stop(self, op: int) -> None:
-        """Post no more of it. It ends in Stopped if nothing had been posted, else as ever."""
+        """Post no more of this operation. It ends in Stopped if nothing had been posted, else as any other."""
 
     def flush(self, peer: Address) -> None:
-        """Flushed, once everything posted to this peer before has landed, been refused, or been lost."""
+        """Report Flushed once everything posted to this peer before has landed, been refused, or been lost."""
 
     def fence(self, peer: Address, newest_generation: int) -> None:
-        """Fenced, once nothing moves between this peer and us that was posted before; see the promises above.
+        """Report Fenced once nothing moves between this peer and us that was posted before; see the promises above.
 
         Waits for the peer only where a WRITE of ours is still unanswered: for its answer or the end of its process.
         """
 
     def forget(self, peer: Address) -> None:
-        """The peer is dead by proof, or not wanted any more: close all connections with it. What is open fails."""
+        """Close all connections with a peer that is proved dead or no longer wanted. Open operations fail."""
 
     async def aclose(self) -> None:
-        """End `run`, and give back whatever others could see of this agent. What is open fails."""
+        """End `run`, and remove whatever others could see of this agent. Open operations fail."""
 
 
 class MakeTransport(Protocol):
-    """Makes the transport of one rank: its address, and who is told its events.
+    """A factory of the transport of one rank, given the rank's address and the sink of its events.
 
     It declares what those that it makes declare, since endpoints are configured by that before any transport is made.
     """

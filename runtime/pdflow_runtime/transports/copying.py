@@ -1,7 +1,7 @@
 """Copying pieces between two mapped regions, in a thread where it is long, so that it can be halted; in two where
 pieces are large, since one core moves less than memory bears.
 
-Whoever halts a copy must wait for its end all the same: only then does no byte of it land. Between two looks at
+A copy that was halted must be waited for all the same: only after its end does no byte of it land. Between two looks at
 `halted` some BATCH_BYTES are copied, or one piece.
 
 The KV of a prompt is the same list of pieces for each layer, at equal distances: so many layers of one block are one
@@ -27,21 +27,21 @@ from pdflow_runtime.transports.streams.messages import FEW_PIECES, PackedPieces
 
 INLINE_BYTES: Final = 512 << 10
 INLINE_PIECES: Final = 256
-"""Up to here a copy takes no longer than handing it to a thread."""
+"""The most pieces of a copy that takes no longer than handing it to a thread."""
 BATCH_PIECES: Final = 16
 LARGE_BYTES: Final = 2 << 20
-"""Of one piece, some 0.1 ms."""
+"""The size of a large piece, which takes some 0.1 ms."""
 HANDS: Final = min(2, os.cpu_count() or 1)
 """Threads that share large pieces."""
 BATCH_BYTES: Final = BATCH_PIECES * LARGE_BYTES
 WORTH_REPEATS: Final = 8
-"""Of a list of pieces, before one call for all of them is cheaper than one for each."""
+"""The least repeats of a list of pieces with which one call for all of them is cheaper than one for each."""
 LOCKED_ELEMENTS: Final = 500
 """numpy's own bound (NPY_BEGIN_THREADS_THRESHOLDED)."""
 
 
 class RegionBase:
-    """Where a region begins, in this process or on its GPU."""
+    """A region by its address, in this process or on its GPU, and its length."""
 
     __slots__ = ("address", "nbytes")
 
@@ -51,7 +51,7 @@ class RegionBase:
 
 
 class Mapped(RegionBase):
-    """Memory that is mapped here."""
+    """A region that is mapped in this process."""
 
     __slots__ = ("view",)
 
@@ -61,7 +61,7 @@ class Mapped(RegionBase):
 
 
 class Motion(ABC):
-    """Bytes on their way into our memory, for a guest or a link. Bounds have been checked."""
+    """A transfer of bytes into our memory, for a guest or a link. Bounds have been checked."""
 
     __slots__ = ("failed", "generation", "halted", "owner", "peer")
 
@@ -70,21 +70,21 @@ class Motion(ABC):
         self.peer: Final = peer
         self.generation: Final = generation
         self.halted = False
-        """Nobody wants it any more: end it as soon as may be."""
+        """True if the bytes are not wanted any more: the motion ends as soon as it can."""
         self.failed = False
-        """It was wanted, and its bytes were not to be had: who has them cannot be reached as it was."""
+        """True if the bytes were wanted and could not be had: their owner cannot be reached as it was."""
 
     def halt(self) -> None:
         self.halted = True
 
     @property
     def landed(self) -> bool:
-        """Asked when it has ended: all of it, with nobody against it in between."""
+        """True if all of it has landed without being halted in between. To be asked when the motion has ended."""
         return not (self.halted or self.failed)
 
     @abstractmethod
     async def run(self) -> None:
-        """Returns when none of its bytes moves any more; `halted` then, if not all have landed, or `failed`."""
+        """Move the bytes. Returns when none moves any more; `halted` then, if not all have landed, or `failed`."""
 
 
 class Copy(Motion):
@@ -131,7 +131,7 @@ class Copy(Motion):
                 self._copy_large(*piece)
 
     def _copy_share(self, hand: int) -> None:
-        """Of each piece, which are large, the part of one of HANDS threads."""
+        """Copy one thread's share, of HANDS, of each piece; the pieces are large."""
         for at, to, size in zip(*self._pieces.lists(), strict=True):
             if self.halted:
                 return
@@ -139,11 +139,11 @@ class Copy(Motion):
             self._copy_large(at + begin, to + begin, end - begin)
 
     def _copy_large(self, at: int, to: int, size: int) -> None:
-        """Bytes are elements: numpy gives up the lock."""
+        """Copy bytes as elements, so that numpy gives up the lock."""
         np.copyto(np.ndarray(size, np.uint8, self._target.view, to), np.ndarray(size, np.uint8, self._source.view, at))
 
     def _copy_repeated(self, count: int) -> None:
-        """`count` times the same pieces."""
+        """Copy the same pieces `count` times."""
         source, target = self._source.view, self._target.view
         lists = self._pieces.columns().reshape(3, count, -1)
         source_stride, target_stride = (lists[:2, 1, 0] - lists[:2, 0, 0]).tolist()
@@ -160,12 +160,12 @@ class Copy(Motion):
 
 
 def are_large(pieces: PackedPieces) -> bool:
-    """On average."""
+    """True if the pieces are large on average."""
     return pieces.nbytes >= pieces.number * LARGE_BYTES
 
 
 def repeats(pieces: PackedPieces) -> int:
-    """How many times these are the same pieces, each time as much further on at either side; 1 if they are not.
+    """Return how many times these are the same pieces, each time as much further on at either side; 1 if they are not.
 
     1 also where it would be of no use, for few pieces and large ones.
     """

@@ -1,10 +1,10 @@
-"""The side of an agent that is posted to: who may come in, and what becomes of what guests ask for.
+"""The serving side of an agent: it admits peers' streams and carries out what the guests on them ask for.
 
-Whoever receives bytes decides whether they land. A guest has shown the token of this memory; each of its WRITEs is
-checked for bounds and generation, moved by us, and then answered. So a fence is local here, hard, and needs nobody.
+The receiver of bytes decides whether they land. A guest has shown the token of this memory; each of its WRITEs is
+checked for bounds and generation, moved by us, and then answered. So a fence is local here, and waits for no peer.
 
-One life of a peer has one stream. A second one takes the first one's place only when nothing of that moves any more:
-so a writer whose stream broke learns, by being welcomed anew, that what it had posted has come to its end.
+One incarnation of a peer has one stream. A second one takes the first one's place only when nothing of that moves any
+more: so a writer whose stream broke learns, by being welcomed anew, that what it had posted has come to its end.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ from pdflow_runtime.transports.waits import Waits
 log = logging.getLogger(__name__)
 
 GREETING_S: Final = 5.0
-"""For a stranger to say who it is, and for a peer to answer."""
+"""The time that a peer has to introduce itself, and to answer our greeting."""
 MAX_PENDING: Final = 64
-"""Streams that have not said who they are yet."""
+"""Streams at once on which no peer has introduced itself yet."""
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Host(ABC):
-    """Args: me, the name by which peers know this rank; tell, which takes note of what happened."""
+    """The serving side of a transport's agent. Args: `me`, the name by which peers know this rank; `on_event`, which
+    takes note of what happened."""
 
     def __init__(self, me: Address, on_event: EventSink) -> None:
         self.me: Final = me
@@ -70,40 +71,41 @@ class Host(ABC):
         self._guests: set[Guest] = set()
         self._pending: Final = PendingConnections(MAX_PENDING, SocketStream.close)
         self._motions: set[Motion] = set()
-        """What we are bringing into our memory, for guests and for ourselves."""
+        """Motions that bring bytes into our memory, for guests and for ourselves."""
         self._floors: dict[Address, int] = {}
-        """By peer: the newest generation that none of its WRITEs may reach any more."""
+        """By peer: the newest generation that it was fenced from. None of its WRITEs may reach that or an older one."""
 
     @property
     def label(self) -> str:
-        """What its lines in the log begin with."""
+        """The prefix of this agent's log lines."""
         return self.me
 
     @abstractmethod
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Remote | None:
-        """The memory of a peer that has shown the token. TransportError if it may not come in."""
+        """Return the memory of a peer that has shown the token. TransportError if it may not come in."""
 
     @abstractmethod
     async def _receive(self, guest: Guest, message: Write) -> bool:
-        """Move a guest's bytes; whether all have landed."""
+        """Move the bytes of a guest's WRITE. True if all have landed."""
 
     @abstractmethod
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage | None:
-        """What it asks for. StreamBrokenError if it may not."""
+        """Return the answer to a guest's READ. StreamBrokenError if the guest may not ask for it."""
 
     def _incarnation_for(self, hello: AgentHello) -> int:
-        """The one that a peer must mean to be let in. It takes any other answer as proof that nothing of it moves."""
+        """Return the incarnation that a peer must name to be let in. The peer takes any other as proof that nothing of
+        it moves here."""
         return self.incarnation
 
     def _let_be(self, remote: Remote | None) -> None:  # noqa: B027 (most have nothing to do)
-        """A stream is over that led to this memory."""
+        """Give up the memory of a peer after the stream that led to it has ended."""
 
     async def _accompany(self, guest: Guest) -> None:  # noqa: B027 (most have nothing to do)
-        """Beside the guest's own tasks, until its stream is over."""
+        """Run beside the guest's own tasks, until its stream is over."""
 
     @abstractmethod
     def _perhaps_gone(self, peer: Address) -> None:
-        """A stream of this peer has ended, by no doing of ours."""
+        """Report PeerGone if no stream of this peer is left, after one has ended by no doing of ours."""
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         while True:
@@ -197,7 +199,7 @@ class Host(ABC):
             raise StreamBrokenError("it does not read its answers")
 
     def _dismiss(self, guest: Guest) -> None:
-        """Nothing more of it lands. Its end of the stream learns of it once nothing of it moves."""
+        """Dismiss a guest: nothing more of it lands. It sees its stream end once nothing of it moves."""
         self._guests.discard(guest)
         moving = [motion for motion in self._motions if motion.owner is guest]
         for motion in moving:
@@ -206,11 +208,11 @@ class Host(ABC):
             guest.stream.close()
 
     def _welcome(self, guest: Guest, generation: int) -> bool:
-        """Whether a WRITE of this guest may reach memory of this generation, as of now."""
+        """True if a WRITE of this guest may reach memory of this generation, as of now."""
         return guest in self._guests and generation > self._floors.get(guest.name, -1)
 
     async def _move(self, motion: Motion) -> bool:
-        """Whether all of it has landed, with nobody against it in between."""
+        """Run the motion. True if all of it has landed without being halted in between."""
         self._motions.add(motion)
         try:
             await motion.run()
@@ -221,5 +223,5 @@ class Host(ABC):
 
 
 def _is_name(name: str) -> bool:
-    """Whether it may stand in a log."""
+    """True if this may stand in a log."""
     return 0 < len(name) <= MAX_NAME_BYTES and name.isprintable()

@@ -1,4 +1,4 @@
-"""Two agents over one region: an endpoint each, with peers of their own, for whom the bytes are the same.
+"""Two agents over one region: each is an endpoint with peers of its own, for whom the bytes are the same.
 
 A store is written to under one name and read from under another; a prefill engine that loads reads under a second name
 into the memory that it writes from. Each agent fences its own peers, and no others. The one that allocated the region
@@ -14,13 +14,13 @@ from pdflow_runtime.transports.base import Transport, TransportError
 
 @runtime_checkable
 class Joining(Protocol):
-    """A kind of agent that can do without a region of its own."""
+    """A kind of agent that can use another agent's region."""
 
     def join(self, owner: Any) -> memoryview: ...
 
 
 def join(agent: Transport, owner: Transport) -> memoryview:
-    """What `allocate` would have given: the region that the other agent has allocated. TransportError."""
+    """Have an agent use the region that another has allocated, and return it as `allocate` would. TransportError."""
     if not isinstance(agent, Joining) or type(agent) is not type(owner):
         raise TransportError(f"over {agent.name} no memory has two names, as that of a store must")
     return agent.join(owner)

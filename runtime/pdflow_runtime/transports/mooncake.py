@@ -1,9 +1,10 @@
-"""Between hosts by Mooncake's Transfer Engine (TCP or RDMA): whoever receives fetches, by the engine's READ.
+"""The transport between hosts by Mooncake's Transfer Engine (TCP or RDMA): the receiver fetches, by the engine's READ.
 
 The engine cannot refuse a peer's WRITE that has begun: of one of 64 MiB whose target was unregistered after 4 MiB, all
-64 landed, and it was reported as done. So nobody WRITEs: as over NIXL, a WRITE is a message on a TCP stream of ours, at
-which the memory's owner READs, tells the notice and answers; old generations are refused there (`fences` is revoke,
-`done_means` remote). The engine's notices are not used: they are sent by whoever polls, and reach who asks for them.
+64 landed, and it was reported as done. So its WRITE is not used: as over NIXL, a WRITE is a message on a TCP stream of
+ours, at which the memory's owner READs, reports the notice and answers; old generations are refused there (`fences` is
+revoke, `done_means` remote). Nor are the engine's notices: they are sent only by a polling sender, and reach only a
+receiver that asks for them.
 
 A piece is a batch of its own. A batch of many is reported as failed when its first piece has, while others still land,
 and is waited for by spinning; the end of a single one is exact, can be asked for, and comes sooner.
@@ -42,7 +43,8 @@ CAUTION: Final = (
     "Mooncake listens on every address of this host and lets in whoever reaches it: keep its network closed"
 )
 POSTED: Final = 256
-"""Pieces of one READ that are under way at once. It would queue 1,024 for a peer, and fail what comes on top."""
+"""The most pieces of one READ that are posted at once. The engine would queue 1,024 for a peer, and fail what comes on
+top."""
 POLL_S: Final = 0.0001
 _SETTINGS: Final = {
     "MC_LOG_LEVEL": "ERROR",
@@ -52,7 +54,7 @@ _SEGMENT = re.compile(rb"[0-9A-Za-z.:\[\]-]{1,255}:[0-9]{1,5}")
 
 
 def require() -> Any:
-    """The library. MissingBackend without it, or without what it needs itself."""
+    """Return the library. MissingBackend without it, or without what it needs itself."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
@@ -75,9 +77,9 @@ class MooncakeEngine:
             raise TransportError(f"Mooncake does not start on {host} over {protocol} (MC_LOG_LEVEL=INFO tells why)")
         self.segment: Final = f"{host}:{self._engine.get_rpc_port()}"
         self._known: Final[Counter[int]] = Counter()
-        """By address, how many agents have it registered."""
+        """By address, how many agents have the memory registered."""
         self._kept: Final[list[memoryview]] = []
-        """All memory that it has ever known: it may be serving a peer from it even when it has been told to forget."""
+        """All memory that was ever registered: the engine may be serving a peer from it even after unregistering it."""
 
     def register(self, memory: memoryview, address: int) -> None:
         if not self._known[address] and self._engine.register_memory(address, len(memory)):
@@ -91,11 +93,12 @@ class MooncakeEngine:
             self._engine.unregister_memory(address)
 
     def post(self, segment: str, source: int, target: int, nbytes: int) -> int:
-        """A READ of one piece; 0 if it cannot be posted."""
+        """Post a READ of one piece and return its number; 0 if it cannot be posted."""
         return int(self._engine.batch_transfer_async_read(segment, [target], [source], [nbytes]))
 
     def ended(self, posted: int) -> bool | None:
-        """Whether it has ended well; None while it has not. It must not be asked about again, then."""
+        """True if a posted READ has ended well, False if it has failed; None while it runs. It must not be asked about
+        again once it has ended."""
         state = self._engine.transfer_check_status(posted)
         return None if state in (0, -2) else state == 1
 
@@ -104,7 +107,7 @@ local_on = cache(MooncakeEngine)
 
 
 class MooncakeFetch(LibraryFetch):
-    """One READ. Pieces that are posted cannot be taken back."""
+    """A READ by Mooncake's engine. Pieces that are posted cannot be taken back."""
 
     __slots__ = ()
     _local: MooncakeEngine
@@ -139,7 +142,8 @@ class MooncakeFetch(LibraryFetch):
 
 
 class MooncakeTransport(RegisteredAgent):
-    """Args: host, an address of this machine that peers can reach, for the engine and for the streams of messages."""
+    """The transport over Mooncake. Args: `host`, an address of this machine that peers can reach, for the engine and
+    for the streams of messages."""
 
     name: Final = "mooncake"
 

@@ -1,4 +1,5 @@
-"""For transports where the receiver fetches: a guest's WRITE and a READ of ours are the same motion, done here."""
+"""The base of transports where the receiver fetches: a guest's WRITE and a READ of ours are the same motion, done
+here."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pdflow_runtime.transports.streams.stream import StreamBrokenError
 class FetchingAgent(StreamAgent):
     @abstractmethod
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
-        """Bring these pieces of the peer's memory into ours."""
+        """Return the motion that brings these pieces of the peer's memory into ours."""
 
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None
@@ -40,7 +41,7 @@ class FetchingAgent(StreamAgent):
         link.bell.set()
 
     async def _attend_link(self, link: AgentLink) -> None:
-        """Our READs of this peer, one after the other."""
+        """Run our READs of this peer, one after the other."""
         while True:
             while link.motions:
                 op, motion = link.motions[0]
@@ -59,7 +60,7 @@ class FetchingAgent(StreamAgent):
         self._ended(link, op, landed)
 
     def _fetching(self, link: AgentLink, op: int) -> None:
-        """A READ begins."""
+        """Called when a READ begins."""
 
     def _fetched(self, link: AgentLink, op: int) -> None:
-        """It moves nothing any more."""
+        """Called when a READ moves nothing any more."""

@@ -19,7 +19,7 @@ NAMED: Final = {
 
 
 def transport_named(name: str) -> MakeTransport:
-    """Makes one rank's. MissingBackend if its library is not installed."""
+    """Return the factory of the transport of this name. MissingBackend if its library is not installed."""
     module = _module(name)
     if hasattr(module, "require"):
         module.require()
@@ -28,7 +28,7 @@ def transport_named(name: str) -> MakeTransport:
 
 
 def caution_of(name: str) -> str | None:
-    """What whoever serves with it must know first, in one line."""
+    """Return what a user of this transport must know first, in one line; None if there is nothing."""
     caution: Callable[[], str] | None = getattr(_module(name), "caution", None)
     return None if caution is None else caution()
 

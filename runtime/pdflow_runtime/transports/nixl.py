@@ -1,17 +1,17 @@
-"""Between GPUs and hosts by NIXL (UCX): whoever receives fetches, by NIXL's READ.
+"""The transport between GPUs and hosts by NIXL (UCX): the receiver fetches, by NIXL's READ.
 
 NIXL has no way to refuse a peer's WRITE once it has been let in, nor to stop what has begun (nixl #2067, #2044; tried:
 54 of 64 MiB landed after the remote agent was removed and the handle released). So no peer is let in: a WRITE is a
-message on a TCP stream of ours, at which the memory's owner READs the pieces, tells the notice and answers. Old
+message on a TCP stream of ours, at which the memory's owner READs the pieces, reports the notice and answers. Old
 generations are refused here, as over shm, at the price of half a round trip. A READ that has begun ends by itself: a
 fence waits for that, or for the end of the peer, which NIXL reports as an error of the READ.
 
-No thread of NIXL's polls (it would burn half a core): who fetches does, and so does whoever is fetched from, for as
-long as a WRITE of it is unanswered or a reader has said that it reads. Over some of UCX's ways (TCP, and the first
-contact over any) bytes move only while both poll.
+No thread of NIXL's polls (it would burn half a core): the agent that fetches polls, and so does the one that is fetched
+from, for as long as a WRITE of it is unanswered or a reader has said that it reads. Over some of UCX's transports (TCP,
+and the first contact over any) bytes move only while both poll.
 
-Memory is this process's or, adopted, a GPU's. UCX chooses its ways by its own variables: UCX_NET_DEVICES=lo keeps it
-on this machine.
+Memory is this process's or, adopted, a GPU's. UCX chooses its transports by its own variables: UCX_NET_DEVICES=lo keeps
+it on this machine.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrok
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.0002
-"""Between two looks while something is in flight."""
+"""The pause between two polls while something is in flight."""
 INLINE_BYTES: Final = 128 << 10
 INLINE_PIECES: Final = 64
 INSTALL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
 
 
 def require() -> None:
-    """MissingBackend without NIXL. It is not imported yet, which takes a second."""
+    """Raise MissingBackend if NIXL is not installed. It is not imported yet, which takes a second."""
     if find_spec("nixl") is None:
         raise MissingBackend(f"the transport 'nixl' needs NIXL: {INSTALL}")
 
 
 class NixlAgent:
-    """Our NIXL agent, one call at a time; NIXL's errors become TransportError."""
+    """A wrapper of our NIXL agent: one call at a time, and NIXL's errors become TransportError."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -76,13 +76,13 @@ class NixlAgent:
         self._lock: Final = threading.Lock()
         self._agent: Any = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False))
         self._known: Counter[str] = Counter()
-        """By remote agent, how many streams have brought it."""
+        """By remote agent, how many streams have brought its metadata."""
 
     def register(self, address: int, nbytes: int, device: str = DRAM) -> None:
         self._call("register_memory", [(address, nbytes, int(device or 0), "")], _kind(device))
 
     def metadata(self) -> bytes:
-        """What peers need to reach the memory that is registered."""
+        """Return the metadata by which peers reach the memory that is registered."""
         metadata: bytes = self._call("get_agent_metadata")
         return metadata
 
@@ -99,7 +99,8 @@ class NixlAgent:
                 self._call("remove_remote_agent", name)
 
     def begin_read(self, targets: MemoryTable, sources: MemoryTable, remote: str, *, wait: bool = True) -> Any:
-        """A handle that `ended` is to be asked about until it has. May itself take as long as the bytes.
+        """Begin a READ and return its handle, to be asked about with `ended` until it has ended. May itself take as
+        long as the bytes.
 
         None if somebody else calls NIXL just now, and we are not to wait.
         """
@@ -116,7 +117,7 @@ class NixlAgent:
         return handle
 
     def ended(self, handle: Any) -> bool | None:
-        """Whether a READ has ended well; None while it has not ended."""
+        """True if a READ has ended well, False if it has failed; None while it runs."""
         with self._lock:
             self._agent.update_notifs()
             try:
@@ -131,12 +132,12 @@ class NixlAgent:
             return bool(state == "DONE")
 
     def close(self) -> None:
-        """Peers that still fetch from here learn that we are gone."""
+        """Release the NIXL agent: peers that still fetch from here learn that it is gone."""
         with self._lock:
             self._agent = None
 
     def poll(self) -> None:
-        """Let peers fetch. Whoever holds the lock polls anyway."""
+        """Let peers fetch. Skipped while another thread holds the lock, as its call polls anyway."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._agent is not None:
@@ -159,7 +160,7 @@ def _kind(device: str) -> str:
 
 
 class NixlFetch(LibraryFetch):
-    """One READ of NIXL's. Once begun it cannot be stopped."""
+    """A READ by NIXL. It cannot be stopped once it has begun."""
 
     __slots__ = ()
     _local: NixlAgent
@@ -193,7 +194,8 @@ class NixlFetch(LibraryFetch):
 
 
 class NixlTransport(RegisteredAgent):
-    """Args: host, an address of this machine that peers can reach, for the streams of messages."""
+    """The transport over NIXL. Args: `host`, an address of this machine that peers can reach, for the streams of
+    messages."""
 
     name: Final = "nixl"
 
@@ -201,13 +203,14 @@ class NixlTransport(RegisteredAgent):
         super().__init__(me, on_event, host)
         self._local: Final = NixlAgent(f"{me}-{self.incarnation:x}")
         self._reading: Counter[Guest] = Counter()
-        """Of each guest, how many READs of our memory it has under way."""
+        """By guest, how many READs of our memory it has under way."""
         self._detached: set[AgentLink] = set()
-        """To peers that are forgotten, and may still be fetching."""
+        """Links to forgotten peers that may still be fetching."""
         self._bell = trio.Event()
 
     def adopt(self, address: int, nbytes: int, gpu: int | None) -> None:
-        """Instead of `allocate`: a region that is somebody else's, on this GPU or in this process, and outlives us."""
+        """Use a region that belongs to others, on this GPU or in this process, in place of `allocate`. It must outlive
+        this agent."""
         word_buffer = mmap.mmap(-1, WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._device = DRAM if gpu is None else str(gpu)
         self._own(RegionBase(address, nbytes), np.frombuffer(word_buffer, "<u8", WORD_SLOTS))
@@ -260,7 +263,8 @@ class NixlTransport(RegisteredAgent):
         self._bell.set()
 
     def _detach(self, link: AgentLink) -> None:
-        """As long as one side still fetches, the other goes on polling: by the stream it sees how long."""
+        """Keep a forgotten peer's stream open as long as one side still fetches: by it the other sees how long it must
+        poll."""
         self._detached.add(link)
         if not any(motion.owner is link for motion in self._motions):
             link.stream.end_sending()

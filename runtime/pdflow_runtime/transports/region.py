@@ -1,4 +1,4 @@
-"""One rank's memory as a file in shared memory: made by its owner, mapped by peers for reading only.
+"""The region of one rank as a file in shared memory: made by its owner, mapped by peers for reading only.
 
 The file lies in /dev/shm under `pdflow-<pid>-<random>.kv` and belongs to the agent until it closes. A process that is
 killed leaves its files behind, so every agent sweeps when it starts: what is swept is what a dead process left, told by
@@ -26,7 +26,7 @@ _NAME = re.compile(r"pdflow-([1-9][0-9]{0,9})-[0-9a-f]{16}\.(kv|sock)")
 
 
 class OwnedRegion:
-    """Raises TransportError, in one line, if shared memory cannot hold it."""
+    """A region of this process in shared memory. TransportError, in one line, if shared memory cannot hold it."""
 
     def __init__(self, nbytes: int, folder: Path = FOLDER, name: str | None = None) -> None:
         if nbytes <= 0:
@@ -51,7 +51,7 @@ class OwnedRegion:
             raise TransportError(_full(folder, nbytes)) from None
 
     def close(self) -> None:
-        """Nobody can map it any more. Who has mapped it keeps it."""
+        """Remove the file: no peer can map the region any more; those that have mapped it keep it."""
         self.path.unlink(missing_ok=True)
         if self._fd >= 0:
             os.close(self._fd)
@@ -63,7 +63,7 @@ def new_name() -> str:
 
 
 def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
-    """Map a peer's region for reading. Raises TransportError for anything that is not one of our user's regions."""
+    """Map a peer's region for reading. TransportError for anything that is not one of our user's regions."""
     check_path(path, "kv", folder)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -79,7 +79,8 @@ def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
 
 
 def check_path(path: str, kind: Literal["kv", "sock"], folder: Path = FOLDER) -> None:
-    """TransportError for what an agent would never have named so: no other file is opened because a peer says so."""
+    """Raise TransportError for a path that no agent would have named so: no other file is opened because a peer says
+    so."""
     where, name = os.path.split(path)
     match = _NAME.fullmatch(name)
     if where != str(folder) or not match or match[2] != kind:
@@ -87,7 +88,7 @@ def check_path(path: str, kind: Literal["kv", "sock"], folder: Path = FOLDER) ->
 
 
 def sweep(folder: Path = FOLDER) -> list[str]:
-    """Remove what dead processes left behind; their names."""
+    """Remove what dead processes left behind, and return the files' names."""
     swept = []
     for entry in sorted(os.listdir(folder)) if folder.is_dir() else ():
         match = _NAME.fullmatch(entry)
@@ -111,7 +112,7 @@ def _alive(pid: int) -> bool:
 
 
 def _held(path: Path) -> bool:
-    """Whether a process that we cannot see has it open as its owner."""
+    """True if a process that we cannot see has the file open as its owner."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

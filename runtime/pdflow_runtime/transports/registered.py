@@ -1,6 +1,7 @@
-"""Agents whose bytes a library fetches: memory that is registered with it, words beside it, streams for messages.
+"""The base of transports whose bytes a library fetches: memory registered with it, words beside it, streams for
+messages.
 
-Whoever receives fetches, by the library's READ. What the library is and how it fetches is the subclass's.
+The receiver fetches, by the library's READ. A subclass says which library, and how it fetches.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from pdflow_runtime.transports.streams.sockets import listening, tune
 
 DRAM: Final = ""
 MOST_DIGITS: Final = 3
-"""Of a GPU's number."""
+"""The most digits of a GPU's number."""
 WORD_SLOTS: Final = 512
 """Words that can be on their way to us at once: a page of them."""
 
 
 class MemoryTable(NamedTuple):
-    """Pieces of memory in one place."""
+    """A table of pieces of memory on one device."""
 
     device: str
     rows: Any
-    """[N, 3]: address, length, GPU. None of no length."""
+    """[N, 3]: address, length, GPU. Pieces of no length are left out."""
 
 
 class RemoteMemory:
@@ -52,7 +53,7 @@ class RemoteMemory:
 
 
 class LibraryFetch(Motion):
-    """One READ by the library; `local` is how that is reached here."""
+    """A READ by the library; `local` is the library's engine or agent here."""
 
     __slots__ = ("_local", "_sources", "_targets", "remote")
 
@@ -72,7 +73,8 @@ class LibraryFetch(Motion):
 
 
 class RegisteredAgent(TcpStreams, FetchingAgent):
-    """Args: host, an address of this machine that peers can reach, for the streams of messages."""
+    """An agent whose memory is registered with a library that fetches. Args: `host`, an address of this machine that
+    peers can reach, for the streams of messages."""
 
     def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
         super().__init__(me, on_event)
@@ -80,23 +82,25 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._port = 0
         self._agent_metadata = b""
         self._whole = memoryview(b"")
-        """The region, and words behind it."""
+        """The region, and the words behind it."""
         self._device = DRAM
         self._word_buffer: Any = None
-        """Where words arrive, [WORDS] of uint64; it is registered with the region, and described to nobody."""
+        """The buffer in which words arrive, [WORD_SLOTS] of uint64; it is registered with the region, and described to
+        no peer."""
         self._slots: dict[int, int] = {}
-        """By operation, which of them its word arrives in."""
+        """By operation, the slot of the buffer in which its word arrives."""
         self._last_slot = 0
 
     # What the library does.
 
     @abstractmethod
     def _register(self, whole: memoryview, address: int) -> bytes:
-        """Have the library know this memory. What peers need to reach it. TransportError."""
+        """Register this memory with the library, and return what peers need to reach it. TransportError."""
 
     @abstractmethod
     def _add(self, metadata: bytes) -> str:
-        """A peer as the library knows it, by what it said of itself. TransportError."""
+        """Make a peer known to the library by the peer's metadata, and return the library's name of it.
+        TransportError."""
 
     @abstractmethod
     def _fetch(
@@ -108,7 +112,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         sources: MemoryTable,
         targets: MemoryTable,
     ) -> Motion:
-        """One READ of the library's."""
+        """Return a READ by the library, not begun yet."""
 
     # Memory, and how peers learn of it.
 
@@ -127,7 +131,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         return self._over(memoryview(whole), Mapped(memoryview(whole)[:nbytes]), words_at)
 
     def join(self, owner: RegisteredAgent) -> memoryview:
-        """Another agent's region is ours, too."""
+        """Use another agent's region as this one's, too."""
         assert isinstance(owner._memory, Mapped), "allocate comes first"
         return self._over(owner._whole, owner._memory, len(owner._whole) - WORD_SLOTS * WORD_BYTES)
 

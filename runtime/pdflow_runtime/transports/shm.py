@@ -1,6 +1,7 @@
-"""Between processes of one machine: everybody's memory is a file that peers map for reading, and the receiver copies.
+"""The transport between processes of one machine: each region is a file that peers map for reading, and the receiver
+copies.
 
-Nobody ever maps another's memory for writing, so no peer can write where it was not let: a WRITE is a wish, which the
+No process maps another's memory for writing, so no peer can write where it may not: a WRITE is a request, which the
 owner of the target carries out. Messages go over a Unix socket beside the file, to processes of the same user only.
 
 A READ needs nothing of the peer but its file, which stays as it is even when its owner dies.
@@ -43,7 +44,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 class ShmTransport(FetchingAgent):
-    """Args: folder, of a tmpfs; tests use another."""
+    """The transport over shared memory. Args: `folder`, of a tmpfs; tests use another."""
 
     name: Final = "shm"
 
@@ -52,7 +53,8 @@ class ShmTransport(FetchingAgent):
         self._folder: Final = folder
         self._region: OwnedRegion | None = None
         self._own: OwnedRegion | None = None
-        """Of its name is our socket: the region, or where that is another agent's an empty page."""
+        """The file whose name our socket has: the region's, or, where the region is another agent's, that of an empty
+        page."""
 
     def allocate(self, nbytes: int) -> memoryview:
         sweep(self._folder)
@@ -60,7 +62,7 @@ class ShmTransport(FetchingAgent):
         return self._over(region, region)
 
     def join(self, owner: ShmTransport) -> memoryview:
-        """Another agent's region is ours, too."""
+        """Use another agent's region as this one's, too."""
         assert owner._region is not None, "allocate comes first"
         return self._over(owner._region, OwnedRegion(mmap.PAGESIZE, self._folder))
 

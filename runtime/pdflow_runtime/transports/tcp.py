@@ -1,4 +1,4 @@
-"""Between hosts: bytes go behind their messages over TCP, and are received straight into the region.
+"""The transport between hosts over TCP: bytes go behind their messages, and are received straight into the region.
 
 The socket reads of a payload are ours, one after the other in trio's thread, and each is preceded by the question
 whether the bytes are still wanted; so a fence holds from the moment it is asked for, and what comes later is read and

@@ -1,4 +1,5 @@
-"""Flushes and fences: who waits for the end of what, and is told when all of it has ended."""
+"""Flushes and fences: the operations, links and copies that each waits for, and its event once all of these have
+ended."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Wait:
 
 
 class Waits:
-    """Operations are named by their numbers, links and copies by themselves."""
+    """The open flushes and fences of an agent. Operations are named by their numbers, links and copies by
+    themselves."""
 
     def __init__(self, on_event: EventSink) -> None:
         self._on_event: Final = on_event
@@ -28,12 +30,12 @@ class Waits:
         self._flushes: dict[Address, deque[Wait]] = {}
 
     def fence(self, peer: Address, of: Iterable[object]) -> None:
-        """Tell Fenced once all of these have ended."""
+        """Report Fenced once all of these have ended."""
         self._fences.append(Wait(peer, of))
         self._look()
 
     def flush(self, peer: Address, ops: Iterable[int]) -> None:
-        """Tell Flushed once all of these have ended, and the flush before it."""
+        """Report Flushed once all of these have ended, and the flush before it."""
         self._flushes.setdefault(peer, deque()).append(Wait(peer, ops))
         self._look()
 
@@ -43,8 +45,8 @@ class Waits:
         self._look()
 
     def broke(self, peer: Address, ops: Iterable[int]) -> None:
-        """The connection is gone on which these were open: flushes that wait for one of them have failed. Whoever
-        flushes tells one from another by their order, so a flush that has failed waits for those before it."""
+        """Fail the flushes that wait for one of these operations, whose connection is gone. Flushes are told apart by
+        their order, so a flush that has failed waits for those before it."""
         gone = set(ops)
         for flush in self._flushes.get(peer, ()):
             if not flush.of.isdisjoint(gone):

@@ -1,1 +1,1 @@
-"""`pdflow check`: what can happen between engines and a network that misbehaves, by the protocol's own code."""
+"""`pdflow check`: explores the states that engines and a faulty network can reach, running the protocol's own code."""

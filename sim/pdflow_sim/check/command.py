@@ -1,4 +1,4 @@
-"""`pdflow check`: what is to be checked, with which limits, and what the exit code says."""
+"""`pdflow check`: runs the selected suites within their limits, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
 
 Suite: TypeAlias = Callable[[CheckOptions, Console], SuiteResult]
 SUITES = ("scopes", "methods", "mutants", "races", "walk")
-"""In the order of `all`; each is a module of suites/."""
+"""The suites in the order in which `all` runs them; each is a module of suites/."""
 RUNS_OF_ALL = CLUSTERS * BLOCK
 """Random walks of each dialect in `all` without a budget: every cluster of an era, so that what is walked does not
 depend on the machine's speed. `walk` alone has a time instead."""
 
 
 def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> CheckOptions:
-    """As the command line has them."""
+    """Return the options of the command line as CheckOptions. Without `jobs`, one for each CPU available."""
     return CheckOptions(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
 
 
 def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
-    """Run one part, or all; the exit code. Raises ScenarioError for what does not exist."""
+    """Run one suite, a scenario or all suites, and return the exit code. Raises ScenarioError for an unknown name."""
     is_scenario = what.endswith(".toml")
     if not is_scenario and what not in ("all", *SUITES):
         expected = f"all, {', '.join(SUITES)}"
@@ -64,7 +64,7 @@ def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
 
 
 def _left(options: CheckOptions, began: float) -> float | None:
-    """What is left of the budget for the next part."""
+    """Return the seconds of the budget that are left for the next suite; None without a budget."""
     return None if options.budget_s is None else max(0.0, began + options.budget_s - time.monotonic())
 
 
@@ -77,7 +77,8 @@ def _of_scenario(file: str, options: CheckOptions, trace: str | None, console: C
 
 
 def replay(file: str) -> int:
-    """Strictly. 1 if it does not go as it went, or ends as it should not."""
+    """Replay a recorded sequence of moves strictly. Returns 0 if it was recorded without a violation, goes as recorded
+    and breaks nothing; else EXIT_NOT_SO."""
     from pdflow_sim.check.counterexamples.replay import strict
 
     counterexample = counterexample_files.read(file)
@@ -100,7 +101,7 @@ def replay(file: str) -> int:
 
 
 def diagram(file: str, dialect: str | None = None) -> int:
-    """Of a story's file, or of a race by its number: fixed-width text, then Mermaid."""
+    """Print the diagram of a counterexample's file, or of a race by its number: fixed-width text, then Mermaid."""
     from pdflow_sim.check.counterexamples.diagram import collect
     from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
     from pdflow_sim.check.counterexamples.diagram_text import text
@@ -122,7 +123,7 @@ def diagram(file: str, dialect: str | None = None) -> int:
 
 @contextmanager
 def _patched(mutant: str | None, file: str) -> Iterator[None]:
-    """With this mutant in place, if there is one. Raises StoryError for one that does not exist."""
+    """Apply a mutant, if one is named. Raises CounterexampleError for one that does not exist."""
     if mutant is None:
         yield
         return

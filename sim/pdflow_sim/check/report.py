@@ -1,4 +1,4 @@
-"""What `pdflow check` shows: a board while it searches, tables when it has ended. Reads well at 80 columns."""
+"""The output of `pdflow check`: progress while it searches, tables when it has ended. Fits 80 columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdflow_sim.check.search.workers import Searched
 
 
 class Watched:
-    """Long work that somebody may watch on stderr; nothing where nobody does."""
+    """Base of displays of progress on stderr; shows nothing if `quiet`, or where stderr is no terminal."""
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -34,7 +34,7 @@ class Watched:
 
 
 class Board(Watched):
-    """The searches under way."""
+    """Displays the progress of every search under way."""
 
     def __init__(self, total: int, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -66,7 +66,7 @@ class Board(Watched):
 
 
 class Counter(Watched):
-    """One line about what is under way."""
+    """Displays progress as one line of text."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         super().__init__(quiet)
@@ -78,7 +78,7 @@ class Counter(Watched):
 
 
 def scopes_table(ended: Sequence[Searched]) -> Table:
-    """A line for each scope, and what the whole covers."""
+    """Return a table with a row for each scope, and the totals."""
     table = Table(box=None, pad_edge=False, show_footer=False)
     table.add_column("scope", overflow="fold")
     for title in ("states", "transitions", "depth", "states/s"):
@@ -97,7 +97,8 @@ def scopes_table(ended: Sequence[Searched]) -> Table:
 
 
 def reductions(ended: Sequence[Searched]) -> list[str]:
-    """In which scopes not every state was looked at, and why; and how sure it is that those which were are all."""
+    """Return a line for each scope of which not every state was visited, with the reductions, and one with the
+    probability that two states of any scope were taken for one."""
     lines = [f"{one.name}: {', '.join(one.reductions)}" for one in ended if one.reductions]
     odds = sum(one.odds for one in ended)
     return [*lines, f"a state is known by 64 bits of it: odds of {odds:.0e} that any two were taken for one"]

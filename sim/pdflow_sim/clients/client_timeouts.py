@@ -1,4 +1,4 @@
-"""Clients that do not wait for ever: they hang up when a timeout is over, or when they feel like it.
+"""Clients that do not wait for ever: they hang up when a timeout is over, or when the workload says so.
 
 What arrives at the instant at which a client gives up has arrived. A timer of a request that has ended finds nothing.
 """
@@ -18,8 +18,9 @@ CANCELLED: Final = "client cancelled"
 
 
 class ClientTimeouts:
-    """Args: from a request's arrival to when its client gives up, None if it does not: on the whole answer, and on its
-    first token."""
+    """Cancels the requests of clients that give up. Args: from a request's arrival to when its client gives up, None if
+    it does not: on the whole answer, and on its first token.
+    """
 
     def __init__(self, clients: Clients, timeout_ns: Instant | None, first_token_ns: Instant | None) -> None:
         self.clock = clients.clock
@@ -48,7 +49,7 @@ class ClientTimeouts:
             self.router.hang_up(request, NO_FIRST_TOKEN)
 
     def has_first_token(self, request: int) -> bool:
-        """Whether a request that has not ended has got one, from an attempt that is under way."""
+        """True if a request that has not ended has its first token, from an attempt that is under way."""
         if self.records.first_token_ns[request] >= 0:
             return True
         delivered = self.router.first_tokens.delivered

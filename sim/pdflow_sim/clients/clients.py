@@ -1,4 +1,4 @@
-"""How requests enter a run and how they end: one row of clients, which the run is over with.
+"""The clients of a run: how requests enter it and how they end. The run is over when all have ended.
 
 Sessions, timeouts and faults of clients are not here: they are called when a request arrives or ends.
 """
@@ -21,7 +21,7 @@ OnEnd: TypeAlias = Callable[[int, Outcome], None]
 
 
 class Clients:
-    """The clock stops when the last request has ended."""
+    """All clients of a run. The clock stops when the last request has ended."""
 
     def __init__(self, ports: NodePorts, router: SimRouterNode) -> None:
         self.clock = ports.clock
@@ -32,13 +32,13 @@ class Clients:
         router.on_reply = self.replied
         self.workload: Iterator[Request]
         self.exhausted = False
-        """No more requests will come."""
+        """True if no more requests will come."""
         self.ended = 0
-        """Requests so far."""
+        """The number of requests that have ended so far."""
         self.done = False
-        """All requests have ended."""
+        """True if all requests have ended."""
         self.waiting_for_turn: Request | None = None
-        """The next one of closed arrivals: it comes when another ends."""
+        """The next request of closed arrivals, which comes when another ends."""
         self.on_arrival: list[OnArrival] = []
         self.on_end: list[OnEnd] = []
 
@@ -62,7 +62,7 @@ class Clients:
         self._next_arrival()
 
     def enter(self, request: Request) -> None:
-        """A client sends it now."""
+        """Send a client's request now."""
         records = self.metrics.records
         index = records.add(self.clock.now, request.input_tokens, request.output_tokens)
         if request.class_:
@@ -73,7 +73,7 @@ class Clients:
             arrived(index, request)
 
     def replied(self, effect: Reply) -> None:
-        """The router has ended a request."""
+        """Record the end of a request, and send the next one of closed arrivals."""
         self.metrics.stamp_reply(effect)
         self.prompts.remove(effect.request)
         self.ended += 1

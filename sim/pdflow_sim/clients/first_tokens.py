@@ -1,4 +1,6 @@
-"""When an attempt's first token is generated, and whether the client has it: tokens pass the router's endpoint by."""
+"""The first tokens of attempts: when they are generated, and whether the client has them. Tokens bypass the router's
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ from pdflow_sim.nodes.router_link import RouterLink
 
 
 class FirstTokens:
-    """Asks the engines of attempts that are under way."""
+    """Looks up first tokens at the engines of attempts that are under way."""
 
     def __init__(self, link: RouterLink, nodes: NodeRegistry) -> None:
         self.link = link
         self.nodes = nodes
 
     def delivered(self, attempt: Attempt) -> bool:
-        """Whether the client has a token of this attempt."""
+        """True if the client has a token of this attempt."""
         return 0 <= self.at(attempt) <= self.link.clock.now - self.link.http_ns
 
     def at(self, attempt: Attempt) -> Instant:
-        """When the engine that decodes it generates its first token; -1 if that is not known yet."""
+        """Return when the engine that decodes this attempt generates its first token; -1 if that is not known yet."""
         seq = self.decoding(attempt)
         return -1 if seq is None else seq.first_token_ns
 
     def decoding(self, attempt: Attempt) -> Sequence | None:
-        """Its sequence at the engine that generates its tokens."""
+        """Return the attempt's sequence at the engine that generates its tokens; None if there is none yet."""
         decoded = self.link.decoded.get(attempt.request_id)
         if decoded is not None:
             return decoded[0]

@@ -1,4 +1,4 @@
-"""What simulated prompts say: no tokens, but names of the prefix blocks that they share, and a digest."""
+"""The content of simulated prompts: no tokens, but names of the prefix blocks that they share, and a digest."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 
 
 class PromptContent:
-    """Of the requests that have not ended. Args: `block_tokens`: tokens that one name of a prefix block stands for."""
+    """The content of the prompts of requests that have not ended. Args: `block_tokens`: tokens that one name of a
+    prefix block stands for.
+    """
 
     def __init__(self, block_tokens: int = PREFIX_BLOCK_TOKENS) -> None:
         self.block_tokens = block_tokens
         self.cached = False
-        """Whether any engine or store remembers prefixes; otherwise no names are kept."""
+        """True if any engine or store remembers prefixes; otherwise no names are kept."""
         self.prefixes: dict[int, tuple[int, ...]] = {}
         """The names of full prefix blocks, of the prompt's and, where these have names, of the answer's."""
 
     def add(self, index: int, request: Request) -> None:
-        """A request has arrived."""
+        """Add the prompt of a request that has arrived."""
         if self.cached and request.prefix:
             # The KV of an answer's last token is computed only where it is part of a prompt.
             tokens = request.input_tokens + (request.output_tokens - 1 if request.answer_named else 0)
             self.prefixes[index] = request.prefix[: tokens // self.block_tokens]
 
     def remove(self, index: int) -> None:
-        """It has ended."""
+        """Remove the prompt of a request that has ended."""
         self.prefixes.pop(index, None)
 
     def digest(self, index: int) -> int:
-        """What stands for the content of a prompt: every simulated prompt is different."""
+        """Return the digest that stands for a prompt's content: every simulated prompt is different."""
         return index + 1

@@ -19,7 +19,7 @@ from pdflow_sim.environment import ClockEnvironment, ProcessSteps
 
 
 class SessionClients:
-    """The users: one simpy process each.
+    """The users that send sessions, one simpy process each.
 
     Args:
     drawn: sessions in order of beginning, without end.
@@ -33,16 +33,16 @@ class SessionClients:
         self.drawn = drawn
         self.left = requests
         self.answers: dict[int, Event] = {}
-        """By request that has not ended: the event of its end, whose value is its outcome."""
+        """The event of each open request's end, by request; its value is the outcome."""
         self.next_session: Session | None = None
-        """With closed arrivals, once all users have begun: what the next user that is free begins."""
+        """With closed arrivals, once all users have begun: the session that the next free user begins."""
 
     def begin(self) -> None:
         """Let users begin their sessions."""
         self.env.process(self.arrivals())
 
     def arrivals(self) -> ProcessSteps:
-        """Users arrive when their sessions begin."""
+        """Start each user when its session begins."""
         while self.left:
             session = next(self.drawn)
             if session.begins_ns == WHEN_ONE_ENDS:
@@ -52,7 +52,7 @@ class SessionClients:
             self.env.process(self.user(session))
 
     def user(self, session: Session) -> ProcessSteps:
-        """One user: a session, and with closed arrivals another one a think time after its end."""
+        """Send one user's session and, with closed arrivals, another one a think time after its end."""
         while True:
             for number, think_ns in enumerate(session.think_ns):
                 if not self.left:
@@ -67,7 +67,7 @@ class SessionClients:
             session, self.next_session = self.next_session, next(self.drawn)
 
     def send(self, session: Session, number: int) -> Event:
-        """One turn. Returns the event of its end."""
+        """Send one turn. Returns the event of its end."""
         self.left -= 1
         self.clients.exhausted = not self.left
         answer = self.answers[len(self.records)] = self.env.event()
@@ -76,5 +76,5 @@ class SessionClients:
         return answer
 
     def ended(self, request: int, outcome: Outcome) -> None:
-        """The answer is whole, or there will be none."""
+        """Trigger the event of a request's end: the answer is whole, or there will be none."""
         self.answers.pop(request).succeed(outcome)

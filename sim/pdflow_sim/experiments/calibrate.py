@@ -1,7 +1,7 @@
-"""`pdflow calibrate`: a pool's step times, corrected by what some requests were seen to take on a real engine.
+"""`pdflow calibrate`: a pool's step times, corrected by the latencies of some requests on a real engine.
 
-The scenario has the traffic that the engine served; a file says what some of its requests took. The factors are those
-with which the simulated run comes nearest to it: queueing, batching and preemption are simulated, not fitted.
+The scenario has the traffic that the engine served; a file has the latencies of some of its requests. The factors are
+those with which the simulated run comes nearest to them: queueing, batching and preemption are simulated, not fitted.
 """
 
 from __future__ import annotations
@@ -31,20 +31,23 @@ BARS = {
     "e2e": (0.03, "±3 %"),
     "ttft": (0.20, "mean ±5 %, per request ±20 % at low load"),
 }
-"""Of a fit whose median miss is at most the first: GPU_COST_MODELS.md section 6, row "calibrated, same engine and load
-regime"; docs/validation.md has ours."""
+"""The error bars of a fit whose median miss is at most the first number: GPU_COST_MODELS.md section 6, row "calibrated,
+same engine and load regime"; docs/validation.md has ours.
+"""
 STARTS = [Factors(linear=exp(tenths / 10), attention=exp(half / 2)) for tenths in range(-6, 7) for half in (0, -1, 1)]
-"""From the best of these the search begins: runs with queues have many small valleys."""
+"""The points from the best of which the search begins: runs with queues have many local minima."""
 FIRST_STEP = (0.05, 0.25, 5e8)
-"""How far it goes first: in the logarithm of `linear` and of `attention`, in picoseconds of host time."""
+"""The first steps of the search: in the logarithm of `linear` and of `attention`, in picoseconds of host time."""
 HALVINGS = 6
 FARTHEST = 4.0
-"""A factor beyond it, or below its inverse, is no correction any more."""
+"""The bound of factors: one beyond it, or below its inverse, is no correction any more."""
 
 
 @attrs.frozen
 class Misses:
-    """Of what the factors were fitted on: the median of |simulated / measured - 1|; None if nothing was seen of it."""
+    """The misses on the requests that the factors were fitted on: the median of |simulated / measured - 1|; None if
+    nothing was measured.
+    """
 
     ttft: float | None
     tpot: float | None
@@ -52,7 +55,7 @@ class Misses:
 
 @attrs.frozen
 class Calibration:
-    """What came of it."""
+    """The result of a calibration: the factors, the cost, and the misses before and after."""
 
     factors: Factors
     cost: StepCost
@@ -62,7 +65,9 @@ class Calibration:
 
 
 def calibrate(scenario: ResolvedScenario, pool: Pool, seen: Sequence[MeasuredRequest]) -> Calibration:
-    """The factors for a pool's cost, by the mean of |log(simulated / measured)|: a few wild requests count little."""
+    """Return the factors for a pool's cost, by the mean of |log(simulated / measured)|: a few wild requests count
+    little.
+    """
     base = step_cost(scenario.model, pool, scenario.base_dir)
     tried: dict[Factors, Misses] = {}
 
@@ -80,7 +85,7 @@ def calibrate(scenario: ResolvedScenario, pool: Pool, seen: Sequence[MeasuredReq
 
 
 def _bars(after: Misses) -> Iterator[tuple[str, str]]:
-    """What to expect of other requests: nothing better than what came of those fitted on."""
+    """Yield the error bars for other requests: nothing better than the misses of those fitted on."""
     for name, missed in (("tpot", after.tpot), ("e2e", after.tpot), ("ttft", after.ttft)):
         most, bar = BARS[name]
         if missed is None:
@@ -90,7 +95,7 @@ def _bars(after: Misses) -> Iterator[tuple[str, str]]:
 
 
 def nearest(miss: Callable[[Factors], float], h0: int) -> Factors:
-    """The factors with the least miss, for a cost with that h0; each is asked for once.
+    """Return the factors with the least miss, for a cost with that h0; the miss of each is computed once.
 
     A coarse look everywhere, then a pattern search: each factor in turn a step up and a step down, steps halved when
     nothing gains.
@@ -136,20 +141,20 @@ def _miss(
 
 
 def ran(scenario: ResolvedScenario, costs: Mapping[str, StepCost]) -> World:
-    """The world after the scenario's run, with costs instead of those of the pools so named."""
+    """Return the world after the scenario's run. `costs` replace those of the pools that they name."""
     world, _ = prepare(scenario, RunOptions(), [], costs)
     world.clock.run()
     return world
 
 
 def latencies_ms(world: World, request: int) -> tuple[float | None, float | None]:
-    """TTFT and TPOT of one request; None where it has none."""
+    """Return TTFT and TPOT of one request; None where it has none."""
     known = world.records.latencies_ms(request) if request < len(world.records) else None
     return known or (None, None)
 
 
 def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:
-    """The command: what to tell a person, and the text of the cost file. Raises ScenarioError."""
+    """Run the command, and return what to print and the text of the cost file. Raises ScenarioError."""
     pool = _chosen(scenario, name)
     built = list(requests(scenario.workload, scenario.seed, scenario.base_dir))
     found = calibrate(scenario, pool, read_seen(seen, len(built)))
@@ -176,7 +181,7 @@ def _chosen(scenario: ResolvedScenario, name: str | None) -> Pool:
 
 
 def as_file(scenario: ResolvedScenario, pool: Pool, found: Calibration, source: str, command: str) -> CostFile:
-    """The cost file that `cost = { model = "measured", path = ... }` takes."""
+    """Return the cost file that `cost = { model = "measured", path = ... }` takes."""
     model = scenario.model
     engine = MeasuredEngine(
         model=model.name,

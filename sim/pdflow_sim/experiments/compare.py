@@ -1,4 +1,4 @@
-"""`pdflow compare` where scenario files are among what is to be compared: they are simulated first."""
+"""`pdflow compare` where scenario files are among the paths to compare: they are simulated first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pdflow_sim.run import RunOptions, conclude, prepare, run
 
 
 def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[Runs]:
-    """What each path names, in their order: folders are read, and scenario files are run once all has been read.
+    """Return the runs that each path names, in their order: folders are read, and scenario files are run once all has
+    been read.
 
     Raises ScenarioError, UnreadableRunError; KeyboardInterrupt if a run is interrupted: part of a run is not compared.
     """

@@ -1,4 +1,4 @@
-"""Which points a sweep runs, and in which order."""
+"""The points that a sweep runs, and their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Point: TypeAlias = dict[str, Any]
 
 
 def points_of(asked: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Every combination of a grid's values, the last key changing fastest; or the points that are listed.
+    """Return every combination of a grid's values, the last key changing fastest; or the points that are listed.
 
     Raises TypeError for values that are no list: the letters of a text are not what anybody means.
     """

@@ -1,7 +1,7 @@
 """Rows of a sweep on disk, so that one that was interrupted, or asks for more, runs only what is new.
 
-A row is found by what its figures follow from: what the scenario says, the content of the files that it names, the
-seed, and pdflow's version. Whoever changes pdflow itself must empty the folder.
+The key of a row is the hash of all that its figures follow from: the scenario, the content of the files that it names,
+the seed, and pdflow's version. After a change of pdflow itself the folder must be emptied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdflow.version import version
 
 
 def key_of(scenario: Scenario, seed: int) -> str:
-    """The hash that a row has."""
+    """Return the key of the row of this scenario and seed."""
     document = with_paths(scenario.document(), lambda path: _content(scenario.folder / path))
     # Its name changes no figure.
     document["scenario"] = {**document.get("scenario", {}), "name": "", "seed": seed}
@@ -33,7 +33,7 @@ def key_of(scenario: Scenario, seed: int) -> str:
 
 
 def find(folder: Path, key: str) -> dict[str, Any] | None:
-    """The figures of a row, if they are there."""
+    """Return the figures of a row; None if they are not there."""
     try:
         figures: dict[str, Any] = msgspec.json.decode(_file(folder, key).read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
@@ -42,7 +42,7 @@ def find(folder: Path, key: str) -> dict[str, Any] | None:
 
 
 def keep(folder: Path, key: str, figures: Mapping[str, Any]) -> None:
-    """Write them, whole or not at all. Raises OutputError."""
+    """Write the figures of a row, whole or not at all. Raises OutputError."""
     with replacing(_file(folder, key)) as file:
         file.write(msgspec.json.encode(figures))
 
@@ -52,7 +52,7 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def _content(path: Path) -> str:
-    """What stands in a file, or in the files of a folder, as a hash."""
+    """Return the hash of the content of a file, or of the files in a folder."""
     files = sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files if file.exists()]
     return _hash(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))

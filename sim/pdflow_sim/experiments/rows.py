@@ -18,7 +18,7 @@ from pdflow_sim.run import simulate
 
 @attrs.frozen
 class SweepTask:
-    """What is to be run: `scenario` edited to `point`, with the seed that is `nth` after its own."""
+    """One run of a sweep: `scenario` edited to `point`, with the seed that is `nth` after its own."""
 
     scenario: Scenario
     point: Point
@@ -27,13 +27,13 @@ class SweepTask:
 
     @property
     def seed(self) -> int:
-        """Which seed that is, if the point says nothing of seeds."""
+        """The seed of the run, if the point says nothing of seeds."""
         return self.scenario.seed + self.nth
 
 
 @attrs.frozen
 class SweepRow:
-    """What came of it: figures, or what was wrong."""
+    """The outcome of one run of a sweep: figures, or an error."""
 
     seed: int | None = None
     figures: Mapping[str, Any] = attrs.field(factory=dict)
@@ -41,7 +41,7 @@ class SweepRow:
 
 
 def row_of(task: SweepTask) -> SweepRow:
-    """Run it, or find it where it was kept. Nothing that goes wrong with one point is raised, so that no other is lost.
+    """Run a task, or find its row in the cache. No error of one point is raised, so that no other row is lost.
 
     Raises KeyboardInterrupt if the run was interrupted: of a part of a run no row is made.
     """
@@ -66,7 +66,7 @@ def row_of(task: SweepTask) -> SweepRow:
 
 
 def figures_of(result: Result) -> Iterator[tuple[str, Any]]:
-    """`Result.summary` as columns; what not every point has comes last.
+    """Yield `Result.summary` as columns; those that not every point has come last.
 
     Where nothing was completed there are no latencies: as zeros they would be the best of the table.
     """

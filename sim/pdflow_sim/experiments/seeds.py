@@ -23,7 +23,7 @@ from pdflow_sim.run import print_report, simulate
 
 @attrs.define
 class SeedsRun:
-    """All runs together."""
+    """The runs of all seeds, in one report."""
 
     report: SeedsReport
     exit_code: int
@@ -38,7 +38,7 @@ def simulate_seeds(
     quiet: bool = False,
     **flags: bool,
 ) -> SeedsRun:
-    """The command: seeds from the scenario's on, with progress, then the report.
+    """Run the command: seeds from the scenario's on, with progress, then the report.
 
     Raises what `run_seeds` raises.
     """
@@ -61,7 +61,7 @@ def run_seeds(
     watched: bool,
     **flags: bool,
 ) -> SeedsRun:
-    """The runs, with progress if they are `watched`. Ends with the first that is interrupted, whose partial figures are
+    """Run all seeds, with progress if `watched`. Ends with the first run that is interrupted, whose partial figures are
     in its folder and in no mean.
 
     Raises what `simulate` raises; of an invariant that does not hold, with the seed.
@@ -92,7 +92,7 @@ def _stderr() -> Console:
 
 
 def _without_seeds(command: Sequence[str]) -> Iterator[str]:
-    """The words without the options that name seeds, so that one run's own can be added."""
+    """Yield the words without the options that name seeds, so that one run's own can be added."""
     skip = False
     for argument in command:
         if skip:
@@ -104,7 +104,7 @@ def _without_seeds(command: Sequence[str]) -> Iterator[str]:
 
 
 def _progress(console: Console, watched: bool) -> Progress:
-    """A bar that counts runs; nothing where nobody watches."""
+    """Return a bar that counts runs; it shows nothing unless `watched`, on a terminal."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),

@@ -1,4 +1,4 @@
-"""What some requests took on a real engine, read from a CSV file."""
+"""Latencies of some requests on a real engine, read from a CSV file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ TTFT, TPOT = "ttft_ms", "tpot_ms"
 
 @attrs.frozen
 class MeasuredRequest:
-    """What one request of the workload took, counted from 0 by arrival. What is None was not seen."""
+    """The measured latencies of one request of the workload, counted from 0 by arrival; None where nothing was
+    measured.
+    """
 
     request: int
     ttft_ms: float | None
@@ -24,7 +26,8 @@ class MeasuredRequest:
 
 
 def read_seen(path: Path, most: int) -> list[MeasuredRequest]:
-    """A CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or empty.
+    """Read a CSV file with the columns request, ttft_ms and tpot_ms, of which one of the last two may be absent or
+    empty.
 
     `most`: requests of the workload. Raises ScenarioError with every bad line.
     """

@@ -1,4 +1,4 @@
-"""`pdflow.sweep`: many points of one scenario, as a table. What its arguments mean stands there."""
+"""`pdflow.sweep`: many points of one scenario, as a table. Its arguments are documented there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sweep(
     cache: str | os.PathLike[str] | None,
     progress: bool,
 ) -> pd.DataFrame:
-    """Run all, and put the rows in the order of the points."""
+    """Run all points, and return their rows in the order of the points."""
     if jobs < 1 or seeds < 1:
         raise ValueError(f"jobs is {jobs} and seeds is {seeds}, expected at least 1 of each")
     with notebook_extra(), warnings.catch_warnings(action="ignore"):
@@ -55,7 +55,7 @@ def sweep(
 
 
 def _frame(tasks: Sequence[SweepTask], rows: Sequence[SweepRow]) -> pd.DataFrame:
-    """A row each; columns as they first appear, those of the points before all others."""
+    """Return the table: a row for each run; columns as they first appear, those of the points before all others."""
     import pandas as pd
 
     swept = dict.fromkeys(key for task in tasks for key in task.point)

@@ -21,7 +21,7 @@ from pdflow_sim.experiments.rows import SweepRow, SweepTask, row_of
 
 
 def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, SweepRow], None, None]:
-    """Each task's position and row, in the order in which they end. With one job, all in this process.
+    """Yield each task's position and row, in the order in which they end. With one job, all run in this process.
 
     Closing it, and Ctrl-C, end the workers at once.
     """
@@ -47,7 +47,7 @@ def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, Sweep
 
 
 class Worker:
-    """One process, which has one task at a time."""
+    """One process that runs one task at a time."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.pipe, theirs = Pipe()
@@ -64,14 +64,14 @@ class Worker:
         stack.callback(self._end)
 
     def begin(self, task: SweepTask) -> None:
-        """Hand it a task. One that has ended meanwhile is noticed when its row is asked for."""
+        """Hand the process a task. If it has ended meanwhile, that is noticed when its row is asked for."""
         try:
             self.pipe.send(task)
         except BrokenPipeError:
             return
 
     def ended(self) -> SweepRow | None:
-        """The row of its task; None if the process ended instead."""
+        """Return the row of its task; None if the process ended instead."""
         try:
             row: SweepRow = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -79,7 +79,7 @@ class Worker:
         return row
 
     def exit_description(self) -> str:
-        """How the process ended."""
+        """Describe how the process ended."""
         code = self._process.wait()
         return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
 
@@ -90,7 +90,7 @@ class Worker:
 
 
 def work(fileno: int) -> None:
-    """A worker's whole life."""
+    """Run tasks as they come, until the master closes the connection."""
     threading.Thread(target=_end_with_master, daemon=True).start()
     with Connection(fileno) as pipe:
         while True:
@@ -102,6 +102,8 @@ def work(fileno: int) -> None:
 
 
 def _end_with_master() -> None:
-    """Nothing is ever written there: when reading returns, the other end is closed."""
+    """End this process when its master ends. Nothing is ever written to stdin: when reading returns, the other end is
+    closed.
+    """
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)

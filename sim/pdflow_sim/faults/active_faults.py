@@ -1,6 +1,6 @@
-"""Which faults of a plan act now on what passes between engines, and which messages and operations they hit.
+"""The faults of a plan that act now on what passes between engines, and which messages and operations they hit.
 
-What a fault does to what it hits is in `faulty_fabric`; when each begins and ends, in `faults`.
+`faulty_fabric` has what a fault does to what it hits, and `faults` when each begins and ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ F = TypeVar("F", MessageFault, TransferError, HandshakeError)
 
 
 class ActiveFaults:
-    """Engines are named by their slots, as in the plan. Args: `streams` gives a name's stream of random numbers."""
+    """The faults of a plan that act now. Engines are named by their slots, as in the plan. Args: `streams` gives a
+    name's stream of random numbers.
+    """
 
     def __init__(self, plan: FaultPlan, streams: Streams, slots: EngineSlots, metrics: RunMetrics) -> None:
         self.plan = plan
@@ -36,18 +38,18 @@ class ActiveFaults:
         self.metrics = metrics
         self.numbers: dict[str, Numbers] = {fault.name: streams(f"faults/{fault.name}/hits") for fault in plan.faults}
         self.windows: dict[str, int] = {}
-        """By name: how many windows of a fault are open."""
+        """How many windows of each fault are open, by its name."""
         self.on_messages: list[MessageFault] = []
         self.on_transfers: list[TransferError] = []
         self.on_handshakes: list[HandshakeError] = []
         self.partitions: list[Partition] = []
 
     def begin(self, fault: Fault) -> None:
-        """A window of this fault opens."""
+        """Open a window of this fault."""
         self._open(fault, 1)
 
     def end(self, fault: Fault) -> None:
-        """One closes."""
+        """Close one window of this fault."""
         self._open(fault, -1)
 
     def _open(self, fault: Fault, windows: int) -> None:
@@ -59,26 +61,26 @@ class ActiveFaults:
         self.partitions = [fault for fault in acting if isinstance(fault, Partition)]
 
     def slot_of(self, address: Address) -> EngineId:
-        """The name of the slot of an endpoint's engine, or of the engine that loads under another id."""
+        """Return the name of the slot of an endpoint's engine, or of the engine that loads under another id."""
         return self.slots.name_of(engine_of(address).removesuffix(LOADS))
 
     def is_partitioned(self, sender: EngineId, receiver: EngineId) -> bool:
-        """Whether nothing gets through in this direction."""
+        """True if nothing gets through in this direction."""
         return any(partition.links.hold(sender, receiver) for partition in self.partitions)
 
     def hits(self, fault: F) -> bool:
-        """Drawn once for each message or operation that it may hit."""
+        """True if the fault hits; drawn once for each message or operation that it may hit."""
         if fault.probability < 1.0 and self.numbers[fault.name].uniform() >= fault.probability:
             return False
         self.count(fault)
         return True
 
     def count(self, fault: Fault) -> None:
-        """For the result: how often each kind has happened."""
+        """Count a fault by its kind, for the result."""
         self.metrics.count("fault: " + fault.name.partition("/")[0])
 
     def loses_report(self, engine: EngineId) -> bool:
-        """Whether a heartbeat of this engine does not get to the router."""
+        """True if a heartbeat of this engine does not get to the router."""
         drops = [
             fault for fault in self.on_messages if isinstance(fault, DropMessages) and fault.links.hold(engine, ROUTER)
         ]

@@ -24,11 +24,11 @@ class SkewedClock:
         return self._local + (self._clock.now - self._since) * self._speed // NOMINAL_SPEED
 
     def set(self, speed: float, ahead_ns: int) -> None:
-        """From now on this fast, and first a jump ahead."""
+        """Run at this speed from now on, after a jump ahead."""
         self._local = self.now + ahead_ns
         self._since = self._clock.now
         self._speed = max(1, round(speed * NOMINAL_SPEED))
 
     def real(self, duration_ns: int) -> int:
-        """How long the world takes until this clock has moved on by that much."""
+        """Return how long the world takes until this clock has moved on by that much."""
         return -(-duration_ns * NOMINAL_SPEED // self._speed)

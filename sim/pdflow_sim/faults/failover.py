@@ -1,8 +1,8 @@
-"""NICs that fail, and what becomes of what they had under way.
+"""Failure of NICs, and failover of the operations that they had under way.
 
 A transfer engine gives what a failed NIC had left to the others near the same memory or, if none of these works, to
-those near the engine's other GPUs. Whoever moves the bytes knows at once that a NIC of its own is gone; that one of the
-other side is, only when its transport times out. Routes avoid it from the start.
+those near the engine's other GPUs. The side that moves the bytes knows at once that a NIC of its own is gone; that one
+of the other side is, only when its transport times out. Routes avoid it from the start.
 
 Source: SEED_SYSTEMS.md 5c (preferred and secondary NICs; a failed path is replaced by another NIC).
 """
@@ -19,25 +19,25 @@ from pdflow_sim.network.paths import Nic
 
 
 class LostShare(NamedTuple):
-    """What was on its way over a NIC that has failed, and waits to go over another."""
+    """The share of an operation that was on its way over a NIC that has failed, and waits to go over another."""
 
     flight: Flight
     key: int
-    """Stands for it among the operation's shares."""
+    """The share's key among the operation's shares."""
     nbytes: int
 
 
 class Failover:
-    """In a world that has a plan of faults."""
+    """Moves operations from failed NICs to others, in a world that has a plan of faults."""
 
     def __init__(self, fabric: FaultyFabric) -> None:
         self.fabric = fabric
         self.paths = fabric.paths
         self.key = NO_FLOW
-        """Of the last share that waited to be tried again: below those of flows, and of what is stuck."""
+        """The key of the last share that waited to be tried again: below those of flows, and of what is stuck."""
 
     def lose(self, nics: Sequence[Nic]) -> None:
-        """They fail now."""
+        """Fail these NICs now."""
         for nic in nics:
             self.paths.fail(nic, 1)
         fabric, clock = self.fabric, self.fabric.clock
@@ -58,13 +58,13 @@ class Failover:
         fabric.arm()
 
     def regain(self, nics: Sequence[Nic]) -> None:
-        """They work again."""
+        """Let these NICs work again."""
         for nic in nics:
             self.paths.fail(nic, -1)
         self.fabric.retry()
 
     def again(self, share: LostShare) -> None:
-        """A share is given to the NICs that are left, unless its operation has ended otherwise."""
+        """Give a share to the NICs that are left, unless its operation has ended otherwise."""
         flight, key, remaining = share
         if flight.shares.pop(key, None) is None:
             return

@@ -1,8 +1,8 @@
-"""Applies a plan of faults to a run: draws when each begins and ends, and does what it says.
+"""Applies a plan of faults to a run: draws when each begins and ends, and executes it.
 
-What faults do to messages and operations is in `faulty_fabric`, dying and coming back in `faults.restarts`, wrong
-clocks in `skew`. A run without faults has none of these. From `heal_ns` on no fault acts, nor after the end of the last
-request: what is held then must come back, and a run comes to rest.
+What faults do to messages and operations is in `faulty_fabric`, crashes and restarts in `faults.restarts`, wrong clocks
+in `faults.clock_skew`. A run without faults has none of these. From `heal_ns` on no fault acts, nor after the end of
+the last request: what is held then must come back, and a run comes to rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class ActiveFault:
-    """One fault as it takes its course, at one engine if it happens to engines."""
+    """One fault with its windows, at one engine if it happens to engines."""
 
     __slots__ = ("engine", "fault", "windows")
 
@@ -40,7 +40,7 @@ class ActiveFault:
 
 
 class FaultInjector:
-    """One simpy process per fault, and one for each window, pause or client that ends later.
+    """Applies a plan of faults: one simpy process per fault, and one for each window, pause or client that ends later.
 
     Args: `streams` gives the stream of random numbers of a name.
     """
@@ -67,13 +67,13 @@ class FaultInjector:
         self.healed = False
         self.lifecycle = lifecycle
         self.clocks: dict[EngineId, SkewedClock] = {}
-        """Of engines whose clock has ever run wrong."""
+        """The clocks of engines that have ever run wrong."""
         self.open: dict[int, ActiveFault] = {}
         """Windows that are open and will end, by a number of their own."""
         self.windows = 0
         self.waiting: list[Any] = []
         self.slowed: dict[int, list[float]] = {}
-        """By resource of the network: what its bandwidth is divided by."""
+        """The factors by which the bandwidth of each resource of the network is divided."""
         self.hang_ups: list[HangUp] = []
         self.failover = Failover(fabric)
         self.actions: dict[
@@ -97,7 +97,7 @@ class FaultInjector:
             env.process(self.heal(plan.heal_ns))
 
     def observer(self, oracle: Oracle) -> Observer:
-        """What to show every event to, so that the oracle sees all that there is."""
+        """Return the observer of all events, so that the oracle also sees what no endpoint reports."""
         return self.fabric.witness.before(oracle, self.fabric.stale)
 
     # When.
@@ -144,14 +144,14 @@ class FaultInjector:
             action[1](course)
 
     def heal(self, at: Instant) -> ProcessSteps:
-        """From then on no fault acts, and every engine is up."""
+        """End all faults at this time, and bring every engine up."""
         yield self.env.timeout(at)
         self.end_faults()
         for name in list(self.lifecycle.down):
             self.lifecycle.restart(name)
 
     def end_faults(self) -> None:
-        """From now on no fault acts. An engine that is down without a time to come back stays down."""
+        """End all faults: from now on none acts. An engine that is down without a time to come back stays down."""
         self.healed = True
         for window in list(self.open):
             self.end(window)
@@ -206,7 +206,7 @@ class FaultInjector:
         self.active.count(fault)
 
     def unskew(self, course: ActiveFault) -> None:
-        """Right speed again; what it has gained it keeps, since no clock goes back."""
+        """Restore a clock's right speed; what it has gained it keeps, since no clock goes back."""
         self.set_clock(cast(EngineId, course.engine), 1.0, 0)
 
     def set_clock(self, name: EngineId, speed: float, ahead_ns: int) -> None:
@@ -240,7 +240,7 @@ class FaultInjector:
         self.failover.regain(self.nics(course))
 
     def nics(self, course: ActiveFault) -> list[Nic]:
-        """Those that fail together: one of each rank."""
+        """Return the NICs that fail together: one of each rank."""
         node = self.lifecycle.node(cast(EngineId, course.engine))
         return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
 
@@ -254,7 +254,7 @@ class FaultInjector:
         self.fabric.arm()
 
     def resources(self, course: ActiveFault) -> list[tuple[int, int | None]]:
-        """The links that are slowed, with what they offer when they are not."""
+        """Return the links that are slowed, with the bandwidth that they have when they are not."""
         paths = self.fabric.paths
         fault = cast(Slow, course.fault)
         if course.engine is None:
@@ -285,7 +285,7 @@ class FaultInjector:
             self.hang_ups = [fault for fault in self.hang_ups if fault is not course.fault]
 
     def arrived(self, request: int, _: Request) -> None:
-        """A request has come; its client may be one that will not wait."""
+        """Draw whether and when the client of a new request hangs up."""
         for fault in self.hang_ups:
             assert fault.within_ns is not None
             numbers = self.active.numbers[fault.name]
@@ -294,7 +294,7 @@ class FaultInjector:
                 self.env.process(self.leave(fault, request, after_ns))
 
     def leave(self, fault: HangUp, request: int, after_ns: int) -> ProcessSteps:
-        """Its client hangs up, if it still waits then."""
+        """Let the client hang up after that time, if it still waits then."""
         yield self.env.timeout(after_ns)
         if request in self.router.by_request and not self.healed:
             self.active.count(fault)

@@ -2,7 +2,7 @@
 
 It takes the network's place when the run is built; nodes do not know which of the two they have. A frame is carried to
 whatever incarnation of its receiver there is when it arrives; an operation counts only for the incarnations that it was
-posted between. A NIC whose peer does not answer tries on until its transport times out: a partition that heals before
+posted between. A NIC whose peer does not answer retries until its transport times out: a partition that heals before
 that costs only time.
 """
 
@@ -50,7 +50,7 @@ class Stuck:
 
 
 def no_rail(flight: Flight) -> bool:
-    """Whether no NIC is left for it."""
+    """True if no NIC is left for the operation."""
     return flight.rails is not None and not flight.rails.paths
 
 
@@ -68,11 +68,11 @@ class HandshakeTry(NamedTuple):
     peer: Address
     fails: bool
     until: Instant
-    """When it is given up."""
+    """When the handshake is given up."""
 
 
 class FaultyFabric(Fabric):
-    """Args: as Fabric's; `handshake_timeout_ns` is how long a handshake waits for its reply."""
+    """The network with faults. Args: as Fabric's; `handshake_timeout_ns`: how long a handshake waits for its reply."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class FaultyFabric(Fabric):
         self.floors: dict[EngineId, int] = {}
         """The last generation of D engines' former incarnations: their memory keys are not valid any more."""
         self.fates: dict[int, str] = {}
-        """By number: the stage of the error that an operation will end with."""
+        """The stage of the error with which an operation will end, by the operation's number."""
         self.stuck: dict[int, Stuck] = {}
         self.left: dict[int, int] = {}
-        """By number: bytes that an interrupted operation had left when it went on."""
+        """Bytes that an interrupted operation had left when it went on, by its number."""
         self.unplugged: list[SimEngineNode] = []
         """Dead nodes whose NICs have stopped too."""
 
     def begin_fault(self, fault: Fault) -> None:
-        """A window of a fault of messages, handshakes or operations opens."""
+        """Open a window of a fault of messages, handshakes or operations."""
         self.faults.begin(fault)
         if isinstance(fault, Partition):
             self.faults.count(fault)
             self._interrupt()
 
     def end_fault(self, fault: Fault) -> None:
-        """It closes."""
+        """Close a window of such a fault."""
         self.faults.end(fault)
         if isinstance(fault, Partition):
             self.retry()
@@ -119,11 +119,11 @@ class FaultyFabric(Fabric):
     # Messages.
 
     def send(self, sender: SimPort, effect: Send) -> None:
-        """As of Fabric, if faults let it through."""
+        """Send a message as Fabric does, if faults let it through."""
         self.deliver(sender, effect.to, effect.message, self.send_delay_ns(effect.message))
 
     def deliver(self, sender: SimPort, to: Address, message: Message, delay: int) -> None:
-        """Bring a message to its receiver, or what faults leave of it."""
+        """Deliver a message, or what faults leave of it."""
         a, b = self.faults.slot_of(sender.address), self.faults.slot_of(to)
         lost = self.faults.is_partitioned(a, b)
         copies = [0]
@@ -160,7 +160,7 @@ class FaultyFabric(Fabric):
                 self.clock.call(delay, self.release, waiting)
 
     def release(self, waiting: list[Delivery]) -> None:
-        """A message that was to be overtaken arrives, if it has not yet."""
+        """Deliver a message that was to be overtaken, if it has not been delivered yet."""
         if waiting:
             self.delivered(waiting.pop())
 
@@ -171,7 +171,7 @@ class FaultyFabric(Fabric):
     # Handshakes, and the small READ of a lease word: there and back.
 
     def handshake(self, port: SimPort, peer: Address) -> None:
-        """As of Fabric; its reply may never come."""
+        """Begin a handshake as Fabric does; its reply may never come."""
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         fails = self.fails is not None and self.fails(peer)
         takes = self.contact_ns(port)
@@ -183,7 +183,7 @@ class FaultyFabric(Fabric):
         self.clock.call(takes, self.answered, HandshakeTry(port, peer, fails, until))
 
     def answered(self, handshake: HandshakeTry) -> None:
-        """The reply comes, if there is anybody to give one."""
+        """End a handshake with its reply, if the peer is there to give one."""
         port, peer, fails, until = handshake
         if fails:
             self.unanswered(handshake)
@@ -207,7 +207,7 @@ class FaultyFabric(Fabric):
         handshake.port.node.feed(handshake.port, HandshakeEnded(handshake.peer, False, 0))
 
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
-        """As of Fabric, if P is there and the way is open."""
+        """Read a lease word as Fabric does, if P is there and reachable; otherwise the READ times out."""
         a, b = self.faults.slot_of(source), self.faults.slot_of(port.address)
         if (
             self.ports[source].node.alive
@@ -221,13 +221,13 @@ class FaultyFabric(Fabric):
     # Operations.
 
     def begin(self, flight: Flight) -> None:
-        """As of Fabric, if all its bytes may start to flow now."""
+        """Begin an operation as Fabric does, if all its bytes may start to flow now."""
         self.metrics.records.ends[XFER_POST][flight.request] = self.clock.now
         if self.may_begin(flight):
             self.flow(flight, flight.nbytes)
 
     def may_begin(self, flight: Flight) -> bool:
-        """Whether its bytes may start to flow, all of them, now; if not, it is seen to here."""
+        """Return whether all bytes of an operation may start to flow now; if not, fail, delay or shorten it here."""
         p, d = flight.p_port, flight.d_port
         mine = flight.mover.node
         if not mine.alive and (flight.reads or mine in self.unplugged):
@@ -253,12 +253,12 @@ class FaultyFabric(Fabric):
         return False
 
     def blocked(self, flight: Flight) -> bool:
-        """Whether bytes from P cannot reach D. A READ must be asked for first."""
+        """True if bytes from P cannot reach D. A READ must be asked for first."""
         p, d = self.faults.slot_of(flight.p_port.address), self.faults.slot_of(flight.d_port.address)
         return self.faults.is_partitioned(p, d) or (flight.reads and self.faults.is_partitioned(d, p))
 
     def refused_after(self, flight: Flight) -> int | None:
-        """When the NIC gives up an operation on memory that is gone; None if it is there."""
+        """Return the ns after which the NIC gives up an operation on memory that is gone; None if it is there."""
         p, d = flight.p_port, flight.d_port
         mine, theirs = (d, p) if flight.reads else (p, d)
         if not theirs.node.alive:
@@ -269,7 +269,7 @@ class FaultyFabric(Fabric):
         return None
 
     def stale(self, d_rank: Address, generation: int) -> bool:
-        """Whether a grant is of a former life of its D engine."""
+        """True if a grant is of a former incarnation of its D engine."""
         return generation <= self.floors.get(engine_of(d_rank), 0)
 
     def stick(self, flight: Flight, remaining: int) -> None:
@@ -290,7 +290,7 @@ class FaultyFabric(Fabric):
             self.fail(stuck.flight)
 
     def _interrupt(self) -> None:
-        """A partition begins: what flows across it stops."""
+        """Stop what flows across a partition that begins."""
         now = self.clock.now
         for flow, flight in list(self.flows.items()):
             if self.blocked(flight):
@@ -304,7 +304,7 @@ class FaultyFabric(Fabric):
         self.arm()
 
     def retry(self) -> None:
-        """A partition is over, or a NIC works again: NICs that are still trying get through."""
+        """Let NICs that still retry get through, since a partition is over or a NIC works again."""
         for number, stuck in list(self.stuck.items()):
             flight = stuck.flight
             a, b = self.faults.slot_of(flight.p_port.address), self.faults.slot_of(flight.d_port.address)
@@ -319,7 +319,7 @@ class FaultyFabric(Fabric):
                 flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, True))
 
     def settle(self, flight: Flight) -> None:
-        """As of Fabric, unless an error comes first or there is nobody to arrive at."""
+        """Report the end of an operation as Fabric does, unless an error comes first or its process is gone."""
         if flight.then is not None:
             flight.then(not self.loses(flight))
             return
@@ -339,7 +339,7 @@ class FaultyFabric(Fabric):
             self.write_landed(flight, fate is None)
 
     def loses(self, flight: Flight) -> bool:
-        """Whether a piece whose last byte has arrived counts as lost all the same."""
+        """True if a piece whose last byte has arrived counts as lost all the same."""
         self.left.pop(flight.number, None)
         lost = self.fates.pop(flight.number, None) is not None
         return lost or (flight.request >= 0 and self.refused_after(flight) is not None)
@@ -366,7 +366,7 @@ class FaultyFabric(Fabric):
             p.node.receive(p, WriteEnded(flight.op, True))
 
     def fail(self, flight: Flight) -> None:
-        """As of Fabric."""
+        """End an operation without success as Fabric does, and record a failed WRITE for the oracle."""
         if flight.then is None and not flight.reads:
             self.witness.write_failed(flight, flight.p_port.node)
         super().fail(flight)
@@ -374,11 +374,11 @@ class FaultyFabric(Fabric):
     # Engines.
 
     def invalidate(self, node: SimEngineNode) -> None:
-        """The memory of this engine is gone."""
+        """Note that the memory of this engine is gone."""
         self.floors[node.name] = node.newest_generation()
 
     def unplug(self, node: SimEngineNode) -> None:
-        """The NICs of this engine stop: what they were moving ends."""
+        """Stop the NICs of this engine: what they were moving ends."""
         self.unplugged.append(node)
         now = self.clock.now
         for flow, flight in list(self.flows.items()):

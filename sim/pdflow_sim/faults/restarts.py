@@ -1,9 +1,10 @@
-"""Engines that die, and come back empty: a new node in the slot of the old one.
+"""Engines that crash, and restart empty: a new node in the slot of the old one.
 
-The memory of a dead process is gone, and so is everything that its peers were going to be told. What its NICs had been
-given may land all the same. Nobody in the protocol is told of a death: peers find out by their own timers. The router's
-connections break, which it sees one hop later; so it sees, by its health check or a heartbeat, that the engine is up
-again. Where engines send heartbeats, it goes on sending legs to a dead one until it misses them, and each is refused.
+The memory of a dead process is gone, and so is everything that it had yet to send to its peers. What its NICs had been
+given may land all the same. No protocol endpoint is notified of a death: peers find out by their own timers. The
+router's connections break, which it sees one hop later; so it sees, by its health check or a heartbeat, that the engine
+is up again. Where engines send heartbeats, it goes on sending legs to a dead one until it misses them, and each is
+refused.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from pdflow_sim.nodes.router_node import SimRouterNode
 from pdflow_sim.observe.recording import Recorder
 
 MakeEngine: TypeAlias = Callable[[EngineSlot, EngineInfo, int, int], SimEngineNode]
-"""Makes one incarnation of the engine of a slot, which stands there from then on: (the slot, its id and shards, its
-incarnation, the last generation of the one before)."""
+"""Makes one incarnation of the engine of a slot, and registers its node there: (the slot, its id and shards, its
+incarnation, the last generation of the one before).
+"""
 
 
 class EngineLifecycle:
-    """Which life each engine is in. Engines are named by the id of their first life.
+    """Crashes and restarts engines, which are named by the id of their first incarnation.
 
-    Args: `heartbeats`: how the router knows who is there, if engines report.
+    Args: `heartbeats`: sends the engines' heartbeats to the router, if engines report.
     """
 
     def __init__(
@@ -60,15 +62,15 @@ class EngineLifecycle:
         self.recorder = recorder
         self.make = make
         self.restarts: dict[EngineId, int] = {}
-        """By slot: how many restarts so far."""
+        """How many restarts each slot has had so far."""
         self.down: dict[EngineId, Crash] = {}
 
     def node(self, name: EngineId) -> SimEngineNode:
-        """The life that this engine is in."""
+        """Return the current incarnation of this engine."""
         return self.nodes.named(name)
 
     def crash(self, fault: Crash, name: EngineId) -> bool:
-        """All its processes die now. False if it was down already."""
+        """Kill all processes of an engine now. False if it was down already."""
         node = self.node(name)
         if not node.alive:
             return False
@@ -97,7 +99,7 @@ class EngineLifecycle:
         self.restart(name)
 
     def restart(self, name: EngineId) -> None:
-        """It is up again, and knows nothing."""
+        """Bring an engine that is down up again, with empty memory."""
         fault = self.down.pop(name, None)
         if fault is None:
             return
@@ -127,12 +129,12 @@ class EngineLifecycle:
             self.router.link.later(EngineChanged(old.name, True, info if fault.new_engine_id else None))
 
     def keep_nics(self, before: EngineId, info: EngineInfo) -> None:
-        """Another id, the same hardware."""
+        """Keep an engine's hardware under its new id."""
         for rank in range(info.shards.ranks):
             self.fabric.paths.keep(rank_address(before, rank), rank_address(info.engine, rank))
 
     def refuse(self, effect: Any) -> None:
-        """Nobody listens at that port: a new leg fails one hop later, and nothing else is there to be told."""
+        """Refuse what comes for a dead engine: a new leg fails one hop later, and all else is ignored."""
         if type(effect) is DispatchPrefill:
             self.router.link.later(PrefillAnswered(effect.request_id, None, Code.PEER_DEAD))
         elif type(effect) in (DispatchDecode, DispatchAlone):

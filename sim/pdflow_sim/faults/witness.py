@@ -1,8 +1,8 @@
-"""What the oracle cannot see, since nobody is there to say it: told from what the world knows.
+"""Reports to the oracle what no endpoint reports, from what the world knows.
 
-An oracle sees events and effects of endpoints. The dead have none: what their NICs were still doing ends unseen, and so
-does what had ended before they looked. Nor does it know lives: a WRITE over a grant of a life that is over lands
-nowhere, and breaks nothing.
+An oracle sees events and effects of endpoints. A dead process has none: what its NICs were still doing ends unseen, and
+so does what had ended before it looked. Nor does the oracle know incarnations: a WRITE over a grant of a former
+incarnation lands nowhere, and breaks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Witness:
-    """Stands before the oracle, if there is one."""
+    """Completes and filters what the oracle observes, if there is an oracle."""
 
     def __init__(self, clock: Clock, nodes: NodeRegistry) -> None:
         self.clock = clock
@@ -35,7 +35,9 @@ class Witness:
         """WRITEs that have landed, though their handle says otherwise or is still to come."""
 
     def before(self, oracle: Oracle, is_stale: Callable[[Address, int], bool]) -> Observer:
-        """The oracle's eyes. Args: `is_stale`: whether a D rank's grant of that generation is of a former life."""
+        """Return the observer in front of the oracle. Args: `is_stale`: whether a D rank's grant of that generation is
+        of a former incarnation.
+        """
         self.oracle = oracle
 
         def stale(effect: Any) -> bool:
@@ -70,13 +72,15 @@ class Witness:
             self._over(flight, False)
 
     def read_landed(self, flight: Flight) -> None:
-        """Whatever becomes of P from here on, before D looks, and whether or not its notice gets through."""
+        """Report that a READ has landed, whatever becomes of P from here on, before D looks, and whether or not the
+        notification gets through.
+        """
         if self.oracle is not None and flight.notification is not None:
             d, p = flight.d_port, flight.p_port
             self.oracle.observe(p.address, Received(d.address, d.incarnation, flight.notification), (), self.clock.now)
 
     def died(self, node: SimEngineNode, lands: bool) -> None:
-        """All of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
+        """Report the death of an engine's processes; unless it `lands`, nothing of theirs is under way any more."""
         oracle = self.oracle
         if oracle is None:
             return
@@ -94,8 +98,9 @@ class Witness:
                     oracle.observe(rank, FenceEnded(peer), (), self.clock.now)
 
     def _over(self, flight: Flight, landed: bool) -> None:
-        """A dead process's WRITE has ended. If it has not landed, the oracle takes its whole link for closed: where
-        another life writes over it already, it sees less than it could, and never more than there is."""
+        """Report the end of a dead process's WRITE. If it has not landed, the oracle takes its whole link for fenced:
+        where another incarnation writes over it already, it sees less than it could, and never more than there is.
+        """
         assert self.oracle is not None
         event = WriteEnded(flight.op, True) if landed else FenceEnded(flight.d_port.address)
         self.oracle.observe(flight.p_port.address, event, (), self.clock.now)

@@ -1,1 +1,1 @@
-"""Which engines there are: heartbeats, and engines that are started and stopped."""
+"""Membership of engines: heartbeats, and engines that are started and stopped."""

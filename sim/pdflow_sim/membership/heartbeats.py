@@ -1,10 +1,10 @@
-"""Engines that report to the router, again and again: how it knows who is there, where [router] says so.
+"""Heartbeats of engines to the router, by which it knows which engines are there, where [router] says so.
 
-All engines of a world's beginning have just reported, and their next reports are spread evenly over the time between
-two. One that comes up reports at once. A dead one says nothing, nor one that is scaled down or stands still; the latter
-reports as soon as it goes on. A report takes one hop, unless a fault of the way to the router loses it.
+All engines that are up when a world begins have just reported, and their next reports are spread evenly over the time
+between two. An engine that comes up reports at once. One that is dead, scaled down or paused does not report; a paused
+one does as soon as it goes on. A report takes one hop, unless a fault of the way to the router loses it.
 
-Who is a member for it is decided in `pdflow.routing.heartbeats`.
+`pdflow.routing.heartbeats` decides which engines are members.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pdflow_sim.nodes.registry import NodeRegistry
 
 
 class Heartbeats:
-    """One simpy process per engine.
+    """Sends the heartbeats of engines, one simpy process per engine.
 
     Args:
     every_ns: between two reports of an engine.
-    scaling: who starts and stops engines, if anybody does.
+    scaling: starts and stops engines; None if nothing does.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Heartbeats:
             scaling.on_start = self.begin
         self.every_ns = every_ns
         self.is_lost: Callable[[EngineId], bool] | None = None
-        """Whether a fault loses a report of the engine in the slot of this name."""
+        """Returns True if a fault loses a report of the engine in the slot of this name."""
         self.reporting: dict[EngineId, Process] = {}
-        """By slot: the process that reports for it. One that began before it ends at its next report."""
+        """The process that reports for each engine, by slot. One that began before it ends at its next report."""
         slots = nodes.slots
         for number, slot in enumerate(slots.by_name.values(), 1):
             if self.is_up(slot):
@@ -54,7 +54,7 @@ class Heartbeats:
             self.start(slot, every_ns * number // len(slots.by_name))
 
     def begin(self, slot: EngineSlot) -> None:
-        """Its engine has come up."""
+        """Report an engine that has come up, and go on from there."""
         self.send(slot)
         self.start(slot, self.every_ns)
 

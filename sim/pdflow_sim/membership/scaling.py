@@ -1,11 +1,11 @@
-"""Engines that start and stop while requests come: on a schedule, or as the load wants.
+"""Engines that start and stop while requests come: on a schedule, or with the load.
 
-All engines that there will ever be stand in the world from the start; those that are down get no legs and compute
+All engines that there will ever be are in the world from the start; those that are down get no legs and compute
 nothing. One that is to start gets legs after its lag, and meets its peers then: their handshakes are paid at first
 contact, as always. One that is to stop drains: it ends the legs that it has, a prefill engine also holds its KV until
-the protocol has let go of it, and then it is down. Its caches stay warm if it comes up again, which flatters it.
+the protocol has released it, and then it is down. Its caches stay warm if it comes up again, which flatters it.
 
-How many engines there should be is decided by the scenario or by `pdflow.routing.scaling`.
+The scenario or `pdflow.routing.scaling` decides how many engines there should be.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.registry import NodeRegistry
 
 LOOK_NS: Final = 10 * MS
-"""How often an engine that has no legs is asked whether it holds KV still."""
+"""How often an engine that has no legs is asked whether it still holds KV."""
 
 
 class State(IntEnum):
@@ -50,13 +50,13 @@ class Member:
         self.since: Instant = 0
         """When its GPUs were last taken."""
         self.spans: list[tuple[Instant, Instant]] = []
-        """From when to when they were, before that."""
+        """The earlier times for which its GPUs were taken: from when to when."""
         self.starting: Process | None = None
-        """What brings it up, unless its start is called off."""
+        """The process that brings it up, unless its start is called off."""
 
 
 class Scaling:
-    """Over all pools that any [[scale]] is about."""
+    """Starts and stops the engines of all pools that have a [[scale]]."""
 
     def __init__(
         self, env: ClockEnvironment, clients: Clients, nodes: NodeRegistry, scenario: ResolvedScenario
@@ -84,7 +84,7 @@ class Scaling:
         self.router.on_engine_left = self.left
 
     def members(self, pool: Pool) -> list[Member]:
-        """Those beyond the pool's `replicas` are down."""
+        """Return the members of a pool. Those beyond its `replicas` are down, which the router is notified of."""
         there = self.nodes.slots.of_pool(pool.name)
         members = [Member(slot, State.SERVING if i < pool.replicas else State.DOWN) for i, slot in enumerate(there)]
         for member in members[pool.replicas :]:
@@ -95,25 +95,25 @@ class Scaling:
         self.router.feed(self.router.port, event)
 
     def node(self, member: Member) -> SimEngineNode:
-        """The life that it is in."""
+        """Return the current incarnation of a member's engine."""
         return self.nodes.at(member.slot)
 
     def runs(self, slot: EngineSlot) -> bool:
-        """Whether the engine there has been started, and not stopped."""
+        """True if the engine of this slot has been started, and not stopped."""
         members = self.pools.get(slot.pool.name, ())
         return not any(member.slot is slot and member.state < State.SERVING for member in members)
 
     # How many.
 
     def scale_once(self, scale: Scale, at_ns: Instant) -> ProcessSteps:
-        """What the scenario orders, when it does."""
+        """Set the number of engines that the scenario orders, at the time that it gives."""
         assert scale.replicas is not None
         yield self.env.timeout(at_ns)
         if not self.clients.done:
             self.set(scale, scale.replicas)
 
     def autoscale(self, scale: Scale, scaler: Autoscaler) -> ProcessSteps:
-        """Look at the load again and again, for as long as it can change."""
+        """Set the number of engines by the load, again and again, for as long as it can change."""
         while True:
             yield self.env.background_timeout(seconds_to_ns(scale.every_s))
             if self.clients.done or not self.clock.has_work:
@@ -121,15 +121,16 @@ class Scaling:
             self.set(scale, scaler.desired_replicas(self.legs(scale.pool), self.clock.now))
 
     def legs(self, pool: str) -> int:
-        """Open at its engines, by the router's count."""
+        """Return how many legs are open at the pool's engines, by the router's count."""
         router = self.router.endpoint
         members = self.pools[pool]
         choice = router.decode_choice if members[0].slot.leg == "decode" else router.prefill_choice
         return sum(choice.loads[member.slot.position] for member in members)
 
     def set(self, scale: Scale, desired: int) -> None:
-        """The lowest numbers serve, but who is leaving comes back before anybody is started, and who is starting goes
-        before anybody who serves."""
+        """Start or stop engines until `desired` serve. The lowest numbers serve, but an engine that is leaving comes
+        back before another is started, and one that is starting goes before one that serves.
+        """
         members = self.pools[scale.pool]
         there = [member for member in members if member.state in (State.STARTING, State.SERVING)]
         there.sort(key=lambda member: (member.state, -member.slot.position))
@@ -152,7 +153,7 @@ class Scaling:
         member.starting = self.env.process(self.come_up(member, lag_ns))
 
     def come_up(self, member: Member, lag_ns: int) -> ProcessSteps:
-        """After the lag, unless the start was called off meanwhile."""
+        """Bring an engine up after the lag, unless the start was called off meanwhile."""
         yield self.env.timeout(lag_ns)
         if member.starting is not self.env.active_process:
             return
@@ -175,14 +176,14 @@ class Scaling:
         self.notify_router(EngineLeaves(self.node(member).name))
 
     def left(self, engine: EngineId) -> None:
-        """Nobody has a leg there any more, nor needs its KV by the router's count."""
+        """Drain an engine at which no leg is left, nor KV that one needs, by the router's count."""
         for members in self.pools.values():
             for member in members:
                 if member.state == State.LEAVING and self.node(member).name == engine:
                     self.env.process(self.drain(member))
 
     def drain(self, member: Member) -> ProcessSteps:
-        """Stop it when its engine holds no KV any more, unless it has been started again."""
+        """Stop a member when its engine holds no KV any more, unless it has been started again."""
         while member.state == State.LEAVING:
             node = self.node(member)
             if not (node.alive and node.left_over()):
@@ -192,7 +193,7 @@ class Scaling:
             yield self.env.timeout(LOOK_NS)
 
     def close(self, member: Member) -> None:
-        """Its GPUs are free."""
+        """Mark a member as down: its GPUs are free."""
         member.state = State.DOWN
         member.spans.append((member.since, self.clock.now))
 
@@ -200,7 +201,7 @@ class Scaling:
         self.metrics.count(f"engine {what}")
 
     def up_ns(self, engine: EngineId) -> Instant | None:
-        """How long the GPUs of an engine were taken up to the run's end; None if nothing scales its pool."""
+        """Return how long the GPUs of an engine were taken up to the run's end; None if nothing scales its pool."""
         end = self.metrics.totals.duration_ns
         for members in self.pools.values():
             for member in members:

@@ -1,1 +1,1 @@
-"""What lies between nodes: messages, one-sided operations, links and paths."""
+"""The network between nodes: messages, one-sided operations, links and paths."""

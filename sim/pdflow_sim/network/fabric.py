@@ -1,4 +1,4 @@
-"""What lies between the nodes: control messages, handshakes, and one-sided operations over shared links.
+"""The network between nodes: control messages, handshakes, and one-sided operations over shared links.
 
 An operation is posted (a cost per message and per descriptor, one after the other on its rank's posting lane), flows
 over its path or several rails beside all other flows, and lands one latency after its last byte left; its notification
@@ -42,21 +42,21 @@ Carry: TypeAlias = Callable[[PostWrite | PostRead, Flight, Route, int], None]
 
 
 class FabricSettings(NamedTuple):
-    """What a scenario says of its network, besides the links."""
+    """Settings of the network from the scenario, besides the links."""
 
     control_ns: int
     """A control message's latency."""
     handshake_ns: int
     wire_profile: WireProfile
-    """What a method as published says instead of our frames."""
+    """The messages of a method as published, instead of pdflow's frames."""
     pulls: bool
-    """D moves the bytes."""
+    """True if D moves the bytes."""
     checks_words: bool
-    """Whether a lease word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
+    """True if a lease word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
 
 
 class Fabric:
-    """Args: `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
+    """The network of one run. Args: `paths` knows routes, latencies and descriptor counts of pairs of ranks."""
 
     def __init__(self, clock: Clock, metrics: RunMetrics, paths: Paths, settings: FabricSettings) -> None:
         wire_profile = settings.wire_profile
@@ -66,12 +66,12 @@ class Fabric:
         self.paths = paths
         self.pulls = settings.pulls
         self.carry: Carry | None = None
-        """What operations are handed to (`pdflow_sim.network.shipping`), if the method sends them in pieces."""
+        """Takes over operations (`pdflow_sim.network.shipping`), if the method sends them in pieces."""
         self.control_ns = control_ns = settings.control_ns
         self.handshake_ns = settings.handshake_ns
         self.wire_profile = wire_profile
         self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in wire_profile.silent if tag in FRAMES])
-        """Kinds of messages that take no time and are none."""
+        """Kinds of messages that take no time and are not counted."""
         self.requesting, self.closing = wire_profile.besides(Occasion.REQUEST), wire_profile.besides(Occasion.CLOSING)
         self.requesting_ns = control_ns * sum([message.waits for message in self.requesting])
         self.closing_ns = control_ns * len(self.closing)
@@ -79,17 +79,17 @@ class Fabric:
         self.flows: dict[FlowId, Flight] = {}
         self.armed: Instant = FAR
         self.word_values: dict[tuple[Address, int], int] = {}
-        """Every P rank's lease words, as a READ finds them."""
+        """Every P rank's lease words, as a READ finds them, by rank and index."""
         self.checks_words = settings.checks_words
         self.messages = 0
         self.posted = 0
-        """Operations so far."""
+        """Operations posted so far."""
         self.fences: dict[tuple[Address, Address], int] = {}
         """By P rank and D rank: the number of the last operation that a fence between them stopped."""
         self.bars: dict[tuple[Address, Address], int] = {}
         """By P rank and D rank: the newest generation of D's blocks when D closed itself to P."""
         self.fails: Callable[[Op | Address], bool] | None = None
-        """Whether this operation, or this handshake with a peer, fails: a test says so."""
+        """Set by tests: whether this operation, or this handshake with a peer, fails."""
 
     # Control messages.
 
@@ -98,7 +98,7 @@ class Fabric:
         self.clock.call(self.send_delay_ns(effect.message), self.arrived, (self.ports[effect.to], event))
 
     def send_delay_ns(self, message: Message) -> int:
-        """A message is sent: how long it takes."""
+        """Count a message that is sent, and return how long it takes, in ns."""
         if type(message) in self.silent:
             return 0
         self.messages += 1
@@ -112,11 +112,11 @@ class Fabric:
         self.clock.call(self.contact_ns(port), self.shaken, (port, peer))
 
     def contact_ns(self, port: SimPort) -> int:
-        """What it takes this rank to know another one."""
+        """Return how long it takes this rank to make itself known to another one, in ns."""
         return self.handshake_ns if self.contact(port) else 0
 
     def contact(self, port: SimPort) -> str:
-        """How it makes itself known; "" where its peer does that."""
+        """Return how the rank makes itself known, in words; "" where its peer does that."""
         if self.wire_profile.messages and not port.node.makes_contact:
             return ""
         return self.wire_profile.contact(port.side)
@@ -130,8 +130,9 @@ class Fabric:
         self.clock.call(0, self.fenced, (port, peer))
 
     def fenced(self, arg: tuple[SimPort, Address]) -> None:
-        """Nothing that was posted between these two lands any more, nor, at D, what P may still post into blocks that
-        have been given out so far."""
+        """Carry out a fence: nothing that was posted between these two lands any more, nor, at D, what P may still post
+        into blocks that have been given out so far.
+        """
         port, peer = arg
         me = port.address
         self.fences[me, peer] = self.fences[peer, me] = self.posted
@@ -150,12 +151,12 @@ class Fabric:
         return flight.number <= self.fences.get(link, 0) or flight.generation <= self.bars.get(link, 0)
 
     def forget_word(self, rank: Address, index: int) -> None:
-        """P keeps this prompt no more."""
+        """Forget the lease word of a prompt that P no longer keeps."""
         if self.checks_words:
             self.word_values.pop((rank, index), None)
 
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
-        """One small READ: the word as it stands when the request reaches P, known one round trip later."""
+        """Begin one small READ: the word as it is when the request reaches P, known one round trip later."""
         latency = 0 if LEASE_WORD in self.wire_profile.silent else self.paths.latency_ns(source, port.address)
         self.clock.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
@@ -176,7 +177,7 @@ class Fabric:
         self.post(effect, port, source, port, route, request)
 
     def copy(self, port: SimPort, path: PathId, nbytes: int, latency_ns: int, then: Callable[[bool], None]) -> None:
-        """Bytes between a GPU and its host, or within a GPU."""
+        """Begin a copy between a GPU and its host, or within a GPU."""
         self.clock.call(latency_ns, self.begin_copy, copy_of(port, path, nbytes, self.posted, then))
 
     def begin_copy(self, flight: Flight) -> None:
@@ -219,7 +220,9 @@ class Fabric:
         self.clock.call(lane.lane_free - now + before_ns, self.begin, flight)
 
     def speak(self, flight: Flight) -> int:
-        """What is said of an operation before its first byte, and behind its last: how long the former takes."""
+        """Count the messages before an operation's first byte and behind its last; return how long the former take, in
+        ns.
+        """
         if not flight.reads:
             self.messages += len(self.closing)
         if flight.reads != self.pulls:
@@ -231,18 +234,18 @@ class Fabric:
         return self.requesting_ns
 
     def trace_send(self, flight: Flight, message: ProfileMessage, what: str = "") -> None:
-        """Trace that one of the two sends this."""
+        """Trace that one of the two ranks sends this message."""
         by, to = (flight.p_port, flight.d_port) if message.by is Side.P else (flight.d_port, flight.p_port)
         assert self.metrics.trace_line is not None
         self.metrics.trace_line(by.address, f"sends {message.name}{what}: {to.address}")
 
     def begin(self, flight: Flight) -> None:
-        """It has been posted."""
+        """Start to move the bytes of an operation that has been posted."""
         self.metrics.records.ends[XFER_POST][flight.request] = self.clock.now
         self.flow(flight, flight.nbytes)
 
     def flow(self, flight: Flight, nbytes: int) -> None:
-        """Put so many bytes of it on its way."""
+        """Start flows for so many bytes of an operation."""
         if flight.path is not None:
             self.flows[self.network.start(flight.path, nbytes, self.clock.now)] = flight
         elif flight.rails is not None:
@@ -272,14 +275,14 @@ class Fabric:
         self.arm()
 
     def depart(self, flight: Flight) -> None:
-        """The last byte is on its way."""
+        """Land an operation whose last byte has left, one latency later."""
         if flight.wire_latency:
             self.clock.call(flight.wire_latency, self.land, flight)
         else:
             self.land(flight)
 
     def fail(self, flight: Flight) -> None:
-        """Its handle is final and says so; there is no notice."""
+        """End an operation without success: its handle reports that; there is no notification."""
         if flight.then is not None:
             flight.then(False)
             return
@@ -289,14 +292,14 @@ class Fabric:
             flight.p_port.node.receive(flight.p_port, WriteEnded(flight.op, False))
 
     def land(self, flight: Flight) -> None:
-        """Its last byte has arrived."""
+        """End an operation whose last byte has arrived: it fails if a fence stopped it."""
         if (self.fences and self.barred(flight)) or (self.fails is not None and self.fails(flight.op)):
             self.fail(flight)
         else:
             self.settle(flight)
 
     def settle(self, flight: Flight) -> None:
-        """Both sides learn that all of it is there."""
+        """Report to both sides that all of an operation has landed."""
         if flight.then is not None:
             flight.then(True)
             return
@@ -312,7 +315,7 @@ class Fabric:
         p_port.node.receive(p_port, WriteEnded(op, True))
 
     def count_landed(self, flight: Flight) -> None:
-        """For the result."""
+        """Count an operation that has landed, for the result."""
         metrics = self.metrics
         metrics.records.ends[XFER_WIRE][flight.request] = self.clock.now
         totals = metrics.totals

@@ -12,14 +12,14 @@ from pdflow_sim.network.paths import Rails
 from pdflow_sim.nodes.node import SimPort
 
 NO_OP = Op(Reg("", 0, 0, ""), 0, 0)
-"""Of a copy on one host."""
+"""The operation of a copy on one host."""
 
 Then: TypeAlias = Callable[[bool], None]
-"""Told whether what was under way has arrived."""
+"""Called with whether what was under way has arrived."""
 
 
 class Flight:
-    """It flows over one path, over rails, or over neither if nothing bounds it."""
+    """One operation under way. It flows over one path, over rails, or over neither if nothing bounds it."""
 
     __slots__ = (
         "d_port",
@@ -67,27 +67,27 @@ class Flight:
         self.nbytes = nbytes
         self.notification = notification
         self.generation = generation
-        """Of the blocks at D."""
+        """The generation of the blocks at D."""
         self.number = number
         self.then = then
-        """Told how it ended, if it is only a stretch of an operation's way (`pdflow_sim.network.shipping`) or a copy on
-        one host.
+        """Called with how it ended, if it is only a stretch of an operation's way (`pdflow_sim.network.shipping`) or a
+        copy on one host.
         """
         self.reads = reads
-        """D moves the bytes; otherwise P does."""
+        """True if D moves the bytes; otherwise P does."""
 
     @property
     def mover(self) -> SimPort:
-        """The rank that has posted it, and is told how it ended."""
+        """The rank that posted the operation, to which its end is reported."""
         return self.d_port if self.reads else self.p_port
 
     def others(self, flow: FlowId) -> bool:
-        """One of its flows has ended: whether others go on."""
+        """Remove a flow that has ended. True if others of the operation go on."""
         self.shares.pop(flow, None)
         return bool(self.shares)
 
     def piece(self, nbytes: int, number: int, then: Then) -> Flight:
-        """A piece of it, on the same way; `then` is told how that ended."""
+        """Return a piece of the operation, on the same way; `then` is called with how that ended."""
         return Flight(
             op=self.op,
             request=self.request,
@@ -106,7 +106,7 @@ class Flight:
 
 
 def copy_of(port: SimPort, path: PathId, nbytes: int, number: int, then: Then) -> Flight:
-    """Bytes that stay on the host of a rank."""
+    """Return the flight of a copy, whose bytes stay on the host of a rank."""
     return Flight(
         op=NO_OP,
         request=-1,

@@ -1,9 +1,9 @@
 """Pieces that need an NCCL group of their two ranks, where a rank keeps only so many of these.
 
 A piece that has its turn at both ranks takes its group, or waits until one of the rank that lacks room is idle, and
-lets go of it where it ends. The first time two ranks meet their group is made by their handshake; to make it again
-takes as long, and whoever comes meanwhile waits for that too. Which group goes for another is decided by
-`pdflow.methods.nccl.table`.
+releases it where the piece ends. The first time two ranks meet their group is made by their handshake; to make it again
+takes as long, and pieces that come meanwhile wait for that too. `pdflow.methods.nccl.table` decides which group is
+evicted for another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ GROUP = "group"
 
 
 class GroupedShipping(Shipping):
-    """Args: as Shipping's, and `most` groups of a rank. The method announces its pieces."""
+    """The carrier of pieces that need NCCL groups. Args: as Shipping's, and `most` groups of a rank. The method
+    announces its pieces.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class GroupedShipping(Shipping):
         self.groups = Groups(most)
         self.held: dict[PieceInFlight, OpenGroup] = {}
         self.waiting: dict[Address, deque[PieceInFlight]] = {}
-        """By the rank all of whose groups were in use."""
+        """Pieces that wait for a group, by the rank all of whose groups were in use."""
         announced = self.stages.index(ASK)
         self.stages = (*self.stages[:announced], GROUP, *self.stages[announced:])
 
@@ -49,7 +51,7 @@ class GroupedShipping(Shipping):
             super().turn(in_flight, stage)
 
     def enter(self, in_flight: PieceInFlight) -> None:
-        """It takes its group, or waits."""
+        """Take a piece's group, or let the piece wait."""
         flight = in_flight.operation.flight
         use = self.groups.use(flight.p_port.address, flight.d_port.address)
         if not isinstance(use, Use):
@@ -67,7 +69,7 @@ class GroupedShipping(Shipping):
             in_flight.go_on()
 
     def note(self, use: Use) -> None:
-        """What it took to have a group, in numbers and in words."""
+        """Count and trace what it took to have a group."""
         metrics, trace_line = self.metrics, self.metrics.trace_line
         if use.closed:
             metrics.count("NCCL groups evicted", len(use.closed))
@@ -88,13 +90,13 @@ class GroupedShipping(Shipping):
         super().sender_gone(in_flight)
 
     def release_group(self, in_flight: PieceInFlight) -> None:
-        """Nothing of it goes over its group any more."""
+        """Release the group of a piece that no longer goes over it."""
         group = self.held.pop(in_flight, None)
         if group is not None and self.groups.done(group):
             self.admit(group.ranks)
 
     def admit(self, ranks: Iterable[Address]) -> None:
-        """These may have room."""
+        """Let pieces that wait for groups of these ranks enter, as far as there is room."""
         for rank in ranks:
             waiting = self.waiting.get(rank)
             while waiting and self.groups.has_room(rank):

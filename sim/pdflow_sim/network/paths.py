@@ -33,7 +33,7 @@ Direction: TypeAlias = Literal["d2h", "h2d"]
 
 
 class Rails:
-    """The paths between the NICs of two ranks, each of which begins with the next one."""
+    """The paths between the NICs of two ranks. Each operation begins with the path after the last one's."""
 
     __slots__ = ("first", "paths", "slice_bytes")
 
@@ -43,7 +43,7 @@ class Rails:
         self.first = 0
 
     def deal(self, nbytes: int) -> list[tuple[PathId, int]]:
-        """What goes which way."""
+        """Split so many bytes into shares, and return each with the path that it takes."""
         count, first = len(self.paths), self.first
         dealt = [
             (self.paths[(first + index) % count], share)
@@ -54,7 +54,7 @@ class Rails:
 
 
 class Route:
-    """From one P rank to one D rank: over one path, over rails, or over neither if nothing bounds it."""
+    """The route from one P rank to one D rank: over one path, over rails, or over neither if nothing bounds it."""
 
     __slots__ = ("block_size", "counter", "latency_ns", "path", "per_descriptor_ps", "per_message_ps", "rails")
 
@@ -72,12 +72,12 @@ class Route:
         self.latency_ns = latency_ns
         self.counter = counter
         self.block_size = block_size if network.coalesce and counter is not None and counter.per_joint else 0
-        """Of both sides, if blocks that follow each other are one descriptor."""
+        """The block size of both sides, if blocks that follow each other are one descriptor; otherwise 0."""
         self.per_message_ps = to_ps(network.per_message_s)
         self.per_descriptor_ps = to_ps(network.per_descriptor_s)
 
     def joints(self, source_blocks: Sequence[int], registration: Register) -> int:
-        """How many of a transfer's blocks need no descriptor of their own."""
+        """Return how many of a transfer's blocks need no descriptor of their own."""
         if not self.block_size:
             return 0
         first = registration.token_start // self.block_size
@@ -85,7 +85,7 @@ class Route:
         return joints(source_blocks[first:last], registration.target.blocks)
 
     def post_ns(self, num_tokens: int, joints: int = 0) -> int:
-        """What the posting lane is busy with a transfer of that many tokens, rounded up."""
+        """Return how long the posting lane is busy with a transfer of that many tokens, in ns, rounded up."""
         count = 0
         if self.per_descriptor_ps and self.counter is not None:
             count = self.counter.count(num_tokens, joints)
@@ -124,12 +124,12 @@ class Paths:
         self.down: dict[Nic, int] = {}
         """NICs that have failed, and how often since they last worked."""
         self.over: dict[Nic, set[PathId]] = {}
-        """What passes each of several NICs."""
+        """The paths that cross each NIC, where ranks have several."""
         self.counters: dict[tuple[str, str], dict[tuple[int, int], DescriptorCounter]] = {}
         """By two pools, then by P rank and D rank."""
 
     def nic(self, rank: Address, direction: str, number: int = 0) -> ResourceId:
-        """One direction of a NIC: "tx" or "rx"; or "queue", what it makes of slices."""
+        """Return the resource of one direction of a NIC: "tx" or "rx"; or "queue", its rate of sending slices."""
         key = (rank, direction, number)
         resource = self.nics.get(key)
         if resource is None:
@@ -141,19 +141,19 @@ class Paths:
         return resource
 
     def lane(self, rank: Address, direction: Direction) -> PathId:
-        """The PCIe link of a rank's GPU, one way: shared by all copies between its memory and the host's."""
+        """Return the PCIe link of a rank's GPU, one way: shared by all copies between its memory and the host's."""
         return self._local(rank, direction, self.pool_of[engine_of(rank)].gpu.pcie_bytes_per_s)
 
     def copy(self, rank: Address) -> PathId:
-        """From one place of a GPU's memory to another: each byte is read and written."""
+        """Return the path from one place of a GPU's memory to another: each byte is read and written."""
         return self._local(rank, "d2d", self.pool_of[engine_of(rank)].gpu.hbm_bytes_per_s / 2)
 
     def thread(self, rank: Address, name: str, bytes_per_s: int) -> PathId:
-        """A thread of a rank's host through which bytes go one after the other."""
+        """Return a thread of a rank's host through which bytes go one after the other."""
         return self._local(rank, name, bytes_per_s)
 
     def copy_ns(self, rank: Address) -> int:
-        """What a copy on `lane` or `copy` waits before its first byte."""
+        """Return how long a copy on `lane` or `copy` waits before its first byte, in ns."""
         return seconds_to_ns(self.pool_of[engine_of(rank)].gpu.copy_latency_s)
 
     def _local(self, rank: Address, direction: str, rate: float) -> PathId:
@@ -166,7 +166,7 @@ class Paths:
         return path
 
     def keep(self, before: Address, now: Address) -> None:
-        """A rank has another name, and the same hardware."""
+        """Give a rank's hardware to another name of the same rank."""
         for (rank, direction, number), resource in list(self.nics.items()):
             if rank == before:
                 self.nics[now, direction, number] = resource
@@ -181,7 +181,7 @@ class Paths:
         return self.route(source, target).latency_ns
 
     def route(self, source: Address, target: Address) -> Route:
-        """The route that KV takes from P rank `source` to D rank `target`."""
+        """Return the route that KV takes from P rank `source` to D rank `target`."""
         route = self.routes.get((source, target))
         if route is None:
             route = self.routes[source, target] = self._lay(source, target)
@@ -199,7 +199,7 @@ class Paths:
         return Route(path, rails, latency, counter, d_pool.block_size, self.table)
 
     def _between(self, source: Address, target: Address) -> list[PathId]:
-        """A path for each NIC that works, the one of its place at the other side at its end."""
+        """Return a path for each NIC that works, with the one of its place at the other side at its end."""
         pools = (self.pool_of[engine_of(source)].name, self.pool_of[engine_of(target)].name)
         links = [self.links[name] for name in self.via.get(pools, ())]
         p_nics, d_nics = self.working(source), self.working(target)
@@ -218,7 +218,7 @@ class Paths:
         return bool(via) or self.table.bandwidth_bytes_per_s is not None or self.queue_rate is not None
 
     def _crossed(self, p_nic: Nic, d_nic: Nic) -> list[ResourceId]:
-        """Both NICs, and the queue of whoever moves the bytes."""
+        """Return both NICs, and the queue of the one that moves the bytes."""
         bandwidth = self.table.bandwidth_bytes_per_s
         found = [] if bandwidth is None else [self.nic(p_nic[0], "tx", p_nic[1]), self.nic(d_nic[0], "rx", d_nic[1])]
         if self.queue_rate is not None and (bandwidth is None or self.queue_rate < bandwidth):
@@ -227,7 +227,7 @@ class Paths:
         return found
 
     def working(self, rank: Address) -> list[Nic]:
-        """The NICs near a rank's GPU that have not failed; if none is left, those near its engine's other GPUs."""
+        """Return the working NICs near a rank's GPU; if none is left, those near its engine's other GPUs."""
         own = [(rank, number) for number in range(self.table.nics_per_rank)]
         left = [nic for nic in own if nic not in self.down] if self.down else own
         if left:
@@ -238,7 +238,9 @@ class Paths:
         return [(other, number) for other in ranks for _, number in own if (other, number) not in self.down]
 
     def fail(self, nic: Nic, times: int) -> None:
-        """A NIC has failed once more, or, with -1, one of its failures is over: routes go over those that work."""
+        """Note that a NIC has failed once more, or, with -1, that one of its failures is over: routes use those that
+        work.
+        """
         self.down[nic] = self.down.get(nic, 0) + times
         if not self.down[nic]:
             del self.down[nic]

@@ -1,4 +1,4 @@
-"""How one piece of an operation passes its hops: copies on a host, posts between NICs, and the messages around it."""
+"""The hops of one piece of an operation: copies on a host, posts between NICs, and the messages around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdflow_sim.network.shipped_pieces import PieceInFlight, ShippedOperation, d
 from pdflow_sim.nodes.node import SimPort
 
 UNNAMED = 2
-"""An announcement and its answer, where the method has no messages of its own for them."""
+"""The messages of an announcement and its answer, where the method has none of its own for them."""
 
 
 class PieceHops:
@@ -38,7 +38,7 @@ class PieceHops:
             self.copy(flight.p_port if hop is Hop.D2H else flight.d_port, hop, in_flight.nbytes, in_flight.ended)
 
     def ask(self, in_flight: PieceInFlight) -> None:
-        """Announce it, and have that answered."""
+        """Announce a piece, and wait for the answer."""
         fabric, flight = self.fabric, in_flight.operation.flight
         fabric.messages += self.asks
         if self.metrics.trace_line is not None and self.asking:
@@ -55,7 +55,7 @@ class PieceHops:
                 fabric.trace_send(flight, message)
 
     def trace(self, in_flight: PieceInFlight, hop: Hop) -> None:
-        """Say what this piece does next."""
+        """Trace what this piece does next."""
         flight, trace_line = in_flight.operation.flight, self.metrics.trace_line
         assert trace_line is not None
         what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
@@ -75,7 +75,7 @@ class PieceHops:
         self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)
 
     def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then) -> None:
-        """A copy on one host."""
+        """Begin a copy on one host."""
         if port.node.in_host_memory:
             then(True)
             return
@@ -98,8 +98,11 @@ class PieceHops:
         self.clock.call(lane.lane_free - now, fabric.begin, flight)
 
     def post_ns(self, operation: ShippedOperation, in_flight: PieceInFlight) -> int:
-        """Parts of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
-        layer's share."""
+        """Return how long the posting lane is busy with a piece, in ns.
+
+        Ranges of staging memory are contiguous: one descriptor each, or one for each page. Blocks of one layer are a
+        layer's share.
+        """
         piece, page_bytes = in_flight.piece, self.pipeline_policy.page_bytes
         if self.method.staged_at_p and self.method.staged_at_d:
             pages = -(-in_flight.nbytes // page_bytes) if page_bytes else 0

@@ -15,31 +15,31 @@ from pdflow_sim.network.paths import Route
 
 
 class PieceCarrier:
-    """What a piece in flight asks of what carries it."""
+    """The interface of a piece in flight to its carrier."""
 
     clock: Clock
     stages: tuple[Any, ...]
-    """What every piece goes through, in order."""
+    """The stages of every piece, in order."""
 
     def turn(self, in_flight: PieceInFlight, stage: str) -> None:
-        """Take it through a stage that is no hop."""
+        """Take a piece through a stage that is no hop."""
         raise NotImplementedError
 
     def hop(self, in_flight: PieceInFlight, hop: Hop) -> None:
-        """Take it over one hop."""
+        """Take a piece over one hop."""
         raise NotImplementedError
 
     def arrived(self, in_flight: PieceInFlight) -> None:
-        """It has passed its last stage."""
+        """Handle a piece that has passed its last stage."""
         raise NotImplementedError
 
     def lost(self, in_flight: PieceInFlight) -> None:
-        """It will not land."""
+        """Handle a piece that will not land."""
         raise NotImplementedError
 
 
 class PieceQueue:
-    """What a rank takes in, or serves: so many pieces at a time; what comes later waits in turn."""
+    """The pieces that a rank takes in, or serves: so many at a time; later ones wait in turn."""
 
     __slots__ = ("free", "waiting")
 
@@ -62,7 +62,7 @@ class PieceQueue:
 
 
 class ShippedOperation:
-    """One operation under way."""
+    """One operation under way that goes in pieces."""
 
     __slots__ = ("flight", "lanes", "layers", "over", "parked", "route", "tokens", "xid")
 
@@ -70,21 +70,21 @@ class ShippedOperation:
         self, flight: Flight, route: Route, xid: Xid, layers: int, tokens: int, lanes: Lanes[ShippedOperation]
     ) -> None:
         self.flight = flight
-        """The operation as a whole: what is told of its end."""
+        """The operation as a whole, whose end is reported."""
         self.route = route
         self.xid = xid
         self.layers = layers
         self.tokens = tokens
         self.lanes = lanes
-        """Of the rank that posts it."""
+        """The lanes of the rank that posts it."""
         self.parked: list[PieceInFlight] = []
         """Pieces that stand still."""
         self.over = False
-        """Its request has ended: nothing of it is waited for."""
+        """True if its request has ended: nothing of it is waited for."""
 
 
 class PieceInFlight:
-    """One piece on its way: it has been posted."""
+    """One piece that has been posted and has not ended."""
 
     __slots__ = ("nbytes", "operation", "piece", "queue", "shipping", "stages")
 
@@ -94,12 +94,12 @@ class PieceInFlight:
         self.piece = piece
         self.nbytes = nbytes
         self.stages: deque[Any] = deque(shipping.stages)
-        """What it still has to go through: PEER, ASK and the like, or a hop."""
+        """The stages that it still has to pass: PEER, ASK and the like, or a hop."""
         self.queue: PieceQueue | None = None
-        """In which it has, or waits for, its turn at the other rank."""
+        """The queue in which it has, or waits for, its turn at the other rank."""
 
     def go_on(self, _: None = None) -> None:
-        """Through the next stage, or to the end. The dead begin nothing."""
+        """Begin the next stage, or end behind the last one. A piece whose mover is dead is lost instead."""
         shipping, flight = self.shipping, self.operation.flight
         if not (flight.d_port if flight.reads else flight.p_port).node.alive:
             shipping.clock.call(0, shipping.lost, self)
@@ -114,7 +114,7 @@ class PieceInFlight:
             shipping.hop(self, stage)
 
     def ended(self, ok: bool) -> None:
-        """A hop is done."""
+        """Go on after a hop; lose the piece if the hop failed."""
         if ok:
             self.go_on()
         else:
@@ -122,6 +122,6 @@ class PieceInFlight:
 
 
 def describe_piece(piece: Piece, layers: int) -> str:
-    """A piece, as a person says it."""
+    """Describe a piece in words."""
     which = f"layer {piece.layer}" if layers > 1 else "all layers"
     return f"{which}, tokens {piece.start} to {piece.stop}"

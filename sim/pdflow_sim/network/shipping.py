@@ -1,14 +1,15 @@
-"""How operations of a method are carried that go in pieces, over several hops, or a few at a time.
+"""Carries operations that go in pieces, over several hops, or a few at a time.
 
-Which piece a rank posts next, and what a stop still cuts, says `pdflow.methods.lanes`; this carries what is posted: it
-takes its turn at the other rank, is announced if the method asks, and passes its hops one after the other
-(`piece_hops`). What its operation comes to is reported as if it had been one: by `Fabric.land` and `Fabric.fail`.
+`pdflow.methods.lanes` decides which piece a rank posts next, and what a stop still cuts; this module carries what is
+posted: a piece takes its turn at the other rank, is announced if the method asks for it, and passes its hops one after
+the other (`piece_hops`). The end of its operation is reported as that of an operation without pieces: by `Fabric.land`
+and `Fabric.fail`.
 
-The other rank's turns are no rule of who posts: D takes in so many pieces of what it is sent, and P serves so many of
-what is fetched from it, in the order in which they come.
+The turns at the other rank are no rule of the rank that posts: D takes in so many pieces of what it is sent, and P
+serves so many of what is fetched from it, in the order in which they come.
 
-What becomes of a piece that does not land is `pdflow.methods.guards`' to say. One that is waited for without end stands
-still, with the lanes that it has, until its request has ended: a deadline is ours, the originals have none.
+`pdflow.methods.guards` decides what becomes of a piece that does not land. One that is waited for without end stands
+still, with the lanes that it has, until its request has ended: a deadline is pdflow's, the original systems have none.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ PICKLE, UNPICKLE = "pickle", "unpickle"
 
 
 class Shipping(PieceCarrier):
-    """Args: method and conduct of the scenario; bytes of a token's hidden states; what a thread pickles."""
+    """The carrier of a method's operations. Args: `method` and `pipeline_policy` of the scenario; `hidden_bytes`: a
+    token's hidden states; `pickle_bytes_per_s`: how fast a thread pickles.
+    """
 
     def __init__(
         self,
@@ -58,13 +61,13 @@ class Shipping(PieceCarrier):
         self.operations: dict[Op, ShippedOperation] = {}
         self.rules = lane_rules(method, pipeline_policy)
         self.lanes: dict[Address, Lanes[ShippedOperation]] = {}
-        """Of each rank that posts."""
+        """The lanes of each rank that posts."""
         self.queues: dict[Address, PieceQueue] = {}
-        """Of each rank that takes in, or serves."""
+        """The queue of each rank that takes in, or serves."""
         self.evicted: set[tuple[Address, Xid]] = set()
-        """What P has no more of what D may ask for and then goes without."""
+        """Prompts that P has no more, for which D may still ask and which it then goes without, by P rank."""
         self.standing: dict[ShippedOperation, None] = {}
-        """Of which pieces stand still."""
+        """Operations of which pieces stand still."""
         self.deaf: set[Address] = set()
         """D ranks whose listener has ended."""
         self.misplaces = not pipeline_policy.guards.indexes_by_piece
@@ -81,13 +84,13 @@ class Shipping(PieceCarrier):
         self.stages = tuple(stages)
 
     def around(self) -> list[tuple[Any, bool]]:
-        """What a piece goes through on its way from NIC to NIC."""
+        """Return the stages of a piece on its way from NIC to NIC, and whether each is there."""
         pickles = self.pipeline_policy.pickles
         before = [(PICKLE, pickles), (ASK, bool(self.hops.asks)), (ROOM, self.takes_in_pieces)]
         return [*before, (Hop.WIRE, True), (BEHIND, bool(self.hops.behind)), (UNPICKLE, pickles)]
 
     def layers_of(self, rank: Address) -> range:
-        """The layers that a P rank has KV of."""
+        """Return the layers of which a P rank has KV."""
         pool = self.fabric.paths.pool_of[engine_of(rank)]
         shape = self.fabric.paths.shapes[pool.name]
         return stage_layers(shape.num_layers, pool.pp)[rank_of(rank) // pool.tp]
@@ -101,7 +104,7 @@ class Shipping(PieceCarrier):
         return lanes
 
     def post(self, effect: PostWrite | PostRead, flight: Flight, route: Route, before_ns: int) -> None:
-        """An operation begins: what can be sent of it is, when what is said before it has been."""
+        """Begin an operation: send what can be sent of it, behind the messages that come before it."""
         registration = effect.registration
         start, tokens = registration.token_start, registration.num_tokens
         layers = len(self.layers_of(flight.p_port.address)) if self.method.in_pieces else 1
@@ -121,13 +124,13 @@ class Shipping(PieceCarrier):
         self.pump(operation.lanes)
 
     def offer(self, rank: Address, xid: Xid, piece: Piece) -> None:
-        """A P rank can send this from now on."""
+        """Let a P rank send this piece from now on."""
         lanes = self.lanes_of(rank)
         lanes.offer(xid, piece)
         self.pump(lanes)
 
     def withdraw(self, rank: Address, xid: Xid) -> None:
-        """It has nothing of this prompt any more."""
+        """Withdraw a prompt of which the rank has nothing any more."""
         if self.method.pulls and not self.pipeline_policy.guards.invalidates_lost:
             self.evicted.add((rank, xid))
         self.lanes_of(rank).withdraw(xid)
@@ -139,14 +142,15 @@ class Shipping(PieceCarrier):
             self.give_up(operation)
 
     def ended(self, request_id: RequestId) -> None:
-        """D waits for nothing of this request any more."""
+        """Give up what stands still of a request for which D no longer waits."""
         for operation in list(self.standing):
             if operation.flight.op.reg.request_id == request_id:
                 self.give_up(operation)
 
     def died(self, node: SimNode) -> None:
-        """Whoever stood still for this engine's listener goes on, and its next life listens again. A dead sender's turn
-        is over."""
+        """Handle the death of an engine. Pieces that stood still for its listener are given up, and its next
+        incarnation listens again; the turn of pieces that it was sending is over.
+        """
         self.deaf -= node.ports.keys()
         for operation in list(self.standing):
             if operation.flight.d_port.node is node:
@@ -156,7 +160,7 @@ class Shipping(PieceCarrier):
                     self.sender_gone(in_flight)
 
     def give_up(self, operation: ShippedOperation) -> None:
-        """Nobody waits for what stands still of it."""
+        """Drop the pieces that stand still of an operation that is no longer waited for."""
         operation.over = True
         self.standing.pop(operation, None)
         parked, operation.parked = operation.parked, []
@@ -177,7 +181,9 @@ class Shipping(PieceCarrier):
             PieceInFlight(self, operation, piece, nbytes // self.pipeline_policy.tensors).go_on()
 
     def finish_if_ended(self, operation: ShippedOperation) -> None:
-        """Something of it has ended: post what has a lane now, and tell how the operation ended, if it has."""
+        """Post what has a lane now that something of this operation has ended, and report the operation's end, if it
+        has ended.
+        """
         ending = operation.lanes.ending(operation)
         self.pump(operation.lanes)
         if ending is None:
@@ -231,7 +237,7 @@ class Shipping(PieceCarrier):
             self.hops.start(in_flight, hop)
 
     def take_in(self, in_flight: PieceInFlight) -> None:
-        """D finds room for it, or it waits there in turn; or D's listener refuses it, or ends."""
+        """Take in a piece if D has room. If not, it waits in turn; or D's listener refuses it, or ends."""
         flight, piece = in_flight.operation.flight, in_flight.piece
         node, rank = flight.d_port.node, flight.d_port.address
         piece = Piece(self.layers_of(flight.p_port.address)[piece.layer], piece.start, piece.stop)
@@ -276,7 +282,7 @@ class Shipping(PieceCarrier):
         self.finish_if_ended(operation)
 
     def park(self, in_flight: PieceInFlight) -> None:
-        """It stands still, unless nobody waits for it."""
+        """Let a piece stand still, unless its operation is no longer waited for."""
         operation = in_flight.operation
         operation.parked.append(in_flight)
         self.standing[operation] = None
@@ -284,7 +290,7 @@ class Shipping(PieceCarrier):
             self.give_up(operation)
 
     def unpark(self, in_flight: PieceInFlight) -> None:
-        """There is room for it."""
+        """Let a piece go on for which there is room now."""
         operation = in_flight.operation
         if in_flight in operation.parked:
             operation.parked.remove(in_flight)
@@ -293,11 +299,11 @@ class Shipping(PieceCarrier):
             in_flight.go_on()
 
     def mark_corrupted(self, operation: ShippedOperation) -> None:
-        """D will decode with other KV than its prompt's, and not know."""
+        """Note that D will decode with other KV than its prompt's, and not know."""
         self.metrics.corrupted.add(operation.flight.op.reg.request_id)
 
     def sender_gone(self, in_flight: PieceInFlight) -> None:
-        """Its sender's turn is over with its sender. Its receiver's is not."""
+        """End a piece's turn at a sender that has died. Its turn at the receiver goes on."""
         operation = in_flight.operation
         if operation.flight.reads:
             self.leave(in_flight)
@@ -306,7 +312,7 @@ class Shipping(PieceCarrier):
             self.pump(operation.lanes)
 
     def leave(self, in_flight: PieceInFlight) -> None:
-        """Its turn at the other rank is over."""
+        """End a piece's turn at the other rank."""
         queue, in_flight.queue = in_flight.queue, None
         if queue is not None:
             queue.leave()

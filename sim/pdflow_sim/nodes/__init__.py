@@ -1,1 +1,1 @@
-"""Engines, stores and the router as the simulator's drivers of their cores."""
+"""The simulator's drivers of the cores of engines, stores and the router."""

@@ -1,4 +1,4 @@
-"""An engine that does both: it computes a prompt and decodes from it, and no KV moves. Nothing here is a protocol's.
+"""An aggregated engine: it computes a prompt and decodes from it, and no KV moves. No protocol endpoint takes part.
 
 For the router its leg is a prefill leg that nothing follows; its answer is the whole request's.
 """
@@ -36,7 +36,7 @@ class AggregatedLeg:
 
 
 class AggregatedNode(SimEngineNode):
-    """One engine that serves requests alone."""
+    """The node of one aggregated engine."""
 
     def __init__(self, components: EngineComponents, info: EngineInfo) -> None:
         super().__init__(components, Side.P, DecodeCore(WEIGHTS, Landing()))
@@ -45,7 +45,7 @@ class AggregatedNode(SimEngineNode):
         self.perform.update({Enqueue: self.enqueue, Drop: self.drop, EndDecode: self.end})
 
     def accept(self, dispatch: DispatchPrefill) -> None:
-        """A request has come over HTTP."""
+        """Take a request that has come over HTTP."""
         request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
         records.ends[ROUTE][request] = self.clock.now
         records.decode_engine[request] = self.name
@@ -57,11 +57,11 @@ class AggregatedNode(SimEngineNode):
         self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:
-        """The router takes the request back."""
+        """Abort a request, at the router's order."""
         self.feed(self.role, RequestAborted(request_id))
 
     def on_engine_output(self, outcome: object) -> None:
-        """The engine has generated a request's last token."""
+        """Handle a request whose last token the engine has generated."""
         assert type(outcome) is Finished
         self.feed(self.role, EngineFinished(outcome.seq.handle))
 

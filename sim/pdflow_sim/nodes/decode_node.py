@@ -1,6 +1,6 @@
 """A decode engine: its batch scheduler, its protocol endpoints, and what their effects do to its blocks.
 
-What it does with a request is decided in `pdflow/serving/decode.py`. Here are its records, its clock and its engine.
+`pdflow/serving/decode.py` decides what it does with a request. This module has its records, its clock and its engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pdflow_sim.observe.run_metrics import request_of
 
 
 class SimDecodeNode(SimEngineNode):
-    """One decode engine."""
+    """The node of one decode engine."""
 
     def __init__(self, components: EngineComponents, core: DecodeCore) -> None:
         super().__init__(components, Side.D, core)
@@ -65,7 +65,7 @@ class SimDecodeNode(SimEngineNode):
         )
 
     def accept(self, dispatch: DispatchDecode) -> None:
-        """A decode leg has come over HTTP."""
+        """Take a decode leg that has come over HTTP."""
         records, request, handle = self.metrics.records, dispatch.request, dispatch.request_id
         records.ends[HANDOFF][request] = self.clock.now
         prompt = records.input_tokens[request]
@@ -83,11 +83,11 @@ class SimDecodeNode(SimEngineNode):
         self.feed(self.role, DecodeRequested(handle, dispatch.params, blocks, prompt, digest, follows))
 
     def first_token_known(self, request_id: RequestId) -> None:
-        """The router has the answer's first token from P."""
+        """Handle the answer's first token, which the router has from P."""
         self.feed(self.role, FirstTokenKnown(request_id))
 
     def accept_alone(self, dispatch: DispatchAlone) -> None:
-        """The only leg of an attempt has come over HTTP."""
+        """Take the only leg of an attempt, which has come over HTTP."""
         request, records, handle = dispatch.request, self.metrics.records, dispatch.request_id
         records.ends[ROUTE][request] = self.clock.now
         records.prefill_engine[request] = self.name
@@ -98,7 +98,7 @@ class SimDecodeNode(SimEngineNode):
         self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:
-        """The router takes the leg back."""
+        """Abort a leg, at the router's order."""
         self.feed(self.role, RequestAborted(request_id))
 
     def report_prefill(self, effect: ReportPrefill) -> None:
@@ -165,13 +165,17 @@ class SimDecodeNode(SimEngineNode):
         self.router.later(DecodeEnded(handle, code))
 
     def account_stranded_sequence(self, seq: Sequence) -> None:
-        """Blocks that waited for its KV do no more. What it found here is counted with whoever had it sent."""
+        """Count how long a sequence's own blocks waited for its KV, up to now. Blocks that it found here are counted
+        with the request that had them sent.
+        """
         allocation = seq.allocation
         assert allocation is not None
         self.account_stranded(len(allocation.blocks), seq.admitted_ns)
 
     def stamp_alone(self, seq: Sequence) -> None:
-        """Its prefill yields the first token: between the two nothing is handed over, admitted or moved."""
+        """Stamp the stages of a request that only this engine computed: its prefill yields the first token, and between
+        the two nothing is handed over, admitted or moved.
+        """
         ends = self.metrics.records.ends
         ends[P_QUEUE][seq.index] = seq.start_ns
         for stage in range(PREFILL, NOTIFY + 1):

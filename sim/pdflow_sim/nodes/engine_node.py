@@ -1,6 +1,7 @@
-"""What both kinds of engine nodes share: the engine's one timer, its polls, and the memory that stands idle.
+"""The common part of all engine nodes: the engine's one timer, its polls, and the accounting of memory that stands
+idle.
 
-A node is one life of an engine's processes. It can be paused, and it can die; a restarted engine is a new node.
+A node is one incarnation of an engine's processes. It can be paused, and it can die; a restarted engine is a new node.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ class SimEngineNode(PeerNode):
         self.prompts = components.ports.prompts
         self.poll_ns = components.ports.poll_ns
         self.ranks: list[SimPort] = []
-        """Its endpoints but the scheduler's."""
+        """The endpoints of its ranks: all but the scheduler's."""
         self.priority = ENGINE + components.index
         self.poll_priority = POLL + components.index
         self.unasked: list[tuple[SimPort, Any]] = []
-        """What has come at the instant of a boundary, until the engine has gone through it."""
+        """Events that came at the instant of a boundary, until the engine has gone through it."""
         self.timer: int = FAR
         """The one timer that counts: its instant, or, of one that rings last of all at its instant, the complement."""
         self.shelved: int = FAR
-        """One that an earlier one has taken the place of, and that rings all the same: it may count again."""
+        """A timer that an earlier one has replaced, and that rings all the same: it may count again."""
         self.held = False
-        """Its engine waits for something that is not computed here."""
+        """True while the engine waits for something that is not computed here."""
         self.peak_blocks = 0
         self.ingress: Callable[[Any], None] | None = None
         """Takes what the router sends, while the engine itself cannot."""
         self.busy_before_ps = 0
-        """In steps of former lives."""
+        """Time in steps of former incarnations, in ps."""
         self.steps_before = 0
-        """Steps that former lives of this engine have logged, if it decodes."""
+        """Steps that former incarnations of this engine have logged, if it decodes."""
         self.prefix_cache_before = (0, 0)
-        """What former lives counted."""
+        """The counts of former incarnations' prefix caches."""
         if self.poll_ns:
             # Deadlines too are judged in the engine's step, behind everything that had come before (C11).
             self.receive = self.on_frame
@@ -64,11 +65,13 @@ class SimEngineNode(PeerNode):
         return port
 
     def on_engine_output(self, outcome: object) -> None:
-        """One outcome of the engine."""
+        """Handle one outcome of the engine."""
         raise NotImplementedError
 
     def rearm(self) -> None:
-        """After every call of the engine: keep one timer at its next boundary. A stale one finds nothing due."""
+        """Keep one timer at the engine's next boundary; called after every call of the engine. A stale timer finds
+        nothing due.
+        """
         at = self.engine.wake_ns
         if at is None or self.held:
             return
@@ -102,14 +105,14 @@ class SimEngineNode(PeerNode):
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
-        """The names under which its peers know it."""
+        """The ids under which its peers know it."""
         return (self.name,)
 
     def assert_empty(self) -> None:
-        """At quiescence: of what this kind of node keeps beside its blocks, nothing is left."""
+        """Assert, at quiescence, that nothing is left of what this kind of node keeps beside its blocks."""
 
     def left_over(self) -> str:
-        """What it holds still when it has no work: blocks, or a transfer, in words."""
+        """Describe, in words, what the node still holds when it has no work: blocks, or a transfer; "" if nothing."""
         pool = self.engine.pool
         if pool.free != pool.num_blocks:
             return f"{self.name} has lost {pool.num_blocks - pool.free} KV blocks"
@@ -118,7 +121,7 @@ class SimEngineNode(PeerNode):
     # Standing still, and dying.
 
     def hold(self) -> None:
-        """The engine does not go on from here until `resume_steps`. To be called as a step begins."""
+        """Stop the engine here until `resume_steps`. To be called as a step begins."""
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         if self.held:
@@ -131,7 +134,7 @@ class SimEngineNode(PeerNode):
             self.on_engine_output(outcome)
 
     def resume_steps(self) -> None:
-        """The engine goes on."""
+        """Let the engine go on after `hold`."""
         engine = self.engine
         assert isinstance(engine, HostedEngine)
         self.held = False
@@ -147,7 +150,7 @@ class SimEngineNode(PeerNode):
         self.resume_steps()
 
     def pause(self, until: Instant) -> None:
-        """Nothing is heard or done until then; only the running step goes on. Who is busy only queues."""
+        """Stop the node until then: events only queue and nothing is sent; only the running step goes on."""
         self.core.busy = True
         self.timer = FAR
         self.paused_until = max(self.paused_until, until)
@@ -162,7 +165,7 @@ class SimEngineNode(PeerNode):
             self.rearm()
 
     def resume(self) -> None:
-        """Whatever came is handled before any deadline is judged (C11)."""
+        """Go on after a pause: handle what has come since, and only then deadlines that have passed (C11)."""
         self.core.busy = False
         waiting = list(self.core.queue)
         self.core.queue.clear()
@@ -172,7 +175,7 @@ class SimEngineNode(PeerNode):
         self.rearm()
 
     def die(self) -> None:
-        """Every process of it is gone, with its memory. What still comes for it ends here."""
+        """End every process of the engine, with its memory. What still comes for it is ignored."""
         self.busy_before_ps += self.engine.busy_ps(self.clock.now)
         self.alive = False
         self.core.busy = True
@@ -183,18 +186,18 @@ class SimEngineNode(PeerNode):
         pass
 
     def busy_ps(self, now: Instant) -> int:
-        """Time in steps up to `now`, those of former lives included."""
+        """Return the time in steps up to `now` in ps, that of former incarnations included."""
         return self.busy_before_ps + (self.engine.busy_ps(now) if self.alive else 0)
 
     def decoded(self, request_id: RequestId, seq: Sequence, at_ns: Instant) -> None:
-        """It has generated its last token, which the router has yet to hear."""
+        """Keep the sequence of a request whose last token is generated, until its answer reaches the router."""
         before = self.steps_before
         if before:
             seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
         self.router.decoded[request_id] = (seq, at_ns)
 
     def prefix_of(self, request: int) -> tuple[int, ...]:
-        """The names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
+        """Return the names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
         pool, prefix = self.engine.pool, self.prompts.prefixes.get(request)
         if prefix is None or not isinstance(pool, CachingPool):
             return ()
@@ -203,12 +206,12 @@ class SimEngineNode(PeerNode):
         return prefix if each == 1 else prefix[each - 1 :: each]
 
     def prefix_cache(self) -> tuple[int, int]:
-        """Tokens of prompts that were looked for, and that were there; those of former lives included."""
+        """Return how many tokens of prompts were looked up and how many were found, in former incarnations too."""
         queries, hits = self.prefix_cache_before
         return queries + self.engine.prefix_cache_queries, hits + self.engine.prefix_cache_hits
 
     def measure_pool(self, just_freed: int = 0) -> None:
-        """At every admission, or at every end, when the pool is at its fullest."""
+        """Update the peak of blocks in use: at every admission, or at every end, when the pool is at its fullest."""
         pool = self.engine.pool
         used = min(pool.num_blocks, pool.num_blocks - pool.free + just_freed)
         if used > self.peak_blocks:
@@ -218,16 +221,16 @@ class SimEngineNode(PeerNode):
         return self.engine.pool.newest_generation
 
     def left_of_step(self) -> int:
-        """As of Node."""
+        """Return the ns until the running step ends; 0 if none runs."""
         boundary = self.engine.next_boundary(self.clock.now)
         return 0 if boundary is None else boundary - self.clock.now
 
     def on_frame(self, port: SimPort, event: Any) -> None:
-        """Something has come for an endpoint that polls: once per engine step, at the first boundary strictly after
-        now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
+        """Hold an event for an endpoint that polls until the next poll: once per engine step, at the first boundary
+        strictly after now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
 
-        A boundary that is due now is not gone through yet, and with many steps planned at once not even noticed: what
-        comes at it asks again when it has been, and lets nothing overtake it.
+        A boundary that is due now is not gone through yet, and with many steps planned at once not even noticed: an
+        event that comes at it asks again when the engine has gone through it, and no other event overtakes it.
         """
         now = self.clock.now
         boundary = self.engine.next_boundary(now)
@@ -256,5 +259,5 @@ class SimEngineNode(PeerNode):
         self.feed(*arg)
 
     def account_stranded(self, blocks: int, since: Instant) -> None:
-        """Blocks that no engine computed on from `since` until now: waiting for a transfer, in one, or after one."""
+        """Count blocks that no engine computed on since `since`: waiting for a transfer, in one, or after one."""
         self.metrics.totals.stranded_byte_ns += blocks * self.block_bytes * (self.clock.now - since)

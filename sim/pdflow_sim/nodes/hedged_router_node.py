@@ -1,6 +1,8 @@
-"""The router that hedges: its endpoint is told who has a token before it judges who is late, and which of two attempts
-streams before it is told anything else of either. Tokens of the two are taken in the order in which they came to the
-client, so the first one's attempt streams, as it is live; the other is taken back at the next answer of the two.
+"""The node of a router that hedges.
+
+Its endpoint learns which attempts have a token before it decides which requests are late, and which of two attempts
+streams before any other event of either. Tokens of the two are taken in the order in which they came to the client, so
+the attempt of the first one streams, as in the live runtime; the other is aborted at the next answer of the two.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pdflow_sim.observe.run_metrics import request_of
 
 
 class HedgedRouterNode(SimRouterNode):
-    """Args: as RouterNode's."""
+    """The node of a hedging router. Args: as SimRouterNode's."""
 
     def __init__(
         self, ports: NodePorts, nodes: NodeRegistry, router: HedgingRouter, api_server_ns: Mapping[str, list[int]]
@@ -34,7 +36,9 @@ class HedgedRouterNode(SimRouterNode):
         return self.pairs.get(request) or super().attempts_of(request)
 
     def received(self, port: SimPort, event: Any) -> None:
-        """Tokens go to the client without the endpoint, which is told of the first one when that matters."""
+        """Hand an event to the endpoint. Tokens go to the client without the endpoint, which learns of the first one of
+        a late request before its deadline.
+        """
         if event is TIME_REACHED:
             for request in self.deadlines.late(self.clock.now):
                 for attempt in self.attempts_of(request):
@@ -50,7 +54,7 @@ class HedgedRouterNode(SimRouterNode):
         super().answered(event)
 
     def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
-        """Behind the token of the other attempt, if that came first."""
+        """Report an attempt's first token, behind that of the other attempt if that came first."""
         for other in self.pairs.get(attempt.request, ()):
             if self.first_tokens.delivered(other) and self.first_tokens.at(other) < at:
                 super().first_token_delivered(other, self.first_tokens.at(other))

@@ -1,6 +1,6 @@
-"""A prefill engine that sends a prompt layer by layer, from its blocks or from memory beside them.
+"""A prefill engine that sends a prompt layer by layer, from its blocks or from staging memory.
 
-What goes when is decided in `pdflow/serving/sending.py` and `staged_sending.py`. Here are the times: layers are
+`pdflow/serving/sending.py` and `staged_sending.py` decide what goes when. This module has the times: layers are
 computed one after the other through a step, so each is ready at its share of the step's time; a copy takes as long as
 its path says.
 """
@@ -33,7 +33,9 @@ from pdflow_sim.nodes.prefill_node import SimPrefillNode
 
 
 class SimLayeredPrefillNode(SimPrefillNode):
-    """Args: layers of the rank with the most; `staging` is that of one rank, if there is any."""
+    """The node of a prefill engine that sends layer by layer. Args: `layers`: of the rank with the most; `staging`:
+    that of one rank, if there is any.
+    """
 
     def __init__(
         self,
@@ -53,10 +55,10 @@ class SimLayeredPrefillNode(SimPrefillNode):
         self.engine.reports_chunks = early
         self.step = 0
         self.step_time = (-1, -1)
-        """When the step begins and ends of which a chunk was reported last."""
+        """The beginning and the end of the step of which a chunk was reported last."""
         self.held_since: Instant = 0
         self.postponed: list[ChunkBegun | Prefilled] = []
-        """Chunks of a step that has not begun after all; of one without length also its end."""
+        """Chunks of a step that has not begun after all; the end of a step too, if it has no length."""
         self.perform.update(
             {
                 OfferPiece: self.offer_piece,
@@ -84,7 +86,7 @@ class SimLayeredPrefillNode(SimPrefillNode):
         return any(other.seq is outcome.seq for other in self.postponed)
 
     def begun(self, chunk: ChunkBegun) -> None:
-        """A step computes a part of this prompt."""
+        """Handle the beginning of a step that computes a chunk of a prompt."""
         leg = self.legs.get(chunk.seq.handle)
         if leg is None:
             return
@@ -95,7 +97,7 @@ class SimLayeredPrefillNode(SimPrefillNode):
         self.feed(self.role, ChunkStarted(leg.xid, self.source(leg.seq.allocation), known, self.step))
 
     def plan(self, start: Instant, end: Instant) -> None:
-        """When each layer of a step is ready."""
+        """Schedule when each layer of a step is ready."""
         self.step += 1
         self.step_time = (start, end)
         now, lasts = self.clock.now, end - start

@@ -1,5 +1,5 @@
-"""A node: the core of one process, handed its events in order, its effects executed in order, with a timer for each of
-its endpoints.
+"""A node: it hands events to the core of one process in order, executes the core's effects in order, and has a timer
+for each of its endpoints.
 
 What executing an effect leads to goes through the node's queue, so that the core is never entered while an effect of
 its last turn is still to be executed.
@@ -28,7 +28,7 @@ FAR: Instant = NEVER
 
 
 class SimPort(Port):
-    """One endpoint at its node, and when its timer rings."""
+    """One endpoint at its node, with its timer."""
 
     __slots__ = ("lane_free", "node", "side")
 
@@ -38,14 +38,14 @@ class SimPort(Port):
         super().__init__(address, endpoint, incarnation)
         self.node = node
         self.side = side
-        """Which side of transfers it is on."""
+        """The side of transfers on which the endpoint is."""
         self.armed = FAR
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""
 
 
 class SimNode:
-    """Feeds its core. Subclasses add what the effects do. Args: `core`: the rules of its role, if it has any."""
+    """Feeds events to its core; subclasses add what the effects do. Args: `core`: the rules of its role, if any."""
 
     def __init__(self, clock: Clock, metrics: RunMetrics, core: Core | None = None) -> None:
         self.clock = clock
@@ -54,15 +54,15 @@ class SimNode:
         self.role = self.core.role
         self.ports: dict[Address, SimPort] = cast(Any, self.core.ports)
         self.receive: Callable[[SimPort, Any], None] = self.feed
-        """What has come over the fabric, and deadlines, go in here: at once, unless a kind of node polls for them."""
+        """Takes what has come over the fabric, and deadlines: at once, unless a kind of node polls for them."""
         self.local_clock: Clock | SkewedClock = clock
-        """Where its endpoints see the time; not the world's, where a fault has it run wrong (`clock_skew.py`)."""
+        """The clock that its endpoints read: not the world's where a fault makes it run wrong (`clock_skew.py`)."""
         self.alive = True
         self.paused_until: Instant = 0
         self.makes_contact = True
-        """Whether its ranks make themselves known, where a method as published has words for that."""
+        """True if its ranks make themselves known, where a method as published has words for that."""
         self.in_host_memory = False
-        """Whether its blocks are in its host's memory, so that nothing is copied on the host."""
+        """True if its blocks are in its host's memory, so that nothing is copied on the host."""
         self.observer: Observer | None = None
         self.do: dict[type, Callable[[Any, Any], None]] = {Note: self.note}
         self.core.do = self.do
@@ -85,28 +85,28 @@ class SimNode:
     # What the network asks.
 
     def newest_generation(self) -> int:
-        """The last one of its pool so far, if it has blocks."""
+        """Return the newest generation of its pool so far; 0 if it has no blocks."""
         return 0
 
     def left_of_step(self) -> int:
-        """Until the step that its GPUs compute is done."""
+        """Return the ns until the step that its GPUs compute is done; 0 if there is none."""
         return 0
 
     @property
     def refuses_pieces(self) -> bool:
-        """Whether it takes a piece of a transfer in only if there is room for it; otherwise pieces wait in turn."""
+        """True if it takes in a piece of a transfer only if there is room for it; otherwise pieces wait in turn."""
         raise NotImplementedError
 
     def takes_piece(self, rank: Address, generation: int, piece: Piece) -> bool:
-        """Whether there is room for this piece, which it then has."""
+        """Take room for this piece. False if there is none."""
         raise NotImplementedError
 
     def await_room(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
-        """Go on when there is room for this piece."""
+        """Call `then` when there is room for this piece."""
         raise NotImplementedError
 
     def open_transfers(self) -> str:
-        """What its endpoints remember of a transfer that is still open, in words."""
+        """Describe, in words, what its endpoints remember of a transfer that is still open; "" if nothing."""
         for port in self.ports.values():
             left = {} if port.endpoint is None else port.endpoint.unfinished()
             if left:
@@ -116,7 +116,7 @@ class SimNode:
     # Its core.
 
     def feed(self, port: Port, event: Any) -> None:
-        """Hand an event to the core, and do all that follows from it."""
+        """Hand an event to the core, and execute all that follows from it."""
         self.core.feed(port, event, self.local_clock.now)
 
     def arm(self, port: SimPort, at: Instant, now: Instant) -> None:

@@ -1,4 +1,4 @@
-"""A node whose endpoints exchange KV with those of other nodes: it stands in the network."""
+"""A node whose endpoints exchange KV with those of other nodes over the fabric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdflow_sim.nodes.ports import NodePorts
 
 
 class PeerNode(SimNode):
-    """Args: `side`: which side its endpoints are on, where `add` is not told otherwise."""
+    """A node that is a peer of others. Args: `side`: the side of its endpoints, unless `add` is given another."""
 
     def __init__(self, ports: NodePorts, side: Side, core: Core | None = None) -> None:
         super().__init__(ports.clock, ports.metrics, core)
@@ -23,7 +23,7 @@ class PeerNode(SimNode):
         self.do[Fence] = self.fence
 
     def add(self, address: Address, endpoint: Endpoint, incarnation: int, side: Side | None = None) -> SimPort:
-        """Args: `side`: that of this endpoint, if it is not its node's."""
+        """Add an endpoint to the node and to the fabric. Args: `side`: the endpoint's, if it is not its node's."""
         port = SimPort(self, address, endpoint, incarnation, self.side if side is None else side)
         self.core.add(port)
         self.fabric.ports[address] = port

@@ -1,5 +1,6 @@
 """A decode engine at which each piece of a prompt has room by itself (`pdflow/serving/pieces.py`), as `as-published`
-methods have it: who is told of that, and how pieces get into blocks."""
+methods have it: how pieces get room, and how they get into blocks.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +30,17 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         super().__init__(components, core, method, landing.staging)
         self.landing = landing
         self.then: dict[str, list[Callable[[], None]]] = {}
-        """What goes on with pieces that wait for room."""
+        """Continuations of pieces that wait for room, by the piece's name."""
         self.perform[TakePiece] = self.take_piece
         self.perform[AcceptPiece] = self.accept_piece
 
     @property
     def refuses_pieces(self) -> bool:
-        """Whether its listener takes a piece in only if there is room for it; otherwise pieces wait in turn."""
+        """True if its listener takes in a piece only if there is room for it; otherwise pieces wait in turn."""
         return isinstance(self.landing, ListeningLanding)
 
     def takes_piece(self, rank: Address, generation: int, piece: Piece) -> bool:
-        """Whether its listener has room for this piece, which it then has."""
+        """Take room for this piece at the listener. False if there is none."""
         landing = self.landing
         assert isinstance(landing, ListeningLanding)
         had = landing.has(generation, piece)
@@ -49,7 +50,7 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
         return takes
 
     def await_room(self, rank: Address, generation: int, piece: Piece, then: Callable[[], None]) -> None:
-        """Go on when there is room for this piece."""
+        """Call `then` when there is room for this piece."""
         assert isinstance(self.landing, QueueingLanding)
         self.then.setdefault(name_of(generation, piece), []).append(then)
         self.feed(self.role, PieceArrived(rank, generation, piece))
@@ -66,7 +67,9 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
             self.metrics.trace_line(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
-        """What lies in the host's memory comes over PCIe."""
+        """Return the hops into KV blocks, and how many layers go over each: what is in the host's memory goes over
+        PCIe.
+        """
         assert self.method.loading is not None
         landing = self.landing
         if not isinstance(landing, ListeningLanding):

@@ -1,4 +1,4 @@
-"""What nodes share with the rest of a run: the ports through which they reach it, and what an engine's node is made of.
+"""The ports through which nodes reach the rest of a run, and the components of an engine's node.
 
 A node knows these ports and nothing above them: not the clients, not the faults, not the run as a whole.
 """
@@ -19,7 +19,7 @@ from pdflow_sim.observe.run_metrics import RunMetrics
 
 @attrs.frozen(kw_only=True)
 class NodePorts:
-    """One set for all nodes of a run."""
+    """The ports of the nodes: one set for all nodes of a run."""
 
     clock: Clock
     metrics: RunMetrics
@@ -40,11 +40,11 @@ class NodePorts:
 
 @attrs.frozen(kw_only=True)
 class EngineComponents:
-    """One incarnation of an engine."""
+    """The components of one incarnation of an engine."""
 
     ports: NodePorts
     index: int
-    """Among all engines: orders those that act at one instant."""
+    """The engine's number among all engines: orders those that act at one instant."""
     name: EngineId
     engine: Engine
     block_bytes: int

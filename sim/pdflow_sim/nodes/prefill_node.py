@@ -1,6 +1,6 @@
 """A prefill engine: its batch scheduler, its protocol endpoints, and what their effects do to its blocks.
 
-What it does with a request is decided in `pdflow/serving/prefill.py`. Here are its records, its clock and its engine.
+`pdflow/serving/prefill.py` decides what it does with a request. This module has its records, its clock and its engine.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class SimPrefillLeg:
         self.xid = xid
         self.seq = seq
         self.keeps = keeps
-        """A decode leg comes for the KV."""
+        """True if a decode leg comes for the KV."""
         self.computed_ns: Instant = 0
 
 
 class SimPrefillNode(SimEngineNode):
-    """One prefill engine."""
+    """The node of one prefill engine."""
 
     def __init__(self, components: EngineComponents, core: PrefillCore) -> None:
         super().__init__(components, Side.P, core)
@@ -55,7 +55,7 @@ class SimPrefillNode(SimEngineNode):
         self.info: EngineInfo
         self.legs: dict[Xid, SimPrefillLeg] = {}
         self.by_request: dict[RequestId, SimPrefillLeg] = {}
-        """Not answered yet."""
+        """The legs that are not answered yet."""
         writer_ns = components.ports.writer_ns
         self.writer = Writer(self, writer_ns) if writer_ns else None
         self.do.update(
@@ -79,7 +79,7 @@ class SimPrefillNode(SimEngineNode):
         )
 
     def accept(self, dispatch: DispatchPrefill) -> None:
-        """A prefill leg has come over HTTP."""
+        """Take a prefill leg that has come over HTTP."""
         records, request, xid = self.metrics.records, dispatch.request, dispatch.xid
         records.ends[ROUTE][request] = self.clock.now
         prompt = records.input_tokens[request]
@@ -91,11 +91,11 @@ class SimPrefillNode(SimEngineNode):
         self.feed(self.role, PrefillRequested(xid, dispatch.request_id, prompt, digest, dispatch.keeps, lookup))
 
     def looks_up(self, dispatch: DispatchPrefill) -> bool:
-        """Whether a store may have the beginning of this prompt."""
+        """True if a store may have the beginning of this prompt."""
         return False
 
     def abort(self, request_id: RequestId) -> None:
-        """The router takes the leg back."""
+        """Abort a leg, at the router's order."""
         leg = self.by_request.get(request_id)
         if leg is not None:
             self.feed(self.role, RequestAborted(leg.xid))
@@ -103,7 +103,7 @@ class SimPrefillNode(SimEngineNode):
     # The engine.
 
     def on_engine_output(self, outcome: object) -> None:
-        """The engine has computed a prompt's KV."""
+        """Handle a prompt whose KV the engine has computed."""
         assert type(outcome) is Prefilled
         seq = outcome.seq
         leg = self.legs[seq.handle]
@@ -113,7 +113,7 @@ class SimPrefillNode(SimEngineNode):
         self.feed(self.role, PromptComputed(leg.xid, self.source(allocation)))
 
     def source(self, own: Allocation) -> Allocation:
-        """All blocks of a prompt, the shared ones first, under the generation of its own ones."""
+        """Return all blocks of a prompt, the shared ones first, under the generation of its own ones."""
         pool = self.engine.pool
         return Allocation(own.generation, pool.table(own)) if isinstance(pool, CachingPool) else own
 
@@ -140,7 +140,7 @@ class SimPrefillNode(SimEngineNode):
     # The record, and the router.
 
     def computed(self, port: Port, effect: Computed) -> None:
-        """Its stages in the engine are over."""
+        """Stamp the stages of a prompt whose stages in the engine are over."""
         leg, ends = self.legs[effect.handle], self.metrics.records.ends
         seq = leg.seq
         index = seq.index
@@ -210,4 +210,4 @@ class SimPrefillNode(SimEngineNode):
         core.begin(self.scheduler)
 
     def make_loads(self, incarnation: int) -> None:
-        """The endpoints with which it loads from a store, if it does."""
+        """Add the endpoints with which it loads from a store, if it does."""

@@ -1,4 +1,4 @@
-"""Which node stands where: the current incarnation of each engine, by the legs that it gets, and the store's nodes."""
+"""The nodes of a run: the current incarnation of each engine, by the legs that it gets, and the store's nodes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class NodeRegistry:
     def __init__(self, slots: EngineSlots) -> None:
         self.slots = slots
         self.prefills: list[SimPrefillNode | AggregatedNode] = []
-        """Whoever the router may send a prompt to."""
+        """The engines to which the router may send a prompt."""
         self.decodes: list[SimDecodeNode] = []
         self.stores: list[SimStoreNode] = []
-        """Between the two, where the method has a store."""
+        """The nodes of the store, where the method has one."""
 
     def at(self, slot: EngineSlot) -> SimEngineNode:
-        """The incarnation that stands there."""
+        """Return the current incarnation of this slot's engine."""
         return self.decodes[slot.position] if slot.leg == "decode" else self.prefills[slot.position]
 
     def named(self, name: EngineId) -> SimEngineNode:
-        """The incarnation that stands in the slot of this name."""
+        """Return the current incarnation of the engine in the slot of this name."""
         return self.at(self.slots.by_name[name])
 
     def engines(self) -> list[SimEngineNode]:
-        """In the scenario's order: first those that prompts are sent to."""
+        """Return the engines in the scenario's order: first those to which prompts are sent."""
         return [*self.prefills, *self.decodes]
 
     def peers(self) -> list[SimNode]:
-        """Everything that KV passes between."""
+        """Return all nodes between which KV is moved."""
         return [*self.prefills, *self.stores, *self.decodes]

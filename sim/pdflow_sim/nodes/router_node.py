@@ -1,9 +1,9 @@
-"""The router: its endpoint, and the HTTP hops between it and the engines. The client stands beside it.
+"""The router's node: its endpoint, and the HTTP hops between it and the engines. The client is where the router is.
 
 Clients stream: a client has a token one hop after its engine has generated it. Tokens pass without the endpoint, which
 asks for the first one only when an attempt fails (`pdflow/routing/failure.py`). So it is reported then, ahead of
-whatever makes an attempt fail, and costs nothing otherwise. Which attempt streams, and which decode legs are told P's
-first token, is decided in `pdflow/routing/answer.py`.
+whatever makes an attempt fail, and costs nothing otherwise. `pdflow/routing/answer.py` decides which attempt streams,
+and to which decode legs P's first token is forwarded.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ class FirstTokenForwarded(Value, frozen=True, gc=False):
 
 
 class BrokenConnections(NamedTuple):
-    """Those of the legs at one engine, which has died."""
+    """The connections of the legs at one engine, which has died."""
 
     leg: str
     position: int
     begun: list[tuple[Attempt, Instant]]
-    """Attempts of which it had generated a token, and when the first one."""
+    """Attempts of which the engine had generated a token, and when the first one."""
 
 
 class SimRouterNode(SimNode):
-    """Args:
+    """The node of the router.
+
+    Args:
     nodes: where legs are sent.
     api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
         it, so that nothing overtakes the request itself.
@@ -79,7 +81,7 @@ class SimRouterNode(SimNode):
         self.first_tokens = FirstTokens(self.link, nodes)
         http_ns = self.http_ns = self.link.http_ns
         self.on_reply: Callable[[Reply], None] | None = None
-        """What ends a request for its client."""
+        """Called with the reply that ends a request for its client."""
         self.on_engine_left: Callable[[EngineId], None] | None = None
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
         self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
@@ -89,12 +91,12 @@ class SimRouterNode(SimNode):
         self.attempts = router.attempts
         self.by_request = router.by_request
         self.answers: dict[int, Answer] = {}
-        """Of open requests that have a streaming attempt, or whose first token is P's."""
+        """Answers of open requests that have a streaming attempt, or whose first token is P's."""
         self.first_follows = self.link.first_follows
         self.asks = type(router) is not Router or any(
             type(choice) is not Choice for choice in (router.prefill_choice, router.decode_choice)
         )
-        """Whether the endpoint looks at what a request is."""
+        """True if the endpoint looks at a request's length, prefix and session."""
         self.core.do = self.do = {
             DispatchPrefill: self.dispatch_prefill,
             DispatchDecode: self.dispatch_decode,
@@ -113,10 +115,10 @@ class SimRouterNode(SimNode):
             ReportPrefill: self.report_arrived,
             FirstTokenForwarded: self.first_token_arrived,
         }
-        """What comes over HTTP to an engine, one hop after it was sent."""
+        """Handlers of what comes over HTTP to an engine, one hop after it was sent."""
 
     def arrive(self, request: int, prefill_only: bool) -> None:
-        """A client's request."""
+        """Handle a client's request."""
         if not self.asks:
             self.feed(self.port, RequestArrived(request, prefill_only))
             return
@@ -127,23 +129,23 @@ class SimRouterNode(SimNode):
         self.feed(self.port, RequestArrived(request, prefill_only, tokens, names, session))
 
     def attempts_of(self, request: int) -> Sequence[Attempt]:
-        """Those of a request that are under way."""
+        """Return the attempts of a request that are under way."""
         attempt = self.by_request.get(request)
         return () if attempt is None else (attempt,)
 
     def hang_up(self, request: int, reason: str | None = None) -> None:
-        """The client goes away: the request is cancelled, for this reason, if it has not ended."""
+        """Cancel a request whose client goes away, for this reason, if it has not ended."""
         if request in self.by_request:
             self.feed(self.port, ClientGone(request))
             if reason is not None:
                 self.metrics.records.reason[request] = reason
 
     def awaits(self, request_id: RequestId) -> bool:
-        """Whether this attempt is still under way: not given up, not answered."""
+        """True if this attempt is still under way: not given up, not answered."""
         return request_id in self.attempts
 
     def answered(self, event: RouterEvent) -> None:
-        """An engine's answer has come."""
+        """Handle an engine's answer."""
         self.stamp(event)
         if type(event) is PrefillAnswered and event.params is None:
             attempt = self.attempts.get(event.request_id)
@@ -157,7 +159,7 @@ class SimRouterNode(SimNode):
         self.feed(self.port, event)
 
     def stamp(self, event: RouterEvent) -> None:
-        """What an engine's answer means for the client, if the router still waits for it."""
+        """Record what an engine's answer gives the client, if the router still waits for it."""
         decoded, metrics = self.link.decoded, self.metrics
         if type(event) is DecodeEnded or (type(event) is PrefillAnswered and event.request_id in decoded):
             found = decoded.pop(event.request_id, None)
@@ -180,13 +182,13 @@ class SimRouterNode(SimNode):
         return answer
 
     def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
-        """It has been answered, or is taken back."""
+        """Note that a leg has been answered or is aborted."""
         answer = self.answers.get(request_of(request_id))
         if answer is not None:
             answer.leg_ended(role, request_id)
 
     def first_token_received(self, request_id: RequestId) -> bool:
-        """P has told its first token. Whether the client's answer starts with it."""
+        """Handle P's first token. True if the client's answer starts with it."""
         attempt = self.attempts.get(request_id)
         if attempt is None:
             return False
@@ -203,7 +205,7 @@ class SimRouterNode(SimNode):
         return True
 
     def cancel_leg(self, attempt: Attempt) -> None:
-        """That of an engine that computes the prompt too: it fails."""
+        """Cancel the leg of an attempt at the engine that computes the prompt too: the attempt fails."""
         request_id = attempt.request_id
         if attempt.d_open:
             self.abort_leg(self.port, AbortLeg("decode", attempt.d, request_id))
@@ -220,7 +222,7 @@ class SimRouterNode(SimNode):
             node.ingress(forwarded)
 
     def breaks(self, leg: str, position: int) -> None:
-        """The connections to the engine there break: seen one hop later, behind the tokens generated before."""
+        """Break the connections to the engine there: seen one hop later, behind the tokens generated before."""
         now = self.clock.now
         made = [(attempt, self.first_tokens.at(attempt)) for attempt in self.at(leg, position)]
         begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
@@ -235,13 +237,13 @@ class SimRouterNode(SimNode):
         self.answered(EngineLost(engines[position].engine))
 
     def at(self, leg: str, position: int) -> list[Attempt]:
-        """Attempts with such a leg at the engine there."""
+        """Return the attempts with such a leg at the engine there."""
         if leg == "decode":
             return [attempt for attempt in self.attempts.values() if attempt.d_open and attempt.d == position]
         return [attempt for attempt in self.attempts.values() if attempt.p_open and attempt.p == position]
 
     def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
-        """The first token of this attempt has come to the client, which was generated then."""
+        """Handle the first token of an attempt, which was generated at `at` and has come to the client."""
         if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
             self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 

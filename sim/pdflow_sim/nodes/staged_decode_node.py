@@ -1,5 +1,6 @@
-"""A decode engine whose KV lands in memory beside its blocks (`pdflow/serving/landing.py`): what copies take, and when
-whoever waits for room is asked."""
+"""A decode engine whose KV lands in staging memory (`pdflow/serving/landing.py`): what copies take, and when requests
+that wait for room are looked at.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pdflow_sim.nodes.ports import EngineComponents
 
 
 class SimStagedDecodeNode(SimDecodeNode):
-    """Args: staging is that of one rank."""
+    """The node of a decode engine with staging memory. Args: `staging` is that of one rank."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class SimStagedDecodeNode(SimDecodeNode):
         self.method = method
         self.staging = staging
         self.loading: dict[RequestId, int] = {}
-        """Copies under way."""
+        """Copies under way, by request."""
         self.perform.update(
             {
                 AskForRoom: self.ask_for_room,
@@ -76,7 +77,7 @@ class SimStagedDecodeNode(SimDecodeNode):
                 self.carrier.hops.copy(rank, hop, nbytes, partial(self.copied_in, effect.handle))
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
-        """How its layers get into blocks: those that lie in the host's memory over PCIe."""
+        """Return the hops into KV blocks, and how many layers go over each: those in the host's memory go over PCIe."""
         hop = self.method.loading
         assert hop is not None
         if not isinstance(self.staging, BufferStaging):
@@ -93,7 +94,9 @@ class SimStagedDecodeNode(SimDecodeNode):
             self.feed(self.role, CopiedIn(handle))
 
     def drop(self, port: Port, effect: Drop) -> None:
-        """Blocks that are being copied into for nobody are not counted as stranded: no transfer waits for them."""
+        """Drop a sequence. Blocks that are being copied into for no request are not counted as stranded: no transfer
+        waits for them.
+        """
         self.feed(self.role, drop(self.engine, self.legs[effect.handle], self.clock.now))
         self.rearm()
 

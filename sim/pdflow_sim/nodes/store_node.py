@@ -1,8 +1,8 @@
-"""A store's node, simulated: D towards the prefill engines, which put, and P towards the decode engines, which get.
+"""The simulated node of a store: D towards the prefill engines, which put, and P towards the decode engines, which get.
 
-What it does with a prompt is decided in `pdflow/serving/store.py`. Calls of the store's own, like PutStart, take a
-control message's time and are never lost: as the router's are. P answers its leg when a put is complete; that word
-takes no time.
+`pdflow/serving/store.py` decides what it does with a prompt. Calls of the store's own, like PutStart, take a control
+message's time and are never lost, like the router's. P answers its leg when a put is complete; the notice of that takes
+no time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pdflow_sim.nodes.ports import NodePorts
 
 
 class SimStoreNode(PeerNode):
-    """Args: `name` is the node's; engines that put know it as "name.put", those that get as "name.get".
+    """One node of a store. Args: `name` is the node's; engines that put know it as "name.put", those that get as
+    "name.get".
 
     It never stands still; no fault happens to it yet, but to what comes and goes.
     """
@@ -41,7 +42,9 @@ class SimStoreNode(PeerNode):
         self.memory = memory
         self.get_port: SimPort
         self.calls: dict[Xid, tuple[Callable[[AnswerCall], None], bool]] = {}
-        """By what they would be got as: who is answered, and whether the answer takes a message's time."""
+        """Calls by the transfer id under which the prompt would be got: the callback for the answer, and whether the
+        answer takes a message's time.
+        """
         self.do[BumpWord] = self.bump
         self.perform.update(
             {
@@ -54,7 +57,7 @@ class SimStoreNode(PeerNode):
         )
 
     def make_ends(self, put: Consumer, get: Producer, shards: Shards, incarnation: int) -> None:
-        """Its endpoints on either side."""
+        """Add its endpoints on either side."""
         put_port = self.add(put_name(self.name), put[0], incarnation, Side.D)
         self.get_port = self.add(get_name(self.name), get[0], incarnation)
         for rank in range(shards.ranks):
@@ -65,19 +68,19 @@ class SimStoreNode(PeerNode):
     # What engines ask of it.
 
     def start(self, arg: tuple[PutRequested, Callable[[AnswerCall], None]]) -> None:
-        """PutStart. Who puts is told at once when it has ended."""
+        """Handle PutStart. The engine that puts is notified at once when the put has ended."""
         put, on_answer = arg
         self.calls[put.params.xid] = (on_answer, False)
         self.feed(self.role, put)
 
     def look(self, arg: tuple[LookupRequested, Callable[[AnswerCall], None]]) -> None:
-        """GetReplicaList."""
+        """Handle GetReplicaList."""
         ask, on_answer = arg
         self.calls[ask.xid] = (on_answer, True)
         self.feed(self.role, ask)
 
     def abort(self, arg: tuple[RequestId, Xid]) -> None:
-        """Nobody will come for it."""
+        """Withdraw a call: no engine will come for its prompt."""
         self.feed(self.role, CallWithdrawn(*arg))
 
     def ask_for_room(self, port: Port, effect: AskForRoom) -> None:
@@ -97,7 +100,7 @@ class SimStoreNode(PeerNode):
         del self.calls[effect.xid]
 
     def stored(self, port: Port, effect: Stored) -> None:
-        """For the record, which has nothing of it."""
+        """Ignore a stored prompt: the record has no field for it."""
 
     # Being read from.
 
@@ -111,7 +114,7 @@ class SimStoreNode(PeerNode):
     # At the end.
 
     def count(self, what: str, number: int) -> None:
-        """For the result."""
+        """Add to the result's counts."""
         if number:
             self.metrics.count(what, number)
 

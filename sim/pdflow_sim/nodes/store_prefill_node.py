@@ -1,6 +1,6 @@
-"""A prefill engine that puts what it computes into a store, and loads from there what others have put.
+"""A prefill engine that puts what it computes into a store, and loads from there what other engines have put.
 
-What it does with a prompt is decided in `pdflow/serving/storing.py`. Here are its calls of the store's nodes, which
+`pdflow/serving/storing.py` decides what it does with a prompt. This module has its calls of the store's nodes, which
 take a control message's time, and its engine.
 """
 
@@ -46,7 +46,7 @@ from pdflow_sim.observe.run_metrics import request_of
 
 
 class SimStorePrefillNode(SimPrefillNode):
-    """Args: `storing` is its core's."""
+    """The node of a prefill engine with a store. `storing` is also its core's."""
 
     def __init__(self, components: EngineComponents, stores: Stores, pipeline_policy: PipelinePolicy) -> None:
         self.storing = Storing(stores.most_tokens, components.engine.limits.block_size, pipeline_policy.prefill_waits)
@@ -55,7 +55,7 @@ class SimStorePrefillNode(SimPrefillNode):
         self.pipeline_policy = pipeline_policy
         self.salt = 0
         self.objects: dict[Xid, tuple[Item, ...]] = {}
-        """Under which keys each prompt is stored: worked out once."""
+        """The objects as which each prompt is stored, with their keys; computed once."""
         self.loads = False
         self.do.update(
             {
@@ -87,7 +87,7 @@ class SimStorePrefillNode(SimPrefillNode):
             self.salt = incarnation
 
     def make_loads(self, incarnation: int) -> None:
-        """The endpoints with which it loads, if it does, behind those with which it puts."""
+        """Add the endpoints with which it loads, if it does, behind those with which it puts."""
         loads = self.stores.loads(self.info, self.engine.pool.num_blocks, incarnation)
         if loads is not None:
             scheduler, ranks = loads
@@ -101,7 +101,9 @@ class SimStorePrefillNode(SimPrefillNode):
         return (self.name, load_name(self.name))
 
     def looks_up(self, dispatch: DispatchPrefill) -> bool:
-        """Nothing before its end has a name, where a prompt is one object."""
+        """True if the store may have the beginning of this prompt. Where a prompt is one object, nothing before its end
+        has a name.
+        """
         return self.loads and dispatch.keeps and len(self.items(dispatch.request, dispatch.xid)) > 1
 
     def items(self, request: int, xid: Xid) -> tuple[Item, ...]:
@@ -124,7 +126,7 @@ class SimStorePrefillNode(SimPrefillNode):
         self.clock.call(self.fabric.control_ns, store.look, (ask, on_answer))
 
     def on_answer(self, store: SimStoreNode, handle: Handle, answer: AnswerCall) -> None:
-        """What the store has of it, if anything."""
+        """Handle the store's answer: what it has of the prompt, if anything."""
         if self.alive:
             self.feed(self.role, StoreAnswered(handle, answer.params))
         elif answer.params is not None:
@@ -135,7 +137,7 @@ class SimStorePrefillNode(SimPrefillNode):
         self.withdraw(next(node for node in self.stores.nodes if node.name == name), effect.params)
 
     def withdraw(self, store: SimStoreNode, params: KvParams) -> None:
-        """Nobody will come for this one."""
+        """Notify the store that no engine will come for this prompt."""
         self.clock.call(self.fabric.control_ns, store.abort, (params.request_id, params.xid))
 
     def on_engine_output(self, outcome: object) -> None:

@@ -1,7 +1,7 @@
 """All nodes of a store, which of them has a prompt, and under which keys.
 
-A prompt is content by the names of its prefix blocks, as far as it has any, and from there on by itself: no other is
-the same. All of it lies on the node of its first object.
+A prompt's content is the names of its prefix blocks, as far as it has any, and from there on its own digest: no other
+prompt is the same. All of it is on the node of its first object.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.store_node import SimStoreNode
 
 INCARNATION = 0x570E_0000
-"""Of the first node; those of engines are below."""
+"""The incarnation of the first node; those of engines are below."""
 
 
 class Stores:
-    """Args:
-    beside: the pool whose shape and network the nodes share.
+    """All nodes of a store.
+
+    Args:
+    pool: the one whose shape and network the nodes share.
     named: whether prompts may say what they begin with.
     incarnations: those of the nodes so named, where a record of another world is followed.
     """
@@ -42,7 +44,7 @@ class Stores:
         self.unit_tokens = wiring.unit_tokens(self.prompts.block_tokens)
         self.model = wiring.engines.scenario.model.name
         self.origins: dict[int, Key] = {}
-        """What each process's chains begin with, by its salt."""
+        """The key with which each process's chains begin, by its salt."""
         if self.by_block:
             self.prompts.cached = True
         self.nodes = [self.node(pool, index) for index in range(self.transfer.store_nodes)]
@@ -61,14 +63,14 @@ class Stores:
 
     @property
     def most_tokens(self) -> int:
-        """Of one prompt, that a node can hold."""
+        """The largest number of tokens of one prompt that a node can hold."""
         return self.wiring.most_tokens
 
     def node_of(self, items: tuple[Item, ...]) -> SimStoreNode:
         return self.nodes[home(items[0].key, len(self.nodes))]
 
     def loads(self, engine: EngineInfo, blocks: int, incarnation: int) -> Consumer | None:
-        """The endpoints with which a prefill engine loads; None if it does not."""
+        """Return the endpoints with which a prefill engine loads; None if it does not."""
         ends = self.wiring.loads(engine, incarnation, blocks) if self.by_block else None
         if ends is not None:
             paths = self.ports.fabric.paths
@@ -76,7 +78,7 @@ class Stores:
         return ends
 
     def items(self, request: int, salt: int) -> tuple[Item, ...]:
-        """The objects of a prompt, from its start on. `salt` is that of the process that asks, if it has one."""
+        """Return the objects of a prompt, from its start on. `salt` is that of the process that asks, if it has one."""
         tokens = self.ports.metrics.records.input_tokens[request]
         start = self.origins.get(salt)
         if start is None:

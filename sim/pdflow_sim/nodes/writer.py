@@ -14,7 +14,7 @@ from pdflow_sim.nodes.node import SimPort
 
 
 class Writer:
-    """The inbox of one P node. `every_ns` is the thread's own poll."""
+    """The inbox of one P node, and the thread that reads it. `every_ns` is the thread's own poll."""
 
     __slots__ = ("every_ns", "inbox", "node", "ticks_at", "unmatched")
 
@@ -27,12 +27,12 @@ class Writer:
         self.ticks_at: Instant = -1
 
     def on_notification(self, port: SimPort, event: Any) -> None:
-        """A notification has come; the engine's next step will wake the thread at the latest."""
+        """Keep a notification that has come; the engine's next step will wake the thread at the latest."""
         self.inbox.append((port, event))
         self.look_ahead()
 
     def finished(self, xid: Xid) -> None:
-        """A prompt is computed: from now on the thread polls."""
+        """Note that a prompt is computed: from now on the thread polls."""
         self.unmatched.add(xid)
         self.look_ahead()
 
@@ -49,7 +49,7 @@ class Writer:
         self.read()
 
     def woken(self, event: Any) -> None:
-        """An engine step has come by for this notification; an earlier poll may have read it already."""
+        """Read the inbox at an engine step, unless an earlier poll has read this notification already."""
         if any(waiting is event for _, waiting in self.inbox):
             self.read()
 

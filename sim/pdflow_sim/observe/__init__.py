@@ -1,1 +1,1 @@
-"""What is seen of a run while it goes on: recordings, the live table, the text trace, liveness."""
+"""Observation of a run while it goes on: recordings, the live table, the text trace, liveness."""

@@ -1,7 +1,7 @@
-"""What is seen while a run goes on: its last seconds as a table, which is gone when it ends.
+"""A table of a run's last seconds, which is shown while the run goes on and is gone when it ends.
 
-Figures are worked out between two turns of the world, when a request has ended, and so seldom that they cost next to
-nothing; whatever they ask leaves the world as it was. They are those of the last ten seconds of simulated time, or of
+Figures are computed between two turns of the world, when a request has ended, and so seldom that they cost next to
+nothing; to compute them leaves the world as it was. They are those of the last ten seconds of simulated time, or of
 however much passed since the table was last drawn.
 """
 
@@ -29,25 +29,25 @@ from pdflow_sim.world import World
 
 WINDOW_NS: Final = 10 * NS_PER_S
 AT_ONCE_S: Final = 0.4
-"""Not drawn more often."""
+"""The least time between two drawings."""
 COST: Final = 100
-"""Nor unless so many times as long as drawing takes has passed."""
+"""The least time between two drawings, in times as long as drawing takes."""
 POOLS_SHOWN: Final = 8
 _WIDEST: Final = 80
 
 
 class Sample(NamedTuple):
-    """What only grows, at one instant."""
+    """Counts and times that only grow, at one instant."""
 
     now: int
     ended: int
     bytes_moved: int
     busy_ps: dict[str, int]
-    """By pool, each GPU's."""
+    """The time in steps of each pool's engines."""
 
 
 class Watcher:
-    """Listens to a world and draws. `ended` is called as each request ends."""
+    """Draws the table of a world. `ended` is called as each request ends."""
 
     def __init__(self, live: Live, scenario: ResolvedScenario, world: World) -> None:
         self.live = live
@@ -55,7 +55,7 @@ class Watcher:
         self.world = world
         self.began = self.due = time.monotonic()
         self.requests: deque[int] = deque()
-        """Those that ended within the window, in that order."""
+        """The requests that ended within the window, in that order."""
         self.samples = deque([Sample(0, 0, 0, {})])
         """The first is where the window begins."""
 
@@ -65,14 +65,14 @@ class Watcher:
             self.draw()
 
     def draw(self) -> None:
-        """Show how things stand now."""
+        """Show the table of now."""
         now = time.monotonic()
         self.live.update(Constrain(self.table(now - self.began), _WIDEST), refresh=True)
         drawn = time.monotonic()
         self.due = drawn + max(AT_ONCE_S, COST * (drawn - now))
 
     def table(self, spent_s: float) -> Group:
-        """What the terminal shows; `spent_s` of the wall clock have passed."""
+        """Return what the terminal shows; `spent_s` of the wall clock have passed."""
         pools = self.pools()
         last = self.sample(pools)
         first = self.samples[0]
@@ -83,7 +83,7 @@ class Watcher:
         )
 
     def pools(self) -> dict[str, list[SimEngineNode]]:
-        """The nodes of each pool, in the scenario's order, dead ones too."""
+        """Return the nodes of each pool, in the scenario's order, dead ones too."""
         world = self.world
         found: dict[str, list[SimEngineNode]] = {pool.name: [] for pool in self.scenario.pools}
         for node in (*world.prefills, *world.decodes):
@@ -134,7 +134,7 @@ class Watcher:
         return grid
 
     def latencies_ms(self) -> tuple[list[float], list[float]]:
-        """TTFT and TPOT of the window's completed requests, sorted."""
+        """Return TTFT and TPOT of the window's completed requests, sorted."""
         known = [both for request in self.requests if (both := self.world.records.latencies_ms(request)) is not None]
         return sorted(ttft for ttft, _ in known), sorted(tpot for _, tpot in known if tpot is not None)
 
@@ -175,7 +175,7 @@ def watching(console: Console, scenario: ResolvedScenario, world: World) -> Iter
 
 
 def _ms(ordered: Sequence[float], percent: int) -> str:
-    """The sample at that rank, which is enough to watch."""
+    """Return the sample at that rank, which is enough to watch."""
     return f"{formatting.number(ordered[(len(ordered) - 1) * percent // 100])} ms" if ordered else "-"
 
 

@@ -1,9 +1,9 @@
-"""Once the faults are over, nothing stands still for longer than a bounded time; and if something does, what is
-missing, for which request.
+"""Liveness: once the faults are over, nothing stands still for longer than a bounded time; if something does, which
+request waits for what.
 
 The time of a request is counted from the healing, or from the last thing that happened to it: its arrival, its
 dispatch, the end of its prefill, the arrival of its decode leg, whose deadline runs from there. While an engine
-computes it, or while it is in a queue that moves, it does not wait for the protocol. The bound is worked out in
+computes it, or while it is in a queue that moves, it does not wait for the protocol. The bound is computed in
 `pdflow.scenario.validation.resolution`.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pdflow_sim.world import World
 
 SHOWN = 20
-"""Requests that a complaint names."""
+"""The most requests that an error names."""
 
 
 class Watch:
-    """Looks at every open request when its time is over."""
+    """Checks every open request when its time is over."""
 
     def __init__(self, world: World, heal_ns: Instant, resolution: Resolution) -> None:
         self.world = world
@@ -45,14 +45,14 @@ class Watch:
         world.env.process(self.looks())
 
     def looks(self) -> ProcessSteps:
-        """Look when the first request's time is over, again and again."""
+        """Check when the first request's time is over, again and again."""
         env = self.world.env
         yield env.timeout(self.heal_ns + self.resolution.bound_ns)
         while not self.world.done:
             yield env.timeout(self.look() - env.now)
 
     def look(self) -> Instant:
-        """Returns when to look again."""
+        """Check the open requests, and return when to check again. Raises InvariantViolated if one is late."""
         world, now, bound = self.world, self.world.clock.now, self.resolution.bound_ns
         if world.ended > self.ended:
             self.ended = world.ended
@@ -70,7 +70,7 @@ class Watch:
         return again
 
     def since(self, request: int) -> Instant:
-        """The last thing that happened to it."""
+        """Return when the last thing happened to a request; the healing at the earliest."""
         records = self.world.records
         stamps = (records.ends[stage][request] for stage in (ROUTE, P_QUEUE, PREFILL, HANDOFF))
         return max(self.heal_ns, records.arrival_ns[request], *stamps)
@@ -84,7 +84,7 @@ class Watch:
 
 
 def assert_all_ended(world: World) -> None:
-    """Nothing is left to happen. Raises InvariantViolated if a request is still open."""
+    """Assert that no request is open when nothing is left to happen. Raises InvariantViolated if one is."""
     if world.done:
         return
     still = [request for request, outcome in enumerate(world.records.outcome) if outcome is None]
@@ -95,7 +95,7 @@ def assert_all_ended(world: World) -> None:
 
 
 def at_work(world: World, request: int) -> bool:
-    """Whether an engine computes it, or would as soon as it has computed what is before it."""
+    """True if an engine computes the request, or would as soon as it has computed what is before it."""
     attempt = world.router.by_request[request]
     if attempt.p_open:
         prefill = world.prefills[attempt.p]
@@ -107,14 +107,14 @@ def at_work(world: World, request: int) -> bool:
 
 
 def in_line(world: World, request: int) -> bool:
-    """Whether it is in the queue of a prefill engine, for blocks that others must give back first."""
+    """True if the request is in the queue of a prefill engine, for blocks that others must give back first."""
     attempt = world.router.by_request[request]
     leg = world.prefills[attempt.p].by_request.get(attempt.request_id) if attempt.p_open else None
     return leg is not None and is_queued(leg.seq)
 
 
 def missing(world: World, request: int) -> str:
-    """What a request waits for, in one line."""
+    """Describe what a request waits for, in one line."""
     attempt = world.router.by_request.get(request)
     if attempt is None:
         return f"request {request}: the router has no attempt of it"

@@ -1,6 +1,6 @@
-"""Who writes down what links and engines do over time: a network and engines that do the same as the others, and tell.
+"""Records what links and engines do over time: a network and engines that do the same as the others, and record it.
 
-They stand in the others' places from the start of a run that was asked for it; nothing else of the world knows.
+They take the others' places from the start of a run that was asked for it; nothing else of the world knows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pdflow.results.recording import LinkCourse, Recording, TimeSeries
 
 
 class RecordedEngine(HostedEngine):
-    """Tells how many KV blocks are in use: to the block whenever somebody comes, leaves or is done. What decoding takes
-    in between is told every `block_size` steps, in which each sequence takes one block."""
+    """An engine that records how many KV blocks are in use: to the block whenever a sequence comes, leaves or is done.
+    What decoding takes in between is recorded every `block_size` steps, in which each sequence takes one block.
+    """
 
     __slots__ = ("_series",)
 
@@ -39,27 +40,27 @@ class RecordedEngine(HostedEngine):
         self._series = series
 
     def advance(self, now: Instant) -> list[Outcome]:
-        """As of the other engine."""
+        """Advance as HostedEngine does, and record the blocks in use."""
         self._record_growth(now)
         outcomes = super().advance(now)
         self._series.record(now, self.kv_blocks_used(now))
         return outcomes
 
     def release(self, allocation: Allocation, now: Instant) -> None:
-        """As of the other engine."""
+        """Release blocks as HostedEngine does, and record the blocks in use."""
         self._record_growth(now)
         super().release(allocation, now)
         self._series.record(now, self.kv_blocks_used(now))
 
     def drop(self, seq: Sequence, now: Instant) -> Dropped:
-        """As of the other engine."""
+        """Drop a sequence as HostedEngine does, and record the blocks in use."""
         self._record_growth(now)
         dropped = super().drop(seq, now)
         self._series.record(now, self.kv_blocks_used(now))
         return dropped
 
     def _record_growth(self, now: Instant) -> None:
-        """Of the running segment, which nothing has changed since the last word."""
+        """Record the growth of the running segment, which nothing has changed since the last record."""
         each, series, first = self.limits.block_size, self._series, self._first_ps
         last = series.instants[-1] if series.instants else 0
         # Steps never get shorter, so that in so short a time there were fewer.
@@ -76,14 +77,14 @@ class RecordedEngine(HostedEngine):
 
 
 class Recorder:
-    """Makes what tells, and keeps what it says."""
+    """Makes the network that records, and keeps all that is recorded."""
 
     def __init__(self) -> None:
         self.rates: defaultdict[ResourceId, TimeSeries] = defaultdict(TimeSeries)
         self.kv_blocks: defaultdict[EngineId, TimeSeries] = defaultdict(TimeSeries)
 
     def network(self) -> WatchedNetwork:
-        """The network of the run."""
+        """Return the network of the run, which records its rates."""
         rates = self.rates
 
         def on_rate(resource: ResourceId, ns: Instant, rate: int) -> None:
@@ -92,10 +93,10 @@ class Recorder:
         return WatchedNetwork(on_rate)
 
     def died(self, engine: EngineId, now: Instant) -> None:
-        """Its memory is gone."""
+        """Record that an engine's memory is gone."""
         self.kv_blocks[engine].record(now, 0)
 
     def recording(self, links: list[tuple[str, ResourceId, int | None]]) -> Recording:
-        """All that was told, by the names and capacities of `links`."""
+        """Return all that was recorded, by the names and capacities of `links`."""
         limited = [(name, capacity, self.rates[link]) for name, link, capacity in links if capacity is not None]
         return Recording(tuple(LinkCourse(*each) for each in limited), dict(self.kv_blocks))

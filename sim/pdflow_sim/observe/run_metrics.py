@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: each request's record, totals, each engine's steps; and a text trace, if asked."""
+"""The metrics of a run as it goes: each request's record, totals, each engine's steps; and a text trace, if asked."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ REASONS = {
 
 
 class RunMetrics:
-    """Filled by nodes, network and clients; read by the result."""
+    """The metrics of one run: filled by nodes, network and clients; read by the result."""
 
     def __init__(self) -> None:
         self.records = Records()
         self.totals = Totals()
         self.steps: dict[str, Steps] = {}
-        """By engine: of those that decode."""
+        """The logged steps, by engine that decodes."""
         self.corrupted: set[RequestId] = set()
         """Attempts whose KV at D is not all their prompt's, which D does not know."""
         self.trace_line: Callable[[Address, str], None] | None = None
-        """The text trace: given in words who copies what and which memories are taken
+        """Adds a line to the text trace: the address, and in words what is copied there and which memories are taken
         (`pdflow_sim.observe.text_trace`).
         """
 
     def count(self, what: str, times: int = 1) -> None:
-        """Add to what the result says happened so often."""
+        """Add to the number of times that the result says this happened."""
         notes = self.totals.notes
         notes[what] = notes.get(what, 0) + times
 
     def stamp_first_token(self, request: int, at_ns: Instant) -> None:
-        """The client has the answer's first token."""
+        """Record that the client has the answer's first token."""
         self.records.first_token_ns[request] = at_ns
         self.records.last_token_ns[request] = at_ns
 
     def stamp_tokens(self, request: int, seq: Sequence, at_ns: Instant, hop_ns: int, keeps_first: bool) -> None:
-        """All tokens are generated, the last one at `at_ns`; each takes one hop to the client.
+        """Record all tokens of an answer, the last one generated at `at_ns`; each takes one hop to the client.
 
         `keeps_first`: if the client has a first token already, that one counts.
         """
@@ -61,7 +61,7 @@ class RunMetrics:
         records.token_steps[request] = runs[0] if len(runs) == 1 else tuple(chain.from_iterable(runs))
 
     def stamp_reply(self, effect: Reply) -> None:
-        """The client has its answer, or learns that there will be none."""
+        """Record that the client has its answer, or learns that there will be none."""
         records = self.records
         records.outcome[effect.request] = effect.outcome
         records.attempts[effect.request] = effect.attempts
@@ -71,5 +71,5 @@ class RunMetrics:
 
 
 def request_of(request_id: RequestId) -> int:
-    """The request that an attempt's id belongs to: "r17.1" is request 17."""
+    """Return the request that an attempt's id belongs to: "r17.1" is request 17."""
     return int(request_id[1 : request_id.index(".")])

@@ -1,4 +1,4 @@
-"""One request, told in words and in order: who sends what, which memories are taken, what is copied where.
+"""The text trace of one request, in order: which messages are sent, which memories are taken, what is copied where.
 
 This is how methods differ from each other, seen from outside. The golden texts of the tests and the pages of the
 documentation are made here. There are no times in it: those are for `pdflow simulate`.
@@ -33,7 +33,7 @@ from pdflow_sim.world import World
 
 
 class TextTrace:
-    """Writes what one world does, line by line."""
+    """Records what one world does, line by line."""
 
     def __init__(self, world: World) -> None:
         self.lines: list[str] = []
@@ -54,13 +54,15 @@ class TextTrace:
                 self.add_line(node, what)
 
     def describe_received(self, event: Received) -> str:
-        """Of messages only those that come with data: the others are told as they are sent."""
+        """Describe a message that comes with data: others are traced as they are sent."""
         if type(event.message) in (Done, Completion) and (name := self.name_of(event.message)):
             return f"hears {name} behind the data: {event.sender}"
         return ""
 
     def spoken(self, node: Address, effect: Any) -> str:
-        """What is done, in the words of whoever has published the method, where these are spoken."""
+        """Describe an effect, in the words of the system that published the method where it has any; "" to leave it
+        out.
+        """
         kind = type(effect)
         if kind is Send:
             name = self.name_of(effect.message)
@@ -78,7 +80,7 @@ class TextTrace:
         return _phrase_for(EFFECTS, effect) + (f", with {brought}" if brought else "")
 
     def name_of(self, message: Message) -> str:
-        """What it is called, "" for what is not said."""
+        """Return the published name of a message; "" if the published system does not send it."""
         return self.wire_profile.name_of(str(message.__struct_config__.tag))
 
 
@@ -142,13 +144,13 @@ dispatch = "concurrent"
 
 
 def one_request(method: str, dialect: str = "strict") -> list[str]:
-    """That request by this method."""
+    """Return the trace of that one request by this method."""
     scenario_text = f'{ONE}[transfer]\nmethod = "{method}"\ndialect = "{dialect}"\n'
     return trace_run(resolve(parse("one.toml", scenario_text)))
 
 
 def trace_run(scenario: ResolvedScenario) -> list[str]:
-    """A run of this scenario, to the last thing that happens."""
+    """Run this scenario to the last thing that happens, and return its trace."""
     world, _ = prepare(scenario, RunOptions(), [])
     trace = TextTrace(world)
     run(world, None, drain=True)

@@ -1,6 +1,6 @@
-"""What a client is answered: whole, or as the events of a stream; for either API, from the same pieces.
+"""The answers that clients get: whole, or as the events of a stream; for either API, from the same pieces.
 
-One answer is one object: a stream's state (whose role has been told, how far a choice's text is) is in it. Keys that
+One answer is one object: a stream's state (whose role has been sent, how far a choice's text is) is in it. Keys that
 only vLLM has (`stop_reason`, `token_ids`, `prompt_token_ids`, `kv_transfer_params`) are there where there is a value.
 """
 
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """The next part of one choice; of an answer that is told whole, all of it."""
+    """The next part of one choice; of an answer that is not streamed, all of it."""
 
     index: int
     text: str
@@ -52,24 +52,24 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None 
 
 
 class AnswerFormat(Protocol):
-    """One answer, of either API."""
+    """The format of one answer, of either API."""
 
     name: tuple[str, int]
     """Its id, and when it was begun, in seconds."""
 
     def event(self, piece: AnswerPiece) -> bytes:
-        """A stream's next event, or events."""
+        """Return the stream's next event, or events."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The last event before DONE, where it was asked for."""
+        """Return the last event before DONE, where it was asked for."""
         ...
 
     def whole(self, pieces: Seq[AnswerPiece], usage: Usage, kv_transfer_params: Any = None) -> bytes: ...
 
 
 def error_event(error: OpenAIError) -> bytes:
-    """For a stream that cannot go on. DONE follows, as with vLLM."""
+    """Return the event that ends a stream which cannot go on. DONE follows, as with vLLM."""
     return b"data: " + error.body() + b"\n\n"
 
 
@@ -117,7 +117,7 @@ class ChatAnswer:
         self.name = f"chatcmpl-{request_id}", created_s
         self._model = model
         self._opened: set[int] = set()
-        """Choices whose role the stream has told."""
+        """Choices whose role the stream has sent."""
 
     def event(self, piece: AnswerPiece) -> bytes:
         opening = b""

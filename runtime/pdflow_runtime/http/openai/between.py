@@ -1,7 +1,8 @@
-"""What the router and the engines say to each other of an answer, under the key "pdflow": never to or by a client.
+"""The fields that the router and the engines exchange about an answer, under the key "pdflow": never to or from a
+client.
 
-With `first_token = "prefill"` an answer begins at P and goes on at D. P makes of its token what the client is told, as
-D would have; D is told the token and goes on behind it, under the answer's name.
+With `first_token = "prefill"` an answer begins at P and goes on at D. P makes its token into the event that
+the client gets, as D would have; D receives the token and goes on behind it, under the answer's id.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from pdflow_runtime.http.openai.fields import invalid
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """An answer's first token, which P has computed, and what the answer is called."""
+    """The first token of an answer, computed by P, and the id of the answer."""
 
     token: int
     id: str
     created: int
     logprob: float | None = None
-    """Of the token, where the client wants such; then `top` are the likeliest."""
+    """The token's logprob, where the client wants logprobs; then `top` are the likeliest tokens."""
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Between(msgspec.Struct, frozen=True):
-    """With a leg."""
+    """The fields that the router sends with a leg."""
 
     returns_first_token: bool = msgspec.field(default=False, name="tells_first")
     """To P: answer with the first token, too."""
     decodes: bool = False
     """To P: a decode leg is under way already."""
     first: FirstToken | None = None
-    """To D: the client has this one."""
+    """To D: the first token, which the client has already."""
     first_follows: bool = False
-    """To D: the client has one, or will have; it is told by a POST to /first_token."""
+    """To D: the client has a first token, or will have; it is sent to D by a POST to /first_token."""
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
-    """P's, beside its kv_transfer_params."""
+    """The first token in P's answer, beside its kv_transfer_params."""
 
     first: FirstToken
     text: str
@@ -48,7 +49,7 @@ class FirstAnswer(msgspec.Struct, frozen=True):
 
 
 def read_between(value: Any) -> Between:
-    """Of a request's field. OpenAIError."""
+    """Read the field of a request. OpenAIError."""
     if value is None:
         return NOTHING
     try:

@@ -1,4 +1,4 @@
-"""What a client may ask of /v1/chat/completions: texts of roles. Pictures, sounds and tools are not to be had here."""
+"""Requests to /v1/chat/completions: messages with roles and texts. Images, audio and tools are not supported."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     """For the model's chat template; empty only where there are `prompt_tokens`."""
     prompt_tokens: tuple[int, ...] | None
-    """The prompt that somebody has made of the messages already."""
+    """The prompt, if the sender has made it of the messages already."""
     asked: AnswerOptions
     kv_transfer_params: Any
     pdflow: Any
-    """What a router says besides (`between`)."""
+    """Fields that a router adds (`between`)."""
     fields: Fields
 
 
@@ -64,7 +64,7 @@ _decoder = msgspec.json.Decoder(_Chat)
 
 
 def read_chat(body: bytes) -> ChatRequest:
-    """OpenAIError for anything that is not a request which this server could answer."""
+    """Read a request. OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
     parsed = decoded(_decoder, body)
     refuse_what_is_missing_here(fields)

@@ -1,4 +1,4 @@
-"""What a client may ask of /v1/completions."""
+"""Requests to /v1/completions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked: AnswerOptions
     kv_transfer_params: Any
     pdflow: Any
-    """What a router says besides (`between`)."""
+    """Fields that a router adds (`between`)."""
     fields: Fields
 
 
@@ -45,7 +45,7 @@ _decoder = msgspec.json.Decoder(_Completion)
 
 
 def read_completion(body: bytes) -> CompletionRequest:
-    """OpenAIError for anything that is not a request which this server could answer."""
+    """Read a request. OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
     parsed = decoded(_decoder, body)
     refuse_what_is_missing_here(fields)

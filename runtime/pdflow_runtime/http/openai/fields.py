@@ -1,4 +1,4 @@
-"""A body's fields: JSON read with its types, and a mistake in it as the error that names the field.
+"""The fields of a request body: JSON read with its types; a mistake in it is an error that names the field.
 
 The fields are also kept as they came (`Fields`): a router sends a request on with a few of them exchanged, and copies
 the others, known or not, without looking into them.
@@ -22,12 +22,12 @@ _LOCATION = " - at `$"
 
 
 def read_fields(body: bytes) -> Fields:
-    """OpenAIError for what is no JSON object."""
+    """Return the fields of a body. OpenAIError if it is no JSON object."""
     return decoded(_fields, body)
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, at: str = "") -> T:
-    """OpenAIError for JSON that is malformed or has other types; `at` is the field that `body` is the value of."""
+    """Decode JSON. OpenAIError if it is malformed or has other types; `at` is the field that `body` is the value of."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -41,7 +41,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, at: str
 
 
 def rewritten(fields: Fields, *, drop: Iterable[str] = (), put: dict[str, Any] | None = None) -> bytes:
-    """The body again, without some fields and with others."""
+    """Return the body again, without some fields and with others."""
     dropped = frozenset(drop)
     kept: dict[str, Any] = {name: value for name, value in fields.items() if name not in dropped}
     return msgspec.json.encode(kept | (put or {}))

@@ -1,4 +1,4 @@
-"""How likely tokens were, in each API's shape."""
+"""Log probabilities of tokens, in each API's shape."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 LEAST: Final = -9999.0
-"""What JSON has for minus infinity, vLLM's number."""
+"""The number that stands for minus infinity in JSON, as in vLLM."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token as text, its natural logarithm, and the likeliest ones in its place, likeliest first."""
+    """A token as text, the logarithm of its probability, and the likeliest tokens in its place, likeliest first."""
 
     text: str
     logprob: float
@@ -44,7 +44,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 def of_completion(tokens: Seq[TokenLogprob], offset: int) -> CompletionLogprobs:
-    """`offset`: characters of the text before these tokens."""
+    """Return the logprobs in the shape of /v1/completions. `offset`: characters of the text before these tokens."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

@@ -1,4 +1,5 @@
-"""/v1/models, and the two errors that follow from a model: it is not here, or the request is too long for it."""
+"""The answer to /v1/models, and the errors that follow from a model: it is not here, or the request is too long for
+it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def model_not_found(model: str) -> OpenAIError:
 
 
 def too_long(prompt_tokens: int, answer_tokens: int, context_tokens: int) -> OpenAIError:
-    """For a prompt that, with the answer asked for, is more than the model's context."""
+    """Return the error for a prompt that, with the answer asked for, is longer than the model's context."""
     message = (
         f"This model's maximum context length is {context_tokens} tokens. However, you requested "
         f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the prompt, {answer_tokens} in the completion). "
@@ -41,7 +42,8 @@ def too_long(prompt_tokens: int, answer_tokens: int, context_tokens: int) -> Ope
 
 
 def too_long_a_prompt(prompt_tokens: int, most_tokens: int) -> OpenAIError:
-    """For a prompt that fits the model, and whose blocks are more than engines can tell each other of at once."""
+    """Return the error for a prompt that fits the model, but has more blocks than one engine can announce to another at
+    once."""
     message = (
         f"A prompt may have {most_tokens} tokens here: engines hand no more blocks over at once. However, you "
         f"requested {prompt_tokens} tokens in the prompt. Please reduce its length."

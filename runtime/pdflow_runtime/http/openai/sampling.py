@@ -1,4 +1,4 @@
-"""What both APIs share: how tokens are to be chosen, how many and until when, and what to tell of them.
+"""The options that both APIs share: how tokens are chosen, how many and until when, and what is returned of them.
 
 Ranges are OpenAI's, and vLLM's for what only vLLM has (vllm/sampling_params.py). A field that is null is not there.
 """
@@ -50,7 +50,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-"""What would change the answer and is not to be had here, with the values that ask for nothing. Null always does."""
+"""Fields that would change the answer and are not supported, with the values that have no effect. Null never has."""
 
 _anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
@@ -81,7 +81,7 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to answer."""
+    """The options of an answer, checked."""
 
     max_tokens: int | None
     """None: as many as the model's context leaves room for."""
@@ -95,15 +95,16 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """0: all."""
     seed: int | None = None
     logprobs: int | None = None
-    """How many of the likeliest tokens to tell with each; 0 tells how likely the chosen one was; None nothing."""
+    """How many of the likeliest tokens to return with each; 0: the chosen token's logprob only; None: no logprobs."""
     stream: bool = False
     include_usage: bool = False
-    """A stream ends with an event that holds the usage."""
+    """Whether a stream ends with an event that holds the usage."""
     return_token_ids: bool = False
 
 
 def asked(fields: SharedFields, max_tokens: int | None, logprobs: int | None) -> AnswerOptions:
-    """The shared part of a request, checked; `max_tokens` and `logprobs` have been. OpenAIError."""
+    """Check the shared part of a request, and return it; `max_tokens` and `logprobs` are checked already.
+    OpenAIError."""
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "is only for stream: true")
     top_k = fields.top_k or 0
@@ -125,7 +126,7 @@ def asked(fields: SharedFields, max_tokens: int | None, logprobs: int | None) ->
 
 
 def refuse_what_is_missing_here(fields: Fields) -> None:
-    """OpenAIError for a field that asks for what this server has not."""
+    """Raise OpenAIError for a field that asks for what this server does not support."""
     for name in NEUTRAL.keys() & fields.keys():
         value = decoded(_anything, fields[name], name)
         if value is not None and value not in NEUTRAL[name]:
@@ -141,7 +142,7 @@ def checked_logprobs(param: str, count: int | None) -> int | None:
 
 
 def checked_prompt_tokens(param: str, tokens: list[int]) -> tuple[int, ...]:
-    """Token ids that could be a prompt's; whether the model has them is not known here."""
+    """Return the token ids, if they could be a prompt's; whether the model has them is not known here. OpenAIError."""
     if not tokens:
         raise invalid(param, "is empty")
     return _tokens(param, tokens, MAX_TOKENS)

@@ -1,15 +1,15 @@
-"""NCCL groups: two ranks, and bytes that go from one's staging buffer into the other's.
+"""Groups of two ranks in NCCL, and the bytes that go from one's staging buffer into the other's.
 
-The only room that calls NCCL. Its rules:
+This is the only module that calls NCCL. Its rules:
 
-- A group belongs to the stream of messages of whoever opened that: rank 0, who has made its id and sent it ahead. So
+- A group belongs to a stream of messages. The stream's opener is rank 0, has made the group's id and sent it ahead. So
   two peers that open one at once have one each, and neither waits for the other's; where bytes go one way, as in P and
   D, there is one for each pair of ranks.
-- What NCCL is told on both sides must come in one order. The stream's host announces each body, and both take them one
+- Calls of NCCL must come in one order on both sides. The stream's host announces each body, and both take them one
   after the other as announced. Nothing is sent that has not been announced, so a refusal costs no body.
 - A body goes in chunks through staging buffers, one here and one there: NCCL sends what lies in one piece, and what has
   not yet left the buffer has not landed.
-- An abort ends what this rank waits for. NCCL does not tell the other one: whoever waits for a body watches the stream.
+- An abort ends what this rank waits for. NCCL does not tell the other rank, which therefore watches the stream.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 class NcclStaging(Protocol):
-    """A buffer that NCCL reaches, and what goes between it and this process's memory."""
+    """A staging buffer that NCCL reaches, and the copies between it and this process's memory."""
 
     @property
     def host(self) -> Mapped:
-        """Where bytes are gathered and scattered."""
+        """The memory in which bytes are gathered and from which they are scattered."""
 
     @property
     def address(self) -> int:
-        """For NCCL."""
+        """The address of the buffer for NCCL."""
 
     @property
     def stream(self) -> Any: ...
 
     def out(self, nbytes: int) -> None:
-        """What was gathered can be sent."""
+        """Make bytes that were gathered ready for NCCL to send."""
 
     def back(self, nbytes: int) -> None:
-        """What was received can be scattered, when this returns."""
+        """Make bytes that NCCL received ready to be scattered when this returns."""
 
     def wait(self) -> None:
-        """Until what NCCL was told is done."""
+        """Wait until NCCL has done what was posted on the stream."""
 
 
 class HostStaging:
-    """For the stand-in, which reaches this process's memory."""
+    """The staging buffer of the stand-in, which reaches this process's memory."""
 
     stream: Final = None
 
@@ -68,7 +68,7 @@ class HostStaging:
 
 
 class CudaStaging:
-    """On this process's GPU, with pinned memory beside it."""
+    """A staging buffer on this process's GPU, with pinned memory beside it."""
 
     def __init__(self) -> None:
         torch: Any = import_module("torch")
@@ -94,7 +94,8 @@ class CudaStaging:
 
 
 class NcclGroup:
-    """Args: ident, the id as rank 0 has made it; ranks, one for a group with oneself. Calls but `abort` wait.
+    """A group of ranks that send and receive by NCCL. Args: `ident`, the id as rank 0 has made it; `ranks`, one for a
+    group with oneself. Calls but `abort` wait.
 
     RuntimeError where NCCL fails, or after `abort`.
     """
@@ -109,7 +110,7 @@ class NcclGroup:
         self.staging: NcclStaging
 
     def open(self, staging: NcclStaging) -> None:
-        """Meet the other rank."""
+        """Open the group with the other rank, which must do so too."""
         self.staging = staging
         library = self._library
         self._comm = library.ncclCommInitRank(self._ranks, library.unique_id_from_bytes(self._ident), self._rank)
@@ -118,20 +119,20 @@ class NcclGroup:
             raise RuntimeError("the group was given up while it opened")
 
     def send(self, nbytes: int) -> None:
-        """What the staging buffer begins with."""
+        """Send this many bytes from the start of the staging buffer."""
         staging, comm = self.staging, self._opened()
         staging.out(nbytes)
         self._library.ncclSend(staging.address, nbytes, UINT8, self._other, comm, staging.stream)
         staging.wait()
 
     def receive(self, nbytes: int) -> None:
-        """Into the staging buffer."""
+        """Receive this many bytes into the staging buffer."""
         staging, comm = self.staging, self._opened()
         self._library.ncclRecv(staging.address, nbytes, UINT8, self._other, comm, staging.stream)
         staging.back(nbytes)
 
     def pass_on(self, source: int, target: int, nbytes: int) -> None:
-        """In a group of one rank: from one address that NCCL reaches to another."""
+        """Copy from one address that NCCL reaches to another, in a group of one rank."""
         library, comm, stream = self._library, self._opened(), self.staging.stream
         library.ncclGroupStart()
         library.ncclSend(source, nbytes, UINT8, self._other, comm, stream)
@@ -140,7 +141,7 @@ class NcclGroup:
         self.staging.wait()
 
     def abort(self) -> None:
-        """From any thread; what waits in others fails."""
+        """Abort the group, from any thread; calls that wait in other threads fail."""
         self._aborted = True
         comm, self._comm = self._comm, None
         if comm is not None:

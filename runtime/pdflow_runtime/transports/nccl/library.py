@@ -1,6 +1,6 @@
-"""What we call of NCCL, by the names of vLLM's pynccl, and who answers to them here.
+"""The functions of NCCL that are used here, by the names of vLLM's pynccl, and the libraries that provide them.
 
-Where vLLM is installed its NCCLLibrary does; else this binding of the same few functions; and on a machine without a
+Where vLLM is installed its NCCLLibrary is used; else this binding of the same few functions; and on a machine without a
 GPU, where NCCL refuses to open a group, a stand-in (nccl/standin.py).
 """
 
@@ -23,7 +23,8 @@ _PYNCCL: Final = "vllm.distributed.device_communicators.pynccl_wrapper"
 
 
 class Library(Protocol):
-    """Failures are RuntimeErrors. Sends and receives may return before their bytes have moved: the stream says when."""
+    """The functions of NCCL that are used. Failures are RuntimeErrors. Sends and receives may return before their bytes
+    have moved: the CUDA stream tells when."""
 
     def ncclGetVersion(self) -> str: ...
 
@@ -32,7 +33,7 @@ class Library(Protocol):
     def unique_id_from_bytes(self, data: bytes) -> Any: ...
 
     def ncclCommInitRank(self, world_size: int, unique_id: Any, rank: int) -> Any:
-        """Returns when all ranks have called it."""
+        """Join a group, and return its communicator when all ranks have called this."""
 
     def ncclSend(self, sendbuff: Any, count: int, datatype: int, dest: int, comm: Any, stream: Any) -> None: ...
 
@@ -50,7 +51,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Nccl:
-    """The library itself. RuntimeError for whatever it refuses, with its own words."""
+    """A binding of the NCCL library itself. RuntimeError for whatever it refuses, with its own words."""
 
     def __init__(self, path: str) -> None:
         self._library: Final = ctypes.CDLL(path)
@@ -109,7 +110,7 @@ class Nccl:
 
 @cache
 def gpus() -> int:
-    """That CUDA finds here, by its driver: a torch that knows of them takes seconds to import."""
+    """Return the number of GPUs that CUDA's driver finds: to import a torch that knows of them takes seconds."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -119,7 +120,7 @@ def gpus() -> int:
 
 
 def library_path() -> str | None:
-    """Where NCCL is installed: where vLLM's variable says, or with pip. None if it is not."""
+    """Return the path at which NCCL is installed: that of vLLM's variable, or pip's. None if it is not installed."""
     configured = os.environ.get("VLLM_NCCL_SO_PATH")
     packages = find_spec("nvidia")
     folders = (packages.submodule_search_locations or ()) if packages else ()
@@ -128,7 +129,7 @@ def library_path() -> str | None:
 
 
 def real_library() -> Library:
-    """MissingBackend if it is not installed."""
+    """Return vLLM's binding of NCCL, or this one. MissingBackend if NCCL is not installed."""
     if find_spec("vllm") is not None:
         found: Library = import_module(_PYNCCL).NCCLLibrary()
         return found

@@ -5,7 +5,7 @@ with the real one, ranks meet when all have asked to, a send waits for its recei
 end goes together, and an abort ends what this rank waits for, not what the other one does.
 
 Ranks meet in a file under /dev/shm which is gone from there when all have come. In it, a ring for each pair of ranks,
-with one who writes and one who reads; their counters are in the order in which x86 stores them.
+with one writer and one reader; their counters are in the order in which x86 stores them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, ne
 
 RING_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 4096
-"""[arrived of each rank, then written and read of each ring], as u64."""
+"""The size of the counters: [arrived of each rank, then written and read of each ring], as u64."""
 RENDEZVOUS_TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 2e-5
 LAST_PAUSE_S: Final = 1e-3
@@ -49,7 +49,7 @@ class StandInId:
 
 
 class Comm:
-    """One rank's end of a group."""
+    """A communicator: the end of a group at one rank."""
 
     def __init__(self, memory: memoryview, ranks: int, rank: int) -> None:
         self._memory: Final = memory
@@ -60,7 +60,7 @@ class Comm:
         self._rings: Final = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + HEAD_BYTES
 
     def ring(self, source: int, target: int) -> tuple[int, int]:
-        """Where its counters are, and the address of its bytes."""
+        """Return the index of a ring's counters, and the address of its bytes."""
         number = source * self.ranks + target
         return self.ranks + 2 * number, self._rings + number * RING_BYTES
 
@@ -76,7 +76,7 @@ class Move:
         self._address, self.left = address, count
 
     def step(self) -> bool:
-        """Move what can be moved; whether that was anything."""
+        """Move what can be moved. True if that was anything."""
         head, at = self.comm.head, self._counters
         written, read = int(head[at]), int(head[at + 1])
         begun = written if self._sends else read
@@ -93,9 +93,8 @@ class Move:
 
 
 class StandIn:
-    """Answers to the names of runtime/pdflow_runtime/transports/nccl/library.py. Every call returns when its bytes have
-    moved.
-    """
+    """The stand-in's functions, by the names of runtime/pdflow_runtime/transports/nccl/library.py. Every call returns
+    when its bytes have moved."""
 
     def __init__(self) -> None:
         self._grouped: Final = threading.local()
@@ -152,7 +151,7 @@ class StandIn:
 
 
 class PollInterval:
-    """Between looks at what others do: short ones at first. Refused when patience is over."""
+    """Waits between two looks at what other ranks do, short times at first. StandInRefused after the timeout."""
 
     def __init__(self, timeout_s: float) -> None:
         self._left_s = timeout_s
@@ -180,7 +179,7 @@ def _move_all(moves: Sequence[Move]) -> None:
 
 
 def _found(path: Path, nbytes: int, pause: PollInterval) -> memoryview:
-    """The file that rank 0 makes, once it is there and whole. TransportError for a name that no agent gives."""
+    """Map the file that rank 0 makes, once it is there and whole. TransportError for a name that no agent gives."""
     check_path(str(path), "kv", FOLDER)
     while True:
         try:

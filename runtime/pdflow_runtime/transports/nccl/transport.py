@@ -1,9 +1,10 @@
-"""Between GPUs by NCCL, in groups of two ranks; without a GPU by a stand-in for it, which every line here says.
+"""The transport between GPUs by NCCL, in groups of two ranks; without a GPU by a stand-in for it, which every line here
+says.
 
 Send and receive take two: a WRITE is a message on a TCP stream of ours, with descriptors and generation; its receiver
 refuses it, and nothing is sent, or says that it is ready; a READ is a question, whose answer announces its bytes. Both
 then tell NCCL so (groups.py). Bytes are gathered into a buffer, sent, received into a buffer, and scattered by the
-receiver, who looks before every chunk whether anybody wants it still: `fences` is revoke, `done_means` remote.
+receiver, which checks before every chunk whether it is still wanted: `fences` is revoke, `done_means` remote.
 
 A fence of ours against a writer waits for no body: what comes when it is not wanted any more stays in the buffer. A
 fence of ours as the writer, and a stream that ends, abort the group on both sides. What is given up so cannot be used
@@ -50,14 +51,15 @@ from pdflow_runtime.transports.streams.stream import MAX_OUTGOING, OutgoingMessa
 log = logging.getLogger(__name__)
 
 MAX_BODIES: Final = MAX_OUTGOING
-"""Waiting to go through one group; beyond it the peer takes part in none of what it asks for or announces."""
+"""The most bodies that wait to go through one group; beyond it the peer takes part in none of what it asks for or
+announces."""
 LOOK_S: Final = 0.02
-"""Between two looks whether the other side of a body is still there."""
+"""The interval of checks whether the other side of a body is still there."""
 
 
 @cache
 def library_here() -> Library:
-    """MissingBackend if there are GPUs, and no NCCL."""
+    """Return the library for this machine. MissingBackend if there are GPUs, and no NCCL."""
     return real_library() if gpus() else StandIn()
 
 
@@ -74,7 +76,8 @@ def caution() -> str:
 
 
 class NcclReceive(Motion):
-    """A body on its way to us. Halted, it ends at once, unless it is being scattered; its bytes come all the same."""
+    """The motion of a body that is received. Halted, it ends at once, unless it is being scattered; its bytes come all
+    the same."""
 
     __slots__ = ("_copy", "over")
 
@@ -104,11 +107,11 @@ class NcclReceive(Motion):
 
 
 class Bodies:
-    """What goes through one group, one after the other, beside the stream on which it is announced."""
+    """The bodies that go through one group, one after the other, beside the stream on which they are announced."""
 
     def __init__(self, nbytes: int, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
         self.nbytes: Final = nbytes
-        """Of the peer's memory."""
+        """The size of the peer's memory."""
         self._label: Final = label
         self._group: Final = group
         self._stage: Final = stage
@@ -123,7 +126,8 @@ class Bodies:
         self._put(pieces, None)
 
     def receive(self, nbytes: int, pieces: PackedPieces | None, landing: NcclReceive | None) -> None:
-        """Into these pieces, or, where nobody wants them, nowhere. StreamBrokenError, as `send`, if too many wait."""
+        """Receive a body into these pieces, or discard it if there are none. StreamBrokenError, as `send`, if too many
+        wait."""
         self._put(nbytes if pieces is None else pieces, landing)
 
     def _put(self, what: PackedPieces | int, landing: NcclReceive | None) -> None:
@@ -136,7 +140,7 @@ class Bodies:
         self._group.abort()
 
     async def run(self, stream: SocketStream, memory: Mapped) -> None:
-        """Returns when NCCL has failed, or either side has given up."""
+        """Move the bodies. Returns when NCCL has failed, or either side has given up."""
         why: object = "a side has ended the stream"
         try:
             async with trio.open_nursery() as nursery:
@@ -185,13 +189,14 @@ class Bodies:
         self._group.open(self._stage())
 
     async def _call(self, call: Callable[[], None]) -> None:
-        """Wait for NCCL. RuntimeError."""
+        """Wait for a call of NCCL in a thread. RuntimeError."""
         self._called.set()
         await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         self._called = trio.Event()
 
     async def _watch(self, stream: SocketStream, scope: trio.CancelScope) -> None:
-        """NCCL may wait for ever for a rank that is gone, when it opens a group even after an abort."""
+        """Abort when the stream has ended: NCCL may wait for ever for a rank that is gone, when it opens a group even
+        after an abort."""
         while True:
             await self._called.wait()
             while self._called.is_set():
@@ -203,8 +208,8 @@ class Bodies:
 
 
 class NcclTransport(AskingAgent):
-    """Args: host, an address of this machine that peers can reach, for the streams of messages; library, if it is not
-    to be what this machine has."""
+    """The transport over NCCL. Args: `host`, an address of this machine that peers can reach, for the streams of
+    messages; `library`, if it is not to be this machine's own."""
 
     def __init__(
         self, me: Address, on_event: EventSink, host: str = "127.0.0.1", library: Library | None = None
@@ -310,7 +315,7 @@ class NcclTransport(AskingAgent):
 
 
 def split(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[PackedPieces]:
-    """From these offsets in a region into the staging buffer, or back, as much as it holds at once."""
+    """Yield the copies from these offsets in a region into the staging buffer, or back, as much as it holds at once."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
     total = int(ends[-1]) if len(ends) else 0

@@ -1,1 +1,1 @@
-"""Connected sockets between two agents, and what is said on them."""
+"""Connected sockets between two agents, and the messages on them."""

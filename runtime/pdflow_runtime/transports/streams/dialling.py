@@ -1,4 +1,4 @@
-"""Opens a stream to a peer's agent, and waits to be welcomed on it."""
+"""Opening a stream to a peer's agent: connect, greet, and wait to be welcomed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdflow_runtime.transports.streams.stream import OutgoingMessage, SocketStre
 
 
 class AgentGoneError(TransportError):
-    """Whoever described itself so is not there any more, for sure."""
+    """Raised when the agent that a description is of is surely gone: nobody listens there, or another agent does."""
 
 
 async def open_stream(
@@ -32,7 +32,7 @@ async def open_stream(
     description: Description,
     hello: AgentHello,
 ) -> SocketStream:
-    """A stream to the agent that described itself as `description`, on which it has answered `hello`.
+    """Open a stream to the agent of `description`, on which it has answered `hello`.
 
     Args: `dial` connects a socket; `transport` names it, for people. Raises AgentGoneError, or another TransportError.
     """

@@ -1,7 +1,7 @@
-"""Both ends of a stream between two agents: the link of whoever opened it, the guest of whoever answered.
+"""Both ends of a stream between two agents: a link at the agent that opened it, a guest at the one that accepted it.
 
 Only the opener posts, so an agent has at most one open link to each peer that it may write to or read from, and as many
-guests as there are lives of peers that do so to it.
+guests as there are incarnations of peers that do so to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pdflow_runtime.transports.streams.stream import SocketStream
 
 
 class Remote(Protocol):
-    """A peer's memory as we can reach it; None in its place where we cannot."""
+    """A peer's memory as it can be reached from here; None stands for memory that cannot be."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class AgentLink:
-    """Our stream to one peer."""
+    """A stream that this agent has opened to a peer, and the operations posted on it."""
 
     __slots__ = (
         "bell",
@@ -46,26 +46,27 @@ class AgentLink:
         self.description: Final = description
         self.stream: Final = stream
         self.remote: Final = remote
-        """The peer's memory, where it can be mapped."""
+        """The peer's memory, if it can be reached without the peer's agent."""
         self.open = True
-        """Otherwise nothing more is posted on it, and it lives until the peer has let go of it."""
+        """False if nothing more is posted on it: it stays until the peer has let go of it."""
         self.lost = False
-        """It has broken, or what it leads to, by nobody's doing."""
+        """True if it, or the way to the peer's memory, has broken by neither side's doing."""
         self.writes: dict[int, PackedPieces] = {}
-        """Posted and not answered."""
+        """WRITEs that are posted and not answered."""
         self.reads: dict[int, PackedPieces] = {}
-        """Asked for on this stream, and not here yet (tcp, nccl)."""
+        """READs that were asked for on this stream, and are not here yet (tcp, nccl)."""
         self.word_reads: set[int] = set()
-        """As `reads`, of words."""
+        """Reads of words, as `reads`."""
         self.motions: deque[tuple[int, Motion]] = deque()
-        """Reads that we carry out ourselves, in their order; the first one is running."""
+        """READs that we carry out ourselves, in their order; the first one is running."""
         self.bell = trio.Event()
 
     def operations(self) -> list[int]:
         return [*{*self.writes, *self.reads, *self.word_reads, *(op for op, _ in self.motions)}]
 
     def take_back(self, op: int) -> bool:
-        """Whether this operation was open here and none of it had been posted. It never is, then."""
+        """Take back an operation of which nothing has been posted: it never is, then. False if it is not open here, or
+        was posted."""
         for at, (moving, _) in enumerate(self.motions):
             if moving == op and at:
                 del self.motions[at]
@@ -79,7 +80,7 @@ class AgentLink:
 
 
 class Guest:
-    """A peer's stream to us."""
+    """A stream that a peer has opened to this agent."""
 
     __slots__ = ("incarnation", "left", "name", "remote", "stream")
 

@@ -1,4 +1,4 @@
-"""What two agents say to each other: typed msgpack behind a length, checked before it is believed.
+"""The messages between two agents: typed msgpack behind a length, checked before use.
 
     message = length: 4 bytes, big-endian | body: one msgpack array, tagged by its first element
     payload = the bytes of a Write or Data over tcp, directly behind its message
@@ -26,39 +26,40 @@ from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
 
 LENGTH_BYTES: Final = 4
 MAX_MESSAGE_BYTES: Final = 8 << 20
-"""Some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
+"""The largest message: some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
 MAX_HELLO_BYTES: Final = 32 << 10
-"""Of a stranger nothing larger is read. NIXL's part of it is 0.5 KiB on one network device, more on many."""
+"""The largest message from a peer that has not introduced itself. NIXL's part of it is 0.5 KiB on one network device,
+more on many."""
 MAX_NOTIFICATION_BYTES: Final = 64 << 10
 TOKEN_BYTES: Final = 16
 WORD_BYTES: Final = 8
 NUMBERS_PER_PIECE: Final = 3
 PIECE_BYTES: Final = NUMBERS_PER_PIECE * WORD_BYTES
 FEW_PIECES: Final = 32
-"""Up to here Python's own numbers are faster than arrays."""
+"""The number of pieces up to which Python's own numbers are faster than arrays."""
 
 
 class Description(Value, frozen=True, gc=False, array_like=True):
-    """What `describe` hands out."""
+    """The description of an agent for its peers, as `describe` returns it."""
 
     transport: str
     incarnation: int
-    """Drawn anew by every agent: two lives of one rank are never taken for each other."""
+    """Drawn anew by every agent, so that two incarnations of one rank are never taken for each other."""
     token: bytes
-    """Whoever shows it may write: it is told to peers alone."""
+    """The secret that a peer must show to be let in: it is sent to peers alone."""
     host: str
-    """Of the socket that answers; for shm its path."""
+    """The address of the listening socket; for shm its path."""
     port: int
     memory: str
-    """Path of the region; empty where a peer cannot map it."""
+    """The path of the region; empty where a peer cannot map it."""
     nbytes: int
     address: int = 0
     agent: bytes = b""
-    """What NIXL or Mooncake says of itself, and where in its process the region lies."""
+    """The metadata of NIXL's agent or Mooncake's engine, by which it is reached."""
 
 
 class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
-    """The first message of whoever opened the stream: who it is, and which life it means to reach."""
+    """The first message of the agent that opened the stream: its name, and the incarnation that it means to reach."""
 
     version: int
     name: str
@@ -72,17 +73,18 @@ class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
 
 
 class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
-    """The answer; without it the stream ends."""
+    """The answer to AgentHello; without it the stream ends."""
 
 
 class ConnectionRefused(Value, frozen=True, gc=False, array_like=True, tag="refused"):
-    """Another agent listens here now: proof that the one before is gone, for a port has one owner at a time."""
+    """The answer that another agent listens here now: proof that the one before is gone, for a port has one owner at a
+    time."""
 
     incarnation: int
 
 
 class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
-    """Copy these pieces into your memory. Over tcp their bytes follow."""
+    """A request to copy these pieces into the receiver's memory. Over tcp their bytes follow."""
 
     op: int
     generation: int
@@ -91,47 +93,47 @@ class Write(Value, frozen=True, gc=False, array_like=True, tag="write"):
 
 
 class Ready(Value, frozen=True, gc=False, array_like=True, tag="ready"):
-    """The bytes of this Write can come (nccl)."""
+    """The answer that the bytes of this Write can come (nccl)."""
 
     op: int
 
 
 class ReadRequest(Value, frozen=True, gc=False, array_like=True, tag="read"):
-    """Send the bytes of these pieces of your memory (tcp, nccl)."""
+    """A request to send the bytes of these pieces of the receiver's memory (tcp, nccl)."""
 
     op: int
     pieces: bytes
 
 
 class ReadWordRequest(Value, frozen=True, gc=False, array_like=True, tag="read word"):
-    """Say what the 8 bytes there are (tcp, nccl)."""
+    """A request for the value of the 8 bytes at an address (tcp, nccl)."""
 
     op: int
     address: int
 
 
 class ReadOver(Value, frozen=True, gc=False, array_like=True, tag="read over"):
-    """We fetch no more for this Read (nixl)."""
+    """The message that the sender fetches no more for this READ (nixl)."""
 
     op: int
 
 
 class OperationEnded(Value, frozen=True, gc=False, array_like=True, tag="answer"):
-    """A Write's end, or a Read's refusal."""
+    """The end of a Write, or the refusal of a READ."""
 
     op: int
     ok: bool
 
 
 class WordValue(Value, frozen=True, gc=False, array_like=True, tag="word"):
-    """A ReadWord's answer; None if there is no such word."""
+    """The answer to a ReadWordRequest; None if there is no such word."""
 
     op: int
     value: int | None
 
 
 class Data(Value, frozen=True, gc=False, array_like=True, tag="data"):
-    """A Read's answer; so many bytes follow (tcp), or can be received (nccl)."""
+    """The answer to a ReadRequest; so many bytes follow (tcp), or can be received (nccl)."""
 
     op: int
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
@@ -176,19 +178,19 @@ def parse_description(description: bytes) -> Description | Malformed:
 
 
 def same_token(shown: bytes, token: bytes) -> bool:
-    """In a time that says nothing about how much of it was right."""
+    """Compare two tokens, in a time that says nothing about how much of it was right."""
     return secrets.compare_digest(shown, token)
 
 
 def word_at(memory: memoryview, address: int) -> int | None:
-    """None where no word can be."""
+    """Return the word at this address; None where no word can be."""
     if address % WORD_BYTES or not 0 <= address <= len(memory) - WORD_BYTES:
         return None
     return int.from_bytes(memory[address : address + WORD_BYTES], "little")
 
 
 class PackedPieces(NamedTuple):
-    """A checked list of pieces as it was packed, and how many bytes they are together."""
+    """The checked pieces of one operation, as they were packed, and the sum of their bytes."""
 
     packed: bytes
     nbytes: int
@@ -198,22 +200,22 @@ class PackedPieces(NamedTuple):
         return len(self.packed) // PIECE_BYTES
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
-        """Sources, targets and lengths."""
+        """Return sources, targets and lengths as lists."""
         numbers = array("Q", self.packed)
         return numbers[0::3].tolist(), numbers[1::3].tolist(), numbers[2::3].tolist()
 
     def columns(self) -> Any:
-        """The same as an array of u64, [3, number]."""
+        """Return sources, targets and lengths as an array of u64, [3, number]."""
         return np.frombuffer(self.packed, "<u8").reshape(-1, NUMBERS_PER_PIECE).T
 
 
 def pack(pieces: Iterable[Descriptor]) -> bytes:
-    """OverflowError if a number is negative or beyond 64 bits."""
+    """Pack the pieces. OverflowError if a number is negative or beyond 64 bits."""
     return array("Q", chain.from_iterable(pieces)).tobytes()
 
 
 def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> PackedPieces | Malformed:
-    """The pieces, if every one lies within both regions."""
+    """Return the pieces; Malformed unless every one lies within both regions."""
     if len(data) % PIECE_BYTES:
         return malformed("a list of pieces that ends within a piece")
     lengths: Any
@@ -234,7 +236,7 @@ def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> PackedPi
 def pack_checked(
     pieces: Iterable[Descriptor], source_bytes: int, target_bytes: int
 ) -> tuple[bytes, PackedPieces] | Malformed:
-    """The pieces of one operation, packed for its message; Malformed if the message could not be read."""
+    """Pack the pieces of one operation for its message; Malformed if the message could not be read."""
     try:
         packed = pack(pieces)
     except OverflowError:
@@ -248,5 +250,5 @@ def pack_checked(
 
 
 def _beyond(offsets: Any, lengths: Any, nbytes: int) -> bool:
-    """No sum is made: it could pass 64 bits, and look small."""
+    """True if a piece lies beyond its region. No sum is made: it could pass 64 bits, and look small."""
     return int(lengths.max()) > nbytes or bool((offsets > nbytes - lengths).any())

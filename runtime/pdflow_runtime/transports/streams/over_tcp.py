@@ -1,4 +1,4 @@
-"""Streams of messages over TCP, and what a stream that broke says of the bytes behind them.
+"""The base of transports with streams over TCP, and what the break of a stream proves of the bytes behind its messages.
 
 A stream that was reset proves nothing about the bytes that had been sent on it: the peer may still have them to read.
 Proof is what answers at the same port afterwards: the same agent, which welcomes us only once it has let go of the old
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 FIRST_AGAIN_S: Final = 0.02
 LAST_AGAIN_S: Final = 1.0
-"""Between two attempts to learn whether a peer has let go; each waits twice as long as the one before."""
+"""The longest pause between two attempts to learn whether a peer has let go; each is twice as long as the one
+before."""
 
 
 class TcpStreams(StreamAgent):
@@ -32,7 +33,8 @@ class TcpStreams(StreamAgent):
         return await dialled(description.host, description.port)
 
     async def _confirm_end(self, link: AgentLink) -> None:
-        """By knocking, until somebody answers, or surely nobody. A connection made meanwhile says as much."""
+        """Connect again and again, until an agent answers, or surely none is there. A link opened meanwhile proves as
+        much."""
         pause_s = FIRST_AGAIN_S
         while link in self._closing:
             async with self._connecting.setdefault(link.peer, trio.Lock()):

@@ -13,14 +13,16 @@ from pdflow_runtime.transports.base import TransportError
 
 BACKLOG: Final = 128
 IDLE_S: Final = 5
-"""Of silence, before the kernel asks whether the other host is still there; it asks three times, as far apart."""
+"""The time of silence before the kernel asks whether the other host is still there; it asks three times, as far
+apart."""
 
 ESTABLISHED: Final = 1
 """The state that TCP_INFO begins with."""
 
 
 def listening(host: str) -> socket.socket:
-    """A socket at a free port of this address of this machine. TransportError if it is none."""
+    """Return a socket that listens at a free port of this address. TransportError if it is no address of this
+    machine."""
     if host in ("", "0.0.0.0", "::"):
         raise TransportError(f"{host!r} is no address to connect to: name one of this machine's")
     listener = socket.socket(_family(host))
@@ -36,7 +38,7 @@ def listening(host: str) -> socket.socket:
 
 
 async def dialled(host: str, port: int) -> socket.socket:
-    """A connected socket. OSError, TransportError."""
+    """Return a connected socket. OSError, TransportError."""
     family = _family(host)
     try:
         socket.inet_pton(family, host)
@@ -59,7 +61,8 @@ async def dialled(host: str, port: int) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """An answer does not wait for a full packet; a host that vanished is noticed while nothing is sent to it."""
+    """Set options of a socket: an answer does not wait for a full packet, and a host that vanished is noticed while
+    nothing is sent to it."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -68,7 +71,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def is_whole(sock: socket.socket) -> bool:
-    """Whether neither side has ended it, whatever may still have to be read from it."""
+    """True if neither side has ended the connection, whatever may still have to be read from it."""
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED
     except OSError:

@@ -1,7 +1,7 @@
-"""One connected socket: messages and payloads in, parcels out, no more copies than the kernel's own.
+"""A connected socket as a stream: messages and payloads in and out, with no more copies than the kernel's own.
 
-It decides how bytes are queued, sent and received in trio's thread, and when a stream is no longer one; what messages
-mean is its owner's. Reading never waits for writing: each has its own task, so two agents cannot block each other.
+The stream decides how bytes are queued, sent and received in trio's thread, and when it is broken; messages are
+interpreted by its owner. Reading never waits for writing: each has its own task, so two agents cannot block each other.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.streams.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
 
 MAX_OUTGOING: Final = 4096
-"""Waiting to be sent on one stream; beyond it the peer does not read what it asked for."""
+"""The most messages that wait to be sent on one stream; beyond it the peer does not read what it asked for."""
 VIEWS_PER_CALL: Final = 512
 """Half of what Linux takes in one call (IOV_MAX)."""
 BUFFER_BYTES: Final = 64 << 10
 BYTES_BETWEEN_CHECKPOINTS: Final = 1 << 20
-"""As much may be received before others get their turn: some 0.3 ms."""
+"""The bytes that may be received before other tasks run: some 0.3 ms."""
 BYTES_PER_RECEIVE: Final = 1 << 20
 
 
 class StreamBrokenError(Exception):
-    """No more can be read from this stream, or what was read is no message."""
+    """Raised when no more can be read from this stream, or what was read is no message."""
 
 
 class StreamFinishedError(StreamBrokenError):
-    """The peer's end was closed in order: by the peer, or by its process's death."""
+    """Raised when the peer's end was closed in order: by the peer, or by its process's death."""
 
 
 class StreamLostError(StreamBrokenError):
-    """The connection failed; what the other end has of it is not known."""
+    """Raised when the connection failed; what the other end has received is not known."""
 
 
 class OutgoingMessage:
-    """What is sent in one piece: a message and the payload behind it. `op` is what it can be taken back by."""
+    """A message and the payload behind it, sent as a whole. `op` is the operation by which it can be taken back."""
 
     __slots__ = ("begun", "op", "views")
 
@@ -52,7 +52,7 @@ class OutgoingMessage:
 
 
 class SocketStream:
-    """Owns a non-blocking, connected socket. `pump` must run for anything large to be sent."""
+    """A stream over a non-blocking, connected socket, which it owns. `pump` must run for anything large to be sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -68,7 +68,7 @@ class SocketStream:
     # Out.
 
     def post(self, outgoing: OutgoingMessage) -> bool:
-        """Send now what the socket takes, the rest when it can. False if too much waits already, or it is closed."""
+        """Send what the socket takes now, the rest when it can. False if too much waits already, or it is closed."""
         if self.closed or len(self._outgoing) >= MAX_OUTGOING:
             return False
         self._outgoing.append(outgoing)
@@ -79,7 +79,7 @@ class SocketStream:
         return True
 
     def take_back(self, op: int) -> bool:
-        """Whether a parcel of this operation was still waiting, with none of it sent. It never is, then."""
+        """Take back the message of this operation, if none of it has been sent: it never is, then. False otherwise."""
         for at, outgoing in enumerate(self._outgoing):
             if outgoing.op == op:
                 if outgoing.begun:
@@ -102,7 +102,7 @@ class SocketStream:
             await self._bell.wait()
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing follows. A parcel that was only partly sent stays so: the peer drops it."""
+        """Tell the peer that nothing follows. A message that was only partly sent stays so: the peer drops it."""
         self._outgoing.clear()
         if not self.closed:
             with contextlib.suppress(OSError):
@@ -116,7 +116,8 @@ class SocketStream:
             self.sock.close()
 
     def _send(self) -> None:
-        """One call's worth. An error is left to the reader, who learns of it too, in its place in the order."""
+        """Send as much as one call takes. An error is left to the reader, which meets it too, behind all that came
+        before it."""
         outgoing = self._outgoing[0]
         views = outgoing.views
         try:
@@ -138,7 +139,7 @@ class SocketStream:
     # In.
 
     async def message(self, most_bytes: int = MAX_MESSAGE_BYTES) -> Message:
-        """The next message. Raises StreamBrokenError, also for what is none."""
+        """Return the next message. Raises StreamBrokenError, also for bytes that are none."""
         await self._gather(LENGTH_BYTES, at_border=True)
         length = int.from_bytes(self._take(LENGTH_BYTES), "big")
         if not 0 < length <= most_bytes:
@@ -155,9 +156,10 @@ class SocketStream:
         return found
 
     async def fill(self, views: Iterable[memoryview], keep_reading: Callable[[], bool] = lambda: True) -> bool:
-        """Receive straight into these, in their order, as long as they are wanted; whether all were, to the end.
+        """Receive straight into these views, in their order, as long as the bytes are wanted. True if they were to the
+        end.
 
-        `keep_reading` is asked before every call that receives. What comes when it is not any more goes nowhere.
+        `keep_reading` is asked before every call that receives. Bytes that come after it has said no are discarded.
         """
         waiting = deque(view for view in views if len(view))
         while waiting:
@@ -179,7 +181,7 @@ class SocketStream:
         return True
 
     async def wait_for_end(self) -> bool:
-        """Until the stream ends, whatever the peer says before; whether it did so in order."""
+        """Discard what the peer sends until the stream ends. True if it ended in order."""
         try:
             while True:
                 await self.discard(BUFFER_BYTES)
@@ -213,9 +215,9 @@ class SocketStream:
     async def _receive(
         self, views: list[memoryview], at_border: bool = False, keep_reading: Callable[[], bool] = lambda: True
     ) -> int:
-        """At least one byte into these views, or 0 if none is wanted.
+        """Receive at least one byte into these views; return 0 if none is wanted.
 
-        Others get their turn when it has to wait, and now and then besides.
+        Other tasks run when it has to wait, and now and then besides.
         """
         if self._since_checkpoint >= BYTES_BETWEEN_CHECKPOINTS:
             self._since_checkpoint = 0

@@ -1,1 +1,1 @@
-"""Counterexamples: written, replayed, shrunk and drawn."""
+"""Files, replays, shrinking and diagrams of counterexamples."""

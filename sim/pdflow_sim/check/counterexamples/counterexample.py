@@ -1,8 +1,8 @@
-"""A story file: what happened, by name, in which scope, and what it violated. JSON, one step a line.
+"""Counterexample files: the moves by name, their scope, and the invariant that they violate. JSON, one step a line.
 
-Names, not numbers: a file outlives a search's numbering, and a person can read it. Every step carries a digest of the
-state after it, so that a replay which drifts is noticed where it drifts. What is in a file is checked here as far as a
-file alone can be; whether its moves are possible is replay.py's. Format: CHECKER.md 1.3(d).
+Moves are named, not numbered: a file outlives a search's numbering, and a person can read it. Every step carries a
+digest of the state after it, so that a replay which drifts is noticed where it drifts. What is in a file is checked
+here as far as a file alone can be; whether its moves are possible is replay.py's. Format: CHECKER.md 1.3(d).
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from pdflow_sim.check.scopes.scope import Scope
 
 VERSION = 1
 LARGEST = 1_000
-"""No scope that anybody can walk has more of anything; a file that says so would only eat memory."""
+"""Largest number in a scope: no explorable scope has more of anything, and a file that says so would only use up
+memory."""
 
 
 class CounterexampleError(PdflowError):
-    """A story file that cannot be used: which, where in it, and why. For people, in one line."""
+    """A counterexample file that cannot be used: which file, where in it, and why, as one line for people."""
 
     exit_code = EXIT_BAD_INPUT
 
@@ -41,7 +42,7 @@ class CounterexampleError(PdflowError):
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what stands in a file."""
+    """Base class of the objects in a file."""
 
 
 class Verdict(Struct, frozen=True):
@@ -52,16 +53,16 @@ class Verdict(Struct, frozen=True):
 
 class ReplayStep(Struct, frozen=True):
     move: str
-    """As names.name says it."""
+    """The name that `names.name` gives it."""
     after: str | None = None
     """Digest of the state after it; None where there is none, and where a person who wrote the file left it out."""
 
 
 class Information(Struct, frozen=True):
-    """Where a story comes from. Nothing is decided by it."""
+    """The origin of a counterexample. Nothing depends on it."""
 
     note: str = ""
-    """One line on what was wrong, or what there is to see."""
+    """One line on what was wrong, or what the file shows."""
     seed: int | None = None
     scheduler: str = ""
     pdflow: str = msgspec.field(default_factory=version)
@@ -74,9 +75,9 @@ class CounterexampleFile(Struct, frozen=True):
     """Digest of the state before the first step."""
     verdict: Verdict | None = None
     mutant: str | None = None
-    """Which named patch of sim/pdflow_sim/check/mutants must be in place."""
+    """The named patch of sim/pdflow_sim/check/mutants that must be in place."""
     own_world: str = ""
-    """Which world of sim/pdflow_sim/check/races/owners.py, if not the explored one."""
+    """The world of sim/pdflow_sim/check/races/owners.py in which it happens, if not the explored one."""
     information: Information = msgspec.field(default_factory=Information)
 
     @property
@@ -84,12 +85,12 @@ class CounterexampleFile(Struct, frozen=True):
         return [step.move for step in self.steps]
 
     def world(self) -> Relation:
-        """A new one to tell it in."""
+        """Return a new relation to replay it in."""
         return VARIANTS.get(self.own_world, relation)(self.scope)
 
 
 class _Document(Struct, frozen=True):
-    """A StoryFile as it stands in JSON."""
+    """A CounterexampleFile as it stands in JSON."""
 
     pdflow_story: int
     scope: dict[str, Any]
@@ -102,7 +103,7 @@ class _Document(Struct, frozen=True):
 
 
 def encode(counterexample: CounterexampleFile) -> str:
-    """The file's text."""
+    """Return the text of a counterexample file."""
     scope = {name: getattr(counterexample.scope, name) for name in _scope_fields()}
     head = {
         "pdflow_story": VERSION,
@@ -118,7 +119,7 @@ def encode(counterexample: CounterexampleFile) -> str:
 
 
 def decode(text: str | bytes, file: str = "story") -> CounterexampleFile:
-    """Raises StoryError at the first thing that is wrong, which names `file`."""
+    """Parse the text of a counterexample file. Raises CounterexampleError, which names `file`, at the first mistake."""
     try:
         tree = json.loads(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:
@@ -154,7 +155,7 @@ def decode(text: str | bytes, file: str = "story") -> CounterexampleFile:
 
 
 def read(path: str | Path) -> CounterexampleFile:
-    """Raises StoryError."""
+    """Read a counterexample file. Raises CounterexampleError."""
     try:
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
@@ -165,12 +166,12 @@ def read(path: str | Path) -> CounterexampleFile:
 
 
 def write(path: str | Path, counterexample: CounterexampleFile) -> None:
-    """Raises OSError."""
+    """Write a counterexample file. Raises OSError."""
     Path(path).write_text(encode(counterexample), encoding="utf-8")
 
 
 def _located(message: str) -> tuple[str, str]:
-    """msgspec's words as a place and what is wrong there."""
+    """Split an error message of msgspec into a place and what is wrong there."""
     what, _, path = message.partition(" - at `$")
     unknown = re.search(r"unknown field `(.*)`", what)
     if unknown:
@@ -180,12 +181,12 @@ def _located(message: str) -> tuple[str, str]:
 
 
 def _scope_fields() -> dict[str, Any]:
-    """Each with its default, whose type is its type."""
+    """Return the fields of Scope, each with its default, whose type is that of the field."""
     return {field.name: field.default for field in attrs.fields(Scope)}
 
 
 def _scope(document: Mapping[str, Any], file: str) -> Scope:
-    """Fields that an older file does not know have their defaults, which change nothing."""
+    """Build the scope of a file. Fields that an older file does not know keep their defaults, which change nothing."""
     fields = _scope_fields()
     given: dict[str, Any] = {}
     for name, value in document.items():

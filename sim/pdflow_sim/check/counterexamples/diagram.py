@@ -1,7 +1,7 @@
-"""What a story's diagram shows: lifelines, and line by line what passed between them or changed at one.
+"""Diagrams of counterexamples: lifelines, and line by line what passed between them or changed at one.
 
-Collected while the story is told again, from the turns of the world: the move itself, then what every endpoint did in
-it. What a line looks like is diagram_lines.py's, how it is drawn diagram_text.py's and diagram_mermaid.py's.
+A diagram is collected while the counterexample is replayed, from the turns of the world: the move itself, then what
+every endpoint did in it. diagram_lines.py decides what a line is, diagram_text.py and diagram_mermaid.py draw it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Diagram:
 
 
 def collect(counterexample: CounterexampleFile) -> Diagram:
-    """Tell it again, leniently. The story's mutant must be in place."""
+    """Replay a counterexample leniently and return its diagram. Its mutant must be in place."""
     recorder = DiagramRecorder(counterexample.world())
     state = recorder.start()
     for stride in walk(recorder, counterexample.moves, state):
@@ -84,7 +84,7 @@ def _title(counterexample: CounterexampleFile) -> str:
 
 
 class DiagramRecorder:
-    """A relation that writes down what each move does. It remembers no turn: one that is not run cannot be seen."""
+    """A relation that records what each move does. It caches no turn: one that is not run cannot be observed."""
 
     def __init__(self, world: Relation) -> None:
         self.world = world
@@ -94,7 +94,7 @@ class DiagramRecorder:
         self.number = 0
         self.last = last_lifeline(world)
         self.checked_node: Address = CLIENT
-        """At whom the judge has looked last."""
+        """The endpoint that the invariant checker has looked at last."""
 
     def add_line(self, style: Style, at: str, text: str, to: str | None = None, number: int | None = None) -> None:
         self.lines.append(Line(style, at, text, to, number))

@@ -1,4 +1,4 @@
-"""The lines of a story's diagram: what one means, and which line a move, an event or an effect becomes.
+"""The lines of a diagram: their styles, and the line that a move, an event or an effect becomes.
 
 A frame is two lines: from its sender into the wire when it is sent, and out of the wire when it arrives, is lost, or
 arrives once more.
@@ -58,18 +58,18 @@ CLIENT, ROUTER, WIRE = "client", "router", "wire"
 
 
 class Style(Enum):
-    """What a line means."""
+    """The meaning of a line."""
 
     CALL = "call"
     """Within an engine, or between it and the router or a client."""
     SENT = "sent"
-    """A frame, or what is asked of the transport, into the wire or out of it."""
+    """A frame, or a request to the transport, into the wire or out of it."""
     LOST = "lost"
-    """It does not arrive."""
+    """A frame or an operation that does not arrive."""
     BYTES = "bytes"
     """A one-sided operation: asked for, its source read, landing."""
     NOTE = "note"
-    """Something happens here: a timer, a fault, an order of the engine."""
+    """A timer, a fault, or an action of the engine at this lifeline."""
     PHASE = "phase"
     BLOCKS = "blocks"
     IGNORED = "ignored"
@@ -84,7 +84,7 @@ class Line:
     to: str | None = None
     """The other end of an arrow, or the last lifeline of a note that is over several."""
     number: int | None = None
-    """Of the step that begins with this line."""
+    """Number of the step that begins with this line."""
 
     @property
     def arrow(self) -> bool:
@@ -96,17 +96,17 @@ def last_lifeline(world: Transitions) -> str:
 
 
 def ends(world: Transitions, state: State, i: int) -> tuple[Address, Address, Address]:
-    """Of an operation: who posted it, whose memory it reads, where it lands."""
+    """Return, for an operation, the rank that posted it, the rank whose memory it reads, and the one where it lands."""
     node, _, effect = world.space.operations(world.space.ops_of(state)[i][0])
     return (node, node, effect.to) if isinstance(effect, PostWrite) else (node, effect.source, node)
 
 
 Shape = tuple[Style, str, str | None]
-"""How a move's first line is drawn: at whom, and to whom."""
+"""The first line of a move: its style, its lifeline, and the other end of its arrow."""
 
 
 def _of_link(style: Style) -> Callable[[Transitions, State, Move], Shape]:
-    """A frame that leaves the wire. What lags within an engine was on no wire."""
+    """Return the shape of a frame that leaves the wire. A frame that lags within an engine was on no wire."""
 
     def shape(world: Transitions, state: State, move: Move) -> Shape:
         link = world.space.bags.values[state[world.space.bag]][move[1]][0] if move[0] == "late" else move[1]
@@ -117,7 +117,7 @@ def _of_link(style: Style) -> Callable[[Transitions, State, Move], Shape]:
 
 
 def _of_task(style: Style) -> Callable[[Transitions, State, Move], Shape]:
-    """The transport's answer."""
+    """Return the shape of an answer of the transport."""
     return lambda world, state, move: (style, WIRE, world.space.cluster.nodes[world.space.tasks_of(state)[move[1]][1]])
 
 
@@ -144,13 +144,14 @@ def _to_d(sender: str) -> Callable[[Transitions, State, Move], Shape]:
 
 
 def _land(world: Transitions, state: State, move: Move) -> Shape:
-    """All at once, its source is read and it lands; in pieces, reading is a move of its own."""
+    """Return the shape of a landing. A whole operation is read and lands in one move; in pieces, reading is another."""
     _, source, target = ends(world, state, move[1])
     return Style.BYTES, WIRE if world.components.operations.split else source, target
 
 
 def _notification(style: Style) -> Callable[[Transitions, State, Move], Shape]:
-    """Behind a WRITE's bytes to where they land; of a READ, to whose memory was read."""
+    """Return the shape of a notification: behind a WRITE's bytes to where they land; of a READ, to the rank that was
+    read from."""
 
     def shape(world: Transitions, state: State, move: Move) -> Shape:
         node, source, target = ends(world, state, move[1])
@@ -221,7 +222,7 @@ def _why(code: Code) -> str:
 
 
 DiagramLine = tuple[Any, ...]
-"""Style, at whom, text, and to whom if it is an arrow."""
+"""Style, lifeline, text, and the other end if it is an arrow."""
 
 
 def something(node: Address, effect: Any) -> DiagramLine:
@@ -240,9 +241,9 @@ EVENTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     PrefillFinished: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
     DecodeAdmitted: lambda node, event: (Style.BLOCKS, node, _held(event.request_id, event.allocation)),
 }
-"""Events that say more than the move that led to them."""
+"""Lines of events that show more than the move that led to them."""
 OF_ROUTER = frozenset({PrefillQueued, PrefillLegEnded})
-"""Where the router's endpoint is in the world, its own effects have said so."""
+"""Events that need no line where the router's endpoint is in the world: its effects have one."""
 
 
 def _posted(verb: str, source: str, effect: PostWrite | PostRead) -> str:
@@ -306,7 +307,8 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
 
 
 def phases(before: Any, after: Any) -> Iterator[str]:
-    """Which cells changed their phase. A cell of P may change its key, from its xid to its registration."""
+    """Yield the changes of phase of cells, as text. A cell of P may change its key, from its xid to its
+    registration."""
     old, new = (dict(getattr(body, "cells", {})) for body in (before, after))
     gone = {key: old[key] for key in old if key not in new}
     for key, cell in new.items():
@@ -321,7 +323,7 @@ def phases(before: Any, after: Any) -> Iterator[str]:
 
 
 def _product(cell: Any) -> str:
-    """What stays the same in a cell of P while it changes its key."""
+    """Return the xid of a cell of P, which stays the same while its key changes; "" for other cells."""
     return cell.xid if isinstance(cell, ProducerCell) else ""
 
 

@@ -15,7 +15,7 @@ ESCAPES = str.maketrans({"#": "#35;", ";": "#59;", "<": "#lt;", ">": "#gt;", "\n
 
 
 def mermaid(diagram: Diagram) -> str:
-    """The text of one diagram, without a fence around it."""
+    """Return the Mermaid text of a diagram, without a fence around it."""
     return "\n".join(_rows(diagram)) + "\n"
 
 
@@ -36,7 +36,7 @@ def _rows(diagram: Diagram) -> Iterator[str]:
 
 
 def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """What one step notes in one place, one after the other, is one note: the picture stays half as long."""
+    """Group consecutive notes of one step at one lifeline into one note, which halves the length of the picture."""
     group: list[Line] = []
     for line in lines:
         if group and (line.arrow or line.number is not None or _group_key(line) != _group_key(group[0])):
@@ -48,7 +48,7 @@ def _together(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 
 def _group_key(line: Line) -> tuple[bool, str, str | None, bool]:
-    """A violation stands alone."""
+    """Return the key by which notes are grouped; a violation stays alone."""
     return line.arrow, line.at, line.to, line.style is Style.BROKEN
 
 
@@ -74,7 +74,7 @@ def _text(line: Line) -> str:
 
 
 def _id(lifeline: str) -> str:
-    """A name that Mermaid's grammar takes."""
+    """Return a lifeline's name as Mermaid's grammar accepts it."""
     return lifeline.replace(".", "_").replace(" ", "_")
 
 

@@ -12,13 +12,13 @@ GAP = 4
 """Columns at least between the names of two lifelines' middles, enough for an arrow."""
 MARKS = {Style.NOTE: "*", Style.PHASE: "o", Style.BLOCKS: "#", Style.IGNORED: ".", Style.BROKEN: "!"}
 SHAFTS = {Style.BYTES: ("═", "╪")}
-"""Of an arrow, and where it crosses a lifeline. Bytes that one side moves alone are drawn double."""
+"""Characters of an arrow, and of its crossing with a lifeline. Bytes of one-sided operations are drawn double."""
 LEAST = 28
 """Columns for the words, however many lifelines there are."""
 
 
 def text(diagram: Diagram, width: int = 80) -> str:
-    """Lines of at most `width` columns, unless the lifelines alone take nearly that."""
+    """Draw a diagram in lines of at most `width` columns, unless the lifelines alone take nearly that."""
     middles = _middles(diagram.lifelines)
     left = max(middles.values()) + 2
     text_width = max(LEAST, width - left)
@@ -36,7 +36,7 @@ def text(diagram: Diagram, width: int = 80) -> str:
 
 
 def _middles(lifelines: tuple[str, ...]) -> dict[str, int]:
-    """The column of each."""
+    """Return the column of each lifeline."""
     found: dict[str, int] = {}
     at = right = -1
     for name in lifelines:
@@ -81,13 +81,13 @@ def _drawn(line: Line, middles: dict[str, int]) -> str:
 
 
 def _rest(middles: dict[str, int], start: int, end: int, step: int) -> str:
-    """What a lost frame does not reach."""
+    """Return the part of the row that a lost frame does not reach."""
     bare = _bare(middles)
     return "".join(bare[at] for at in range(start, end, step))
 
 
 def _verdict(diagram: Diagram, width: int) -> list[str]:
-    """What is violated, once more and so that nobody misses it."""
+    """Return the violated invariant once more, in a box that cannot be missed."""
     last = diagram.lines[-1] if diagram.lines else None
     if last is None or last.style is not Style.BROKEN:
         return []

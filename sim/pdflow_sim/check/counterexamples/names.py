@@ -1,4 +1,4 @@
-"""What a move is called: words that a person can read, and that still mean the same after a change of the numbers.
+"""Names of moves: words that a person can read, and that keep their meaning when states are numbered anew.
 
 Within one state every name is the name of one move; two moves of one name would do the same, and the first is meant.
 """
@@ -19,7 +19,7 @@ from pdflow_sim.check.state.space import State, StateSpace
 
 
 def name(world: Transitions, state: State, move: Move) -> str:
-    """Such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
+    """Return the name of a move, such as "deliver Register u0-d0000000 D.r0 -> P.r0"."""
     space, verb = world.space, move[0]
     cluster = space.cluster
     if verb == "room":
@@ -60,7 +60,7 @@ def name(world: Transitions, state: State, move: Move) -> str:
 
 
 def find(world: Transitions, state: State, text: str) -> Move | None:
-    """The move of this name, if it may happen now."""
+    """Return the move of this name; None if it is not possible now."""
     return next((move for move in world.moves(state) if name(world, state, move) == text), None)
 
 
@@ -81,7 +81,7 @@ def _operation(space: StateSpace, op: int) -> str:
 
 
 def subject(message: Any) -> str:
-    """What a frame, or an event between endpoints, is about, and what it says of that."""
+    """Return the subject of a frame, or of an event between endpoints, and its contents, as words."""
     if isinstance(message, Sync):
         interest = f" wanting {_list(message.interest)}" if message.interest else ""
         return f"#{message.seq} {_list(map(_key_text, message.open))}{interest}{_floor(message)}"
@@ -99,18 +99,18 @@ def subject(message: Any) -> str:
 
 
 def _floor(message: Any) -> str:
-    """Where it has risen: two frames may differ by nothing else."""
+    """Return the floor of a message if it has risen: two frames may differ by nothing else."""
     floor = getattr(message, "floor", 1)
     return f" floor {floor}" if floor > 1 else ""
 
 
 def _list(items: Iterable[str]) -> str:
-    """Sorted: the order in which D met them is no part of a state."""
+    """Join items, sorted: the order in which D met them is no part of a state."""
     return ", ".join(sorted(items)) or "nothing"
 
 
 def _verdicts(message: Any) -> str:
-    """Its verdicts, as words."""
+    """Return the verdicts in a message, as words."""
     values = (getattr(message, field) for field in type(message).__struct_fields__)
     terms = [value.name for value in values if isinstance(value, IntEnum)]
     return " ".join([*terms, "flushed"] if getattr(message, "flushed", False) else terms)

@@ -1,8 +1,8 @@
-"""A story, told again: strictly, up to the first difference, or leniently, skipping what is impossible.
+"""Replays of counterexamples: strict, up to the first difference, or lenient, skipping impossible moves.
 
-Strict is for files: the same moves lead through the same states to the same verdict, or the first step at which they
-do not is named. Lenient is for shrinking, and for a file that is older than the protocol. A world with a mutant in
-place is the caller's to build. Every step is judged, and after the last one whether all can still end (L).
+Strict is for files: the same moves lead through the same states to the same verdict, or the first step at which they do
+not is named. Lenient is for shrinking, and for a file that is older than the protocol. A world with a mutant in place
+is the caller's to build. Every step is checked, and after the last one whether all requests can still end (L).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = 40
 
 @attrs.frozen
 class Stride:
-    """One name, tried in one state."""
+    """One step of a replay: a name, tried in a state."""
 
     number: int
     """From 1, among the names that were given."""
@@ -42,16 +42,16 @@ class Stride:
 
 @attrs.frozen
 class Mismatch:
-    """Where a replay differs from its story."""
+    """The point at which a replay differs from its counterexample."""
 
     step: int
     """From 1; 0 is the state before the first."""
     expected: str
     found: str
     possible: tuple[str, ...] = ()
-    """What could have happened instead, if the move could not."""
+    """Moves that were possible instead, if this one was not."""
     digests: tuple[str, str] | None = None
-    """The story's and the replay's, of the state in which they differ."""
+    """Digests in the file and in the replay of the state in which they differ."""
 
     def __str__(self) -> str:
         lines = [f"step {self.step}: expected {self.expected}; {self.found}"]
@@ -69,7 +69,7 @@ class Mismatch:
 
 @attrs.frozen
 class Replayed:
-    """What a replay came to."""
+    """The result of a replay."""
 
     state: State
     """The last state that a step led to."""
@@ -81,12 +81,12 @@ class Replayed:
     """Strict only: the replay ended there, and its verdict is None."""
 
     def confirms(self, counterexample: CounterexampleFile) -> bool:
-        """Whether it came to the recorded verdict. That is the invariant; its words may be put otherwise by now."""
+        """True if the replay came to the recorded verdict: the same invariant; its text may have changed since."""
         return self.mismatch is None and _invariant(self.verdict) == _invariant(counterexample.verdict)
 
 
 def walk(world: Transitions, moves: Iterable[str], state: State | None = None) -> Iterator[Stride]:
-    """Every name in turn. One that is not possible changes nothing; one that breaks something is the last."""
+    """Try every name in turn. A move that is not possible changes nothing; one that breaks an invariant is the last."""
     state = world.turns.start() if state is None else state
     for number, name in enumerate(moves, 1):
         move = names.find(world, state, name)
@@ -103,7 +103,7 @@ def walk(world: Transitions, moves: Iterable[str], state: State | None = None) -
 
 
 def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
-    """Up to the first difference, if there is one."""
+    """Replay a counterexample up to the first difference, if there is one."""
     state = world.turns.start()
     applied: list[str] = []
 
@@ -132,7 +132,7 @@ def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
 
 
 def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Replayed:
-    """What is not possible is skipped. `lively`: judge at the end whether all can still end."""
+    """Replay moves, skipping those that are not possible. `lively`: check at the end whether all can still end."""
     state = world.turns.start()
     applied: list[str] = []
     skipped: list[int] = []
@@ -150,7 +150,7 @@ def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Re
 
 
 def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
-    """Moves of this world, by name. The last may break something."""
+    """Return the names of moves of this world. The last one may break an invariant."""
     state = world.turns.start()
     found = []
     for move in moves:
@@ -165,7 +165,7 @@ def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
 def record(
     world: Transitions, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
 ) -> CounterexampleFile:
-    """What happens if these moves do, leniently: a story that replays strictly."""
+    """Replay moves leniently and return what happened as a counterexample, which replays strictly."""
     state = world.turns.start()
     start = digest(world, state)
     steps = []
@@ -202,13 +202,13 @@ def _differs(world: Transitions, state: State, number: int, step: str, recorded:
 
 
 def _both(world: Transitions, counterexample: CounterexampleFile, stride: Stride) -> tuple[str, str] | None:
-    """The digests of the state before a step."""
+    """Return the recorded digest and that of the replay of the state before a step; None if none is recorded."""
     recorded = counterexample.steps[stride.number - 2].after if stride.number > 1 else counterexample.start
     return None if recorded is None else (recorded, digest(world, stride.before))
 
 
 def _possible(world: Transitions, state: State) -> tuple[str, ...]:
-    """Each name once."""
+    """Return the names of the possible moves, each once."""
     return tuple(dict.fromkeys(names.name(world, state, move) for move in world.moves(state)))
 
 

@@ -1,9 +1,9 @@
-"""Makes a story short: what is left of a random run is what its violation needs.
+"""Shrinks counterexamples: only what the violation needs is left of a random run.
 
 Delta debugging (Zeller and Hildebrandt, TSE 2002) over the names of moves: a candidate is replayed leniently, names
-that cannot happen are skipped, and it counts if the same invariant breaks. Then whatever the story can do without goes:
-requests, ranks, budgets (`simpler`). Last, breadth first search looks for a shorter one, among the story's own moves
-and, if it is small enough, in the whole scope that is left.
+that cannot happen are skipped, and it counts if the same invariant breaks. Then whatever the counterexample can do
+without is removed: requests, ranks, budgets (`simpler`). Last, breadth first search looks for a shorter one, among its
+own moves and, if it is small enough, in the whole scope that is left.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
 LIVENESS = ("L", "L1", "L2", "L3")
-"""What is judged where nothing more happens, or only a calm schedule goes on."""
+"""Invariants that are checked where nothing more happens, or only a calm schedule goes on."""
 REPAIRS = 20
 """Timers of each kind that a calm schedule fires at most."""
 MOST = 200
 """Steps of simplification: more than any scope has particulars and budgets."""
 SMALL = 200_000
-"""States after which a search for the shortest story gives up."""
+"""States after which a search for the shortest counterexample gives up."""
 OWN = 20_000
-"""The same, among a story's own moves."""
+"""States after which a search among a counterexample's own moves gives up."""
 
 
 @attrs.frozen
 class Short:
-    """A story and the smallest scope found in which it happens."""
+    """A shrunk counterexample, and the smallest scope found in which it happens."""
 
     scope: Scope
     names: tuple[str, ...]
     broken: Broken
     shortest: bool = False
-    """Breadth first search has found none shorter in this scope."""
+    """Whether breadth first search has found none shorter in this scope."""
 
 
 @attrs.frozen
 class Replay:
-    """What became of a list of names."""
+    """The result of replaying a list of names."""
 
     names: tuple[str, ...]
-    """Those that could happen."""
+    """Names of the moves that were possible."""
     end: State
     """The last state reached."""
     broken: Broken | None
     settling: bool
-    """It broke, if it did, when faults were over and a calm schedule went on."""
+    """Whether it broke, if it did, when faults were over and a calm schedule went on."""
 
 
 def replay(world: Ordered, names: Iterable[str], settling: bool = True) -> Replay:
-    """Do these moves from the start, skipping those that cannot happen; `settling`: then everything must settle."""
+    """Apply these moves from the start, skipping those that cannot happen; `settling`: then everything must settle."""
     state = world.turns.start()
     done: list[str] = []
     for text in names:
@@ -78,7 +78,7 @@ def replay(world: Ordered, names: Iterable[str], settling: bool = True) -> Repla
 
 
 def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMALL) -> Short:
-    """The shortest story found of a violation of this invariant. `names` must be one in this scope.
+    """Return the shortest counterexample found that violates this invariant. `names` must be one in this scope.
 
     Args:
         small: states after which the search of the whole scope gives up; 0: none is made.
@@ -108,7 +108,7 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
 
 
 def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> list[str]:
-    """ddmin: no single name can be left out any more."""
+    """Reduce `names` with ddmin until no single one can be left out any more."""
     left, granularity = list(names), 2
     while len(left) >= 2:
         size = -(-len(left) // granularity)
@@ -125,7 +125,7 @@ def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> li
 
 
 class Among:
-    """Of a world's moves only some: those that a story names."""
+    """A world restricted to the moves that a counterexample names."""
 
     def __init__(self, world: Ordered, names: Iterable[str]) -> None:
         self.world = world
@@ -140,7 +140,7 @@ class Among:
 
 
 def _simplest(scope: Scope, counterexample: Replay, invariant: str) -> tuple[Scope, Replay]:
-    """The smallest scope in which what is left of the story still breaks the invariant."""
+    """Return the smallest scope in which the reduced counterexample still breaks the invariant, and its replay."""
     counterexample = _least(scope, counterexample, invariant)
     for _ in range(MOST):
         for smaller, names in simpler(scope, counterexample.names):
@@ -164,13 +164,13 @@ def _least(scope: Scope, counterexample: Replay, invariant: str) -> Replay:
 
 
 def _broken(world: Ordered, names: Sequence[str], invariant: str, settling: bool = True) -> Replay | None:
-    """The replay, if it breaks that invariant; `settling`: be it when a calm schedule goes on after it."""
+    """Return the replay if it breaks that invariant; `settling`: also when a calm schedule goes on after it."""
     counterexample = replay(world, names, settling)
     return counterexample if counterexample.broken is not None and counterexample.broken.name == invariant else None
 
 
 def _spoken(world: Ordered, counterexample: Replay) -> list[str]:
-    """The story, and every move of the calm schedule that goes on after it, up to the violation."""
+    """Return the counterexample's moves, and those of the calm schedule after it, up to the violation."""
     state = replay(world, counterexample.names, False).end
     names = list(counterexample.names)
     for after in _until_broken(quiet_schedule(world, state)):
@@ -184,7 +184,7 @@ def _spoken(world: Ordered, counterexample: Replay) -> list[str]:
 
 
 def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
-    """The states, and None for the step that breaks something."""
+    """Yield the states, and None for the step that breaks an invariant."""
     try:
         yield from states
     except Broken:
@@ -192,7 +192,7 @@ def _until_broken(states: Iterator[State]) -> Iterator[State | None]:
 
 
 def _searched(world: Transitions, invariant: str, limit: int) -> Counterexample | None:
-    """The shortest story of this world, if it is small enough."""
+    """Return the shortest counterexample of this world, if it is small enough."""
     try:
         found = shortest(world, limit, lively=invariant in LIVENESS)
     except Broken:
@@ -201,7 +201,7 @@ def _searched(world: Transitions, invariant: str, limit: int) -> Counterexample 
 
 
 def _find(world: Ordered, state: State, text: str) -> tuple[str, Move] | None:
-    """The move of this name, or failing that one of the same kind on the same link, and its name."""
+    """Return the move of this name, or failing that one of the same kind on the same link, and its name."""
     possible = [(name(world, state, move), move) for move in world.moves(state)]
     loose = loosely(text)
     alike = None

@@ -1,4 +1,5 @@
-"""What a story may do without: requests, ranks, engines, particulars of its cluster, budgets; and how it then reads."""
+"""Smaller scopes for a counterexample: without requests, ranks, engines, particulars of the cluster or budgets; and its
+moves by their names there."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ PLAIN |= {
     "done_is_remote": True,
     "concurrent": False,
 }
-"""What a cluster is without its particulars."""
+"""Values of the fields of a plain cluster."""
 FRAMES = ("deliver", "drop", "delay", "duplicate", "late")
 
 
 def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[str]]]:
-    """Smaller scopes to try the story in, and the story in their words."""
+    """Yield smaller scopes to try a counterexample in, and its moves by their names there."""
     for dropped in range(scope.requests if scope.requests > 1 else 0):
         fewer = attrs.evolve(
             scope,
@@ -56,8 +57,8 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
 
 
 def loosely(text: str) -> str:
-    """A name without what a frame says: which of its kind it is on its link is enough. What SYNCs and answers say
-    depends on much that a shorter story does without."""
+    """Return a name without the contents of its frame: its kind and its link are enough. The contents of SYNCs and
+    answers depend on much that a shorter counterexample does without."""
     terms = text.split(" ")
     return " ".join((*terms[:2], *terms[-3:])) if terms[0] in FRAMES else text
 
@@ -67,7 +68,7 @@ def _with(scope: Scope, field: str, value: Any) -> Scope:
 
 
 def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[str]) -> list[str]:
-    """The story of the other requests, by the names they have where there is one less."""
+    """Return the moves of the other requests, by the names that these have where there is one less."""
     if scope.attempts:
         return _without_client(dropped, names)
     old, new = ScopeCluster(scope), ScopeCluster(fewer)
@@ -81,7 +82,8 @@ def _without_request(scope: Scope, fewer: Scope, dropped: int, names: Sequence[s
 
 
 def _without_client(dropped: int, names: Sequence[str]) -> list[str]:
-    """The same where the router names requests: r1 of a client, r1.2 and x1.2 of an attempt, never r1 of a rank."""
+    """Return the moves of the other clients, where the router names requests: r1 of a client, r1.2 and x1.2 of an
+    attempt, never r1 of a rank."""
     number = re.compile(r"(?<![\w.>])([rx])(\d+)(?=\.\d|$)")
 
     def renamed(found: re.Match[str]) -> str:
@@ -93,7 +95,7 @@ def _without_client(dropped: int, names: Sequence[str]) -> list[str]:
 
 
 def _with_one_rank(engine: str, kept: int, names: Sequence[str]) -> list[str]:
-    """The story of one rank of an engine, as rank 0."""
+    """Return the moves of one rank of an engine, as those of rank 0."""
     other = 1 - kept
     pair = r"\br{}->" if engine == "P" else r"->r{}\b"
     gone = re.compile(rf"\b{engine}\.r{other}\b|" + pair.format(other))

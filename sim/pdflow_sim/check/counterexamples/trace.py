@@ -1,5 +1,5 @@
-"""A record of what endpoints were told and answered, told again to the same machine (the etcd idea: a live trace is
-validated by the code that was checked).
+"""Validation of recorded traces: the events of endpoints are fed to the same state machines, which must answer with the
+recorded effects (the etcd idea: a live trace is validated by the code that was checked).
 
 Every event of an events.jsonl goes into fresh endpoints of the scenario that it came from, at its recorded time; each
 must answer with exactly the recorded effects, and the oracle of S1 to S9 watches. A simulated record must agree to the
@@ -29,19 +29,21 @@ CLASSES = classes_of(effects, events, ids, messages, timers, values, router_even
 
 
 class TraceDiffersError(PdflowError):
-    """The record is not what this machine does, or breaks an invariant: which line, and what was expected there."""
+    """A record that this machine does not reproduce, or that breaks an invariant: which line, and what was expected
+    there."""
 
 
 @attrs.define
 class Followed:
-    """How far a record was followed."""
+    """Numbers of events and effects of a record that were followed."""
 
     events: int = 0
     effects: int = 0
 
 
 def follow(scenario: ResolvedScenario, path: Path) -> Followed:
-    """Raises TraceDiffersError, EventsError."""
+    """Feed a record to the endpoints of its scenario and compare their effects. Raises TraceDiffersError,
+    EventsError."""
     header, _ = read_events(path)
     builder = SimulationBuilder(scenario, incarnations=header.incarnations or {})
     # Live, every prompt has token ids, and so names for its blocks.
@@ -73,7 +75,7 @@ def follow(scenario: ResolvedScenario, path: Path) -> Followed:
 
 
 def live_router(builder: SimulationBuilder) -> Router:
-    """As a live one begins: it has heard of nobody, and engines may be told to leave."""
+    """Create a router as a live one starts: it knows no engine as up, and engines may be removed."""
     made = router_of(attrs.evolve(builder.cluster(), changes=True))
     for info in (*made.prefill, *made.decode):
         made.handle(router_events.EngineChanged(info.engine, False), 0)
@@ -81,7 +83,7 @@ def live_router(builder: SimulationBuilder) -> Router:
 
 
 def _turns(path: Path) -> Iterator[tuple[int, EventLine, list[dict[str, Any]]]]:
-    """Each event with its line's number, and the effects that follow it."""
+    """Yield each event with its line number, and the effects that follow it."""
     _, lines = read_events(path)
     event: tuple[int, EventLine] | None = None
     answers: list[dict[str, Any]] = []

@@ -1,1 +1,1 @@
-"""A method's way of moving KV, explored: real memories, shipments and pages in every order that may be."""
+"""Exploration of each method's data path: real memories, shipments and pages, in every possible order."""

@@ -1,4 +1,4 @@
-"""What comes of each move of a world, and what follows of itself."""
+"""The effects of each move of a data path world, and the steps that follow by themselves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pdflow_sim.check.datapath.world import DataPathWorld, request_of
 
 
 class Acts(DataPathWorld):
-    """A world that can be searched."""
+    """A data path world with the effects of its moves, which can be searched."""
 
     # What comes of it.
 
     def after(self, move: Move) -> Acts:
-        """Raises Broken."""
+        """Return the state that a move leads to. Raises Violation."""
         verb, subject, i = move
         other = self.fork()
         act: Callable[..., None] = getattr(other, verb)
@@ -47,7 +47,7 @@ class Acts(DataPathWorld):
                 self.enqueue(r, i)
 
     def enqueue(self, r: int, i: int) -> None:
-        """P asks for room to send it from."""
+        """Let P ask for room in staging memory from which a piece is sent."""
         request = self.request(r)
         room, name = self.source(request.p), self.name(r, i)
         assert room is not None
@@ -161,7 +161,7 @@ class Acts(DataPathWorld):
         self.gone(r, i)
 
     def gone(self, r: int, i: int) -> None:
-        """A posted piece will not land."""
+        """Record that a posted piece will not land."""
         request = self.request(r)
         assert request.shipment is not None
         request.stages[i] = PieceStage.LOST
@@ -180,7 +180,7 @@ class Acts(DataPathWorld):
         self.sent(r, i)
 
     def sent(self, r: int, i: int) -> None:
-        """P needs this piece no more, and nothing of the prompt if that was all."""
+        """Release the room that P no longer needs: that of this piece, and of the whole prompt if all is sent."""
         request = self.request(r)
         assert request.shipment is not None
         if not self.setting.guards.reserves_whole:
@@ -200,7 +200,7 @@ class Acts(DataPathWorld):
             room.release(request.source.pop(name), self.tokens_of(name))
 
     def fail(self, r: int) -> None:
-        """All that it has or waits for comes back."""
+        """Fail a request: all room that it has or waits for is given back."""
         request = self.request(r)
         request.phase = RequestPhase.FAILED
         self.action += f"; r{r} is to be computed again"
@@ -220,7 +220,7 @@ class Acts(DataPathWorld):
         self.seat = r
 
     def load(self, r: int, _: int) -> None:
-        """Into blocks, if it is not there already; and what lies there must be its own, all of it."""
+        """Copy a request into blocks, if it is not there already; all that lies there must be its own."""
         request, room = self.request(r), self.target()
         self.action = f"D loads r{r}, to decode with it"
         request.phase = RequestPhase.LOADED
@@ -260,7 +260,8 @@ class Acts(DataPathWorld):
     # What follows of itself.
 
     def settle(self) -> None:
-        """Who is next has room, and begins; what has to go for it goes, unless it is being sent or copied."""
+        """Give room to the requests and pieces that are next, and evict what has to go for them, unless it is being
+        sent or copied."""
         if self.at_d is not None and self.at_d.staging.waiting:
             self.settle_at_d()
         for p, shared in enumerate(self.at_p):
@@ -292,7 +293,7 @@ class Acts(DataPathWorld):
             self.release(r, name)
 
     def fill(self, r: int, i: int, first: int, read: Callable[[int], Content]) -> None:
-        """A piece comes into the request's blocks, from where `first` is the first token."""
+        """Copy a piece into the request's blocks; `first` is the token at which its source begins."""
         assert self.seat == r
         piece = self.pieces[i]
         for run in runs(piece, first, BLOCK_TOKENS):

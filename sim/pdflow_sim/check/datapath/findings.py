@@ -1,4 +1,4 @@
-"""What may be found on the way of a piece."""
+"""Faults that the exploration of data paths may find."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Finding(Enum):
-    """What is wrong, in words for the table."""
+    """A kind of fault, in words for the table."""
 
     SKIPPED = "a skipped layer"
     INDEX = "an index past the first chunk"
@@ -22,11 +22,11 @@ class Finding(Enum):
 
 
 class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py
-    """An invariant does not hold."""
+    """Raised where an invariant of a data path does not hold."""
 
     def __init__(self, finding: Finding, what: str) -> None:
         super().__init__(what)
         self.finding = finding
         self.what = what
         self.action = ""
-        """What happened, where that is known."""
+        """The move that led to it, in words, where that is known."""

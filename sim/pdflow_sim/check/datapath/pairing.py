@@ -1,7 +1,7 @@
-"""Two engines that make an NCCL group, of which each may want it first, or both at once.
+"""Two engines that form an NCCL group, which either may initiate, or both at once.
 
-Who is rank 0 is `rank_in_group`'s to say. Whoever has joined a group reads nothing until the other has, as the call
-blocks its listener (PR #18242).
+`rank_in_group` decides which engine is rank 0. An engine that has joined a group reads nothing until the other has, as
+the call blocks its listener (PR #18242).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ NEW, PLEASE = "NEW", "asks for NEW"
 
 
 class Pairing:
-    """One state; `search.py` says what it is asked."""
+    """A state of two engines that pair; implements `Explorable` of `search.py`."""
 
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
         self.initiated = [False, False]
         self.joined: list[tuple[str, int] | None] = [None, None]
-        """By engine: who has made the id of the group it has joined, and its rank there."""
+        """By engine: the engine that has made the id of the group it has joined, and its rank there."""
         self.air: tuple[tuple[int, str], ...] = ()
-        """To whom, and what."""
+        """Messages under way: the receiver and the text."""
         self.action = ""
         self.faults = 0
 
@@ -77,11 +77,11 @@ class Pairing:
         self.air += ((1 - e, what),)
 
     def together(self) -> bool:
-        """Both are in one group, as different ranks."""
+        """True if both are in one group, as different ranks."""
         a, b = self.joined
         return a is not None and b is not None and a[0] == b[0] and {a[1], b[1]} == {0, 1}
 
     def at_rest(self) -> None:
-        """Raises Broken unless both are in one group."""
+        """Raise Violation unless both are in one group."""
         if not self.together():
             raise Violation(Finding.GROUPS, "each waits for the other in another group")

@@ -1,4 +1,4 @@
-"""One request on its way: what each of its pieces has come to, and where it has room."""
+"""The state of one explored request: the stage of each of its pieces, and the room that it has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pdflow.protocol.values import Allocation
 
 
 class PieceStage(IntEnum):
-    """Of a piece."""
+    """The stage of a piece."""
 
     TO_COME = 0
     COMPUTED = 1
     READY = 2
     POSTED = 3
-    """Waits for D: its listener, or room."""
+    """Waiting for D: its listener, or room."""
     TAKEN = 4
     """On its way into D's memory."""
     LANDED = 5
@@ -24,7 +24,7 @@ class PieceStage(IntEnum):
 
 
 class RequestPhase(IntEnum):
-    """Of a request."""
+    """The phase of a request."""
 
     UNASKED = 0
     ASKED = 1
@@ -48,10 +48,10 @@ class ExploredRequest:
         self.stages = [PieceStage.TO_COME] * pieces
         self.shipment: Shipment | None = None
         self.source: dict[str, Allocation] = {}
-        """By name, where P has it beside its blocks."""
+        """By name, its allocations in P's staging memory."""
         self.target: dict[str, Allocation] = {}
         self.known: Hashable = None
-        """Its fingerprint, once asked for."""
+        """Cached fingerprint."""
 
     def fork(self) -> ExploredRequest:
         other = ExploredRequest(self.p, 0)

@@ -1,4 +1,4 @@
-"""A memory on a piece's way, with what lies in every cell of it: which request's token, of which layer."""
+"""Explored staging memory, with the contents of every cell: which request's token, of which layer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pdflow.protocol.values import Allocation
 from pdflow_sim.check.datapath.findings import Finding, Violation
 
 TOKEN_BYTES = 4096
-"""Of one layer: a ring's step, so that no part is larger than what lies in it."""
+"""Bytes of a token of one layer: a ring's step, so that no part is larger than its contents."""
 
 Content: TypeAlias = "tuple[int, int, int] | None"
-"""Request, layer, token; None for bytes that nobody has written since they were given out."""
+"""Request, layer, token; None for bytes that have not been written since they were given out."""
 
 
 class ExploredRoom:
-    """Who has room is a real Staging's to say."""
+    """A real `Staging`, which decides who has room, and the contents of its cells."""
 
     __slots__ = ("cells", "known", "staging")
 
     def __init__(self, staging: Staging, cells: dict[Hashable, Content]) -> None:
         self.staging = staging
         self.cells = cells
-        """Of all parts that are held, by where they lie."""
+        """Contents of all parts that are held, by address."""
         self.known: Hashable = None
-        """Its fingerprint, once asked for: it is not changed after that."""
+        """Cached fingerprint: the memory is not changed once it has been asked for."""
 
     def address(self, allocation: Allocation, layer: int, token: int) -> Hashable:
-        """Of a token, from the beginning of a part; it may lie beyond its end."""
+        """Return the address of a token, counted from the beginning of a part; it may lie beyond the part's end."""
         staging = self.staging
         if isinstance(staging, RingStaging):
             return staging.ring.offset(allocation.blocks[layer] + token * TOKEN_BYTES)
@@ -43,7 +43,7 @@ class ExploredRoom:
         return self.cells.get(self.address(allocation, layer, token))
 
     def admit_waiting(self, tokens_of: Callable[[str], int]) -> Iterator[tuple[str, Allocation]]:
-        """Whoever gets room now; their cells are nobody else's."""
+        """Yield the names that get room now, and their allocations. Raises Violation if a cell is held by another."""
         while (admission := self.staging.admit_next()) is not None:
             name, allocation = admission
             for at in self._of(allocation, tokens_of(name)):

@@ -1,4 +1,5 @@
-"""What each method comes to in each dialect: nothing with our guards; as published, what its original is known for."""
+"""Rows of the data path table: the faults found of each method in each dialect. With our guards there are none; as
+published, those that the original is known for."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ PUBLISHED: Final[dict[str, frozenset[Finding]]] = {
     "cpu-staged": frozenset({Finding.INDEX, Finding.RING, Finding.PEER}),
     "kv-store": frozenset({Finding.SALT}),
 }
-"""What must be found of a method as it was published (SEED_SYSTEMS sections 1 to 3). Of the others nothing: NIXL's
-faults are its messages', which scopes and races show in `vllm-stock`."""
+"""Faults that must be found of a method as it was published (SEED_SYSTEMS sections 1 to 3). Other methods have none:
+NIXL's faults are in its messages, which scopes and races show in `vllm-stock`."""
 
 
 @attrs.frozen(kw_only=True)
 class DataPathRow:
-    """One method in one dialect, over all its worlds."""
+    """The result for one method in one dialect, over all its worlds."""
 
     method: str
     dialect: str
@@ -37,7 +38,7 @@ class DataPathRow:
     transitions: int
     counterexamples: dict[Finding, tuple[str, ...]]
     missed: tuple[str, ...]
-    """Moves that should have been made, and were not; and findings."""
+    """Moves that should have been made, and findings that should have been found, and were not."""
 
     @property
     def expected(self) -> frozenset[Finding]:
@@ -49,7 +50,7 @@ class DataPathRow:
 
 
 def explorables(method: Method, dialect: str) -> list[Explorable]:
-    """Two requests of one P, and of a P each."""
+    """Return the worlds of a method: two requests of one P, and of a P each."""
     pipeline_policy = method.pipeline_policy(dialect)
     if method.stores:
         return [StoreWorld(pipeline_policy)]
@@ -74,7 +75,7 @@ def row(method: Method, dialect: str) -> DataPathRow:
 
 
 def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) -> set[str]:
-    """Without which a row that is clean would say little."""
+    """Return the moves and findings that are missing, without which a clean row would say little."""
     if dialect == AS_PUBLISHED:
         known = PUBLISHED.get(method.name, frozenset())
         return {finding.value for finding in known if not any(finding in one.counterexamples for one in each)}
@@ -88,7 +89,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
 
 
 def selected_rows(names: list[str], dialect: str | None) -> list[tuple[Method, str]]:
-    """Which rows, in this order. What is published is `vllm-stock` in the protocol's words; where pieces go,
-    `vllm-compat` is strict, and not looked at again."""
+    """Return the rows to compute, in this order. `as-published` is `vllm-stock` in the protocol's words; where pieces
+    go, `vllm-compat` is strict, and not looked at again."""
     dialects = {None: (STRICT, AS_PUBLISHED), "strict": (STRICT,), "vllm-stock": (AS_PUBLISHED,)}.get(dialect, ())
     return [(METHODS[name], one) for name in names for one in dialects]

@@ -1,5 +1,5 @@
-"""Breadth first through every state, past what is found: each finding once, by the shortest of the stories that lead to
-it with the fewest faults.
+"""Breadth first search of every state, which goes on after a finding: each finding once, by the shortest of the
+counterexamples that lead to it with the fewest faults.
 
 `sim/pdflow_sim/check/search/search.py` stops at the first violation, keeps states as numbers and asks of each whether
 it can end. Here one search has to show several faults, states are few, and each move goes forward: what cannot end has
@@ -21,39 +21,39 @@ Move: TypeAlias = tuple[str, int, int]
 
 
 class Explorable(Protocol):
-    """What is searched."""
+    """A state that can be searched."""
 
     action: str
     faults: int
-    """How many may still happen."""
+    """Number of faults that may still happen."""
 
     def moves(self) -> Iterable[Move]: ...
 
     def after(self, move: Move) -> Explorable:
-        """Raises Broken."""
+        """Return the state that a move leads to. Raises Violation."""
 
     def at_rest(self) -> None:
-        """Judge a state without moves. Raises Broken."""
+        """Check a state without moves. Raises Violation."""
 
     def fingerprint(self) -> Hashable: ...
 
 
 @attrs.define
 class Explored:
-    """What there is, and what was found."""
+    """The size of an explored world, and what was found in it."""
 
     states: int = 0
     transitions: int = 0
     ends: int = 0
     """States without moves in which all is well."""
     done: set[str] = attrs.field(factory=set)
-    """Which moves there were."""
+    """Verbs of the moves that were made."""
     counterexamples: dict[Finding, tuple[str, ...]] = attrs.field(factory=dict)
-    """Each as it went, its last line being what is wrong."""
+    """By finding, the moves in order and last what is wrong."""
 
 
 def explore(start: Explorable) -> Explored:
-    """Every state. A state in which something is wrong leads nowhere."""
+    """Explore every state. A state in which something is wrong leads nowhere."""
     found = Explored()
     seen = {start.fingerprint()}
     before: list[tuple[int, str]] = [(-1, "")]
@@ -61,7 +61,7 @@ def explore(start: Explorable) -> Explored:
     frontier = [(0, start)]
 
     spared: dict[Finding, int] = {}
-    """The faults that a story did without."""
+    """By finding, the most unused faults of a counterexample found."""
 
     def record_violation(broken: Violation, number: int, faults: int) -> None:
         if faults > spared.get(broken.finding, -1):

@@ -14,21 +14,22 @@ from pdflow_sim.check.datapath.room import TOKEN_BYTES
 
 TOKENS = 4
 EDGE = 3
-"""Where the first chunk ends: within a block."""
+"""Token at which the first chunk ends: within a block."""
 BLOCK_TOKENS = 2
 LAYER_BYTES = TOKENS * TOKEN_BYTES
-"""Of one layer."""
+"""Bytes of one layer."""
 
 
 @attrs.frozen
 class Setting:
-    """One method, in one dialect; both requests' P are the same, or each has its own."""
+    """The parameters of a data path world: a method in a dialect, and one P for both requests or one for each
+    (`ps`)."""
 
     method: Method
     pipeline_policy: PipelinePolicy
     ps: int
     faults: int = 1
-    """How many pieces may be lost, or P's die."""
+    """Number of faults: pieces lost, or P engines that die."""
 
     @property
     def guards(self) -> Guards:
@@ -40,17 +41,17 @@ class Setting:
 
     @property
     def layers(self) -> int:
-        """What goes whole has its layers in one."""
+        """Layers of a prompt; 1 where a prompt is sent whole."""
         return 2 if self.method.in_pieces else 1
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """In the order of their being computed."""
+        """The pieces of a prompt, in the order in which they are computed."""
         edges = (0, EDGE, TOKENS) if self.method.grain is Grain.LAYER_CHUNK else (0, TOKENS)
         return tuple(Piece(layer, start, stop) for start, stop in pairwise(edges) for layer in range(self.layers))
 
     def memory(self, memory: MemoryKind) -> Staging:
-        """An empty one, with room for one prompt."""
+        """Create an empty staging memory with room for one prompt."""
         size = KvSize(self.layers, TOKEN_BYTES)
         whole = self.layers * LAYER_BYTES
         # Of two layers one lies on the GPU, and one in the host's pool.

@@ -1,8 +1,8 @@
 """A store between P and D: two prompts that begin alike are put and got in every order, in a memory that evicts.
 
-Who has room, what is found and what goes is the real `StoreMemory`; under which keys, `kv_store_keys`. Of each block it
-is known what has been written to it. Each of P and D is a process, and where processes salt their keys their salts
-differ.
+The real `StoreMemory` decides what has room, what is found and what is evicted; `kv_store_keys` makes the keys. Of each
+block it is known what has been written to it. Each of P and D is a process, and where processes salt their keys their
+salts differ.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ P_SALT, D_SALT = 1, 2
 
 
 class StoreRequestPhase(IntEnum):
-    """Of a request."""
+    """The phase of a request."""
 
     TO_COME = 0
     WAITING = 1
-    """P wants room."""
+    """P waits for room."""
     PUTTING = 2
     PUT = 3
     GETTING = 4
@@ -41,17 +41,17 @@ class StoreRequestPhase(IntEnum):
 
 
 class StoreWorld:
-    """One state; `search.py` says what it is asked."""
+    """A state of the store, P and D; implements `Explorable` of `search.py`."""
 
     def __init__(self, pipeline_policy: PipelinePolicy) -> None:
         self.salts = pipeline_policy.salts_keys
         self.memory = StoreMemory(NUM_BLOCKS, keeps=True)
         self.phases = [StoreRequestPhase.TO_COME] * len(PROMPTS)
         self.puts: list[Allocation | None] = [None] * len(PROMPTS)
-        """What P holds: room for what it writes, then all of the prompt."""
+        """Allocations that P holds: room for what it writes, then all of the prompt."""
         self.gets: list[Allocation | None] = [None] * len(PROMPTS)
         self.cells: dict[int, Tokens] = {}
-        """By block, all tokens up to its last."""
+        """By block, all tokens of the prompt up to the block's last."""
         self.action = ""
         self.faults = 0
 
@@ -80,7 +80,7 @@ class StoreWorld:
                 yield ("lapse", r, 0)
 
     def after(self, move: Move) -> StoreWorld:
-        """Raises Broken."""
+        """Return the state that a move leads to. Raises Violation."""
         other = deepcopy(self)
         verb, r, _ = move
         try:
@@ -144,7 +144,7 @@ class StoreWorld:
         self.memory.release(held.generation, 0)
 
     def at_rest(self) -> None:
-        """All has ended, and nothing is held. Raises Broken."""
+        """Check that all requests have ended and nothing is held. Raises Violation."""
         left = [f"r{r}" for r, phase in enumerate(self.phases) if phase < StoreRequestPhase.DONE]
         if left:
             raise Violation(Finding.STUCK, f"{' and '.join(left)} cannot end")
@@ -155,6 +155,6 @@ class StoreWorld:
 
 
 def contents(r: int) -> list[Tokens]:
-    """What each block of a prompt stands for: all tokens up to its end."""
+    """Return the contents of each block of a prompt: all tokens up to the block's end."""
     prompt = PROMPTS[r]
     return [prompt[:stop] for stop in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]

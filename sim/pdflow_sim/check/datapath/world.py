@@ -1,8 +1,8 @@
 """Engines that compute, copy, send, take in and load pieces, one move at a time: states, and what may happen.
 
-What decides is the product's: `Staging` who has room, `Shipment` what may be posted and how it ended, `runs` where
-tokens go, `Guards` what the originals lack. Here is what stands around them: who computes in what order, lanes, faults;
-and of every cell whose token lies in it. Messages are not here: the endpoints have scopes of their own.
+The product's code decides: `Staging` which piece has room, `Shipment` what may be posted and how it ended, `runs` where
+tokens go, `Guards` what the originals lack. This module has what surrounds them: the order of computing, lanes, faults,
+and which token lies in every cell. Messages are not here: the endpoints have scopes of their own.
 
 Whatever happens, something goes on that never goes back. So what can't end comes to a state without moves.
 """
@@ -25,7 +25,7 @@ Forked = TypeVar("Forked", bound="DataPathWorld")
 
 
 class DataPathWorld:
-    """One state, and what may happen in it. What comes of that: `acts.py`."""
+    """A state of the data path, and the moves that are possible in it; their effects are in `acts.py`."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -35,19 +35,19 @@ class DataPathWorld:
         self.at_p = [self.room(method.p_memory) for _ in range(setting.ps)]
         self.at_d = self.room(method.d_memory)
         self.seat: int | None = None
-        """Whose all of D's blocks are: its table is 0, 1 and so on."""
+        """The request that has all of D's blocks: its block table is 0, 1 and so on."""
         self.blocks: dict[tuple[int, int, int], Content] = {}
-        """By block, offset and layer."""
+        """Contents of D's blocks, by block, offset and layer."""
         self.line: list[tuple[int, int]] = []
         """Pieces that wait for D's listener."""
         self.deaf = False
-        """The listener has ended."""
+        """Whether D's listener has ended."""
         self.dead: int | None = None
         self.faults = setting.faults
         self.action = ""
         """What happened last, in words."""
         self.own: set[int] = set()
-        """By id, what no other state shares: only that may be changed."""
+        """Ids of the objects that no other state shares: only these may be changed."""
 
     def room(self, memory: MemoryKind) -> ExploredRoom | None:
         return None if memory is MemoryKind.BLOCKS else ExploredRoom(self.setting.memory(memory), {})
@@ -69,7 +69,7 @@ class DataPathWorld:
         return requests, memories, self.seat, blocks, tuple(self.line), self.deaf, self.dead, self.faults
 
     def request(self, r: int) -> ExploredRequest:
-        """To be changed."""
+        """Return a request, to be changed."""
         request = self.requests[r]
         if id(request) not in self.own:
             request = self.requests[r] = request.fork()
@@ -77,7 +77,7 @@ class DataPathWorld:
         return request
 
     def source(self, p: int) -> ExploredRoom | None:
-        """A P's memory, to be changed."""
+        """Return the staging memory of a P, to be changed."""
         room = self.at_p[p]
         if room is not None and id(room) not in self.own:
             room = self.at_p[p] = room.fork()
@@ -85,7 +85,7 @@ class DataPathWorld:
         return room
 
     def target(self) -> ExploredRoom | None:
-        """D's memory, to be changed."""
+        """Return D's staging memory, to be changed."""
         if self.at_d is not None and id(self.at_d) not in self.own:
             self.at_d = self.at_d.fork()
             self.own.add(id(self.at_d))
@@ -94,7 +94,7 @@ class DataPathWorld:
     # What may happen.
 
     def moves(self) -> Iterator[Move]:
-        """In what order ever. No deadline helps."""
+        """Yield all possible moves, in whatever order. There are no deadlines."""
         for p in range(self.setting.ps):
             r = self.next_prompt(p)
             if r is not None:
@@ -126,7 +126,7 @@ class DataPathWorld:
             yield ("die", self.setting.ps - 1, 0)
 
     def next_prompt(self, p: int) -> int | None:
-        """Whose prompt P goes on with; None if it has none left, or has to wait."""
+        """Return the request whose prompt P computes next; None if it has none left, or has to wait."""
         pipeline_policy = self.setting.pipeline_policy
         if p == self.dead:
             return None
@@ -146,13 +146,14 @@ class DataPathWorld:
         return None
 
     def has_room(self, r: int) -> bool:
-        """Whether what has been computed of it lies where it is sent from, or may."""
+        """True if all that has been computed of a request has room where it is sent from."""
         request = self.requests[r]
         computed = [i for i, stage in enumerate(request.stages) if stage is PieceStage.COMPUTED]
         return all(self.name(r, i) in request.source for i in computed)
 
     def to_copy(self, r: int) -> list[int]:
-        """What P may copy next: a piece as soon as it is computed, or all that has room when the prompt is."""
+        """Return the pieces that P may copy next: a piece as soon as it is computed, or all that has room when the
+        prompt is."""
         request = self.requests[r]
         found = [
             i
@@ -183,13 +184,13 @@ class DataPathWorld:
         return sum(stage is PieceStage.TAKEN for request in self.requests for stage in request.stages)
 
     def name(self, r: int, i: int) -> str:
-        """Under which a piece has room: its prompt's, or its own."""
+        """Return the name under which a piece has room: its prompt's, or its own."""
         return f"r{r}" if self.setting.guards.reserves_whole else f"r{r}.{i}"
 
     # What must be so.
 
     def check_data(self, r: int) -> None:
-        """Every token of every layer is in its cell. Raises Broken."""
+        """Check that every token of every layer is in its cell. Raises Violation."""
         request = self.requests[r]
         for layer in range(self.setting.layers):
             for token in range(TOKENS):
@@ -200,7 +201,7 @@ class DataPathWorld:
                     raise Violation(finding, f"r{r} decodes with {content} as token {token} of layer {layer}")
 
     def at_rest(self) -> None:
-        """Nothing can happen any more: all has ended, and nothing is kept. Raises Broken."""
+        """Check, where nothing can happen any more, that all have ended and nothing is kept. Raises Violation."""
         memories = [memory for memory in (*self.at_p, self.at_d) if memory is not None]
         left = [f"r{r}" for r, request in enumerate(self.requests) if request.phase < RequestPhase.DONE]
         if self.deaf:
@@ -220,14 +221,14 @@ class DataPathWorld:
     # Small words.
 
     def cell(self, room: ExploredRoom, allocations: dict[str, Allocation], r: int, i: int, token: int) -> Hashable:
-        """Where a piece's token lies in a memory."""
+        """Return the address of a piece's token in a memory."""
         piece = self.pieces[i]
         if self.setting.guards.reserves_whole:
             return room.address(allocations[self.name(r, i)], piece.layer, token)
         return room.address(allocations[self.name(r, i)], 0, token - piece.start)
 
     def tokens(self, i: int) -> int:
-        """For how many tokens room is asked with this piece."""
+        """Return for how many tokens room is requested with this piece."""
         whole = self.setting.guards.reserves_whole
         return TOKENS if whole else self.pieces[i].stop - self.pieces[i].start
 

@@ -1,7 +1,7 @@
-"""P's engine where a prompt goes before all of it is computed, or by way of memory beside the blocks: the real
-strategies of `pdflow/serving`, and a small engine that computes in steps.
+"""P's engine where a prompt is sent before all of it is computed, or by way of staging memory: the real strategies of
+`pdflow/serving`, and a small engine that computes in steps.
 
-What it may do next stands in its body (`choices`): which prompt it begins or ends, unless its core has it stand still;
+Its body gives what it may do next (`choices`): which prompt it begins or ends, unless its core has it stand still;
 whose copies have ended, where those take time.
 """
 
@@ -38,7 +38,7 @@ from pdflow_sim.check.engines.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, 
 
 
 class Chunk(Value, frozen=True, gc=False):
-    """P's engine begins a step that computes a prompt up to this token."""
+    """Event: P's engine begins a step that computes a prompt up to this token."""
 
     handle: Handle
     source: Allocation
@@ -46,7 +46,7 @@ class Chunk(Value, frozen=True, gc=False):
 
 
 class LayerOutcome(Value, frozen=True, gc=False):
-    """The step that computes a prompt up to this token has computed this layer."""
+    """Event: the step that computes a prompt up to this token has computed this layer."""
 
     handle: Handle
     known: int
@@ -54,12 +54,12 @@ class LayerOutcome(Value, frozen=True, gc=False):
 
 
 def step_of(handle: Handle, known: int) -> int:
-    """Each prompt has steps of its own. They are called after the number in its name."""
+    """Return the number of a step. Each prompt has steps of its own, numbered after the number in its name."""
     return int(handle[1:]) * 100 + known
 
 
 class LayeredPrefillRole(PrefillRole):
-    """P's, where a prompt goes before all of it is computed, or from memory beside the blocks (`staging`)."""
+    """The role of a P that sends prompts before they are computed in full, or from staging memory (`staging`)."""
 
     __slots__ = ("copies", "outgoing", "plan", "staging", "steps")
     takes = PrefillRole.takes | {PostWrite}
@@ -72,7 +72,7 @@ class LayeredPrefillRole(PrefillRole):
         self.steps = RunningSteps(plan.layers)
         self.outgoing: dict[Handle, StagedSend] = {}
         self.copies: tuple[CopiedOut, ...] = ()
-        """What will be said of copies that are under way."""
+        """Events that the copies under way will end with."""
 
     @property
     def cells(self) -> dict[Handle, Any]:
@@ -120,7 +120,7 @@ class LayeredPrefillRole(PrefillRole):
         return staged
 
     def as_reported(self, event: Any) -> Any:
-        """Where D reads, a prompt lies where it has room."""
+        """Return the event with the protocol's name of the prompt's memory. Where D reads, that must be its room."""
         if not isinstance(event, (PrefillBegun, PrefillFinished)):
             return event
         staged = self.plan.staged[event.xid]
@@ -137,7 +137,7 @@ class LayeredPrefillRole(PrefillRole):
     # The engine.
 
     def choices(self) -> tuple[tuple[str, Handle], ...]:
-        """A step that has begun goes on, whatever the engine waits for."""
+        """Return the possible moves of the engine. A step that has begun goes on, whatever the engine waits for."""
         found: list[tuple[str, Handle]] = []
         by_chunk = self.plan.method.grain is Grain.LAYER_CHUNK
         for handle, (phase, _) in sorted(self.seqs.items()):
@@ -166,7 +166,7 @@ class LayeredPrefillRole(PrefillRole):
         core.feed(core.role, LayerReady(step_of(move.handle, move.known), move.layer), 0)
 
     def fails(self, core: Core, move: Fails) -> None:
-        """What the protocol may send from its blocks stays in them."""
+        """Give up a prompt. If the protocol may be sending it from its blocks, it stays in them."""
         phase, source = self.seq(move.handle, *self.unfinished)
         if phase == BEGUN and self.staging is None:
             self.seqs[move.handle] = (COMPUTED, source)
@@ -180,7 +180,7 @@ class LayeredPrefillRole(PrefillRole):
         self.run_out(core, effect.handle)
 
     def run_out(self, core: Core, handle: Handle) -> None:
-        """A step that has begun goes on without it."""
+        """Let the steps of a prompt that have begun go on without it."""
         for step in [step for step in self.steps.chunks if step // 100 == step_of(handle, 0) // 100]:
             for layer in range(self.steps.ready[step], self.plan.layers):
                 core.feed(core.role, LayerReady(step, layer), 0)
@@ -190,7 +190,7 @@ class LayeredPrefillRole(PrefillRole):
         super().free(emitted, effect)
 
     def offer(self, emitted: list[Any], effect: OfferPiece) -> None:
-        """It is in blocks, or has been copied from them, and nobody else has had them meanwhile."""
+        """Pass a piece on. The engine must still have its prompt, so its blocks have not been given to another."""
         self.seq(effect.handle)
         emitted.append(effect)
 

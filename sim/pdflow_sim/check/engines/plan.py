@@ -1,7 +1,7 @@
-"""What the engines of a transfer method's world have in common, and what their bodies say beside their cores' effects.
+"""Common parts of the engines in a transfer method's world, and the effects that their bodies add to their cores'.
 
-The protocol knows a place beside the blocks by the name that blocks would have in this world: which number the memory
-gave it depends on who came before, and means nothing.
+The protocol names room in staging memory as it would name blocks in this world: the number that the memory gave it
+depends on earlier requests, and means nothing.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ LAYER_BYTES = 4096
 
 
 class WaitsForRoom(Value, frozen=True, gc=False):
-    """Somebody has no room beside the blocks of this engine yet."""
+    """Effect: a prompt or request waits for room in the staging memory of this engine."""
 
 
 class Copied(Value, frozen=True, gc=False):
-    """A copy of this request, or prompt, has ended."""
+    """Event: a copy of this request, or prompt, has ended."""
 
     handle: Handle
 
 
 @attrs.frozen(kw_only=True)
 class EnginePlan:
-    """See the module."""
+    """The method of a world, the shape of its engines, and the names of staged prompts."""
 
     scope: Scope
     method: Method
     pipeline_policy: PipelinePolicy
     layers: int
-    """Of the model: as few as show what the method's pieces are."""
+    """Layers of the model: as few as show what the method's pieces are."""
     ranks: int
-    """Of P."""
+    """Ranks of P."""
     staged: dict[Handle, Allocation]
-    """What the protocol calls the blocks of each prompt at P and of each request at D, or what is instead of them."""
+    """The protocol's names of the blocks of each prompt at P and of each request at D, or of the room instead of
+    them."""
 
     @property
     def layered(self) -> bool:
-        """P's core hears of more than that a prompt is computed."""
+        """Whether P's core gets more events than that a prompt is computed."""
         return self.pipeline_policy.early or self.method.staged_at_p
 
     def memory(self, memory: MemoryKind, prompts: int) -> Staging:
-        """An empty one with room for so many."""
+        """Create an empty staging memory with room for so many prompts."""
         size = KvSize(self.layers, LAYER_BYTES // TOKENS)
         whole = size.layers * LAYER_BYTES
         split = memory is MemoryKind.BUFFER  # Each prompt has a layer on the GPU and one in the host's pool.
@@ -60,17 +61,17 @@ class EnginePlan:
 
 
 def kept(staging: Staging | None) -> dict[str, Any]:
-    """By name, who waits for room or has some."""
+    """Return, by name, the requests that wait for room or have some."""
     return {} if staging is None else {**staging.waiting, **dict(staging.held.values())}
 
 
 def holder(staging: Staging, staged: Allocation) -> Handle:
-    """Who has room there; "" if nobody does."""
+    """Return the name that holds this room; "" if none does."""
     return staging.held.get(staged.generation, ("", ()))[0]
 
 
 def as_it_is(staging: Staging | None) -> tuple[Any, ...]:
-    """As a value, with where a ring goes on."""
+    """Return the state of a staging memory as a value, with the head of a ring."""
     if staging is None:
         return ()
     ring = getattr(staging, "ring", None)

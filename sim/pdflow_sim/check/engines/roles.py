@@ -1,5 +1,4 @@
-"""What one engine does with its requests, as the endpoint of another kind that it is to the explorer: the real core of
-`pdflow/serving`, and a small engine behind it.
+"""Engines as endpoints of the explorer: the real core of `pdflow/serving`, and a small engine behind it.
 
 All choice lies in what the engine does next, which is a move: it admits, computes, fails, reports. What a core asks of
 the engine is done at once, and answered in the same turn. A body is data; a core is made of it for one event, and the
@@ -42,16 +41,16 @@ from pdflow.serving.sending import Sending
 from pdflow_sim.check.scopes.scope import Scope
 
 WEIGHTS = 1
-"""What every model computes with."""
+"""Weights of every model."""
 QUEUED, LOADING, RUNNING, COMPUTED, BEGUN, UNREPORTED = 1, 2, 3, 4, 5, 6
-"""Where a sequence is in the engine. At P: BEGUN, a part of its prompt is computed; UNREPORTED, all of it is, and the
-engine has not said so; COMPUTED, its blocks are the protocol's."""
+"""The phases of a sequence in the engine. At P: BEGUN, a part of its prompt is computed; UNREPORTED, all of it is, and
+the engine has not said so; COMPUTED, its blocks are the protocol's."""
 Seq: TypeAlias = tuple[int, Allocation | None]
-"""Where it is, and the blocks that it has."""
+"""The phase of a sequence, and the blocks that it has."""
 
 
 class Admits(Value, frozen=True, gc=False):
-    """D's engine gives a request blocks, and has the first tokens of its prompt."""
+    """Event: D's engine gives a request blocks, and has the first tokens of its prompt."""
 
     handle: Handle
     allocation: Allocation
@@ -59,63 +58,63 @@ class Admits(Value, frozen=True, gc=False):
 
 
 class Reports(Value, frozen=True, gc=False):
-    """The engine says what it has done, where it does not at once: that it has admitted, or computed."""
+    """Event: the engine reports that it has admitted, or computed, where it does not do so at once."""
 
     handle: Handle
 
 
 class Ends(Value, frozen=True, gc=False):
-    """D's engine has generated a request's last token."""
+    """Event: D's engine has generated a request's last token."""
 
     handle: Handle
 
 
 class Preempts(Value, frozen=True, gc=False):
-    """D's engine takes a request's blocks for others, and computes it anew when it has some again."""
+    """Event: D's engine takes a request's blocks for others, and computes it anew when it has some again."""
 
     handle: Handle
 
 
 class Loads(Value, frozen=True, gc=False):
-    """The engine decodes from what has landed."""
+    """Effect: the engine decodes from what has landed."""
 
     handle: Handle
 
 
 class PromptReady(Value, frozen=True, gc=False):
-    """P's core tells the protocol of a prompt that can be sent: `all` of it, or its beginning."""
+    """Effect: P's core reports to the protocol a prompt that can be sent: `all` of it, or its beginning."""
 
     handle: Handle
     all: bool
 
 
 class Withdrawn(Value, frozen=True, gc=False):
-    """P's core has the protocol give up a prompt, whose room is wanted."""
+    """Effect: P's core has the protocol give up a prompt, whose room is wanted."""
 
     handle: Handle
 
 
 class GivenBack(Value, frozen=True, gc=False):
-    """The core gives back blocks that the protocol has never heard of."""
+    """Effect: the core gives back blocks that the protocol never knew."""
 
     allocation: Allocation
 
 
 class Computes(Value, frozen=True, gc=False):
-    """P's engine has computed a prompt."""
+    """Event: P's engine has computed a prompt."""
 
     handle: Handle
     source: Allocation
 
 
 class Fails(Value, frozen=True, gc=False):
-    """P's engine gives a prompt up of its own accord."""
+    """Event: P's engine gives a prompt up of its own accord."""
 
     handle: Handle
 
 
 class SchedulerStub:
-    """The scheduler's endpoint, as a core sees it here: what it is told is kept, what it has wanted is passed in."""
+    """A stand-in for the scheduler's endpoint: it keeps the events that a core sends, and returns effects passed in."""
 
     timed = False
 
@@ -136,7 +135,7 @@ class SchedulerStub:
 
 
 class RequestedEffects:
-    """In the place of the event that made an endpoint want this."""
+    """Replaces the event that led an endpoint to this effect."""
 
     __slots__ = ("effect",)
 
@@ -145,11 +144,11 @@ class RequestedEffects:
 
 
 class Role:
-    """A body: the requests that the core knows, and the engine's sequences."""
+    """The body of an engine: the requests that its core knows, and its sequences."""
 
     __slots__ = ("awaited", "dropping", "engine", "requests", "scope", "seqs", "unreported")
     takes: frozenset[type] = frozenset()
-    """Effects of its endpoints that mean something to its core."""
+    """Effects of the engine's endpoints that its core handles."""
 
     def __init__(self, engine: EngineId, scope: Scope) -> None:
         self.engine = engine
@@ -159,11 +158,11 @@ class Role:
         self.dropping: dict[Handle, bool] = {}
         self.seqs: dict[Handle, Seq] = {}
         self.unreported: tuple[tuple[Handle, int], ...] = ()
-        """Admissions that the engine has not told of, with the tokens that it has of each."""
+        """Admissions that the engine has not reported, with the tokens that it has of each."""
 
     @property
     def cells(self) -> dict[Handle, Any]:
-        """What must be empty at rest."""
+        """Return the tables that must be empty at rest."""
         return {**self.seqs, **self.requests, **self.awaited}
 
     def armed(self) -> tuple[Any, ...]:
@@ -175,20 +174,20 @@ class Role:
         return other
 
     def copied_to(self, other: Role) -> None:
-        """The common part of a fork."""
+        """Copy the common part of a fork."""
         other.requests = {handle: request.fork() for handle, request in self.requests.items()}
         other.awaited, other.dropping = self.awaited.copy(), self.dropping.copy()
         other.seqs, other.unreported = self.seqs.copy(), self.unreported
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Requests in an order of their own: nothing that a core of this kind does depends on that of their coming."""
+        """Return the state as a value, requests sorted: nothing that a core does depends on their order of arrival."""
         requests = tuple([self.requests[handle].fingerprint() for handle in sorted(self.requests)])
         kept = tuple(sorted(self.awaited)), tuple(sorted(self.dropping.items())), tuple(sorted(self.unreported))
         return requests, *kept, tuple(sorted(self.seqs.items()))
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        """What the scheduler's endpoint is told, and what is said to whoever asked. Raises AssertionError for what an
-        engine would not bear."""
+        """Handle an event; return the events for the scheduler's endpoint and the other effects. Raises AssertionError
+        for what an engine would not accept."""
         stub, emitted = SchedulerStub(), list[Any]()
         port = Port(self.engine, stub, 1)
         core = self.core(port, emitted)
@@ -206,32 +205,32 @@ class Role:
     # What subclasses say.
 
     def as_reported(self, event: Any) -> Any:
-        """What the protocol is told, with allocations under the names that they have in this world."""
+        """Return the event as reported to the protocol, with the names that allocations have in this world."""
         return event
 
     def shadow_events(self, events: list[Any]) -> list[Any]:
-        """What the judge is to know besides, when an event has been handled and this is told."""
+        """Return further effects for the invariant checker, when a handled event has led to these events."""
         return []
 
     def choices(self) -> tuple[tuple[str, Handle], ...]:
-        """What the engine may do next, and with which request, where only it knows."""
+        """Return the moves that the engine may make next, and with which request, where only it knows."""
         return ()
 
     def core(self, port: Port, emitted: list[Any]) -> Core:
-        """A core of these requests."""
+        """Create a core of these requests."""
         raise NotImplementedError
 
     def moves(self) -> dict[type, Callable[[Any, Any], None]]:
-        """What the engine may do."""
+        """Return the handlers of the engine's moves, by event type."""
         raise NotImplementedError
 
     def handled(self, core: Core) -> None:
-        """What of the core is no table, and has to be kept."""
+        """Keep the state of the core that is in no shared table."""
 
     # The engine.
 
     def nothing(self, port: Port, effect: Any) -> None:
-        """Nothing of this world."""
+        """Ignore an effect that has no meaning in this world."""
 
     def seq(self, handle: Handle, *where: int) -> Seq:
         found = self.seqs.get(handle)
@@ -245,7 +244,7 @@ class Role:
 
 
 class DecodeRole(Role):
-    """D's."""
+    """The role of a decode engine."""
 
     __slots__ = ()
     takes = frozenset({Enqueue, Commit, Resolve, FreeBlocks})
@@ -256,7 +255,7 @@ class DecodeRole(Role):
         return core
 
     def decoding(self, landing: Landing, port: Port, emitted: list[Any]) -> DecodeCore:
-        """A core that lands so; it has not begun."""
+        """Create a core with this landing; it has not begun."""
         core = DecodeCore(WEIGHTS, landing)
         core.add(port)
         requests = core.requests
@@ -289,7 +288,7 @@ class DecodeRole(Role):
             self.reports(core, Reports(move.handle))
 
     def reports(self, core: Core, move: Reports) -> None:
-        """It may have been dropped meanwhile."""
+        """Report an admission to the core. The request may have been dropped meanwhile."""
         (hit_tokens,) = (here for handle, here in self.unreported if handle == move.handle)
         self.unreported = tuple(one for one in self.unreported if one[0] != move.handle)
         allocation = self.seq(move.handle, LOADING)[1]
@@ -313,25 +312,25 @@ class DecodeRole(Role):
         self.seqs[move.handle] = (RUNNING, None)
 
     def drop(self, core: Core, effect: Drop) -> None:
-        """Blocks of what is loading are left, since a WRITE may still land."""
+        """Drop a request. Blocks of one that is loading are left to the protocol, since a WRITE may still land."""
         phase, allocation = self.seqs.pop(effect.handle, (0, None))
         self.unreported = tuple(one for one in self.unreported if one[0] != effect.handle)
         left = allocation if phase == LOADING else None
         core.feed(core.role, EngineDropped(effect.handle, left, not phase), 0)
 
     def freed_by_protocol(self, port: Port, effect: FreeBlocks) -> None:
-        """Back in the pool."""
+        """Check that the engine no longer has the blocks that go back to the pool."""
         held = [handle for handle, (_, allocation) in self.seqs.items() if allocation == effect.allocation]
         assert not held, f"blocks of {held} are given back while the engine has it"
 
 
 class PrefillRole(Role):
-    """P's."""
+    """The role of a prefill engine."""
 
     __slots__ = ()
     takes = frozenset({AnswerPrefill, ReleaseBlocks})
     unfinished: tuple[int, ...] = (QUEUED,)
-    """Where a sequence may be of which something is still to be computed."""
+    """Phases of a sequence of which something is still to be computed."""
 
     def core(self, port: Port, emitted: list[Any]) -> PrefillCore:
         core = self.prefilling(Sending(), port, emitted)
@@ -339,7 +338,7 @@ class PrefillRole(Role):
         return core
 
     def prefilling(self, sending: Sending, port: Port, emitted: list[Any]) -> PrefillCore:
-        """A core that sends so; it has not begun."""
+        """Create a core with this sending; it has not begun."""
         core = PrefillCore(WEIGHTS, sending)
         core.add(port)
         core.requests.by_handle, core.requests.awaited = self.requests, self.awaited
@@ -398,5 +397,5 @@ class PrefillRole(Role):
 
 
 def address_of(engine: EngineId) -> Address:
-    """Of its role, among the explorer's nodes."""
+    """Return the address of an engine's role among the explorer's nodes."""
     return f"{engine}.role"

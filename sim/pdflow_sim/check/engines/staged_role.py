@@ -1,5 +1,5 @@
-"""D's engine where KV lands in memory beside the blocks: the real strategy of `pdflow/serving`, and a small engine that
-lets in what has landed, and copies it into blocks."""
+"""D's engine where KV lands in staging memory: the real strategy of `pdflow/serving`, and a small engine that admits
+what has landed, and copies it into blocks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pdflow_sim.check.engines.plan import Copied, EnginePlan, WaitsForRoom, as_i
 from pdflow_sim.check.engines.roles import LOADING, QUEUED, RUNNING, DecodeRole
 
 BLOCKS = 1000
-"""Generations of the blocks that the engine gives to what has landed."""
+"""First generation of the blocks that the engine gives to requests that have landed."""
 
 
 class StagedDecodeRole(DecodeRole):
-    """D's, where KV lands beside the blocks."""
+    """The role of a decode engine whose KV lands in staging memory."""
 
     __slots__ = ("abandoned", "asked", "copies", "copying", "plan", "staging")
     takes = DecodeRole.takes | {Quarantine}
@@ -38,7 +38,7 @@ class StagedDecodeRole(DecodeRole):
         self.abandoned: dict[Handle, Allocation] = {}
         self.asked = False
         self.copies: tuple[tuple[Handle, Allocation], ...] = ()
-        """Copies under way, and into which blocks."""
+        """Copies under way: the request, and the blocks."""
 
     @property
     def cells(self) -> dict[Handle, Any]:
@@ -80,7 +80,7 @@ class StagedDecodeRole(DecodeRole):
         return core
 
     def handle(self, event: Any, now: int) -> tuple[Any, ...]:
-        """Room that the protocol gives back has the memory's name there."""
+        """Handle an event, with room that the protocol gives back under the name that the memory gave it."""
         if isinstance(event, (FreeBlocks, Quarantine)):
             names = {staged: handle for handle, staged in self.plan.staged.items()}
             handle = names[event.allocation]
@@ -137,7 +137,7 @@ class StagedDecodeRole(DecodeRole):
         core.feed(core.role, CopiedIn(move.handle), 0)
 
     def free_copied(self, port: Port, effect: FreeBlocks) -> None:
-        """Nobody has them, and nothing is on its way into them."""
+        """Check that no sequence has the freed blocks and that no copy into them is under way."""
         copied_into = [handle for handle, blocks in self.copies if blocks == effect.allocation]
         assert not copied_into, f"blocks are freed that {copied_into} is being copied into"
         self.freed_by_protocol(port, effect)

@@ -1,1 +1,1 @@
-"""What may happen in a state, and what it leads to."""
+"""Possible moves in an explored state, and the states that they lead to."""

@@ -1,6 +1,6 @@
-"""What a move is, and what the parts of a relation give: moves that are possible in a state, and what each kind does.
+"""Types of moves, and of the functions that a relation's components provide: possible moves in a state, and acts.
 
-A move is a word and small numbers. It is data: ordered, hashed, and given to the function that its word names.
+A move is a verb and small numbers. It is data: ordered, hashed, and given to the function that its verb names.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pdflow_sim.check.state.space import Draft, State
 Move: TypeAlias = tuple[Any, ...]
 """(verb, numbers...)"""
 Act: TypeAlias = Callable[[Draft, Move], None]
-"""Changes the draft of a state by what a move does. Raises Broken."""
+"""Applies a move to the draft of a state. Raises Broken."""
 Acts: TypeAlias = dict[str, Act]
-"""By verb."""
+"""The act of each verb."""
 Possible: TypeAlias = Callable[[State], Iterable[Move]]
-"""Moves of one kind that are possible in a state, in one fixed order."""
+"""Returns the moves of one kind that are possible in a state, in one fixed order."""
 LostLinks: TypeAlias = Callable[[State, Move], list[int]]
-"""Links whose frames are lost with a move."""
+"""Returns the links whose frames are lost with a move."""
 
 
 class Reads(IntEnum):
-    """What of a state decides which moves of a kind are possible, beside the budgets."""
+    """The part of a state that decides, beside the budgets, which moves of a kind are possible."""
 
     SHADOW = 0
     LATE = 1
@@ -33,7 +33,7 @@ class Reads(IntEnum):
 
 
 class MoveSource(NamedTuple):
-    """Moves that neither endpoints nor links decide."""
+    """A source of moves that neither endpoints nor links decide."""
 
     reads: Reads
     possible: Possible

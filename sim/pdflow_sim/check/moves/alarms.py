@@ -1,4 +1,4 @@
-"""Timers of a world without clocks: which may fire, and how often."""
+"""Timers of a world without clocks: which of them may fire, and how often."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdflow_sim.check.state.turns import TurnRunner
 
 
 class Alarms:
-    """The moves of timers. `by_clocks`: which of them fire rests on clocks that agree (vllm-compat)."""
+    """The moves of timers. `by_clocks`: whether they fire only as clocks that agree allow (vllm-compat)."""
 
     def __init__(self, space: StateSpace, turns: TurnRunner) -> None:
         self.space = space
@@ -41,7 +41,7 @@ class Alarms:
         return moves
 
     def armed_at(self, node: int, end: int, budget: int) -> Iterator[Move]:
-        """The timers of one endpoint, as often as this budget lets them fire."""
+        """Yield the timers of one endpoint that this budget still lets fire."""
         left = self.space.budgets.values[budget]
         for i, timer in enumerate(self.space.armed[end] if self.clocks else ()):
             fault = BUDGETED_TIMERS.get(timer.kind)
@@ -49,7 +49,7 @@ class Alarms:
                 yield ("timer", node, i)
 
     def fair(self, state: State, move: Move) -> bool:
-        """What vllm-compat rests on clocks for (PROTOCOL 7.2): that they agree is assumed here, and nowhere in strict.
+        """True if a timer may fire when clocks agree, which vllm-compat relies on (PROTOCOL 7.2) and strict never does.
 
         D frees a quarantine once a correctly running P cannot write any more; a D that is not silent keeps P's lease.
         """
@@ -70,7 +70,7 @@ class Alarms:
 
 
 def fires_by_clocks(space: StateSpace, state: State, timer: Timer) -> bool:
-    """Whether this timer may fire, if clocks agree (vllm-compat)."""
+    """True if this timer may fire when clocks agree (vllm-compat)."""
     cluster, shadow = space.cluster, space.shadow_of(state)
     if timer.kind is TimerKind.RECLAIM:
         under_way = any(state[space.first_link : space.bag]) or space.bags.values[state[space.bag]]

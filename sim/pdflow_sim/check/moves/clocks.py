@@ -1,4 +1,4 @@
-"""The same world with clocks: timers fire when they are due, and no sooner.
+"""Moves of worlds with clocks: timers fire when they are due, and no sooner.
 
 Untimed, any armed timer may fire at any moment, which is more than any clock does; whatever holds there needs no clock.
 Some rules rest on clocks all the same: that D frees a quarantine when a correctly running P can no longer write
@@ -39,7 +39,8 @@ from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 LONG_AGO = -10
-"""Longer than any duration of TICKS: nothing asks how much longer."""
+"""Earliest instant that is kept, in ticks: longer ago than any duration of TICKS, so that the difference never
+counts."""
 
 
 class DueTimers:
@@ -63,7 +64,7 @@ class DueTimers:
         return moves
 
     def due_at(self, node: int, end: int) -> tuple[Move, ...]:
-        """Those of one endpoint."""
+        """Return the moves of the timers that are due at one endpoint."""
         found = self._moves.get((node, end))
         if found is None:
             body = self.space.bodies[end]
@@ -82,8 +83,7 @@ class DueTimers:
 
 
 class Clocks:
-    """The moves of clocks: one more slot, by how many ticks P's is ahead of D's, and one for the ticks that are left to
-    P's."""
+    """The moves of clocks. Two more slots: by how many ticks P's clock is ahead of D's, and the ticks left to P's."""
 
     def __init__(self, space: StateSpace, timers: DueTimers) -> None:
         self.space = space
@@ -115,7 +115,7 @@ class Clocks:
                 yield ("tick", 1)
 
     def _waited_for(self, state: State, engine: int) -> bool:
-        """Whether something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
+        """True if something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
         for node in self._slots[engine]:
             if self.space.armed[state[node]] and self.timers.due_at(node, state[node]):
                 return True
@@ -133,8 +133,9 @@ class Clocks:
         return overdue
 
     def _undispatched(self, state: State) -> bool:
-        """A pull's decode leg follows its prefill leg at once: what a lease has lost by then D cannot know (C10). With
-        the router's endpoint what is to be dispatched is on its way, and time waits for that."""
+        """True if a pull's decode leg is still to be dispatched. It follows the prefill leg at once: D cannot know how
+        much of the lease has passed by then (C10). With the router's endpoint the dispatch is under way on a link, and
+        time waits for that."""
         if not self.scope.pulls or self.scope.attempts:
             return False
         shadow = self.space.shadow_of(state)
@@ -160,7 +161,7 @@ class Clocks:
             draft[self.left_ticks] -= 1
 
     def _flown(self, engine: int, op: int, flags: int) -> int:
-        """An operation's flags one tick of this engine later."""
+        """Return an operation's flags one tick of this engine later."""
         if role_of(self.space.operations(op)[0]) == "PD"[engine] and flags & IN_FLIGHT:
             flags += 1 << AGE
             if flags >> AGE > TRANSPORT_TICKS:
@@ -180,7 +181,7 @@ def _lands(flags: int) -> bool:
 
 
 def aged(body: Any) -> Any:
-    """An endpoint one tick later, as seen from then."""
+    """Return an endpoint one tick later, with its instants relative to then."""
     other = body.fork()
     if isinstance(other, (ProducerRank, ConsumerRank)):
         other.peers.retry_at = {peer: _nearer(at) for peer, at in other.peers.retry_at.items()}

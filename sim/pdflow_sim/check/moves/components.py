@@ -1,6 +1,6 @@
-"""What a relation is composed of: the states, the turns, and the parts that own the moves of one kind each.
+"""Components of a relation: the states, the turns, and the components that own the moves of one kind each.
 
-A variant of the world is the same value with other parts, more acts, or more moves in it (compose.py).
+A variant of the world is the same value with other components, more acts, or more moves in it (compose.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdflow_sim.check.state.turns import TurnRunner
 
 
 class TimerMoves(Protocol):
-    """The part that says which timers may fire."""
+    """The component that decides which timers may fire."""
 
     def acts(self) -> Acts: ...
 
@@ -39,12 +39,12 @@ class Components:
     timers: TimerMoves
     deaths: Deaths
     clocks: Clocks | None = None
-    """Where engines have clocks."""
+    """The moves of clocks; None where engines have no clocks."""
     acts: Acts
-    """What every move does, by its verb."""
+    """The act of every move, by its verb."""
     sources: tuple[MoveSource, ...]
     """Moves that neither endpoints, links nor timers decide, in their order."""
     further: tuple[Possible, ...] = ()
     """Moves behind all others."""
     lost_by: dict[str, LostLinks]
-    """By verb, which links lose what is on them."""
+    """By verb, the links that lose their frames."""

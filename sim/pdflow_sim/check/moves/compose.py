@@ -1,7 +1,7 @@
-"""The world of a scope: which parts its relation is composed of.
+"""Composition of a scope's relation from components.
 
 Engines that have no method and no clocks, without a router, are the plain case. A router's endpoint (`attempts`),
-clocks (`horizon`) and a transfer method (`method`) each add parts, or put others in the places of plain ones.
+clocks (`horizon`) and a transfer method (`method`) each add components, or replace plain ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pdflow_sim.check.state.turns import TurnRunner
 
 
 def relation(scope: Scope) -> Relation:
-    """The relation of a scope's world. Raises ValueError for a scope that no cluster fits."""
+    """Return the relation of a scope's world. Raises ValueError for a scope that no cluster fits."""
     if scope.method:
         return Relation(by_method(scope))
     components = routed(scope) if scope.attempts else plain(scope)
@@ -39,7 +39,7 @@ def relation(scope: Scope) -> Relation:
 
 
 def plain(scope: Scope) -> Components:
-    """Engines without clocks, and what a router might do at any moment."""
+    """Compose a world of engines without clocks, where a router may do anything at any moment."""
     cluster = ScopeCluster(scope)
     space = StateSpace(cluster, InvariantChecker(cluster))
     turns = TurnRunner(space)
@@ -47,7 +47,7 @@ def plain(scope: Scope) -> Components:
 
 
 def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations: Operations) -> Components:
-    """The parts that every world has, around the two that a method has others of."""
+    """Compose the components that every world has, around the engines and operations, which a method replaces."""
     frames = Frames(space, turns)
     tasks = Tasks(space, turns, operations)
     timers = Alarms(space, turns)
@@ -76,7 +76,7 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
 
 
 def routed(scope: Scope) -> Components:
-    """With the router's endpoint, which decides what elsewhere may happen at any moment."""
+    """Compose a world with the router's endpoint. It decides what may happen at any moment in worlds without it."""
     cluster = RoutedCluster(scope)
     checker = RoutedInvariantChecker(cluster)
     space = StateSpace(cluster, checker)
@@ -97,7 +97,7 @@ def routed(scope: Scope) -> Components:
 
 
 def timed(base: Components) -> Components:
-    """With clocks: timers fire when they are due."""
+    """Add clocks to a world: timers fire when they are due."""
     timers = DueTimers(base.space, base.turns)
     clocks = Clocks(base.space, timers)
     acts = base.acts | timers.acts() | clocks.acts()
@@ -105,7 +105,7 @@ def timed(base: Components) -> Components:
 
 
 def by_method(scope: Scope) -> Components:
-    """By a transfer method: engines and operations are others."""
+    """Compose the world of a transfer method, with engines and operations of its own."""
     cluster = ScopeCluster(scope)
     assert cluster.plan is not None
     space = StateSpace(cluster, InvariantChecker(cluster))

@@ -1,4 +1,4 @@
-"""An engine's death, and what starts again in its place."""
+"""Moves of engines that die and restart."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ AFTER_P: dict[int, int] = {
     PromptStage.QUEUED: PromptStage.DEAD,
     PromptStage.COMPUTED: PromptStage.DEAD,
 }
-"""What becomes of P's prompts."""
+"""The stage of P's prompts after its death, by the stage before."""
 
 
 class Deaths:
-    """The moves of engines that die. Their clients learn of it as they learn of orders."""
+    """The moves of engines that die. Their clients learn of it as they learn of aborts."""
 
     def __init__(self, space: StateSpace, turns: TurnRunner, engines: Engines, operations: Operations) -> None:
         self.space = space
@@ -49,7 +49,7 @@ class Deaths:
         return FaultKind.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else FaultKind.D_RESTART
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        """The links between engines on which everything is lost with one of them."""
+        """Return the links between engines on which everything is lost when an engine dies."""
         name = self.cluster.engines[move[1]]
         between = self.cluster.links[: self.cluster.between_engines]
         return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
@@ -58,8 +58,8 @@ class Deaths:
         self.start_again(draft, move[1])
 
     def start_again(self, draft: Draft, engine: int) -> None:
-        """An engine's processes die, and others start under the same name. Nobody is left to be told of the old life's
-        operations."""
+        """Kill an engine's processes and start others under the same name. No process is left that could be told how
+        the old incarnation's operations end."""
         space, cluster = self.space, self.cluster
         name = cluster.engines[engine]
         space.spend(draft, self.death_of(engine))
@@ -92,8 +92,9 @@ class Deaths:
         draft[space.task] = space.tasks.of(tasks)
 
     def outlive(self, draft: Draft, move: Move) -> None:
-        """The same, but the old life's ranks are not dead. What they have asked for is answered, what they have posted
-        goes on, and their timers fire; their frames reach nobody, and none reaches them."""
+        """Restart an engine while the ranks of the old incarnation keep running. Their requests to the transport are
+        answered, their operations go on, and their timers fire; their frames reach no process, and no frame reaches
+        them."""
         space, cluster = self.space, self.cluster
         mine = cluster.ranks[cluster.engines[move[1]]]
         orphans = {rank: node for node, rank in cluster.orphans.items() if rank in mine}
@@ -106,6 +107,6 @@ class Deaths:
         self.start_again(draft, move[1])
 
     def _theirs(self, op: int, orphans: Mapping[Address, Address]) -> int:
-        """The same operation, as its orphan's."""
+        """Return the same operation as one of the orphaned rank."""
         node, restarts, effect = self.space.operations(op)
         return self.space.checker.operations.of((orphans.get(node, node), restarts, effect))

@@ -1,4 +1,4 @@
-"""What engines and clients do of their own accord: prompts finish, requests arrive, are let in, are given up."""
+"""Moves of engines and clients of their own accord: prompts finish; requests arrive, are admitted, are given up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 ANSWERED = (PromptStage.HELD, PromptStage.RELEASED, PromptStage.DEAD)
-"""P has said what became of the prompt."""
+"""Stages of a prompt after P has reported its outcome."""
 
 
 class Engines:
@@ -35,7 +35,7 @@ class Engines:
             *DECODING * self.cluster.decodes,
         )
         self.routed = self.scope.attempts > 0
-        """The router's endpoint dispatches decode legs, takes them back, and reports how prefill legs ended."""
+        """Whether the router's endpoint dispatches decode legs, takes them back, and reports how prefill legs ended."""
 
     def acts(self) -> Acts:
         return {
@@ -92,7 +92,7 @@ class Engines:
     # P's engine.
 
     def finish(self, draft: Draft, move: Move) -> None:
-        """P has computed a prompt."""
+        """Let P finish a prompt: its engine has computed it."""
         cluster, i = self.cluster, move[1]
         if self.scope.late and self.space.shadow_of(draft).products[i] == PromptStage.QUEUED:
             self.space.put_shadow(draft, "products", i, PromptStage.COMPUTED)
@@ -103,7 +103,7 @@ class Engines:
         self.report(draft, i, True)
 
     def cancel_prefill(self, draft: Draft, move: Move) -> None:
-        """The prefill leg is taken back. What P has computed stays."""
+        """Take the prefill leg back. A prompt that P has computed stays."""
         i = move[1]
         self.space.spend(draft, FaultKind.ABORT)
         queued = self.space.shadow_of(draft).products[i] == PromptStage.QUEUED
@@ -123,11 +123,11 @@ class Engines:
         self.report(draft, i, False)
 
     def at_p(self, draft: Draft, i: int, event: object) -> None:
-        """Something happens to a prompt at its engine."""
+        """Deliver an event to the engine of a prompt."""
         self.turns.event(draft, self.cluster.roles[self.cluster.p_of[i].engine], event)
 
     def report(self, draft: Draft, product: int, ok: bool) -> None:
-        """The router tells D how a prefill leg ended, which vllm-compat rests on."""
+        """Report to D, as the router does, how a prefill leg ended, which vllm-compat relies on."""
         if not self.scope.dialect.control_frames and not self.routed:
             for i, request_id in enumerate(self.cluster.requests):
                 if (
@@ -139,11 +139,11 @@ class Engines:
     # D's engine.
 
     def at_d(self, draft: Draft, i: int, event: object) -> None:
-        """Something happens to a request at its engine."""
+        """Deliver an event to the decode engine of a request."""
         self.turns.event(draft, self.cluster.roles[self.cluster.d_of[i].engine], event)
 
     def decode(self, draft: Draft, move: Move) -> None:
-        """The decode leg reaches D."""
+        """Deliver the decode leg to D."""
         space, cluster, i = self.space, self.cluster, move[1]
         product = cluster.product_of[i]
         xid = cluster.xids[product]
@@ -164,18 +164,18 @@ class Engines:
         self.at_d(draft, i, DecodeRequested(cluster.requests[i], params, cluster.d_blocks, TOKENS, digest))
 
     def admit(self, draft: Draft, move: Move) -> None:
-        """D's engine has a seat and blocks for it."""
+        """Admit a request: D's engine has a seat and blocks for it."""
         i = move[1]
         self.space.put_shadow(draft, "stages", i, RequestStage.GIVEN if self.scope.late else RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], self.scope.hit_tokens))
 
     def report_admitted(self, draft: Draft, move: Move) -> None:
-        """And says so."""
+        """Let D's engine report an admission."""
         self.space.put_shadow(draft, "stages", move[1], RequestStage.ADMITTED)
         self.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
     def preempt(self, draft: Draft, move: Move) -> None:
-        """D's engine takes the blocks of a request that it decodes."""
+        """Preempt a request: D's engine takes the blocks of one that it decodes."""
         space, i = self.space, move[1]
         space.spend(draft, FaultKind.PREEMPT)
         in_flight = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & IN_FLIGHT]
@@ -185,11 +185,11 @@ class Engines:
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))
 
     def end(self, draft: Draft, move: Move) -> None:
-        """D's engine has generated the last token."""
+        """End a request: D's engine has generated the last token."""
         self.at_d(draft, move[1], Ends(self.cluster.requests[move[1]]))
 
     def taken(self, shadow: ShadowState, i: int) -> bool:
-        """Whether another request still holds the blocks that this one would get. Decoding takes no time here."""
+        """True if another request still holds the blocks that this one would get. Decoding takes no time here."""
         pool, d_of = self.scope.pool, self.cluster.d_of
         holding = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED) + (
             RequestStage.COMMITTED,
@@ -199,14 +199,14 @@ class Engines:
         )
 
     def hit(self, draft: Draft, move: Move) -> None:
-        """The whole prompt is in D's prefix cache: nothing has to land."""
+        """Admit a request whose whole prompt is in D's prefix cache: nothing has to land."""
         i = move[1]
         self.space.put_shadow(draft, "landed", i, self.cluster.everything)
         self.space.put_shadow(draft, "stages", i, RequestStage.ADMITTED)
         self.at_d(draft, i, Admits(self.cluster.requests[i], self.cluster.targets[i], TOKENS))
 
     def abort(self, draft: Draft, move: Move) -> None:
-        """The client gives up."""
+        """Abort a request: its client gives up."""
         i = move[1]
         self.space.spend(draft, FaultKind.ABORT)
         decodes = self.space.shadow_of(draft).stages[i] in DECODING

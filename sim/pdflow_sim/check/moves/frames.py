@@ -34,7 +34,7 @@ class Frames:
     # What may happen.
 
     def moves(self, state: State) -> tuple[Move, ...]:
-        """To the frames that wait on links."""
+        """Return the moves of the frames that wait on links."""
         space = self.space
         key = (*state[space.first_link : space.bag], state[space.budget])
         found = self._moves.get(key)
@@ -43,7 +43,7 @@ class Frames:
         return found
 
     def possible(self, state: State) -> Iterator[Move]:
-        """The same, found anew."""
+        """Yield the moves of the frames that wait on links, uncached."""
         left, first = self.space.left(state), self.space.first_link
         for link in range(len(self.cluster.links)):
             if state[first + link]:
@@ -57,18 +57,18 @@ class Frames:
                         yield ("duplicate", link)
 
     def late_moves(self, state: State) -> Iterator[Move]:
-        """To those that have left theirs."""
+        """Yield the moves of frames that have left their links: duplicates, and those that were overtaken."""
         for i in range(len(self.space.bags.values[state[self.space.bag]])):
             yield ("late", i)
 
     def losses(self, state: State) -> Iterator[Move]:
-        """To connections."""
+        """Yield the moves of connections that break."""
         if self.space.left(state)[FaultKind.LOSE]:
             for link in range(self.cluster.between_engines):
                 yield ("lose", link)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        """The links on which everything is lost with a connection."""
+        """Return the links on which everything is lost with a connection."""
         return [move[1]]
 
     # What it does.
@@ -78,13 +78,13 @@ class Frames:
         self.turns.arrive(draft, link, self.take(draft, link))
 
     def take(self, draft: Draft, link: int) -> int:
-        """The oldest frame of a link, taken from it."""
+        """Take the oldest frame from a link."""
         slot = self.space.first_link + link
         first, draft[slot] = self._split(draft[slot])
         return first
 
     def _split(self, chan: int) -> tuple[int, int]:
-        """The first frame, and the others."""
+        """Return the first frame of a link, and the others."""
         found = self._splits.get(chan)
         if found is None:
             frames = self.space.chans.values[chan]
@@ -96,7 +96,7 @@ class Frames:
         self.take(draft, move[1])
 
     def delay(self, draft: Draft, move: Move) -> None:
-        """Later frames overtake this one."""
+        """Delay a frame, so that later ones may overtake it."""
         self.space.spend(draft, FaultKind.DELAY)
         self._keep(draft, move[1], self.take(draft, move[1]))
 
@@ -109,7 +109,7 @@ class Frames:
         draft[slot] = bags.of(tuple(sorted((*bags.values[draft[slot]], (link, frame)))))
 
     def late(self, draft: Draft, move: Move) -> None:
-        """A duplicate arrives, or a frame that was overtaken."""
+        """Deliver a duplicate, or a frame that was overtaken."""
         i, bags, slot = move[1], self.space.bags, self.space.bag
         bag = bags.values[draft[slot]]
         link, frame = bag[i]
@@ -117,7 +117,7 @@ class Frames:
         self.turns.arrive(draft, link, frame)
 
     def lose(self, draft: Draft, move: Move) -> None:
-        """A connection breaks at one end: what it had under way towards the other is gone."""
+        """Break a connection at one end: the frames under way towards the other are lost."""
         name, peer = self.cluster.links[move[1]]
         self.space.spend(draft, FaultKind.LOSE)
         draft[self.space.first_link + move[1]] = 0

@@ -1,8 +1,8 @@
-"""The engines of a transfer method: what they may do next they say themselves, where a prompt is sent before all of it
-is computed, or goes by way of memory beside the blocks.
+"""Moves of the engines of a transfer method, which choose their next moves themselves where a prompt is sent before all
+of it is computed, or goes by way of staging memory.
 
-What an engine does with a prompt or a request is the cores', as everywhere (roles.py, layered_role.py, staged_role.py).
-Here are the moves that those engines have besides.
+The cores decide what an engine does with a prompt or a request, as everywhere (roles.py, layered_role.py,
+staged_role.py). This module has the further moves of those engines.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from pdflow_sim.check.state.turns import TurnRunner
 
 OF_LAYERED = frozenset({"finish", "abort prefill", "cancel prefill"})
 OF_STAGED = frozenset({"admit", "report", "end", "preempt"})
-"""Moves that any other engine has, by the ghosts."""
+"""Moves that the shadow state decides for any other engine."""
 BUDGETED = {"abort prefill": FaultKind.PREFILL_ABORT, "cancel prefill": FaultKind.ABORT, "preempt": FaultKind.PREEMPT}
 
 
 def chunks_of(method: Method) -> tuple[int, ...]:
-    """Up to which tokens steps compute a prompt: in one, or in two where each is sent by itself."""
+    """Return the tokens up to which the steps of a prompt compute it: one step, or two where each chunk is sent
+    alone."""
     return (BLOCK_TOKENS, TOKENS) if method.grain is Grain.LAYER_CHUNK else (TOKENS,)
 
 
 class MethodEngines:
-    """The moves of a method's engines: those of any engines, in `plain`, as far as these have no others."""
+    """The moves of a method's engines: those of `plain` engines, except where a method's engines have others."""
 
     def __init__(self, space: StateSpace, turns: TurnRunner, plain: Engines, plan: EnginePlan) -> None:
         cluster = space.cluster
@@ -86,7 +87,7 @@ class MethodEngines:
                     yield ("withdraw", i)
 
     def chosen(self, state: State) -> list[Move]:
-        """What the engines say that they may do next."""
+        """Return the moves that the engines' bodies allow next."""
         moves: list[Move] = []
         budget = state[self.space.budget]
         for slot in self.choosers:
@@ -114,7 +115,7 @@ class MethodEngines:
     # P's engine.
 
     def is_computed_on(self, draft: Draft, product: int) -> bool:
-        """Whether P's engine has a part of a prompt still to compute."""
+        """True if P's engine has computed a part of a prompt and still has to compute the rest."""
         return self.layered and self._phase(draft, product) == BEGUN
 
     def _phase(self, draft: Draft, i: int) -> int:
@@ -126,7 +127,7 @@ class MethodEngines:
         self._first_piece(draft, move[1])
 
     def _first_piece(self, draft: Draft, i: int) -> None:
-        """A first piece of a prompt is computed: a layer of it, or a chunk."""
+        """Compute the first piece of a prompt: a layer of it, or a chunk."""
         self._chunk(draft, i, self.chunks[0])
         self.plain.at_p(draft, i, LayerOutcome(self.cluster.xids[i], self.chunks[0], 0))
 
@@ -134,7 +135,7 @@ class MethodEngines:
         self.plain.at_p(draft, i, Chunk(self.cluster.xids[i], self.cluster.sources[i], known))
 
     def finish(self, draft: Draft, move: Move) -> None:
-        """All of a prompt is computed, or said to be."""
+        """Compute the rest of a prompt, or report that it is computed."""
         if not self.layered:
             self.plain.finish(draft, move)
             return
@@ -158,7 +159,7 @@ class MethodEngines:
         self.plain.report(draft, i, True)
 
     def abort_prefill(self, draft: Draft, move: Move) -> None:
-        """Of one that has begun the protocol knows, and releases it."""
+        """Abort a prefill. The protocol knows of a prompt that has begun, and releases it."""
         i = move[1]
         if self.space.shadow_of(draft).products[i] == PromptStage.QUEUED:
             self.plain.abort_prefill(draft, move)
@@ -168,7 +169,7 @@ class MethodEngines:
         self.plain.at_p(draft, i, Fails(self.cluster.xids[i]))
 
     def cancel_prefill(self, draft: Draft, move: Move) -> None:
-        """The prefill leg is taken back. Of what has been computed, or has begun, the lease decides, or the core."""
+        """Take the prefill leg back. The lease or the core decides about a prompt that is computed, or has begun."""
         i = move[1]
         product = self.space.shadow_of(draft).products[i]
         if product in (PromptStage.QUEUED, PromptStage.COMPUTED):
@@ -179,18 +180,18 @@ class MethodEngines:
         self.plain.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def withdraw(self, draft: Draft, move: Move) -> None:
-        """P's memory wants this prompt's room for what is not in this world."""
+        """Withdraw a prompt: P's memory needs its room for something outside this world."""
         self.space.spend(draft, FaultKind.WITHDRAW)
         self.plain.at_p(draft, move[1], PromptWithdrawn(self.cluster.xids[move[1]]))
 
     # D's engine.
 
     def room(self, draft: Draft, move: Move) -> None:
-        """Whoever is next has room to land in."""
+        """Give the request that is next at D room to land in."""
         self.turns.event(draft, self.cluster.roles[self.cluster.engines[move[1]]], RoomDue())
 
     def load(self, draft: Draft, move: Move) -> None:
-        """D's engine has blocks for what has landed, and it is copied into them."""
+        """Admit a request that has landed: D's engine has blocks for it, into which it is copied."""
         i = move[1]
         self.plain.at_d(draft, i, Admits(self.cluster.requests[i], Allocation(BLOCKS + i, ()), 0))
 
@@ -201,7 +202,7 @@ class MethodEngines:
         self.plain.at_d(draft, move[1], Reports(self.cluster.requests[move[1]]))
 
     def copied(self, draft: Draft, move: Move) -> None:
-        """A copy between blocks and what lies beside them has ended."""
+        """End a copy between blocks and staging memory."""
         _, at_p, i = move
         if at_p:
             self.plain.at_p(draft, i, Copied(self.cluster.xids[i]))
@@ -211,8 +212,8 @@ class MethodEngines:
     # What P's ranks say of a prompt that is being computed.
 
     def takes_its_time(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-        """It is kept for as long as it takes, unless nobody wants it; and D is not told that anything goes on, since it
-        gives up what then makes no progress."""
+        """Check the cells of P's ranks whose prompt is still being computed: no lease on it runs, unless no request
+        needs it; and no progress is reported to D, which gives up requests that then make none. Raises Broken."""
         for cell in after.cells.values() if isinstance(after, ProducerRank) else ():
             if cell.source is not None and not cell.source.complete:
                 self._takes_its_time(cell, effects)

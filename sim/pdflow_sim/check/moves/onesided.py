@@ -1,4 +1,4 @@
-"""A one-sided operation as its own actor: its source is read, it lands, its handle ends, its notice arrives."""
+"""Moves of one-sided operations: the source is read, it lands, its handle ends, its notification arrives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_PIECE, LANDED_PIECE = 1 << PIECE, 1 << (PIECE + 3)
 
 
 class Operations(Protocol):
-    """What others ask of the part that owns the one-sided operations."""
+    """Interface of the component that owns the one-sided operations."""
 
     split: bool
     """Whether operations read and land piece by piece."""
@@ -41,19 +41,19 @@ class Operations(Protocol):
     def moves(self, state: State) -> Iterator[Move]: ...
 
     def piece(self, state: State, flags: int, move: Move) -> str:
-        """Which piece a move reads or lands, in words; nothing where an operation has only one."""
+        """Return which piece a move reads or lands, in words; "" where an operation has only one."""
 
     def by_value(self, flags: int) -> Any:
-        """An operation's flags by value, for a state's digest."""
+        """Return an operation's flags by value, for a state's digest."""
 
     def flushed(self, state: State, node: int, peer: int) -> bool:
-        """Whether everything that this node has posted to that peer has landed."""
+        """True if everything that this node has posted to that peer has landed."""
 
     def stop(self, draft: Draft, node: int, op: int) -> None:
-        """A node's transport stops one of its operations between two pieces."""
+        """Let a node's transport stop one of its operations between two pieces."""
 
     def engine_dies(self, draft: Draft, name: str) -> None:
-        """What is left of every operation when this engine dies."""
+        """Reduce every operation to what is left of it when this engine dies."""
 
 
 class OneSided:
@@ -99,7 +99,7 @@ class OneSided:
 
     @staticmethod
     def handle_moves(i: int, flags: int, left: tuple[int, ...]) -> Iterator[Move]:
-        """Whatever its pieces do: its notice arrives, its handle ends."""
+        """Yield the moves that do not depend on an operation's pieces: its notification arrives, its handle ends."""
         if flags & NOTIFICATION:
             yield ("notice", i)
             if left[FaultKind.DROP]:
@@ -118,7 +118,7 @@ class OneSided:
         return flags
 
     def read(self, draft: Draft, move: Move) -> None:
-        """The next piece of the source is read."""
+        """Read the next piece of the source."""
         i = move[1]
         op, flags = self.space.ops_of(draft)[i]
         node, _, effect = self.space.operations(op)
@@ -130,11 +130,11 @@ class OneSided:
             self.note_stale(draft, effect)
 
     def ends_landed(self, effect: PostWrite | PostRead) -> bool:
-        """Whether a good end means that the bytes have landed. Of a READ it does: they land where its end is seen."""
+        """True if a good end means that the bytes have landed. For a READ it does: they land where its end is seen."""
         return self.scope.done_is_remote or type(effect) is PostRead
 
     def note_stale(self, draft: Draft, effect: PostWrite | PostRead) -> None:
-        """Its source is read: whether P still holds it."""
+        """Mark the content as stale if P no longer holds the source that is read."""
         request = self.checker.request_of(effect)
         product = self.cluster.product_of[request]
         if isinstance(effect, PostWrite):
@@ -143,7 +143,7 @@ class OneSided:
             self.space.put_shadow(draft, "content", request, Content.STALE)
 
     def land(self, draft: Draft, move: Move) -> None:
-        """The next piece lands at D, or the whole at once."""
+        """Land the next piece at D, or the whole at once."""
         i = move[1]
         op, flags = self.space.ops_of(draft)[i]
         effect = self.space.operations(op)[2]
@@ -161,13 +161,13 @@ class OneSided:
         self.space.put_flags(draft, i, flags & ~IN_FLIGHT | notification | (0 if flags & ORPHAN else ended))
 
     def note_landed(self, draft: Draft, effect: PostWrite | PostRead) -> None:
-        """All of it is at D."""
+        """Record that all of an operation's bytes are at D."""
         request = self.checker.request_of(effect)
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         self.space.put_shadow(draft, "landed", request, self.space.shadow_of(draft).landed[request] | bit)
 
     def error(self, draft: Draft, move: Move) -> None:
-        """A handle ends badly, which says nothing of its bytes."""
+        """End a handle with an error, which says nothing about its bytes."""
         self.space.spend(draft, FaultKind.ERR)
         self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] | ENDED_ERR)
 
@@ -190,7 +190,7 @@ class OneSided:
         self.space.put_flags(draft, move[1], self.space.ops_of(draft)[move[1]][1] & ~NOTIFICATION)
 
     def ended(self, draft: Draft, move: Move) -> None:
-        """Who posted it hears how its handle ended."""
+        """Report the end of a handle to the rank that posted the operation."""
         key = (draft[self.space.op], move[1])
         found = self._ends.get(key)
         if found is None:
@@ -199,7 +199,7 @@ class OneSided:
         self.turns.turn(draft, at, event)
 
     def _end(self, draft: Draft, i: int) -> tuple[int, int, int]:
-        """The operations afterwards, and who hears of it, and what: an event by its number."""
+        """Return the operations afterwards, the node that the end is reported to, and the number of its event."""
         op, flags = self.space.ops_of(draft)[i]
         node, _, effect = self.space.operations(op)
         ok = bool(flags & ENDED_OK)
@@ -232,8 +232,8 @@ class OneSided:
         self.space.put_ops(draft, [(op, self.outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
 
     def outliving(self, name: str, op: int, flags: int) -> int:
-        """What is left of one operation when this engine dies. What its NIC has begun may land all the same, but not in
-        the memory of a process that is gone."""
+        """Return the flags of an operation after this engine has died. Operations that its NIC has begun may still
+        land, but not in the memory of a process that is gone."""
         node, _, effect = self.space.operations(op)
         if engine_of(node) == name:
             if type(effect) is PostRead or not flags & (IN_FLIGHT | NOTIFICATION):
@@ -247,15 +247,15 @@ class OneSided:
 
 
 def can_fail(flags: int) -> bool:
-    """Whether the handle of an operation under way may still end badly."""
+    """True if the handle of an operation under way may still end with an error."""
     return bool(flags & READING and not flags & (ORPHAN | ENDED_OK))
 
 
 def pending_error(flags: int) -> int:
-    """What is still to be said of an operation that can land no more: a handle ends once."""
+    """Return the flag of the error still to be reported of an operation that can land no more: a handle ends once."""
     return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN) else 0
 
 
 def other_end(effect: PostWrite | PostRead) -> Address:
-    """Whom the one that posts it does not name as itself."""
+    """Return the peer of the rank that posts an operation."""
     return effect.to if isinstance(effect, PostWrite) else effect.source

@@ -1,4 +1,4 @@
-"""Worlds for many runs: their moves in an order of their own, remembered in parts, and shared by runs of one cluster.
+"""Worlds for many runs: their moves in an order by name, cached in parts, and shared by runs of one cluster.
 
 A relation gives its moves in the order of interned numbers, which depend on what was explored before. Here they come in
 the order of their names wherever numbers would decide, so that the n-th of them is the same in every process. What may
@@ -21,7 +21,7 @@ from pdflow_sim.check.search.swarm import quiet
 from pdflow_sim.check.state.space import State
 
 FREE = len(FaultKind)
-"""The place, after every budget, of one that is never spent."""
+"""Index, after those of all budgets, of one that is never spent."""
 PRICES = {
     "abort": FaultKind.ABORT,
     "abort prefill": FaultKind.PREFILL_ABORT,
@@ -40,12 +40,12 @@ PRICES = {
     "withdraw": FaultKind.WITHDRAW,
 }
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
-"""Moves, each with the place of the budget that it spends."""
+"""Moves, each with the index of the budget that it spends."""
 
 
 class Ordered:
-    """The same moves as a relation's, whatever was explored before in the same order. What may happen apart from frames
-    and timers is remembered by what it depends on (`Reads`), each by itself, since their combinations hardly repeat."""
+    """A relation whose moves come in the same order, whatever was explored before. Moves apart from those of frames and
+    timers are cached by what they depend on (`Reads`), each by itself, since the combinations hardly repeat."""
 
     def __init__(self, relation: Relation) -> None:
         self.relation = relation
@@ -57,20 +57,20 @@ class Ordered:
         self.timers = alarms
         self.begin = self.turns.start()
         self.twist = 0
-        """Moves come in the same order, but begin elsewhere: another fair schedule for the same end."""
+        """Offset at which the moves begin, in the same order: another fair schedule for the same end."""
         self.unlimited = space.budgets.of((1,) * len(FaultKind))
         self.known: list[dict[tuple[int, ...], Priced]] = [{} for _ in Reads]
-        """By what decides them."""
+        """Cached moves, by what decides them."""
         self.alarms: dict[tuple[int, int], Priced] = {}
         self.arrivals_at = [self._of_link(link) for link in range(len(space.cluster.links))]
 
     def opening(self, budget: tuple[int, ...]) -> State:
-        """Where a run with these budgets begins."""
+        """Return the state in which a run with these budgets begins."""
         space = self.space
         return space.put(self.begin, space.budget, space.budgets.of(budget))
 
     def remembered(self) -> int:
-        """About how much it keeps."""
+        """Return about how many entries its caches hold."""
         turns, space = self.turns, self.space
         kept: tuple[Sized, ...] = (turns.turns, turns.checked, space.chans.ids, space.endpoints.ids, *self.known)
         return sum(map(len, kept))
@@ -114,7 +114,7 @@ class Ordered:
         return found if reads == Reads.SHADOW else self._by_name(state, found)
 
     def _of_link(self, link: int) -> Priced:
-        """What may happen to a frame there, which asks nothing of the frame."""
+        """Return the moves of a frame on this link, which do not depend on the frame."""
         space = self.space
         waiting = list(space.put(self.begin, space.budget, self.unlimited))
         waiting[space.first_link + link] = space.chans.of((0,))
@@ -138,26 +138,26 @@ class Ordered:
 
 
 def ordered(scope: Scope) -> Ordered:
-    """The world of a scope without clocks, with the router's endpoint if it has attempts."""
+    """Return the world of a scope without clocks, with the router's endpoint if it has attempts."""
     return Ordered(Relation(routed(scope) if scope.attempts else plain(scope)))
 
 
 MAX_UNCOLLECTED = 32
-"""How many forgotten ones may take up memory."""
+"""Evicted worlds that may take up memory before a collection."""
 
 
 class RelationCache:
-    """Worlds by their cluster, the least recently used forgotten: what a world remembers is what makes runs fast."""
+    """Cache of worlds by cluster, the least recently used evicted: the caches of a world are what makes runs fast."""
 
     def __init__(self, most: int = 1_000_000) -> None:
         self.most = most
         self.known: dict[Scope, Ordered] = {}
         self.last: tuple[Scope, Ordered] | None = None
         self.forgotten = 0
-        """Since the last collection."""
+        """Worlds evicted since the last collection."""
 
     def of(self, cluster: Scope) -> Ordered:
-        """Asked again for the same cluster, it gives the same world, until another is asked for."""
+        """Return the world of a cluster: the same one again until another cluster's is requested."""
         if self.last is not None and (self.last[0] is cluster or self.last[1].space.scope is cluster):
             return self.last[1]
         world = self.known.pop(cluster, None)

@@ -1,5 +1,5 @@
-"""Operations of a method: each rank posts pieces as the real Lanes (pdflow/methods/lanes.py) say; a piece is read and
-lands by itself, and the last brings the notice. A WRITE that is to stop does so between two.
+"""Operations of a transfer method in pieces: each rank posts pieces as the real Lanes (pdflow/methods/lanes.py) decide;
+a piece is read and lands by itself, and the last brings the notification. A WRITE that is to stop does so between two.
 
 When a piece is posted is open: from when the Lanes would give it on, so that a driver may be as slow as it likes.
 """
@@ -38,21 +38,21 @@ from pdflow_sim.check.state.space import FLAGS, Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 Air: TypeAlias = tuple[tuple[Piece, bool], ...]
-"""Pieces that are read and have not landed; whether the notice is behind that one."""
+"""Pieces that are read and have not landed, each with whether the notification is behind it."""
 POSTS = (PostWrite, PostRead, OfferPiece, WithdrawPieces)
-"""Effects that mean something to a rank's lanes."""
+"""Effects that a rank's lanes handle."""
 
 
 class PieceProgress(NamedTuple):
-    """What there is of an operation beside its flags."""
+    """The progress of an operation, kept beside its flags."""
 
     air: Air = ()
     posted: int = 0
 
 
 class PieceOperations:
-    """The moves of operations in pieces. Above an operation's flags stands the number of its progress; one more slot
-    has the lanes of every rank. What an operation has as a whole, its handle and its notice, is as in `whole`."""
+    """The moves of operations in pieces. The bits above an operation's flags are the number of its progress; one more
+    slot has the lanes of every rank. The handle and the notification of an operation are as in `whole`."""
 
     split = True
 
@@ -69,14 +69,14 @@ class PieceOperations:
         self.progress = Interned()
         self.progress.of(None)
         self.known: list[PieceProgress] = [PieceProgress()]
-        """By the number of each. That of 0 is an operation's that never began."""
+        """Progress by its number. Number 0 is that of an operation that never began."""
         self.ranks = [rank for engine in cluster.engines for rank in cluster.ranks[engine]]
         self.rank_at = {rank: i for i, rank in enumerate(self.ranks)}
         self.lane_values = Interned()
         self.lane_bodies: list[Lanes[Op]] = []
-        """By number. Not to be changed."""
+        """Lanes by their number. Not to be changed."""
         self.of_ranks = Interned()
-        """By rank, the number of its lanes."""
+        """The numbers of the lanes of all ranks."""
         lanes = tuple(self.lanes_number(Lanes(self.rules)) for _ in self.ranks)
         self.slot = space.claim((self.of_ranks.of(lanes),), self._lanes_by_value)
         self._posting: dict[int, bool] = {}
@@ -103,7 +103,7 @@ class PieceOperations:
         return number
 
     def lanes(self, state: State | Draft, rank: Address) -> Lanes[Op]:
-        """A rank's as they are, to be changed and put back."""
+        """Return a copy of a rank's lanes, to be changed and put back."""
         number: int = self.of_ranks.values[state[self.slot]][self.rank_at[rank]]
         return self.lane_bodies[number].fork()
 
@@ -135,7 +135,7 @@ class PieceOperations:
     # What endpoints and cores have asked of the ranks.
 
     def post(self, draft: Draft, batch: int) -> None:
-        """In the order in which they did."""
+        """Begin the operations and offer the pieces of a batch of effects, in their order."""
         asked = self._posting.get(batch)
         effects = self.turns.batches.values[batch]
         if asked is None:
@@ -149,7 +149,7 @@ class PieceOperations:
                     self._of_prompt(draft, node, effect)
 
     def _begin(self, draft: Draft, node: Address, effect: PostWrite | PostRead) -> None:
-        """One that was barred, or can lead nowhere, is not begun."""
+        """Begin an operation in its lanes, unless it was barred or can lead nowhere."""
         restarts = self.checker.restarts(self.space.shadow_of(draft), node)
         target_op = self.checker.operations.of((node, restarts, effect))
         for i, (op, flags) in enumerate(self.space.ops_of(draft)):
@@ -168,7 +168,7 @@ class PieceOperations:
                 return
 
     def _of_prompt(self, draft: Draft, node: Address, effect: OfferPiece | WithdrawPieces) -> None:
-        """More of it can be sent, or nothing any more."""
+        """Offer a piece of a prompt to the ranks' lanes, or withdraw the prompt."""
         ranks = self.cluster.ranks[engine_of(node)]
         if isinstance(effect, OfferPiece) and effect.rank is not None:
             ranks = ranks[effect.rank : effect.rank + 1]
@@ -181,7 +181,7 @@ class PieceOperations:
             self.put_lanes(draft, rank, lanes)
 
     def tidied(self, acts: Acts) -> Acts:
-        """The same moves; what they have left in the lanes is tidied up."""
+        """Return the same acts, each followed by `tidy`."""
         return {verb: self._then_tidy(act) for verb, act in acts.items()}
 
     def _then_tidy(self, act: Act) -> Act:
@@ -192,7 +192,7 @@ class PieceOperations:
         return done
 
     def tidy(self, draft: Draft) -> None:
-        """What of an operation can land no more, since it was cut off or has failed, has no lane any more."""
+        """Free the lanes of operations that can land no more, since they were cut off or have failed."""
         space = self.space
         key = (draft[space.op], draft[space.shadow], draft[self.slot])
         found = self._tidied.get(key)
@@ -232,7 +232,7 @@ class PieceOperations:
             yield from self.whole.handle_moves(i, flags, left)
 
     def lane_moves(self, state: State) -> Iterator[Move]:
-        """What the ranks' lanes would do next."""
+        """Yield the moves that the ranks' lanes would make next."""
         numbers = {
             (node, effect.op): i
             for i, (op, flags) in enumerate(self.space.ops_of(state))
@@ -252,8 +252,8 @@ class PieceOperations:
     # What it does.
 
     def read(self, draft: Draft, move: Move) -> None:
-        """The next piece is posted, and its source read. Where DONE is local, that is the last one's end for P; any
-        other has ended when it has landed, or the notice could be there before it (Shipment)."""
+        """Post the next piece and read its source. Where DONE is local, the last piece ends with that for P; any other
+        ends when it has landed, or the notification could be there before it (Shipment)."""
         i = move[1]
         op, flags = self.space.ops_of(draft)[i]
         node, _, effect = self.space.operations(op)
@@ -271,7 +271,7 @@ class PieceOperations:
         self.whole.note_stale(draft, effect)
 
     def _count_lanes(self, draft: Draft, rank: Address, kind: type) -> None:
-        """Of a rank's memory for what is under way there is as much as it has lanes."""
+        """Check that a rank has no more pieces under way than lanes, which bound its memory for them. Raises Broken."""
         limit = self.rules.writes if kind is PostWrite else self.rules.reads
         under_way = sum(
             len(self.progress_of(flags).air)
@@ -286,7 +286,7 @@ class PieceOperations:
             raise Broken("S9", f"{rank} has {under_way} pieces under way, and {limit} lane(s)")
 
     def land(self, draft: Draft, move: Move) -> None:
-        """A piece lands at D, in whatever order."""
+        """Land a piece at D, in whatever order."""
         _, i, k = move
         op, flags = self.space.ops_of(draft)[i]
         node, _, effect = self.space.operations(op)
@@ -310,7 +310,7 @@ class PieceOperations:
         self.space.put_flags(draft, i, self.with_progress(flags, PieceProgress(air, posted)))
 
     def ended(self, draft: Draft, move: Move) -> None:
-        """A handle ends, or a WRITE has stopped."""
+        """End a handle, or report that a WRITE has stopped."""
         i = move[1]
         op, flags = self.space.ops_of(draft)[i]
         if flags & (ENDED_OK | ENDED_ERR):
@@ -335,7 +335,7 @@ class PieceOperations:
             self.put_lanes(draft, rank, lanes)
 
     def flushed(self, state: State, node: int, peer: int) -> bool:
-        """A flush is about what was posted: not about pieces that are still to come."""
+        """True if all posted pieces have landed: a flush does not cover pieces that are still to come."""
         nodes = self.cluster.nodes
         for op, flags in self.space.ops_of(state):
             owner, _, effect = self.space.operations(op)
@@ -344,13 +344,13 @@ class PieceOperations:
         return True
 
     def engine_dies(self, draft: Draft, name: str) -> None:
-        """With its processes go the lanes of its ranks."""
+        """Reduce every operation to what is left of it, and reset the lanes of the engine's ranks."""
         self.space.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
         for rank in self.cluster.ranks[name]:
             self.put_lanes(draft, rank, Lanes(self.rules))
 
     def _outliving(self, name: str, op: int, flags: int) -> int:
-        """What has not been posted never will be."""
+        """Return the flags of an operation after this engine has died: pieces not posted by then never will be."""
         left = self.whole.outliving(name, op, flags)
         if left & ORPHAN and not self.progress_of(left).air:
             left &= ~IN_FLIGHT
@@ -358,5 +358,5 @@ class PieceOperations:
 
 
 def _was_sent(lanes: Lanes[Op], op: Op) -> bool:
-    """Told once. One that has stopped stays open until its owner is told."""
+    """True, once, if an operation is sent. One that has stopped stays open until that is reported to its owner."""
     return lanes.fork().ending(op) is ShipmentEnd.SENT and lanes.ending(op) is ShipmentEnd.SENT

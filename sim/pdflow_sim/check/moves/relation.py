@@ -1,9 +1,9 @@
-"""The one relation: what may happen in a state, and what it leads to.
+"""The transition relation: the possible moves in a state, and the states that they lead to.
 
 `moves(state)` and `apply(state, move)` serve the exhaustive search, random walks, Hypothesis, replay and shrinking. A
-move is a word and small numbers, in one fixed order; `names.py` says it in words that survive a change of the numbers.
-Which moves of a kind there are, and what each does, its part says: engines (engines.py), frames, tasks, operations,
-timers, deaths.
+move is a verb and small numbers, in one fixed order; `names.py` gives it a name that survives a change of the numbers.
+The component of a kind decides which moves there are and what each does: engines (engines.py), frames, tasks,
+operations, timers, deaths.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pdflow_sim.check.state.turns import TurnRunner
 
 
 class Transitions(Protocol):
-    """What searches, walks and replays need of a relation: this one, or one that wraps it."""
+    """Interface of a relation for searches, walks and replays: `Relation`, or one that wraps it."""
 
     components: Components
     space: StateSpace
     turns: TurnRunner
 
     def moves(self, state: State) -> list[Move]:
-        """What may happen in a state, in one fixed order."""
+        """Return the possible moves in a state, in one fixed order."""
 
     def apply(self, state: State, move: Move) -> State:
-        """The state that a move leads to. Raises Broken if an invariant does not hold."""
+        """Return the state that a move leads to. Raises Broken if an invariant does not hold."""
 
 
 class Relation:
-    """`moves` and `apply` by the parts of one world."""
+    """The relation of one world, from its components."""
 
     def __init__(self, components: Components) -> None:
         self.components = components
@@ -42,7 +42,7 @@ class Relation:
         self._frames = components.frames
         self._timers = components.timers
         self._known: dict[State, tuple[Move, ...]] = {}
-        """By the slots behind those of endpoints and links: what these decide."""
+        """Cached moves, by the slots behind those of endpoints and links, which decide them."""
 
     def moves(self, state: State) -> list[Move]:
         tail = state[self._bag :]

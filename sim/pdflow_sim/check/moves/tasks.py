@@ -1,4 +1,4 @@
-"""What an endpoint has asked of its transport, and is answered: handshakes, fences, flushes, lease words."""
+"""Moves of transports that answer endpoints' requests: handshakes, fences, flushes, lease words."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
 BEFORE_REGISTRATION = (RequestStage.UNREGISTERED, RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN)
-"""P has no grant of such a request."""
+"""Stages of a request of which P has no registration."""
 
 
 class Tasks:
-    """The moves of a transport that is asked for something."""
+    """The moves by which a transport answers its tasks."""
 
     def __init__(self, space: StateSpace, turns: TurnRunner, operations: Operations) -> None:
         self.space = space
@@ -34,7 +34,7 @@ class Tasks:
             "word": self.word_read,
             "stop": operations.stop,
         }
-        """What a task comes to that ends well, by its kind."""
+        """The act of a task that ends well, by its kind."""
 
     def acts(self) -> Acts:
         return {"task": self.end, "unreachable": self.unreachable, "flush fails": self.flush_fails}
@@ -66,7 +66,8 @@ class Tasks:
         self.turns.event(draft, self.cluster.nodes[node], WordRead(effect.op, self.word_value(draft, effect)))
 
     def word_value(self, draft: State | Draft, effect: ReadWord) -> int:
-        """P bumps its word when it lets go; which it has done by the time its product is released, at the latest."""
+        """Return the value of P's lease word. P bumps it when it lets the prompt go, at the latest when it releases
+        it."""
         checker = self.space.checker
         xid = self.cluster.xids[self.cluster.product_of[checker.request_of(effect)]]
         cells = self.space.body(draft, effect.source).cells.values()
@@ -75,7 +76,7 @@ class Tasks:
         return checker.word_values[effect.source, effect.index] + (0 if held else 1)
 
     def _source_is_coming(self, draft: State | Draft, rank: Address, xid: Xid) -> bool:
-        """Whether P's rank has yet to hear that it has something to let go of."""
+        """True if the frame is still under way by which P's rank gets the prompt that it is to let go of."""
         space, link = self.space, self.cluster.link_of.get((engine_of(rank), rank))
         if link is None:
             return False
@@ -86,7 +87,7 @@ class Tasks:
         self.fence(draft, self.cluster.nodes[node], self.cluster.nodes[peer])
 
     def fence(self, draft: Draft, name: Address, peer: Address) -> None:
-        """Either end's fence: nothing of that link lands any more; its handles end badly."""
+        """Fence a link from either end: no operation between the two lands any more; its handles end with errors."""
         space, cluster = self.space, self.cluster
         ops = []
         for op, flags in space.ops_of(draft):
@@ -111,13 +112,13 @@ class Tasks:
         self.turns.event(draft, name, FenceEnded(peer))
 
     def unreachable(self, draft: Draft, move: Move) -> None:
-        """A handshake fails."""
+        """Let a handshake fail."""
         self.space.spend(draft, FaultKind.UNREACHABLE)
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[peer], False, 0))
 
     def flush_fails(self, draft: Draft, move: Move) -> None:
-        """What was posted may have landed, or not."""
+        """Let a flush fail: posted operations may have landed, or not."""
         self.space.spend(draft, FaultKind.ERR)
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], False))

@@ -1,4 +1,4 @@
-"""What reaches a client: of several attempts one brings its answer, and the router's endpoint knows which."""
+"""Mutants of the answer to a client: of several attempts one brings it, and the router's endpoint knows which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of D's blocks after their request: cancels, quarantine, fences, and what ends each writer."""
+"""Mutants of the release of D's blocks after their request: cancels, quarantine, fences, and how each writer ends."""
 
 from __future__ import annotations
 

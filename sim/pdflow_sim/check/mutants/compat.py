@@ -1,6 +1,6 @@
-"""vllm-compat without one of its rules C1 to C13 at a time. What strict has of them is mutated beside its other rules.
+"""Mutants of vllm-compat, each without one of its rules C1 to C13. Those that strict shares are among its own mutants.
 
-Its own residual risks (PROTOCOL 7.2) are not held against it: clocks agree, and dispatches have ids of their own.
+The residual risks of vllm-compat (PROTOCOL 7.2) are excluded: clocks agree, and dispatches have ids of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a transfer counts as complete: at P by its handles and flushes, at D shard by shard."""
+"""Mutants of the completion of transfers: at P by handles and flushes, at D shard by shard."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _first_rank_is_enough(cell: ProducerCell, event: Register, now: Instant, ctx
 
 
 class _OnlyOne:
-    """A geometry in which P writes just this D rank."""
+    """A geometry in which P writes to one D rank only."""
 
     def __init__(self, geometry: Any, d_rank: int) -> None:
         self.nbytes = geometry.nbytes

@@ -1,4 +1,4 @@
-"""What an engine does with a request: who ends it, who frees its blocks, and when the protocol is told what."""
+"""Mutants of engines' cores: which side ends a request, which frees its blocks, and when the protocol is notified."""
 
 from __future__ import annotations
 

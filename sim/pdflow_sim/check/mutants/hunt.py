@@ -1,7 +1,7 @@
-"""Hunting mutants: which invariant names each, after how many states, and by how short a story.
+"""The search for mutants: the invariant that catches each, the number of states until then, and the counterexample.
 
-The search is breadth first, so the story is a shortest one. A hunt is fair only if the machine without the mutant
-passes the same scope: `alarm` asks that.
+The search is breadth first, so that the counterexample is a shortest one. A hunt is fair only if the machine without
+the mutant passes the same scope: `alarm` checks that.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from pdflow_sim.check.mutants.mutant import Mutant
 from pdflow_sim.check.search.search import Coverage, shortest
 
 LIMIT = 2_000_000
-"""States; the largest scope of a mutant has half a million."""
+"""Limit of states; the largest scope of a mutant has half a million."""
 
 
 @attrs.frozen(kw_only=True)
 class Kill:
-    """How one mutant was found; or, where `invariant` is empty, that it was not."""
+    """The result of the search for one mutant. `invariant` is empty if it was not caught."""
 
     mutant: str
     invariant: str = ""
     what: str = ""
     search: str = ""
     states: int = 0
-    """Seen until then."""
+    """Number of states seen until then."""
     seconds: float = 0.0
     stopped: bool = False
-    """The budget ran out first, so that nothing was found means nothing."""
+    """Whether the budget ran out first, so that an empty `invariant` proves nothing."""
     moves: tuple[str, ...] = ()
-    """The shortest story. None: it goes wrong without a single fault, whatever is done."""
+    """The shortest counterexample. Empty for a caught mutant: the first state cannot settle, without a single fault."""
 
     @property
     def steps(self) -> int:
@@ -42,7 +42,7 @@ class Kill:
 
 
 def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> Kill:
-    """Raises CannotMutate where pdflow is compiled."""
+    """Search a mutant's scope for a violated invariant. Raises CannotMutate where pdflow is compiled."""
     began = clock()
     stopped = False
 
@@ -74,13 +74,14 @@ def searched(mutant: Mutant) -> str:
 
 
 def counterexample(mutant: Mutant, kill: Kill) -> CounterexampleFile:
-    """What a hunt has found, as a file that replays with this mutant in place."""
+    """Return the result of a hunt as a counterexample file that replays with this mutant in place."""
     with mutant.applied():
         return record(mutant.world(), kill.moves, mutant=mutant.name, information=Information(note=mutant.drops))
 
 
 def alarm(mutant: Mutant) -> str:
-    """What the machine as it is violates in this mutant's scope; empty, or the mutant proves nothing."""
+    """Return what the machine without the mutant violates in the mutant's scope; must be empty, or catching the mutant
+    proves nothing."""
     found = shortest(relation(mutant.scope), LIMIT)
     return "" if found is None else str(found.broken)
 

@@ -1,4 +1,4 @@
-"""Who is meant: attempts, prompts, lives of an engine, and what of them has ended already."""
+"""Mutants of identity: attempts, prompts, incarnations of an engine, and registrations that have ended already."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
 
 def _of_any_attempt(self: ConsumerScheduler, event: PairReported | PairLanded | PairFailed, now: Instant) -> Effects:
-    """The first request of the same client id that is waiting."""
+    """Apply the event to the first waiting request of the same client id."""
     base = base_id(event.op.reg.request_id)
     for cell in self.cells.values():
         if base_id(cell.request_id) == base and cell.registration is not None:
@@ -112,7 +112,7 @@ def _any_incarnation(self: Peers, peer: Address, incarnation: int) -> bool:
 
 
 def _believed_at_once(self: Peers, peer: Address, incarnation: int) -> bool:
-    """A life counts as soon as one of its frames comes, without a nonce."""
+    """Accept an incarnation as soon as one of its frames arrives, without a nonce."""
     self.incarnations[engine_of(peer)] = incarnation
     return True
 

@@ -1,4 +1,4 @@
-"""The life of P's blocks: leases, pins, releases, and the word by which a pulling D sees their end."""
+"""Mutants of the release of P's blocks: leases, pins, releases, and the lease word in which a pulling D sees it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A mutant: the machine (pdflow/protocol, pdflow/methods, pdflow/serving, pdflow/routing) with one rule dropped, for as
-long as a `with` lasts.
+long as a `with` block lasts.
 
-The machine has no switches for bugs. A patch replaces a function wherever the machine knows it (as a module's name, in
-a class, in a table of rules or of handlers), or takes a row out of a table; `guards` turn off what differs between
-the dialects anyway. A compiled machine calls its methods directly and would not notice, so it is refused.
+The machine has no switches for bugs. A patch replaces a function wherever the machine refers to it (as a module's name,
+in a class, in a table of rules or of handlers), or takes a row out of a table; `guards` turn off guards that differ
+between the dialects anyway. A compiled machine calls its methods directly and would ignore patches, so it is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CannotMutate(PdflowError):  # noqa: N818 (what happened, as the other erro
 
 @attrs.frozen
 class Swap:
-    """Another function, wherever the machine knows this one."""
+    """A patch that replaces a function wherever the machine refers to it."""
 
     old: Callable[..., Any]
     new: Callable[..., Any]
@@ -44,7 +44,7 @@ class Swap:
 
 @attrs.frozen
 class TableRow:
-    """Another rule in a row of a table, or none: an event without a rule does nothing."""
+    """A patch that replaces the rule in a row of a table, or removes it: an event without a rule does nothing."""
 
     table: dict[Any, Any]
     key: Any
@@ -58,33 +58,34 @@ Patch: TypeAlias = Swap | TableRow
 class Mutant:
     name: str
     drops: str
-    """The rule that is dropped, and what must go wrong."""
+    """The rule that is dropped, and the failure that must follow."""
     source: str
-    """Where the rule stands: a number of CHECKER 1.3(f), a C-rule, a section of PROTOCOL 7; and races."""
+    """Source of the rule: a number of CHECKER 1.3(f), a C-rule, a section of PROTOCOL 7; and races."""
     patches: tuple[Patch, ...] = ()
     guards: tuple[str, ...] = ()
     """Guards of the scope's dialect that are turned off."""
     scope: Scope = attrs.field(factory=Scope)
-    """The smallest in which the search must find it."""
+    """The smallest scope in which the search must catch the mutant."""
     breaks: str = ""
-    """The invariant that must be named; empty if nothing can show it here."""
+    """The invariant that must catch the mutant; empty if none can in the explored worlds."""
     survives: str = ""
-    """Why nothing can show it here."""
+    """Why no invariant can catch the mutant."""
 
     def scope_with(self, scope: Scope) -> Scope:
-        """A scope, in the dialect without the guards that this mutant turns off."""
+        """Return a scope with the guards that this mutant turns off removed from its dialect."""
         if not self.guards:
             return scope
         dialect = msgspec.structs.replace(scope.dialect, **dict.fromkeys(self.guards, False))
         return attrs.evolve(scope, dialect=dialect)
 
     def world(self) -> Relation:
-        """A new world of its own scope. To be made and used inside `applied`."""
+        """Return a new world of the mutant's scope. Must be made and used inside `applied`."""
         return relation(self.scope)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Patched inside, as before afterwards, and so are the worlds that are made inside. Raises CannotMutate."""
+        """Patch the machine inside the block, and restore it afterwards. Worlds made inside are patched too. Raises
+        CannotMutate."""
         if compiled():
             raise CannotMutate(
                 "mutants need pdflow as plain Python, and this one is compiled: reinstall it without PDFLOW_COMPILE"
@@ -134,7 +135,7 @@ def _changes(patch: Patch) -> Iterator[_Change]:
 
 
 def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """Every (module or class, name) and (table, key) under which the machine knows this function."""
+    """Yield every (module or class, name) and (table, key) under which the machine refers to this function."""
     for module in machine_modules():
         for name, value in vars(module).items():
             if value is old:
@@ -146,7 +147,7 @@ def _holders(old: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def machine_modules() -> Iterator[ModuleType]:
-    """Every module of the machine that has been imported, each once."""
+    """Yield every module of the machine that has been imported, each once."""
     for package in (pdflow.protocol, pdflow.methods, pdflow.serving, pdflow.routing):
         yield from _modules_in(package)
 
@@ -168,7 +169,7 @@ def _in_table(table: dict[Any, Any], key: Any, new: Any) -> _Change:
             table[key] = new
 
     def restore() -> None:
-        """In its order too, which the documents show."""
+        """Restore the table and the order of its rows, which the documents show."""
         table.clear()
         table.update(before)
 

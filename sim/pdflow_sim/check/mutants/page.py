@@ -1,4 +1,4 @@
-"""docs/mutants.md: what became of every mutant. Seconds are left out, so that every machine writes the same page."""
+"""docs/mutants.md: the result of every mutant. Seconds are left out, so that every computer writes the same page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ the layout: their rooms test them.
 
 
 def page() -> str:
-    """Takes some seconds. Raises CannotMutate where pdflow is compiled."""
+    """Hunt every mutant, and return the page; takes some seconds. Raises CannotMutate where pdflow is compiled."""
     sections = [HEAD]
     for title, mutants in GROUPS.items():
         rows = [row(mutant) for mutant in mutants if mutant.breaks]
@@ -74,7 +74,7 @@ def source(mutant: Mutant) -> str:
 
 
 def described(scope: Scope) -> str:
-    """What is not as in the smallest scope: "drop=1 dup=1", say."""
+    """Return the fields in which a scope differs from the smallest one, such as "drop=1 dup=1"."""
     return " ".join(_differences(scope)) or "the smallest"
 
 

@@ -1,4 +1,4 @@
-"""What goes in pieces: prompts that are sent while they are computed, WRITEs that stop, memory that is wanted back."""
+"""Mutants of transfers in pieces: prompts sent while they are computed, WRITEs that stop, memory that is withdrawn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _stopped_is_settled(cell: ProducerCell, event: WriteEnded, now: Instant, ctx
 
 
 def _last_piece_at_once(self: Shipment) -> Piece | None:
-    """As `next`, but that the last piece does not wait for the others."""
+    """Return the next piece as `next` does, except that the last piece does not wait for the others."""
     if self._failed or self._stopped or not self._queue:
         return None
     piece = self._queue.popleft()
@@ -101,7 +101,7 @@ _aborted = ProducerScheduler._aborted
 
 
 def _lost_and_kept(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """As `source_lost`, but that another registration may be served from what there is."""
+    """End a registration as `source_lost` does, but keep the lost source, which may serve another registration."""
     if cell.source is None or cell.source.complete or cell.reg is None:
         return source_lost(cell, event, now, ctx)
     if cell.phase is IN_FLIGHT:

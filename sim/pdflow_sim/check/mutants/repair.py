@@ -1,4 +1,4 @@
-"""What is said to those who wait, said again when it was lost, and asked for when it never comes."""
+"""Mutants of reports to a waiting peer: sent at all, sent again when lost, and asked for when they never come."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _deadline = ProducerCells.deadline
 
 
 def _connected_by_another(self: ProducerCells, cell: ProducerCell, now: Instant) -> Effects:
-    """Whoever finds a handshake under way leaves it to whom it is for."""
+    """Start the missing handshakes of a cell, but do not wait for one that is under way for another registration."""
     reg = cell.reg
     assert reg is not None
     effects: Effects = NOTHING

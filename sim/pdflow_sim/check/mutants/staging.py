@@ -1,4 +1,4 @@
-"""What engines do with prompts that are sent while they are computed, or by way of memory beside the blocks."""
+"""Mutants of engines that send prompts while they are computed, or through staging memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _keeps_its_room(self: StagedSending, going: StagedSend) -> None:
 
 
 def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
-    """As if nothing were sent from it."""
+    """Give the staging memory back though something may still be sent from it."""
     _finished(self, going)
     if going.staged is not None:
         self.requests.emit(LeaveRoom(going.request.handle))
@@ -124,7 +124,7 @@ def _asks_nobody(self: StagedLanding, staged: Allocation) -> None:
 
 
 def _room_is_back_at_once(self: StagedLanding, request: DecodeRequest) -> None:
-    """When its client goes, though something may land there."""
+    """Give the staging memory back as soon as the client gives up, though something may still land there."""
     staged = request.staged
     _resolved(self, request)
     if staged is not None:

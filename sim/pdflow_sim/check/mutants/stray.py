@@ -1,7 +1,7 @@
-"""Mutants met by random walks: how many runs it takes until one of them goes wrong as it would not without the mutant.
+"""Random walks with mutants: the number of runs until one violates an invariant that it keeps without the mutant.
 
-A run is a function of its seed and of the machine, so the same seed is walked without the mutant too: what goes wrong
-there as well is no merit.
+A run is a function of its seed and of the machine, so the same seed is walked without the mutant too: a run that fails
+there as well does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RUNS = 10_000
 
 
 def stray(mutant: Mutant, clock: Callable[[], float], seeds: range = range(RUNS), budget_s: float = 60.0) -> Kill:
-    """Walk these seeds in clusters drawn by themselves, of the mutant's dialect; `states` counts runs here.
+    """Walk these seeds, with clusters drawn from them, in the mutant's dialect; `states` counts runs here.
 
     Raises CannotMutate where pdflow is compiled.
     """

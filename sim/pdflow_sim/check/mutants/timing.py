@@ -1,4 +1,4 @@
-"""What rests on clocks: when a quarantine may be reclaimed, and who counts as silent. Searched with clocks."""
+"""Mutants of rules that depend on clocks, searched with clocks: the end of a quarantine, and silent peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 
 
 def _without_margin(now: Instant, ctx: ConsumerContext) -> Instant:
-    """As if both engines had one clock, and nothing took any time."""
+    """Return the end of a quarantine as if both engines had one clock, and nothing took any time."""
     return now + ctx.timers.lease_ns
 
 
@@ -27,7 +27,7 @@ def _without_lease(now: Instant, ctx: ConsumerContext) -> Instant:
 
 
 def _renewed_after_its_end(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
-    """Whatever is not gone is wanted."""
+    """Send a SYNC that renews the leases of quarantined requests too."""
     kept = self.store.cells
     cells = dict(kept)
     for request_id, cell in cells.items():

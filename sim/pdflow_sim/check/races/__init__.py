@@ -1,1 +1,1 @@
-"""The 52 named races of PROTOCOL 5: what becomes of each in every dialect, and where that is shown."""
+"""The 52 named races of PROTOCOL 5: the outcome of each in every dialect, and the search or test that shows it."""

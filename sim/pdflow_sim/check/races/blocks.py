@@ -1,4 +1,4 @@
-"""The life of blocks: P's, which are read, and D's, which are written (R01 to R20)."""
+"""Races about ownership of blocks: P's, which are read, and D's, which are written (R01 to R20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is meant, who has started again, and how often something ends (R39 to R52)."""
+"""Races about identity: ids that are mistaken, incarnations, and requests that end twice (R39 to R52)."""
 
 from __future__ import annotations
 

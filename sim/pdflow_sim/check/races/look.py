@@ -1,7 +1,8 @@
-"""Searching for one race: the shortest story through its points, or a scope seen whole in which its point was reached.
+"""The search for one race: the shortest counterexample through its points, or a whole scope in which its point is
+reached.
 
-The story must go through every point in order. A broken invariant on any other way is another race's, and that way is
-left there; so a dialect that lacks several fixes shows each of them alone.
+The counterexample must pass every point in order. A broken invariant on any other path belongs to another race, and
+that path is left there; so a dialect that lacks several fixes shows each of them alone.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
 Stop = Callable[[], bool]
-"""Asked now and then whether time is up."""
+"""Called every ASK_STATES states; True if time is up."""
 ASK_STATES = 5_000
 LIMIT = 2_000_000
-"""States; the largest scope of a race has a quarter of a million."""
+"""Limit of states; the largest scope of a race has a quarter of a million."""
 
 Node = tuple[int, State]
-"""How many points have been passed, and the state."""
+"""Number of points passed, and the state."""
 
 
 class OutOfTime(Exception):  # noqa: N818 (what happened)
-    """The search was stopped, and says nothing."""
+    """The search was stopped before it had a result."""
 
 
 @attrs.frozen
 class SearchOutcome:
-    """What a search for a story came to."""
+    """The result of a search for a counterexample of a race."""
 
     counterexample: Counterexample | None
-    """None: there is none."""
+    """None if there is none."""
     states: int
     reached: bool
-    """Whether the first point was."""
+    """Whether the first point was reached."""
 
 
 class Passing:
-    """The same moves, and whether a point was among them."""
+    """A world with the same moves, which notes whether a point was among them."""
 
     def __init__(self, world: Transitions, point: Point) -> None:
         self.world = world
@@ -62,8 +63,8 @@ class Passing:
 
 
 def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop: Stop) -> SearchOutcome:
-    """The shortest story through all points that breaks this invariant; for one of L, to a state that cannot end well.
-    Raises OutOfTime."""
+    """Search for the shortest counterexample through all points that breaks this invariant; for a liveness invariant
+    (L), one to a state that cannot settle. Raises OutOfTime."""
     parents, found = _search(world, points, stop, broken=invariant)
     reached = any(passed for passed, _ in parents)
     if isinstance(found, Counterexample):
@@ -75,13 +76,14 @@ def through(world: Transitions, points: tuple[Point, ...], invariant: str, stop:
 
 
 def well_ended(world: Transitions, point: Point, stop: Stop) -> tuple[Move, ...]:
-    """The shortest way through a point to a state in which everything has ended; empty if there is none."""
+    """Return the shortest sequence of moves through a point to a state in which everything has ended; empty if there is
+    none."""
     parents, found = _search(world, (point,), stop, settled=True)
     return path_to(parents, found) if isinstance(found, tuple) else ()
 
 
 def whole(world: Transitions, point: Point, stop: Stop) -> tuple[Coverage, bool]:
-    """Every state, and whether the point was reached among them. Raises Broken, OutOfTime."""
+    """Search every state; return the coverage, and whether the point was reached. Raises Broken, OutOfTime."""
     passing = Passing(world, point)
     coverage = explore(passing, LIMIT, lambda _: stop())
     if not coverage.complete:
@@ -92,7 +94,8 @@ def whole(world: Transitions, point: Point, stop: Stop) -> tuple[Coverage, bool]
 def _search(
     world: Transitions, points: tuple[Point, ...], stop: Stop, broken: str = "", settled: bool = False
 ) -> tuple[dict[Node, tuple[Node, Move] | None], Counterexample | Node | None]:
-    """Breadth first. Ends at a story that breaks `broken`, or at the first settled state, behind all points."""
+    """Search breadth first until `broken` is violated behind all points, or, if `settled`, a settled state is reached
+    behind them. Returns the parents of the nodes, and the counterexample or the node. Raises OutOfTime."""
     start: Node = (0, world.turns.start())
     parents: dict[Node, tuple[Node, Move] | None] = {start: None}
     level = [start]
@@ -126,8 +129,8 @@ def _passed(world: Transitions, points: tuple[Point, ...], node: Node, move: Mov
 def _lifeless(
     world: Transitions, parents: dict[Node, tuple[Node, Move] | None], nodes: Iterable[Node], invariant: str, stop: Stop
 ) -> Counterexample | None:
-    """The first of these, as they were found, from which not everything ends. What breaks otherwise on its way there is
-    another race's."""
+    """Return the counterexample to the first of these nodes, in the order in which they were found, from which not
+    everything ends. Violations of other invariants belong to other races."""
     good: set[State] = set()
     for count, node in enumerate(nodes):
         if count % ASK_STATES == 0 and stop():

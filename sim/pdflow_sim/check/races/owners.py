@@ -1,9 +1,9 @@
-"""A P rank as vLLM has it: the engine's thread ends leases and forgets peers, the writer's matches and posts, and what
-the writer has drained is one batch of its own.
+"""Worlds with a P rank of two threads, as in vLLM: the engine's thread ends leases and forgets peers, the writer's
+thread matches and posts, and drains its notifications as one batch.
 
 In pdflow a P rank is one endpoint: it ends a lease, or matches, checks and posts, in one turn, and takes one frame at a
 time. Here a turn is cut in two where vLLM's threads cut it, for `vllm-stock`; the endpoint is the writer. Between the
-two halves the other thread may do what it does at any moment, as any timer may fire. One rank on each side.
+two halves the other thread may act at any moment, as any timer may fire. One rank on each side.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pdflow_sim.check.state.space import Draft, State, StateSpace
 
 WRITER = "P.r0"
 FOREIGN_ID = "u0-ffffffff"
-"""A request id of nobody here, under the base id of the first prompt."""
+"""A request id that no request of the world has, under the base id of the first prompt."""
 
 
 class SplitLease:
-    """P's leases end in two moves (R03): the engine's thread ends the lease, and the blocks are gone; then the writer
-    finds that in its inbox, and only then does it know."""
+    """Ends P's leases in two moves (R03): the engine's thread ends the lease and releases the blocks; the writer learns
+    that later, from its inbox."""
 
     def __init__(self, base: Components) -> None:
         self.space = base.space
@@ -62,8 +62,9 @@ class SplitLease:
 
 
 class RaisingWriter:
-    """P's writer may raise, once: its loop logs that and goes on, without what it had drained. One more slot: how often
-    what makes it raise is still to come; and with `checks` another, whether it has checked and not yet posted."""
+    """A writer of P's that may raise, once: its loop logs that and goes on, without the batch that it had drained. Adds
+    a slot: how often the event that makes it raise is still to come; and with `checks` another: whether it has checked
+    and not yet posted."""
 
     def __init__(self, space: StateSpace, checks: bool = False) -> None:
         self.space = space
@@ -77,7 +78,8 @@ class RaisingWriter:
         return {"clocks": state[self.to_come : self.to_come + self.slots]}
 
     def raises(self, draft: Draft, request_id: str) -> None:
-        """A match takes the prompt for good, and its WRITE is never posted; the rest of the batch is gone."""
+        """Raise in the writer at this registration: its match takes the prompt for good, and its WRITE is never posted;
+        the rest of the batch is lost."""
         space = self.space
         draft[space.first_link + self.inbox] = 0
         body = space.body(draft, WRITER).fork()
@@ -87,8 +89,9 @@ class RaisingWriter:
 
 
 class Poison:
-    """A stranger's registration has an id and nothing else (R34). vLLM looks for the other fields when the id has been
-    matched: with a prompt that is there, the writer raises. Ours read the same bytes by their own decoders."""
+    """A registration by an unknown peer, which has an id and no other field (R34). vLLM reads the other fields after it
+    has matched the id: if there is a prompt, its writer raises. pdflow's dialects read the same bytes by their own
+    decoders."""
 
     def __init__(self, base: Components) -> None:
         self.space = base.space
@@ -98,14 +101,15 @@ class Poison:
         return {"poison": self.poison}
 
     def moves(self, state: State) -> Iterator[Move]:
-        """It is drained before whatever has come from D: agents' notifications are drained in the agents' order."""
+        """Yield the move that drains the registration, if D's frames wait and it would match. It is drained before
+        them: agents' notifications are drained in the agents' order."""
         space, writer = self.space, self.writer
         waits = state[writer.to_come] and state[space.first_link + writer.inbox]
         if waits and space.shadow_of(state).products[0] == PromptStage.HELD and self._matches(state):
             yield ("poison", 0)
 
     def _matches(self, state: State) -> bool:
-        """Whether vLLM would find a prompt for it, which ours do not look for."""
+        """True if vLLM would find a prompt for it; always in dialects whose decoder rejects it before it is matched."""
         ours = self.space.scope.dialect.registrations_end
         return ours or base_id(FOREIGN_ID) in self.space.body(state, WRITER).store.matching.product_bases
 
@@ -118,14 +122,14 @@ class Poison:
             self.writer.raises(draft, FOREIGN_ID)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        """The batch that was drained with it."""
+        """Return the link whose frames are lost: the batch that was drained with it."""
         return [] if self.space.scope.dialect.registrations_end else [self.writer.inbox]
 
 
 class Eviction:
-    """P's engine thread forgets D for its age (R47), as it does when another engine comes up; D has been idle for as
-    long as that takes. The writer checks that D is connected, and looks its descriptors up when it posts: it may stand
-    between the two."""
+    """Eviction of D's connection for its age by P's engine thread (R47), as when another engine connects; D has been
+    idle for as long as that takes. The writer checks that D is connected, and looks its descriptors up when it posts:
+    the eviction may come between the two."""
 
     def __init__(self, base: Components) -> None:
         self.space = base.space
@@ -146,7 +150,7 @@ class Eviction:
                 yield ("evict", space.cluster.link_of[WRITER, "D.r0"])
 
     def _would_post(self, state: State, matching: Matching) -> bool:
-        """Whether what comes next is a registration whose prompt is there."""
+        """True if the next frame is a registration whose prompt is there."""
         space = self.space
         waiting = space.chans.values[state[space.first_link + self.writer.inbox]]
         frame = space.frames.values[waiting[0]] if waiting else None
@@ -172,7 +176,7 @@ class Eviction:
         draft[space.cluster.at[WRITER]] = space.endpoint(WRITER, body)
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        """The batch that was drained, if the writer stands between its check and its WRITE."""
+        """Return the link whose frames are lost: the drained batch, if the writer has checked and not yet posted."""
         return [self.writer.inbox] if state[self.checked] else []
 
 
@@ -192,7 +196,7 @@ STRICT_POISON: tuple[Decoder, bytes] = (
 
 
 def read_as_nothing(decode: Decoder, poison: bytes) -> None:
-    """It must be read as nothing that an endpoint is told of, and without raising."""
+    """Check that a decoder reads these bytes as Malformed, which reaches no endpoint, and does not raise (S9)."""
     try:
         read = decode(poison)
     except Exception as error:
@@ -202,7 +206,7 @@ def read_as_nothing(decode: Decoder, poison: bytes) -> None:
 
 
 def stands_between(space: StateSpace, state: State) -> bool:
-    """Whether the writer has checked that D is connected and not yet posted, where D may be forgotten (Eviction)."""
+    """True if the writer has checked that D is connected and not yet posted, in the world of Eviction."""
     return bool(state[space.budget + 2])
 
 
@@ -230,4 +234,4 @@ VARIANTS: dict[str, Callable[[Scope], Relation]] = {
     "Poisoned": poisoned,
     "Evicting": evicting,
 }
-"""By the names that stories know them by."""
+"""The variants, by their names in counterexample files (`own_world`)."""

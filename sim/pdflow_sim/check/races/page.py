@@ -1,4 +1,4 @@
-"""docs/races.md: every race, what becomes of it in each dialect, and where that is shown."""
+"""docs/races.md: every race, its outcome in each dialect, and the scope or tests that show it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE = """\
 
 
 def page() -> str:
-    """Takes half a minute."""
+    """Search every race, and return the page; takes half a minute."""
     found = {row.race.number: row for row in rows()}
     sections = [HEAD]
     for title, races in GROUPS.items():
@@ -52,7 +52,7 @@ def line(row: RaceRow) -> str:
 
 
 def short(race: Race, dialect: str, found: RaceOutcome) -> str:
-    """A cell of the table."""
+    """Return the text of a cell of the table."""
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return "not modelled"
@@ -60,7 +60,7 @@ def short(race: Race, dialect: str, found: RaceOutcome) -> str:
 
 
 def shown_by(row: RaceRow) -> Iterator[str]:
-    """Where each is shown, dialects with the same words together."""
+    """Yield the scope or tests that show the race, once for all dialects that share them."""
     by_text: dict[str, list[str]] = {}
     for dialect, found in row.found.items():
         by_text.setdefault(_outcome_text(row.race, dialect, found), []).append(dialect)

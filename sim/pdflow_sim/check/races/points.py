@@ -1,4 +1,5 @@
-"""Moments: is this move, in this state, the one that matters? Asked before every move of a search: the verb first."""
+"""The points of the races: conditions on a move in a state. Evaluated before every move of a search, so that each tests
+the move's verb first."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ def point(description: str) -> Callable[[Condition], Point]:
 
 
 def frame(space: StateSpace, state: State, move: Move) -> Any:
-    """The frame that arrives or is lost."""
+    """Return the frame that a move delivers or loses."""
     if move[0] == "late":
         return space.frames.values[space.bags.values[state[space.bag]][move[1]][1]]
     return space.frames.values[space.chans.values[state[space.first_link + move[1]]][0]]
 
 
 def operations(space: StateSpace, state: State, kind: type) -> Iterator[tuple[Any, int]]:
-    """Open ones of this kind: (effect, flags)."""
+    """Yield (effect, flags) of every open operation of this kind."""
     for op, flags in space.ops_of(state):
         effect = space.operations(op)[2]
         if type(effect) is kind:
@@ -51,7 +52,7 @@ def operations(space: StateSpace, state: State, kind: type) -> Iterator[tuple[An
 
 
 def operation(space: StateSpace, state: State, move: Move) -> tuple[Any, int]:
-    """What lands, ends, or tells of its end."""
+    """Return (effect, flags) of the operation that a move lands, ends or reports."""
     op, flags = space.ops_of(state)[move[1]]
     return space.operations(op)[2], flags
 
@@ -61,7 +62,7 @@ def lease_ends(space: StateSpace, state: State, move: Move) -> bool:
 
 
 def of_p(space: StateSpace, state: State, move: Move) -> bool:
-    """Whether a task is P's, about a connection."""
+    """True if a move's task is a handshake of P's."""
     kind, node, _ = space.tasks_of(state)[move[1]]
     return kind == "handshake" and engine_of(space.cluster.nodes[node]) == "P"
 
@@ -132,7 +133,8 @@ def evicted_between_check_and_write(space: StateSpace, state: State, move: Move)
 
 @point("a stranger's registration without its fields is drained before another request's registration")
 def poison_before_registration(space: StateSpace, state: State, move: Move) -> bool:
-    """The first request needs its prompt no more: it is the other one that is lost."""
+    """Requires that the first request is over and no longer needs its prompt: the second request's registration is
+    lost."""
     if move[0] != "poison" or space.shadow_of(state).stages != (RequestStage.FREED, RequestStage.ADMITTED):
         return False
     frames = space.chans.values[state[space.first_link + space.cluster.link_of["D.r0", "P.r0"]]]

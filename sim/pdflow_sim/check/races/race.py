@@ -1,9 +1,9 @@
-"""A race by name, and what is expected of it in each dialect.
+"""A named race, and its expected outcome in each dialect.
 
-What can be searched is searched: in vLLM's dialect for the shortest story that goes through the race's dangerous point
-and breaks the invariant which the race is known for; in ours for nothing at all, in a scope that is seen whole and in
-which that point was reached too. The rest names a test, or says why there is nothing to show. What is said here is
-held against the machine by look.py.
+A race that can be searched is searched: in `vllm-stock` for the shortest counterexample that goes through the race's
+dangerous point and breaks the invariant which the race is known for; in pdflow's dialects for no violation at all, in a
+scope that is searched whole and in which that point was reached too. Any other names a test, or a reason why there is
+nothing to show. look.py checks these expectations against the protocol's code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdflow_sim.check.state.space import State, StateSpace
 
 @attrs.frozen
 class Point:
-    """A move in a state: the moment at which a race is won or lost."""
+    """A condition on a move in a state: the moment that decides a race."""
 
     description: str
     at: Callable[[StateSpace, State, Move], bool]
@@ -32,7 +32,7 @@ class Point:
 
 @attrs.frozen
 class Breaks:
-    """A search finds a story through all points that breaks this invariant; the shortest has so many steps."""
+    """Expects a counterexample through all points that breaks this invariant; the shortest has so many steps."""
 
     invariant: str
     steps: int
@@ -40,7 +40,7 @@ class Breaks:
 
 @attrs.frozen
 class InvariantHolds:
-    """Nothing that goes through the first point breaks this invariant; what else breaks in this dialect does not
+    """Expects that nothing that goes through the points breaks this invariant; other violations of this dialect do not
     count."""
 
     invariant: str
@@ -48,15 +48,16 @@ class InvariantHolds:
 
 @attrs.frozen
 class Passes:
-    """Nothing breaks, everything ends, and the first point was reached."""
+    """Expects that nothing breaks, everything ends, and the first point is reached."""
 
     scope: Scope | None = None
-    """Another than the race's: one without clocks, say, where any timer may fire at any moment, which is more."""
+    """The scope to search instead of the race's own: one without clocks, say, where any timer may fire at any moment,
+    which covers more."""
 
 
 @attrs.frozen
 class Residual:
-    """Found as in `Breaks`, and cannot be mended on our side alone."""
+    """Expects a counterexample as `Breaks` does, on any path, which pdflow cannot prevent on its side alone."""
 
     invariant: str
     steps: int
@@ -65,11 +66,11 @@ class Residual:
 
 @attrs.frozen
 class CoveredBy:
-    """Told by tests, "path::name": it needs something that the explored world does not have."""
+    """Expects the outcome that tests ("path::name") show: the race needs something that the explored world lacks."""
 
     tests: tuple[str, ...]
     note: str = ""
-    """What comes of it, and why it is not searched."""
+    """The outcome, and why it is not searched."""
 
 
 @attrs.frozen
@@ -84,28 +85,28 @@ SEARCHED = (Breaks, InvariantHolds, Passes, Residual)
 @attrs.frozen(kw_only=True)
 class Race:
     number: str
-    """R01 to R52."""
+    """The race's number, R01 to R52."""
     name: str
     line: str
     source: str
     scope: Scope = attrs.field(factory=Scope)
-    """Of every search; its dialect does not count."""
+    """The scope of every search; its dialect is replaced."""
     own_world: str = ""
-    """Which of WORLDS is searched, if not the explored world as it is."""
+    """The name in VARIANTS of the world that is searched; empty: the explored world as it is."""
     points: tuple[Point, ...] = ()
-    """The first must be reached in every dialect; the others, in their order, make
-    vLLM's story the one that is meant."""
+    """The points of the race. The first must be reached in every dialect; the others, in their order, restrict
+    vLLM's counterexample to the one that is meant."""
     stock: Shown
     compat: Shown
     strict: Shown
 
     @property
     def shown(self) -> dict[str, Shown]:
-        """By dialect, in the order of the table."""
+        """The expected outcomes by dialect, in the order of the table."""
         return {VLLM_STOCK.name: self.stock, VLLM_COMPAT.name: self.compat, STRICT.name: self.strict}
 
     def world(self, scope: Scope) -> Relation:
-        """What is searched, in a scope of it."""
+        """Return the world that is searched, in this scope."""
         return VARIANTS.get(self.own_world, relation)(scope)
 
     def scope_in(self, dialect: Dialect) -> Scope:
@@ -115,5 +116,5 @@ class Race:
 
 
 def covered_by(*tests: str, note: str = "") -> CoveredBy:
-    """Of tests/protocol, unless they say otherwise."""
+    """Return a CoveredBy of tests whose paths are relative to tests/protocol, unless they begin with tests/."""
     return CoveredBy(tuple(test if test.startswith("tests/") else f"tests/protocol/{test}" for test in tests), note)

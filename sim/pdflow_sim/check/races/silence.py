@@ -1,4 +1,4 @@
-"""Signals that are missing (R21 to R31, R38), and what is said that makes no sense (R32 to R37)."""
+"""Races about missing signals (R21 to R31, R38) and about messages that make no sense (R32 to R37)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of every race, established again; and any race's story, to be drawn."""
+"""The outcome of every race, searched again; and the counterexample of any race, for its diagram."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from pdflow_sim.check.state.shadow_state import Broken
 
 
 class NoSuchRaceError(PdflowError):
-    """No race of this name, or none in this dialect that a search can tell."""
+    """There is no race of this name, or none in this dialect that a search can show."""
 
 
 @attrs.frozen(kw_only=True)
 class RaceOutcome:
-    """What became of a race in one dialect."""
+    """The outcome of a race in one dialect."""
 
     summary: str
-    """Such as "S2 in 7 steps" or "passes, 108 states"."""
+    """A summary such as "S2 in 7 steps" or "passes, 108 states"."""
     ok: bool
-    """Whether that is what is expected."""
+    """Whether the outcome is the expected one."""
     stopped: bool = False
-    """Time was up first: neither ok nor wrong."""
+    """Whether the time ran out first: the outcome is neither ok nor wrong."""
     where: str = ""
     """The scope that was searched, or the tests."""
     invariant: str = ""
@@ -52,7 +52,7 @@ class RaceOutcome:
 
 @attrs.frozen
 class RaceRow:
-    """One race in the dialects, in the table's order."""
+    """The outcomes of one race, by dialect in the table's order."""
 
     race: Race
     found: dict[str, RaceOutcome]
@@ -68,7 +68,7 @@ class RaceRow:
 
 
 def timeless() -> float:
-    """For whoever has no clock: a budget never ends by it."""
+    """A clock that stands still, by which a budget never ends."""
     return 0.0
 
 
@@ -78,7 +78,7 @@ def run(
     dialects: Collection[str] = (),
     clock: Callable[[], float] = timeless,
 ) -> list[RaceRow]:
-    """Every row of the table, or of these races and dialects alone."""
+    """Return every row of the table, or only those of these races and dialects."""
     return list(rows(budget_s, only, dialects, clock))
 
 
@@ -88,7 +88,8 @@ def rows(
     dialects: Collection[str] = (),
     clock: Callable[[], float] = timeless,
 ) -> Iterator[RaceRow]:
-    """The same, each as soon as it is known. When the budget is spent, what is left is said to be stopped."""
+    """Yield the rows that `run` returns, each as soon as it is known. When the budget is spent, the remaining outcomes
+    are `stopped`."""
     until = clock() + budget_s
     for race in [known(number) for number in only] if only else RACES.values():
         began = clock()
@@ -98,7 +99,7 @@ def rows(
 
 
 def known(name: str) -> Race:
-    """By number, in either case, or by name. Raises NoSuchRaceError."""
+    """Return a race by its number, in either case, or by its name. Raises NoSuchRaceError."""
     race = RACES.get(name.upper()) or next((race for race in RACES.values() if race.name == name), None)
     if race is None:
         raise NoSuchRaceError(f"{name}: there is no such race; they are R01 to R{len(RACES)}")
@@ -110,7 +111,7 @@ def never() -> bool:
 
 
 def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
-    """What becomes of it in this dialect."""
+    """Return the outcome of a race in this dialect, by the search that it calls for."""
     shown = race.shown[dialect]
     if isinstance(shown, Unmodelled):
         return RaceOutcome(summary=f"not modelled: {shown.why}", ok=True)
@@ -131,7 +132,7 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
 
 
 def _tested(shown: CoveredBy) -> RaceOutcome:
-    """That they are there, and pass, is for them to say."""
+    """Return the outcome of a race that tests show. The tests are not run here."""
     note = f"{shown.note}; " if shown.note else ""
     return RaceOutcome(summary=f"{note}told by a test", ok=True, where=" ".join(shown.tests))
 
@@ -166,7 +167,7 @@ def _breaks(race: Race, shown: Breaks | Residual, scope: Scope, stop: Stop) -> R
 
 
 def _points(race: Race, shown: Shown) -> tuple[Point, ...]:
-    """A residual race is what is left of it: its way need not be vLLM's."""
+    """Return the points that a counterexample must pass: none for a residual race, whose path need not be vLLM's."""
     return () if isinstance(shown, Residual) else race.points
 
 
@@ -184,7 +185,7 @@ def _outcome(seen: SearchOutcome, scope: Scope, ok: bool) -> RaceOutcome:
 
 
 def described(scope: Scope) -> str:
-    """What is not as in the smallest scope, in the words of a story file."""
+    """Return the fields in which a scope differs from the smallest one, as a counterexample file writes them."""
     smallest = Scope()
     terms = []
     for field in attrs.fields(Scope):
@@ -196,8 +197,8 @@ def described(scope: Scope) -> str:
 
 
 def counterexample(name: str, dialect: str, stop: Stop = never) -> CounterexampleFile:
-    """The race in this dialect: how it breaks; or, where it does not, the shortest way through its dangerous point to a
-    good end. Raises NoSuchRaceError where no search tells it."""
+    """Return the counterexample of a race in this dialect; or, where nothing breaks, the shortest sequence of moves
+    through its dangerous point to a settled state. Raises NoSuchRaceError where no search shows the race."""
     race = known(name)
     if dialect not in race.shown:
         raise NoSuchRaceError(f"{dialect}: there is no such dialect; they are {', '.join(race.shown)}")

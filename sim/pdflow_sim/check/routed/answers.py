@@ -2,7 +2,7 @@
 
 The router's driver keeps them, beside the router's endpoint (runtime/pdflow_runtime/router/call.py,
 sim/pdflow_sim/nodes/router_node.py). Here each has a slot of the state, as an endpoint has. Which attempt's pieces
-reach a client is decided there and nowhere in the checker; what has reached it is judged in
+reach a client is decided there and nowhere in the checker; what has reached it is checked in
 routed/invariant_checker.py. Answers begin with a token of D's (first_token = "decode").
 """
 
@@ -20,11 +20,11 @@ Returned = TypeVar("Returned")
 
 
 class ClientAnswers:
-    """A further slot of every state for each client's answer."""
+    """The answers of all clients: a further slot of every state for each."""
 
     def __init__(self, space: StateSpace) -> None:
         self.answers = Interned()
-        """Their fingerprints. The first is that of an answer of which nothing has come."""
+        """Fingerprints of answers. The first is that of an answer of which nothing has arrived."""
         self.bodies: list[Answer] = []
         self._asked: dict[tuple[Any, ...], tuple[int, Any]] = {}
         scope = space.scope
@@ -40,7 +40,8 @@ class ClientAnswers:
         *args: Args.args,
         **named: Args.kwargs,
     ) -> Returned:
-        """What a method of this client's `Answer` says, and the change that it makes to a draft. Raises Broken."""
+        """Call a method of this client's `Answer`, put the changed answer into a draft, and return its result. Raises
+        Broken."""
         slot = self.first + client
         key = (draft[slot], rule, args, *named.items())
         found = self._asked.get(key)
@@ -56,7 +57,7 @@ class ClientAnswers:
         return answered
 
     def _by_value(self, state: State) -> dict[str, Any]:
-        """Those of which nothing has come say nothing."""
+        """Return the answers by value for a digest; {} if nothing of any has arrived."""
         answers = state[self.first : self.first + self.clients]
         return {"answers": [self.answers.values[at] for at in answers]} if any(answers) else {}
 

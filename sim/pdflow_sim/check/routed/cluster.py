@@ -1,7 +1,7 @@
 """The cluster with the router's endpoint in it: one more node, and HTTP to and from each engine.
 
-The router names attempts, so the ids are its own here: r0.2 is the second attempt of the first client's request, and
-x0.2 its prompt. Every attempt that it may make has its place in the tables from the start, its engines included: where
+The router names attempts, so ids are the router's here: r0.2 is the second attempt of the first client's request, and
+x0.2 its prompt. Every attempt that it may make has an entry in the tables from the start, its engines included: where
 there are two of a kind, a retry goes to the other one.
 """
 
@@ -19,7 +19,7 @@ ROUTER = "router"
 
 
 class RoutedCluster(ScopeCluster):
-    """Engines, and the router before them. Raises ValueError for what it has not."""
+    """A cluster of engines and the router before them. Raises ValueError for a scope that it does not support."""
 
     def __init__(self, scope: Scope) -> None:
         for field in ("same_product", "same_base"):
@@ -38,7 +38,7 @@ class RoutedCluster(ScopeCluster):
         self.http: dict[tuple[RequestId, Address, Address], int] = {}
         """(attempt, sender, receiver)"""
         self.loss_links: dict[EngineId, int] = {}
-        """On which link the router learns that an engine has died, and is up again."""
+        """The link on which the router learns that an engine has died, and is up again."""
         for engine in self.engines:
             for i, request_id in enumerate(self.requests):
                 for ends in ((ROUTER, engine), (engine, ROUTER)) if engine in self.ends_of(i) else ():
@@ -54,15 +54,15 @@ class RoutedCluster(ScopeCluster):
         self.xids = [f"x{i}.{number}" for i, number in attempts]
         self.prefill_ids = self.requests
         self.client_of = [i for i, _ in attempts]
-        """Whose request each is an attempt of."""
+        """By attempt, the client whose request it is of."""
 
     def first_shadow(self) -> ShadowState:
-        """No client has asked for anything."""
+        """Return the first shadow state, in which no client has made a request."""
         none, away = (0,) * len(self.requests), (ClientStage.AWAY,) * self.scope.requests
         return super().first_shadow()._replace(products=none, clients=away, legs=none)
 
     def first_events(self) -> list[tuple[Address, Any]]:
-        """The router is asked by its clients, which is a move."""
+        """Return no events: the requests of clients are moves."""
         return []
 
     def endpoints(self) -> list[Any]:

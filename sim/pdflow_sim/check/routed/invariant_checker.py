@@ -1,11 +1,11 @@
-"""What must hold of the router, whatever happens around it: every client is answered once, with what became of its
-request, and no leg is dispatched twice, or left alone. No client receives pieces of two attempts, or any behind its
-end: none but the attempt of which it has a token completes its request, and once the endpoint knows of that token, no
-attempt is dispatched. What reaches a client is decided elsewhere (`pdflow/routing/answer.py`), and only judged here.
+"""Invariants of the router, whatever happens around it: every client is answered once, with the outcome of its request,
+and no leg is dispatched twice, or left alone. No client receives pieces of two attempts, or any behind its end: none
+but the attempt of which it has a token completes its request, and once the endpoint knows of that token, no attempt is
+dispatched. What reaches a client is decided elsewhere (`pdflow/routing/answer.py`), and only checked here.
 
 A retry is an attempt with ids of its own (R12). When a client has been answered, or another attempt is begun, every leg
-of the attempts before has ended or has been taken back: otherwise engines work on for nobody, until a timer of theirs
-says so, and timers hide mistakes. What becomes of blocks is judged as it is without a router (invariant_checker.py).
+of the attempts before has ended or has been taken back: otherwise engines work on in vain, until a timer of theirs
+fires, and timers hide mistakes. Blocks are checked as they are without a router (invariant_checker.py).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PartialStat
 
 
 class LegState(IntFlag):
-    """What the router has dispatched of an attempt, and what of it is open: neither ended nor taken back."""
+    """The legs of an attempt that the router has dispatched, and those that are open: neither ended nor taken back."""
 
     P_SENT = 1
     P_OPEN = 2
     D_SENT = 4
     D_OPEN = 8
     DELIVERED = 16
-    """Its client has received its first token, or its whole answer at once."""
+    """The client has received the attempt's first token, or its whole answer at once."""
     TOKEN_REPORTED = 32
-    """And the router's endpoint knows."""
+    """The router's endpoint knows of that token."""
 
 
 P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, TOKEN_REPORTED = (leg.value for leg in LegState)
@@ -42,7 +42,7 @@ OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "c
 
 
 class RoutedInvariantChecker(InvariantChecker):
-    """The same for the engines' effects, and the router's too."""
+    """The invariant checker of a world with the router's endpoint: checks the effects of engines and of the router."""
 
     cluster: RoutedCluster
 
@@ -91,12 +91,13 @@ class RoutedInvariantChecker(InvariantChecker):
         return i
 
     def streaming(self, draft: PartialState | ShadowState, request: int, flag: int = DELIVERED) -> RequestId:
-        """The attempt of whose answer a client has the start, or of which the endpoint knows so; "" if of none."""
+        """Return the attempt of whose answer a client has the start, or of which the endpoint knows so; "" if of
+        none."""
         mine = zip(self.cluster.requests, self.cluster.client_of, draft.legs, strict=True)
         return next((attempt for attempt, whose, leg in mine if whose == request and leg & flag), "")
 
     def received(self, shadow: ShadowState, i: int) -> None:
-        """A piece of this attempt's answer is passed on to its client."""
+        """Check that a client may receive a piece of this attempt's answer. Raises Broken."""
         attempt, request = self.cluster.requests[i], self.cluster.client_of[i]
         client, streaming = shadow.clients[request], self.streaming(shadow, request)
         if client != ClientStage.WAITING:
@@ -107,7 +108,7 @@ class RoutedInvariantChecker(InvariantChecker):
             raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {streaming}")
 
     def ended(self, shadow: ShadowState, effect: Reply, ending: Ending) -> None:
-        """What a client is told of its request's end fits what it has received."""
+        """Check that the end that a client sees of its request fits what it has received. Raises Broken."""
         streaming = self.streaming(shadow, effect.request)
         failed = Ending.BREAK_OFF if streaming else Ending.ERROR
         if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):

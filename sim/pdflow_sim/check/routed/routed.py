@@ -1,12 +1,12 @@
-"""The same world with the router's endpoint in it, which decides what elsewhere may happen at any moment: when legs are
-dispatched, taken back and tried again, and what D is told of a prefill leg's end.
+"""Moves of worlds with the router's endpoint. It decides what may happen at any moment in worlds without it: when legs
+are dispatched, taken back and tried again, and which end of a prefill leg is reported to D.
 
-What comes over HTTP means to an engine what it means to one in the simulated world
-(sim/pdflow_sim/nodes/prefill_node.py, sim/pdflow_sim/nodes/decode_node.py). Each leg has a connection of its own;
-decoding takes no time, so that a leg's end is under way as soon as its KV is committed, and ahead of it the first
-token, where clients stream. What of it reaches a client is decided in `pdflow/routing/answer.py` (routed/answers.py).
-When an engine dies its connections break, which the router notices at some time: what the engine had answered arrives
-before that, or never. What the router sends reaches the engine that has started by then.
+HTTP messages mean to an engine what they mean to a simulated one (sim/pdflow_sim/nodes/prefill_node.py,
+sim/pdflow_sim/nodes/decode_node.py). Each leg has a connection of its own; decoding takes no time, so that a leg's end
+is under way as soon as its KV is committed, and ahead of it the first token, where clients stream. What of it reaches a
+client is decided in `pdflow/routing/answer.py` (routed/answers.py). When an engine dies its connections break, which
+the router notices at some time: what the engine had answered arrives before that, or never. What the router sends
+reaches the engine that has started by then.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from pdflow_sim.check.state.space import Draft, State
 
 
 class TokenPassed(Value, frozen=True, gc=False):
-    """The client has a token, and the router's endpoint is told of it when its turn comes: live, the bytes pass beside
-    the queue of events. So what else ends the attempt may be handled in between. What the endpoint dispatches until
-    then is sent here, and live is not (`Answer.is_candidate`): here more may happen, not less."""
+    """Message: a client has a token, which is reported to the router's endpoint when its turn comes: live, the bytes
+    pass beside the queue of events. So another event that ends the attempt may be handled in between. Legs that the
+    endpoint dispatches until then are sent here, and live are not (`Answer.is_candidate`): here more may happen, not
+    less."""
 
     request: int
     request_id: RequestId
 
 
 class RouterDriver:
-    """The moves of clients and of HTTP: the router's endpoint is in the world, and its driver's part in what reaches
-    clients."""
+    """The driver of the router's endpoint: the moves of clients and of HTTP, and the answers that reach clients."""
 
     def __init__(self, cluster: RoutedCluster, checker: RoutedInvariantChecker, base: Components) -> None:
         self.cluster = cluster
@@ -85,7 +85,7 @@ class RouterDriver:
     # What is owed to clients.
 
     def unanswered(self, state: State) -> list[str]:
-        """Every client is to have its answer, and the router to remember none of them."""
+        """Return, as text, the clients without an answer and the attempts and legs that the router still remembers."""
         clients = self.space.shadow_of(state).clients
         open_ones = [(i, now) for i, now in enumerate(clients) if now < ClientStage.COMPLETED]
         descriptions = [f"client {i} is {ClientStage(now).name}" for i, now in open_ones]
@@ -96,7 +96,7 @@ class RouterDriver:
         return descriptions
 
     def revoked_attempts(self, state: State) -> int:
-        """Attempts that the router took back because their client had the start of one before."""
+        """Return how many attempts the router took back because their client had the start of one before."""
         shadow, cluster = self.space.shadow_of(state), self.cluster
         streaming = [self.checker.streaming(shadow, client) for client in range(self.space.scope.requests)]
         begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in streaming]
@@ -115,7 +115,8 @@ class RouterDriver:
                 yield ("hang up", i)
 
     def death_moves(self, state: State) -> Iterator[Move]:
-        """Of several engines, one dies that has something to do: otherwise it would not be the same one's turn next."""
+        """Yield the deaths of engines. Of several engines only one with open legs dies: otherwise the router's choice
+        of the next one would differ."""
         engines = self.cluster.engines
         legs = self.space.shadow_of(state).legs
         for move in self.deaths.moves(state):
@@ -137,12 +138,12 @@ class RouterDriver:
     # HTTP.
 
     def sent(self, node: Address, effect: Any) -> Iterator[tuple[int, Any]]:
-        """What the router sends to engines, and what they answer, goes over HTTP."""
+        """Yield the HTTP messages of an effect, with their links: the router's to engines, and their answers."""
         for to, what in self._over_http(node, effect):
             yield self.cluster.http[what.request_id, engine_of(node), to], what
 
     def _over_http(self, node: Address, effect: Any) -> Iterator[tuple[Address, Any]]:
-        """To whom, and what, in this order."""
+        """Yield the HTTP messages of an effect, in order, each with its receiver."""
         if isinstance(effect, AnswerPrefill):
             yield ROUTER, PrefillAnswered(effect.request_id, self.checker.with_own_words(effect.params))
         elif isinstance(effect, EndDecode):
@@ -166,7 +167,7 @@ class RouterDriver:
         draft[slot] = chans.of((*chans.values[draft[slot]], *map(frames.of, what)))
 
     def deliver(self, draft: Draft, move: Move) -> None:
-        """A frame, or what goes over HTTP, reaches the other end of its link."""
+        """Deliver a frame, or an HTTP message, to the other end of its link."""
         if move[1] < self.cluster.first_http:
             self.frames.deliver(draft, move)
         else:
@@ -190,7 +191,7 @@ class RouterDriver:
         self.engines.requested_at_d(draft, i, leg.params)
 
     def abort_arrives(self, draft: Draft, effect: AbortLeg) -> None:
-        """What it comes to is the core's to say."""
+        """Deliver an abort to the engine of a leg, whose core decides the outcome."""
         i = self.checker.attempt(effect.request_id)
         if effect.role == "decode":
             self.engines.at_d(draft, i, RequestAborted(effect.request_id))
@@ -206,7 +207,7 @@ class RouterDriver:
         self.engines.at_d(draft, self.checker.attempt(effect.request_id), PrefillReported(effect.request_id, effect.ok))
 
     def restart(self, draft: Draft, move: Move) -> None:
-        """Of HTTP nothing is lost yet. What was committed had been decoded."""
+        """Restart an engine. No HTTP message is lost yet. Requests that were committed had been decoded."""
         space, name = self.space, self.cluster.engines[move[1]]
         http = slice(space.first_link + self.cluster.first_http, space.bag)
         kept = draft[http]
@@ -220,7 +221,7 @@ class RouterDriver:
     # At the router.
 
     def at_router(self, draft: Draft, event: RouterEvent) -> None:
-        """Its endpoint handles an event. What it replies ends answers."""
+        """Let the router's endpoint handle an event. Its replies end clients' answers."""
         batch = self.turns.event(draft, ROUTER, event)
         for _, effect, _ in self.turns.batches.values[batch] if batch >= 0 else ():
             if isinstance(effect, Reply):
@@ -232,8 +233,9 @@ class RouterDriver:
         self.at_router(draft, event)
 
     def decode_ended(self, draft: Draft, event: DecodeEnded) -> None:
-        """With the last piece of the answer, where there is one: if that is dropped, the leg has not ended. Where
-        clients do not stream it is the first, too. Of a leg that was taken back no piece comes, as of its token."""
+        """End a decode leg, with the last piece of its answer, where there is one: if that is dropped, the leg has not
+        ended. Where clients do not stream it is the first piece, too. No piece arrives of a leg that was taken back, as
+        no token does."""
         i = self.checker.attempt(event.request_id)
         if event.code is Code.NONE and self.space.shadow_of(draft).legs[i] & D_OPEN:
             piece = self.piece_arrived(draft, i)
@@ -247,7 +249,8 @@ class RouterDriver:
         self.at_router(draft, event)
 
     def first_token_delivered(self, draft: Draft, event: FirstTokenDelivered) -> None:
-        """The first piece of an answer. Over the connection of a leg that has been taken back nothing comes."""
+        """Pass on the first piece of an answer. Nothing arrives over the connection of a leg that has been taken
+        back."""
         i = self.checker.attempt(event.request_id)
         if not self.space.shadow_of(draft).legs[i] & D_OPEN or self.piece_arrived(draft, i) is not PieceUse.FIRST:
             return
@@ -257,7 +260,7 @@ class RouterDriver:
         draft[slot] = self.space.chans.of((passed, *self.space.chans.values[draft[slot]]))
 
     def piece_arrived(self, draft: Draft, i: int) -> PieceUse:
-        """Of this attempt's answer. What is not dropped reaches the client."""
+        """Handle the arrival of a piece of this attempt's answer. It reaches the client unless it is dropped."""
         piece = self.answers.answer(draft, self.cluster.client_of[i], Answer.piece_arrived, self.cluster.requests[i])
         if piece is not PieceUse.DROP:
             self.checker.received(self.space.shadow_of(draft), i)
@@ -272,7 +275,8 @@ class RouterDriver:
         self.at_router(draft, FirstTokenDelivered(event.request, event.request_id))
 
     def engine_lost(self, draft: Draft, event: EngineLost) -> None:
-        """No leg ends with that: it may have reached, or yet reach, the engine that has started since."""
+        """Report to the router that an engine is lost. No leg ends with that: it may have reached, or yet reach, the
+        engine that has started since."""
         for (_, sender, _), link in self.cluster.http.items():
             if sender == event.engine:
                 slot = self.space.first_link + link

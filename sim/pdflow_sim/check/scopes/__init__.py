@@ -1,1 +1,1 @@
-"""Scopes: which worlds are explored, and what each must reach to count."""
+"""Scopes: the worlds that are explored, and the goals that each must reach for its result to count."""

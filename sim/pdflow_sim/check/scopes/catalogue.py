@@ -1,4 +1,4 @@
-"""The named scopes: what `pdflow check scopes` goes through, and what each must reach to count.
+"""The named scopes that `pdflow check scopes` searches, and the goals that each must reach for its result to count.
 
 A scope that never reaches its goals proves nothing, and fails. How many states each has is asserted by the tests, so
 that a change of the space is noticed; the numbers depend on no hash seed.

@@ -1,5 +1,5 @@
-"""Named scopes of what engines do with requests, where they take their time: an admission or a computed prompt is
-reported some time after it has happened, decoding lasts, and D's engine takes blocks of what it decodes."""
+"""Named scopes of engines that take time: an admission or a computed prompt is reported some time after it has
+happened, decoding lasts, and D's engine takes blocks of requests that it decodes (preemption)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Named scopes with several engines of a kind, or unequal ones, and what each must reach to count.
+"""Named scopes with several engines of a kind, or unequal ones, and the goals that each must reach to count.
 
-Two P engines feed one D, or one P two Ds, or two two. Whatever happens to one engine, those whom it does not serve are
-delivered, and without clocks at once (L6, promptness.py); no P engine takes more of D's pool than its share.
+Two P engines feed one D, or one P two Ds, or two two. Whatever happens to one engine, requests that it does not serve
+are delivered, and without clocks at once (L6, promptness.py); no P engine takes more of D's pool than its share.
 """
 
 from __future__ import annotations

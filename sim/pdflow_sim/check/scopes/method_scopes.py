@@ -1,11 +1,11 @@
-"""Named scopes of the transfer methods (pdflow/methods): a few of each, and what they must reach to count.
+"""Named scopes of the transfer methods (pdflow/methods): a few of each, and the goals that they must reach to count.
 
-They are made from what a method is, so that one more has scopes as soon as it is in the catalogue. What is asked for:
-everything that may go wrong with one request; several ranks, where nothing may need a timer; engines that start again;
-two requests, with room for one in each memory that may be full, and where that is on both sides, no timer that would
-help; engines that report late, copies that take time, and messages within an engine that do. Where P says that
-something has landed before it has, and where two attempts share a prompt that is being computed, only methods to which
-that matters have a scope.
+They are derived from a method's properties, so that a new method has scopes as soon as it is in the catalogue. The
+scopes of a method: every fault with one request; several ranks, where nothing may need a timer; engines that start
+again; two requests, with room for one in each memory that may be full, and where that is on both sides, no timer that
+would help; engines that report late, copies that take time, and messages within an engine that do. Where P reports
+that something has landed before it has, and where two attempts share a prompt that is being computed, only methods to
+which that matters have a scope.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ COUNTS: dict[str, tuple[int, int]] = {
     "mooncake-v1, progressive, two attempts at one prompt": (6667, 18481),
     "mooncake-v1, progressive, drop, SYNC and repeated CANCEL": (191676, 741278),
 }
-"""States and transitions of each. One that is not here is searched all the same."""
+"""States and transitions of each scope. A scope that is not here is searched all the same."""
 
 
 def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:

@@ -1,4 +1,4 @@
-"""What a named scope is: the scope, and which goals it must reach for its result to count."""
+"""A named scope: a scope, and the goals that its search must reach for the result to count."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def resolved(*codes: str) -> frozenset[str]:
 
 @attrs.frozen
 class Named:
-    """A scope with a name. `states` and `transitions` are what a complete search of it finds; 0 where too many to
-    assert in every run."""
+    """A scope with a name and goals. `states` and `transitions` are what a complete search of it finds; 0 where there
+    are too many to assert in every run."""
 
     name: str
     scope: Scope

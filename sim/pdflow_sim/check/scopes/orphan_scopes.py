@@ -1,7 +1,7 @@
-"""Named scopes in which P's rank processes outlive the death of their scheduler, and what each must reach to count.
+"""Named scopes in which P's rank processes outlive their scheduler, and the goals that each must reach to count.
 
-D hears of P's new life, and its answers prove nothing of the old one (PROTOCOL F9, S8): an orphan posts the WRITEs that
-it had accepted. Only D's fence keeps them from blocks that D has freed.
+D learns of P's new incarnation, whose answers prove nothing of the former one (PROTOCOL F9, S8): an orphan posts the
+WRITEs that it had accepted. Only D's fence keeps them from blocks that D has freed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The named scopes with the router's endpoint in them. What each must reach says what became of clients, too."""
+"""Named scopes with the router's endpoint in them. Their goals include outcomes of clients."""
 
 from __future__ import annotations
 

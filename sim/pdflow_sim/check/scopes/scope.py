@@ -1,4 +1,4 @@
-"""A scope: which cluster, how many requests, and how often each thing may go wrong in it."""
+"""A scope: a small cluster, its number of requests, and its budgets of faults."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.timers import TimerKind
 
 TOKENS = 32
-"""Of every prompt."""
+"""Length of every prompt, in tokens."""
 BLOCK_TOKENS = 16
 ENDLESS = 1000
 
 
 class FaultKind(IntEnum):
-    """What has a budget. The value is its place in a state's budget."""
+    """A kind of fault or other event that a budget limits. The value is its index in a state's budget."""
 
     DROP = 0
     DUP = 1
@@ -44,11 +44,12 @@ BUDGETED_TIMERS = {
     TimerKind.DEADLINE: FaultKind.DEADLINE,
     TimerKind.STALL: FaultKind.STALL,
 }
-"""Timers that may fire so often and no more. Any other may fire whenever it is armed: each firing ends something."""
+"""Kinds of timers whose firings a budget limits. Others may fire whenever they are armed: each firing ends something.
+"""
 
 
 def budget(help_text: str, default: int = 0) -> Any:
-    """A field of Scope that limits one Fault of the same name."""
+    """Return a field of Scope that limits the FaultKind of the same name."""
     return attrs.field(default=default, metadata={"help": help_text}, validator=attrs.validators.ge(0))
 
 
@@ -58,7 +59,8 @@ def between(low: int, high: int) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Scope:
-    """P engines and D engines, all of a kind alike. What is not limited here may happen as often as it likes."""
+    """P engines and D engines, all of a kind alike, and budgets. Events without a budget may happen any number of
+    times."""
 
     dialect: Dialect = STRICT
     method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
@@ -66,7 +68,7 @@ class Scope:
     `chunks`.
     """
     progressive: bool = False
-    """It writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
+    """The method writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
     pulls: bool = False
     p_engines: int = attrs.field(default=1, validator=between(1, 2))
     d_engines: int = attrs.field(default=1, validator=between(1, 2))
@@ -79,24 +81,24 @@ class Scope:
     same_base: bool = False
     """Two prompts under one X-Request-Id: two dispatches with one base id."""
     pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """How many requests D has blocks for at once, the same blocks for each that comes after; 0: for all, its own.
-    Of a method whose KV lands beside the blocks: for how many that memory has room."""
+    """How many requests D has blocks for at once; later ones get the same blocks. 0: each has blocks of its own. For a
+    method whose KV lands in staging memory: for how many requests that memory has room."""
     p_pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """For how many prompts P's memory beside its blocks has room; 0: for all."""
+    """For how many prompts P's staging memory has room; 0: for all."""
     pool_blocks: int = attrs.field(default=ENDLESS, validator=between(1, ENDLESS))
-    """D's pool as its endpoint counts it, where several P engines share it and none may bind too much."""
+    """Blocks of D's pool as its endpoint counts them, where several P engines share it and none may bind too much."""
     d_block: int = attrs.field(default=BLOCK_TOKENS, validator=attrs.validators.in_((8, BLOCK_TOKENS, TOKENS)))
-    """How many tokens a block of D's holds. One of P's holds 16."""
+    """Tokens in a block of D's. A block of P's has 16."""
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
-    """How many of a prompt's tokens D's prefix cache holds when the request is admitted; all: nothing is wanted."""
+    """How many of a prompt's tokens D's prefix cache has when the request is admitted; all: no KV is transferred."""
     late: bool = False
-    """Engines report what they have done some time later: D's that it has given blocks, P's that it has computed a
+    """Engines report some time later what they have done: D's that a request has blocks, P's that it has computed a
     prompt, both that something is copied."""
     decodes: bool = False
     """Decoding takes time, during which D's engine may take a request's blocks and compute it anew. Otherwise it has
     ended as soon as its KV is there."""
     lagging: bool = False
-    """What endpoints of one engine tell each other takes its time, each pair of them first in, first out."""
+    """Messages between endpoints of one engine take time; each pair of endpoints receives them in order."""
     concurrent: bool = True
     """The decode leg may arrive before the prefill has finished."""
     chunks: int = attrs.field(default=1, validator=between(1, 7))
@@ -104,8 +106,8 @@ class Scope:
     done_is_remote: bool = True
     """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
     attempts: int = attrs.field(default=0, validator=between(0, 3))
-    """The router's endpoint is in the world, and makes so many attempts of a request (routed.py); 0: it is not, and
-    what a router might do may happen at any moment."""
+    """How many attempts of a request the router's endpoint makes (routed.py); 0: the world has no router's endpoint,
+    and whatever a router might do may happen at any moment."""
     streams: bool = False
     """With the router's endpoint: clients stream, so that D's first token reaches the router ahead of its leg's end."""
     horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
@@ -124,7 +126,8 @@ class Scope:
     p_restart: int = budget("deaths of P, which starts again with the same engine id")
     d_restart: int = budget("deaths of D, which starts again with the same engine id")
     orphan: bool = False
-    """The rank processes of P may outlive its first death: nobody hears of them, and they end what they have begun."""
+    """The rank processes of P may outlive its first death: no peer hears from them, and they finish what they have
+    begun."""
     sync: int = budget("SYNCs or heartbeats by the clock")
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)
@@ -132,7 +135,8 @@ class Scope:
     preempt: int = budget("requests whose blocks D's engine takes while it decodes them")
     withdraw: int = budget("prompts that P's memory wants back for others")
     clocks: bool = True
-    """Otherwise nothing takes as long as any timer: none fires, and none may be needed (promptness.py)."""
+    """Timers may fire. False: nothing takes as long as any timer, so that none fires and none may be needed
+    (promptness.py)."""
 
     @property
     def budget(self) -> tuple[int, ...]:

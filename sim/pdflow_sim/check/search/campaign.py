@@ -1,7 +1,7 @@
 """Many random walks: a range of seeds in batches, in as many processes as wanted, with one answer.
 
-What a range comes to does not depend on the number of processes: batches are begun in order and those begun are ended,
-so what was done is always the first so many seeds. Time decides only how many.
+The result of a range does not depend on the number of processes: batches are begun in order and those begun are ended,
+so that the walked seeds are always the first of the range. Time decides only how many they are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pdflow_sim.check.state.shadow_state import RequestStage
 from pdflow_sim.uncollected import uncollected
 
 BATCH = 500
-"""Seeds; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""
+"""Seeds in a batch; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""
 DIGEST_EVERY = 1_000
 
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """The first run in which an invariant broke, and how to tell its story."""
+    """The first run in which an invariant broke, and what is needed to record it as a counterexample."""
 
     seed: int
     invariant: str
@@ -42,28 +42,28 @@ class Failure:
 
 @attrs.define(kw_only=True)
 class Walked:
-    """What the first so many seeds came to."""
+    """The result of random walks over the first seeds of a range."""
 
     runs: int = 0
     moves: int = 0
     settling_moves: int = 0
-    """Moves that settling took."""
+    """Number of moves that settling took."""
     delivering: int = 0
-    """Runs in which some request got its prompt's KV before faults were over."""
+    """Number of runs in which some request got its prompt's KV before faults were over."""
     cpu_s: float = 0.0
     goals: frozenset[str] = frozenset()
-    """What happened at least once."""
+    """Goals reached at least once."""
     broken: dict[str, int] = attrs.field(factory=dict)
     """How many runs broke each invariant."""
     failures: dict[str, Failure] = attrs.field(factory=dict)
-    """The first run that broke each."""
+    """By invariant, the first run that broke it."""
     digests: dict[int, str] = attrs.field(factory=dict)
-    """Of every thousandth seed: everything that its run passed."""
+    """By every thousandth seed, the digest of everything that its run passed."""
     complete: bool = False
     """Every seed was run, or the first failure that was asked for was found."""
 
     def add(self, other: Walked) -> None:
-        """What came after this."""
+        """Add the result of seeds that follow these."""
         self.runs += other.runs
         self.moves += other.moves
         self.settling_moves += other.settling_moves
@@ -78,11 +78,11 @@ class Walked:
 
 @attrs.frozen(kw_only=True)
 class WalkTask:
-    """What every batch is told."""
+    """The settings that every batch of walks shares."""
 
     dialect: Dialect
     scope: Scope | None = None
-    """The cluster and budgets of every run; None: drawn."""
+    """The cluster and budgets of every run; None: each run's are drawn."""
     prepare: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered in every process before it walks, such as a mutant's patch."""
     first: bool = False
@@ -97,11 +97,11 @@ def walks(
     until_s: float = float("inf"),
     tick: Callable[[Walked], bool] | None = None,
 ) -> Walked:
-    """Walk these seeds.
+    """Walk these seeds, and return their joint result.
 
     Args:
         until_s: on the clock of time.monotonic; no batch is begun after it.
-        tick: shown what has been done after every batch; True stops.
+        tick: called after every batch with the result so far; True stops.
     """
     found = Walked()
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
@@ -118,7 +118,7 @@ def walks(
 
 
 def batch(cache: RelationCache, task: WalkTask, seeds: range) -> Walked:
-    """Walk these seeds, here."""
+    """Walk these seeds in this process."""
     found = Walked()
     began = time.process_time()
     known = set()
@@ -161,7 +161,7 @@ Submit = Callable[[range], "Future[Walked]"]
 
 @contextmanager
 def _hands(task: WalkTask, jobs: int) -> Iterator[Submit]:
-    """Who walks a batch: this process, or others."""
+    """Yield the function that submits a batch: to this process if `jobs` is 1, else to a pool of `jobs` processes."""
     if jobs == 1:
         with task.prepare():
             cache = RelationCache()
@@ -177,7 +177,7 @@ def _hands(task: WalkTask, jobs: int) -> Iterator[Submit]:
 
 
 def _in_order(submit: Submit, batches: list[range], jobs: int, until_s: float) -> Iterator[Walked]:
-    """Results in the order of seeds, each process kept busy."""
+    """Yield the batches' results in the order of seeds, and keep each process busy."""
     under_way: deque[Future[Walked]] = deque()
     for seeds in batches:
         if time.monotonic() > until_s:

@@ -23,14 +23,14 @@ from pdflow_sim.check.state.space import State
 REPAIRS = frozenset({TimerKind.SYNC, TimerKind.CANCEL})
 ENDS = frozenset({TimerKind.LEASE, TimerKind.REGISTRATION, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.RECLAIM})
 STEPS = 500
-"""More than any scope's frames, operations and tasks together; beyond it something repeats itself."""
+"""Limit of moves, more than any scope's frames, operations and tasks together; beyond it something repeats itself."""
 
 
 def live(world: Transitions, states: Iterable[State], good: set[State] | None = None) -> None:
-    """Every one of these can settle. Raises Broken("L", ...), whose `state` is the first that cannot.
+    """Check that each of these states can settle. Raises Broken("L", ...), whose `state` is the first that cannot.
 
     Args:
-        good: calm states that can; those on the way are added.
+        good: states with faults over that are known to settle; those on the way are added.
     """
     if not world.space.scope.clocks:
         prompt(world, states)
@@ -45,8 +45,8 @@ def live(world: Transitions, states: Iterable[State], good: set[State] | None = 
 
 
 def settle(world: Transitions, state: State, good: set[State] | None = None) -> list[State]:
-    """The states on the way to rest, up to one that is known to be good. Raises Broken: "L" if there is none, or what
-    else breaks on the way."""
+    """Return the states on the way to a settled one, up to a state that is known to be good. Raises Broken: "L" if a
+    fair schedule does not settle, or what else breaks on the way."""
     chain = [state]
     if not world.space.scope.clocks:
         prompt(world, chain)
@@ -69,7 +69,7 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
 
 
 def missing(world: Transitions, state: State) -> str:
-    """What has not ended, in words."""
+    """Return a description of everything that has not ended in a state."""
     shadow, cluster = world.space.shadow_of(state), world.space.cluster
     descriptions = [
         f"{cluster.requests[i]} is {RequestStage(stage).name}"
@@ -93,7 +93,8 @@ def missing(world: Transitions, state: State) -> str:
 
 
 def _by_the_clock(world: Transitions, clocks: Clocks, state: State) -> Iterator[State]:
-    """The same with clocks: whatever may happen does, and when nothing may, time goes on."""
+    """Yield the states of one fair schedule with clocks: any possible move is made, and if there is none, a clock
+    ticks."""
     state = world.space.spent(state)
     for _ in range(STEPS):
         moves = world.moves(state)
@@ -108,7 +109,7 @@ def _by_the_clock(world: Transitions, clocks: Clocks, state: State) -> Iterator[
 
 
 def quiet_schedule(world: Transitions, state: State) -> Iterator[State]:
-    """The states of one fair schedule, with faults over."""
+    """Yield the states of one fair schedule, with faults over."""
     clocks = world.components.clocks
     if clocks is not None:
         yield from _by_the_clock(world, clocks, state)
@@ -132,7 +133,8 @@ def quiet_schedule(world: Transitions, state: State) -> Iterator[State]:
 
 
 def _may_fire(world: Transitions, state: State, timer: Timer) -> bool:
-    """Not where SYNC would move this deadline for ever: then nothing may rest on its end."""
+    """True if the schedule may fire this timer. A deadline that SYNCs would postpone for ever may not fire: no liveness
+    may depend on it."""
     if not world.space.scope.dialect.control_frames:
         return fires_by_clocks(world.space, state, timer)
     cells = [cell for d in world.space.cluster.ds for cell in world.space.body(state, d.engine).cells.values()]

@@ -1,13 +1,13 @@
 """Promptness: in a scope without clocks, where nothing takes as long as any timer, nothing may need one.
 
-Timers hide mistakes: whatever a peer forgets to say, some deadline says in the end. So here none fires, and of every
-state in which nothing more happens it is asked that every request has its outcome (L1), that D's blocks are free (L3),
-that P keeps no prompt which nobody wants for longer than RELEASE leaves it (L2), and that no request has failed whose
-client did not give up and whose peers could be reached (L1: its outcome is the delivery).
+Timers hide mistakes: if a peer forgets a message, some deadline repairs it in the end. So here no timer fires, and in
+every state in which nothing more happens, every request must have its outcome (L1), D's blocks must be free (L3), P may
+keep no unwanted prompt for longer than RELEASE leaves it (L2), and no request may have failed whose client did not give
+up and whose peers could be reached (L1: its outcome is the delivery).
 
-Not judged: what only a clock can notice (a frame or an engine that is gone); where a dialect has no word for a failure,
-those who wait for one; a second attempt at a prompt that the first has taken; what a base id leaves undecided; the
-lease of a prompt whose decode leg the router never dispatched, since no word of it ever comes to P; and that of one
+Not judged: faults that only a clock can notice (a lost frame, a dead engine); where a dialect has no message for a
+failure, requests that wait for one; a second attempt at a prompt that the first has taken; ambiguities of a base id;
+the lease of a prompt whose decode leg the router never dispatched, since P never learns of it; and that of a prompt
 whose WRITE ended badly although it had landed, which D has and P takes for lost.
 """
 
@@ -21,16 +21,19 @@ from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStag
 from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
-"""Moves that may always happen, for which nobody waits."""
+"""Moves that may always happen, which nothing waits for."""
 LOSSES = (FaultKind.DROP, FaultKind.LOSE)
 SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
-"""What only a clock can notice. Where an engine is gone, those notice whom it serves; everybody else is judged (L6)."""
+"""Faults that only a clock can notice. Where an engine is gone, requests that it serves are not judged; all others are
+(L6)."""
 REPORTED_FAULTS = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
-"""What may rightly end a request that nobody gave up, and is told to those who wait if there is a word for it."""
+"""Faults that may rightly end a request that nobody gave up, and that are reported to the peer that waits, where the
+dialect has a message for it."""
 
 
 def prompt(world: Transitions, states: Iterable[State]) -> None:
-    """Raises Broken("L1", "L2" or "L3", ...), whose `state` is the first at rest in which something is amiss."""
+    """Check every state at rest. Raises Broken("L1", "L2" or "L3", ...), whose `state` is the first in which something
+    is amiss."""
     for state in states:
         if all(move[0] in UNASKED for move in world.moves(state)):
             found = amiss(world, state, world.space.scope.budget)
@@ -40,7 +43,8 @@ def prompt(world: Transitions, states: Iterable[State]) -> None:
 
 
 def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | None:
-    """What has not ended, or not well, although nothing more will happen. `had`: the budgets at the beginning."""
+    """Return the violation of a state at rest: something has not ended, or not well, although nothing more will happen.
+    None if there is none. `had`: the budgets before the first move."""
     strict = world.space.scope.dialect.control_frames
     shadow, cluster = world.space.shadow_of(state), world.space.cluster
     left = world.space.left(state)
@@ -88,13 +92,13 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
 
 
 def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
-    """Whether another attempt has been sent this one's prompt, which ends it, wanted or not."""
+    """True if another attempt has been sent this one's prompt, which ends this one, wanted or not."""
     products = world.space.cluster.product_of
     return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(shadow.landed))
 
 
 def _longest_lease(world: Transitions, state: State, xid: str) -> int:
-    """`now` is 0, so that a lease's end is its length."""
+    """Return the longest time for which P still leases a prompt. `now` is 0, so that a lease's end is its length."""
     leases = [
         cell.lease_until
         for rank in world.space.cluster.p_ranks

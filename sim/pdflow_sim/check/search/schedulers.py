@@ -1,4 +1,4 @@
-"""Which of the things that may happen comes next: the schedulers of random walks.
+"""The schedulers of random walks, which choose the next move.
 
 None is best at everything (measured on planted bugs: CHECKER.md 1.2), so a campaign draws from all of them. A scheduler
 sees the moves in the walk's fixed order and remembers chains, never move numbers: what belongs together (a frame, an
@@ -20,18 +20,18 @@ from pdflow_sim.check.state.space import State
 ON_OPERATIONS = frozenset({"read", "land", "error", "notice", "lose notice", "ended"})
 AT_P = frozenset({"begin", "finish", "abort prefill", "cancel prefill", "withdraw"})
 LENGTH = 12
-"""About how many moves a request takes with one rank on each side: where PCT's change points may fall."""
+"""About how many moves a request takes with one rank on each side: the range in which PCT's change points fall."""
 
 
 class MoveScheduler(Protocol):
-    """`pick` is given what may happen, never nothing."""
+    """Chooses one of the possible moves. `pick` is never given an empty sequence."""
 
     def pick(self, state: State, moves: Sequence[Move]) -> Move: ...
 
 
 def chain(world: Transitions, state: State, move: Move) -> Hashable:
-    """What a move belongs to. Frames are chains of their own: priorities by sender alone would never let the later one
-    of two overtake."""
+    """Return the key of the frame, operation, task, timer or request that a move belongs to. Each frame is a chain of
+    its own: priorities by sender alone would never let the later one of two overtake."""
     space, verb = world.space, move[0]
     if verb in ("deliver", "drop", "delay", "duplicate"):
         return ("frame", move[1], space.chans.values[state[space.first_link + move[1]]][0])
@@ -51,7 +51,7 @@ def chain(world: Transitions, state: State, move: Move) -> Hashable:
 
 
 def node(world: Transitions, state: State, move: Move) -> int:
-    """Where a move happens, as a place among the cluster's nodes: two at one place race, others do not."""
+    """Return the index of the node at which a move happens: moves at one node race, others do not."""
     space, verb = world.space, move[0]
     cluster = space.cluster
     if verb == "timer":
@@ -78,7 +78,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
 
 
 class Uniform:
-    """Every move is as likely as any other."""
+    """Picks every move with the same probability."""
 
     def __init__(self, rng: Stream) -> None:
         self.rng = rng
@@ -88,7 +88,7 @@ class Uniform:
 
 
 class Given:
-    """The choices are somebody else's: numbers, each taken modulo the number of moves; 0 when they run out."""
+    """Follows given choices: numbers, each taken modulo the number of moves; 0 when they run out."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self.choices = iter(choices)
@@ -125,7 +125,7 @@ class PartialOrder:
 class Pct:
     """PCT (Burckhardt et al., ASPLOS 2010): the highest chain runs, and falls to the bottom at depth - 1 random steps.
 
-    Unfair on purpose: it finds what needs somebody to be starved, such as a handshake until after the end of a lease.
+    Unfair on purpose: it finds bugs that need a chain to be starved, such as a handshake until after a lease's end.
     """
 
     def __init__(self, world: Transitions, rng: Stream, depth: int) -> None:
@@ -162,7 +162,7 @@ class Pct:
 
 
 class LongestWaiting:
-    """Whoever has waited longest, but now and then somebody else: long stories that go almost well."""
+    """Picks the chain that has waited longest, but now and then a random one: long runs that go almost well."""
 
     def __init__(self, world: Transitions, rng: Stream, noise: float) -> None:
         self.world, self.rng, self.noise = world, rng, noise
@@ -185,7 +185,7 @@ class LongestWaiting:
 
 
 def scheduler_of(world: Transitions, kind: str, rng: Stream) -> MoveScheduler:
-    """One of swarm.SCHEDULERS by its name."""
+    """Return a scheduler by its name in swarm.SCHEDULERS."""
     if kind == "partial order":
         return PartialOrder(world, rng)
     if kind.startswith("pct"):

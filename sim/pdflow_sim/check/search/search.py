@@ -1,9 +1,9 @@
-"""Breadth first through every state of a scope: nothing is missed, and the first story that breaks something is the
-shortest.
+"""Breadth-first search through every state of a scope: no state is missed, and the first counterexample is a shortest
+one.
 
-Of a state that has been seen only its hash of 64 bits is kept, and six bytes of how it was reached; whole are only
-those whose moves have still to be tried. Two states of one name would be taken for one: `odds` says how likely that is
-at most.
+Of a state that has been seen only its hash of 64 bits is kept, its name, and six bytes of how it was reached; only
+states whose moves have still to be tried are kept whole. Two states of one name would be taken for one: `odds` says how
+likely that is at most.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from pdflow_sim.uncollected import uncollected
 
 @attrs.define
 class Coverage:
-    """What a search has seen so far."""
+    """The extent of a search so far: states, transitions, depth."""
 
     states: int = 0
     transitions: int = 0
     depth: int = 0
-    """Moves to the farthest state."""
+    """Moves to the farthest state from the start."""
     frontier: int = 0
-    """States of that depth."""
+    """Number of states at that depth."""
     complete: bool = False
     growth_bytes: int = 0
-    """What the table of states takes on top when it grows, if it is about to."""
+    """Bytes that the table of states will take in addition when it grows, if it is about to; else 0."""
 
     @property
     def odds(self) -> float:
-        """Of any two of these states having one name, at most."""
+        """Upper bound of the probability that any two of these states have one name."""
         return self.states * self.states / 2.0**65
 
 
 @attrs.frozen
 class Counterexample:
-    """The shortest way to something: what happened, and what it violates."""
+    """The shortest sequence of moves to a violation, and the invariant that it violates."""
 
     moves: tuple[Move, ...]
     broken: Broken
     states: int = 0
-    """How many had been seen by then."""
+    """Number of states seen by then."""
 
 
 Node = TypeVar("Node")
 Tick = Callable[[Coverage], bool]
-"""Shown what has been seen so far, at every level and every so many states; True stops the search, incomplete."""
+"""Called with the coverage so far at every level and every TICK_STATES states; True stops the search, incomplete."""
 TICK_STATES = 20_000
 MAX_LIVE_STATES = 1_000_000
-"""How many states that can end are remembered as such, before that begins anew."""
+"""Limit of the cache of states that are known to settle; beyond it the cache is cleared."""
 
 
 def explore(
@@ -70,11 +70,11 @@ def explore(
     lively: bool = True,
     symmetry: Symmetry | None = None,
 ) -> Coverage:
-    """Every state once, and every one's liveness. Raises Broken; `shortest` then tells the story.
+    """Visit every state once, and check its liveness. Raises Broken; `shortest` returns the counterexample instead.
 
     Args:
         limit: stop, incomplete, with so many states.
-        symmetry: of states that differ by a renaming only, look at one.
+        symmetry: of states that differ by a renaming only, visit one.
     """
     return Search(world, symmetry).run(limit, tick, lively)
 
@@ -86,7 +86,8 @@ def shortest(
     tick: Tick | None = None,
     symmetry: Symmetry | None = None,
 ) -> Counterexample | None:
-    """The shortest way to a violated invariant; failing that, to a state from which not everything ends."""
+    """Return the shortest way to a violated invariant; failing that, to a state from which not everything ends; None if
+    there is neither."""
     search = Search(world, symmetry)
     try:
         search.run(limit, tick, lively)
@@ -96,7 +97,7 @@ def shortest(
 
 
 class Search:
-    """One search of one world, and the way to what it finds."""
+    """A breadth-first search of one world, which can return the way to what it found."""
 
     def __init__(self, world: Transitions, symmetry: Symmetry | None = None) -> None:
         self.world = world
@@ -115,13 +116,13 @@ class Search:
         self.which = array("H", [0])
         self.live_states: set[State] = set()
         self.lifeless: tuple[Broken, int] | None = None
-        """The first state that cannot end, by its number. What breaks safety counts for more, and is looked for
-        first."""
+        """The liveness violation, and the number of the first state that cannot settle. Safety violations take
+        precedence, so that the search goes on for them."""
         self.last: tuple[int, Move | None] = (0, None)
-        """Where a violation was met: the number of a state, and its move."""
+        """The number of the state in which a violation was met, and the move that violates; None: the state itself."""
 
     def run(self, limit: int, tick: Tick | None, lively: bool) -> Coverage:
-        """Raises Broken."""
+        """Search until every state was visited, `limit` is reached or `tick` stops it. Raises Broken."""
         found = self.found
         first = 0
         with uncollected():
@@ -147,7 +148,7 @@ class Search:
         return found
 
     def _expand(self, chunk: list[State], first: int, following: list[State]) -> None:
-        """All that may happen in these states, which are numbered from here on."""
+        """Apply every move of these states, which are numbered from `first` on."""
         moves, acts, seen = self.world.moves, self.world.components.acts, self.seen
         exact, alone = self.counting is None, not self.others
         transitions, number = 0, first
@@ -176,17 +177,17 @@ class Search:
         return hash(tuple(state if self.counting is None else self.counting.canonical(state)))
 
     def _is_new(self, draft: Draft) -> bool:
-        """Whether it was not seen under any other names either."""
+        """True if a state was not seen under any other renaming either."""
         return not any(self._name(tuple(other(draft))) in self.seen for other in self.others)
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        """Why not every state was looked at; empty where each was."""
+        """The reductions by which not every state was visited; empty where each was."""
         used = (self.symmetry if self.others else None, self.counting)
         return tuple(str(reduction) for reduction in used if reduction is not None)
 
     def _ask(self, chunk: list[State], first: int) -> None:
-        """Whether everything can end from each of these."""
+        """Check that each of these states can settle, and record the first that cannot in `lifeless`."""
         if len(self.live_states) > MAX_LIVE_STATES:
             self.live_states.clear()
         try:
@@ -197,14 +198,14 @@ class Search:
             self.lifeless = broken, first + chunk.index(broken.state)
 
     def _give_up(self) -> None:
-        """Nothing breaks safety in what was seen."""
+        """End the search without a safety violation: raise the liveness violation, if there is one."""
         if self.lifeless is not None:
             broken, number = self.lifeless
             self.last = (number, None)
             raise broken
 
     def counterexample(self, broken: Broken) -> Counterexample:
-        """The way to what `run` has raised."""
+        """Return the counterexample of the violation that `run` has raised."""
         number, last = self.last
         steps = []
         while number:
@@ -218,14 +219,14 @@ class Search:
 
 
 def _growth_bytes(seen: set[int]) -> int:
-    """A set's table is doubled when three fifths of its entries, of 16 bytes, are taken, and the old one is kept until
-    the new one is filled."""
+    """Return the bytes that a set is about to take in addition; 0 if it is not about to grow. Its table is doubled when
+    three fifths of its entries, of 16 bytes, are taken, and the old one is kept until the new one is filled."""
     table = seen.__sizeof__()
     return 2 * table if len(seen) > 0.55 * table / 16 else 0
 
 
 def path_to(parents: Mapping[Node, tuple[Node, Move] | None], node: Node) -> tuple[Move, ...]:
-    """The moves from the start to what a search has found."""
+    """Return the moves from the start to a node that a search has found."""
     moves: list[Move] = []
     while (step := parents[node]) is not None:
         node, move = step

@@ -1,8 +1,8 @@
-"""What a random run is like: its cluster, what may go wrong in it and how often, and who decides what comes next.
+"""The random settings of a run: its cluster, its budgets of faults, and its scheduler with what biases it.
 
-Every run has a character of its own (swarm testing, Groce et al., ISSTA 2012): each kind of fault is on or off, timers
-are eager or slow, somebody is starved or nobody. All of it is drawn from named streams of one seed. Runs of one block
-of seeds share a cluster, so that they share its world's memory; budgets and manners are each run's own.
+The settings of every run differ (swarm testing, Groce et al., ISSTA 2012): each kind of fault is on or off, timers are
+eager or slow, a node is starved or none. All of it is drawn from named streams of one seed. Runs of one block of seeds
+share a cluster, so that they share its world's memory; budgets and manners are each run's own.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from pdflow_sim.check.search.promptness import SILENT
 T = TypeVar("T")
 
 RANKS = ((1, 1), (1, 2), (1, 1), (2, 1))
-"""Ranks of P and D."""
+"""Pairs (ranks of P, ranks of D) that clusters have in turn."""
 BLOCK = 100
 """Seeds in a row that share a cluster."""
 CLUSTERS = 64
 STRIDE = 37
-"""They come in turn, so that few runs see them all, and far apart, so that neighbours differ: odd, hence no divisor."""
+"""Step between the clusters of neighbouring blocks. Clusters come in turn, so that few runs see them all, and far
+apart, so that neighbours differ; odd, so that it has no divisor in common with CLUSTERS."""
 ERA = 200_000
-"""Blocks of so many seeds share so many clusters, whose worlds stay in memory; the next have others."""
+"""Number of seeds whose blocks share CLUSTERS clusters, whose worlds stay in memory; the next seeds have others."""
 QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in FaultKind), 0)
 SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
 FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
 TIMER_RATES = (None, 0.0, 0.01, 0.05, 0.2)
-"""How likely one comes before anything else; None: it is a move like any other."""
+"""Probabilities that a timer fires before anything else happens; None: its firing is a move like any other."""
 HASTY = (TimerKind.LEASE, TimerKind.REGISTRATION, TimerKind.JOIN, TimerKind.EXPECT, TimerKind.STALL, TimerKind.DEADLINE)
-"""Timers that some runs fire as soon as they are armed: a lease of one tick."""
+"""Kinds of timers that some runs fire as soon as they are armed, as if a lease lasted one tick."""
 REPEATED = {
     FaultKind.DROP: 3,
     FaultKind.DELAY: 3,
@@ -46,19 +47,20 @@ REPEATED = {
     FaultKind.LOSE: 2,
 }
 REPEATED |= {FaultKind.SYNC: 3, FaultKind.CANCEL: 3}
-"""The most of each kind in one run; of any other, one for each request, and one restart."""
+"""The most faults of each kind in one run; of any other kind, one for each request, and one restart."""
 RESTARTS = (FaultKind.P_RESTART, FaultKind.D_RESTART)
 UNBORNE = (FaultKind.PREFILL_ABORT, FaultKind.P_RESTART)
-"""What a pull without control frames does not claim to bear: a decode leg for a prompt that P no longer has, which a
-READ cannot notice. Nor does one bear a second attempt at a prompt, or anybody two prompts under one base id (R39)."""
+"""Faults that a pull method without control frames does not claim to tolerate: a decode leg for a prompt that P no
+longer has, which a READ cannot notice. Nor does it tolerate a second attempt at a prompt; and without control frames no
+method tolerates two prompts under one base id (R39)."""
 LONG, HORIZON = 0.5, 40
-"""How many runs go on until nothing can happen any more; the others stop within so many moves for each request, and
-must settle."""
+"""LONG: the share of runs that go on until nothing can happen any more. HORIZON: the others' faults are over within so
+many moves for each request, and they must settle."""
 
 
 @attrs.frozen
 class Hold:
-    """What a link brings, or a node does, waits from one step to another, unless nothing else is left."""
+    """A link or a node whose moves wait from one step to another, unless no other move is left."""
 
     of: int
     since: int
@@ -67,29 +69,29 @@ class Hold:
 
 @attrs.frozen(kw_only=True)
 class Manner:
-    """Who decides what comes next, and with which whims."""
+    """The scheduler of a run, and what biases its choices: rates of faults and timers, held links and nodes."""
 
     scheduler: str
     fault_rate: float | None = None
     timer_rate: float | None = None
     hasty: TimerKind | None = None
     links: tuple[Hold, ...] = ()
-    """Swizzled links: held one after the other, let go in another order."""
+    """Swizzled links: held one after the other, released in another order."""
     nodes: tuple[Hold, ...] = ()
     """Starved nodes."""
     wire: Hold | None = None
     """A slow wire: one-sided operations wait, frames do not."""
     steps: int | None = None
-    """When faults are over, if before everything has happened that can."""
+    """Number of moves after which faults are over; None: when nothing can happen any more."""
 
 
 def quiet(scope: Scope) -> Scope:
-    """The same cluster, in which nothing may go wrong."""
+    """Return a scope of the same cluster with every budget of faults 0."""
     return attrs.evolve(scope, **QUIET)
 
 
 def cluster_of(seed: int, dialect: Dialect) -> Scope:
-    """The cluster of this seed's block, with every budget 0."""
+    """Return the cluster of this seed's block, with every budget 0."""
     return _of_block(seed // BLOCK, dialect)
 
 
@@ -100,7 +102,8 @@ def _of_block(block: int, dialect: Dialect) -> Scope:
 
 @lru_cache(maxsize=256)
 def _cluster(number: int, dialect: Dialect) -> Scope:
-    """What matters most goes round, so that few clusters suffice to see all of it together; the rest is drawn."""
+    """Return the cluster of this number. The most important settings go round by the number, so that few clusters cover
+    their combinations; the others are drawn."""
     rng = Rng(number).stream("cluster")
     pulls = number % 3 == 0
     lagging = rng.below(3) == 0
@@ -133,8 +136,8 @@ def _cluster(number: int, dialect: Dialect) -> Scope:
 
 
 def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
-    """What may go wrong: each kind of fault is on in half of the runs, a restart in a third. Without clocks nothing
-    does that only a clock could notice."""
+    """Draw the budgets of a run, by FaultKind: each kind of fault is on in half of the runs, a restart in a third.
+    Without clocks, faults that only a clock could notice are off."""
     budget = []
     unborne = _unborne(cluster)
     for fault in FaultKind:
@@ -150,7 +153,7 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
 
 
 def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
-    """Faults that this cluster's dialect does not claim to bear."""
+    """Return the faults that this cluster's dialect does not claim to tolerate."""
     if cluster.dialect.control_frames:
         return ()
     given_up = (FaultKind.ABORT, FaultKind.PREFILL_ABORT) if cluster.same_base else ()
@@ -158,13 +161,13 @@ def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
 
 
 def with_budget(cluster: Scope, budget: Sequence[int]) -> Scope:
-    """The scope of a run."""
+    """Return the scope of a run: a cluster with these budgets, by FaultKind."""
     budgets: dict[str, Any] = {fault.name.lower(): budget[fault] for fault in FaultKind}
     return attrs.evolve(cluster, **budgets)
 
 
 def manner_of(rng: Stream, cluster: Scope, links: int, nodes: int) -> Manner:
-    """`links` and `nodes`: how many the cluster has."""
+    """Draw the manner of a run. `links` and `nodes` are how many the cluster has."""
     span = HORIZON * cluster.requests
     whim = rng.below(8)
     return Manner(
@@ -184,7 +187,8 @@ def _one_of(rng: Stream, values: Sequence[T]) -> T:
 
 
 def _swizzled(rng: Stream, links: int, span: int) -> tuple[Hold, ...]:
-    """About half of the links, each held from a time of its own in the first half of a run to one in the second."""
+    """Draw holds of about half of the links, each from a step of its own in the first half of a run to one in the
+    second."""
     half = max(1, span // 2)
     return tuple(Hold(i, rng.below(half), half + rng.below(half)) for i in range(links) if rng.below(2))
 

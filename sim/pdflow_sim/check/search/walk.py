@@ -1,4 +1,4 @@
-"""One random walk through the relation: a run that is a function of its seed, and ends at rest or in a violation.
+"""A random walk through the moves of a world: a run that is a function of its seed, and ends at rest or in a violation.
 
 When nothing may happen any more, or the run's faults are over, everything must settle.
 """
@@ -25,16 +25,16 @@ from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
 LONGEST = 2_000
-"""Moves after which a run is cut short: far beyond what any has taken."""
+"""Number of moves after which a run is cut short, far beyond what any has taken."""
 TWISTS = (0, 1, 2, 3, 5, 7)
-"""Calm schedules to try before it is said that something never ends."""
+"""Fault-free schedules to try before it is reported that something never ends."""
 FAULTS = frozenset((*PRICES, "restart"))
 ON_WIRE = frozenset(("read", "land"))
 
 
 @attrs.define
 class Walk:
-    """A run: what it was drawn to be, what happened, and what that violates."""
+    """The record of a run: its settings, its moves, and the invariant that it violates."""
 
     seed: int
     cluster: Scope
@@ -45,7 +45,7 @@ class Walk:
     """The last state before settling, or before the violation."""
     broken: Broken | None = None
     settling_moves: int = 0
-    """Steps it took to settle."""
+    """Number of moves that settling took."""
 
     @property
     def scope(self) -> Scope:
@@ -55,7 +55,7 @@ class Walk:
         return [name(world, state, move) for state, move in self.steps(world)]
 
     def steps(self, world: Ordered) -> Iterator[tuple[State, Move]]:
-        """Every move, and the state it was chosen in."""
+        """Yield (state, move) for every move of the run, with the state in which it was chosen."""
         state = world.opening(self.budget)
         for left, move in enumerate(self.moves, 1 - len(self.moves)):
             yield state, move
@@ -64,7 +64,7 @@ class Walk:
 
 
 class WalkPolicy:
-    """Chooses the moves of one run: a scheduler, and the run's whims about faults, timers and held links."""
+    """Chooses the moves of one run by its scheduler, its rates of faults and timers, and its held links and nodes."""
 
     def __init__(self, world: Ordered, manner: Manner, scheduler: MoveScheduler, rng: Stream) -> None:
         self.world, self.manner, self.scheduler, self.rng = world, manner, scheduler, rng
@@ -92,7 +92,7 @@ class WalkPolicy:
         return self.scheduler.pick(state, ordinary or timers or faults)
 
     def _sorted(self, moves: Sequence[Move]) -> tuple[list[Move], list[Move], list[Move]]:
-        """Ordinary moves, timers and faults; without a rate of their own, these are ordinary."""
+        """Return ordinary moves, timers and faults; timers or faults without a rate of their own are ordinary."""
         ordinary: list[Move] = []
         timers: list[Move] = []
         faults: list[Move] = []
@@ -108,7 +108,7 @@ class WalkPolicy:
         return ordinary, timers, faults
 
     def _without_held(self, state: State, moves: list[Move]) -> list[Move]:
-        """Without what waits on a held link, at a starved node or on a slow wire."""
+        """Return the moves without those that wait on a held link, at a starved node or on a slow wire."""
         links, nodes = self._held(self.manner.links), self._held(self.manner.nodes)
         if links:
             moves = [move for move in moves if move[0] != "deliver" or move[1] not in links]
@@ -123,7 +123,7 @@ class WalkPolicy:
 
 
 def walk(cache: RelationCache, seed: int, dialect: Dialect, scope: Scope | None = None) -> Walk:
-    """The run of this seed. `scope`: the cluster and budgets to run in, instead of drawn ones."""
+    """Return the run of this seed. `scope`: the cluster and budgets to run in, instead of drawn ones."""
     cluster = cluster_of(seed, dialect) if scope is None else quiet(scope)
     world = cache.of(cluster)
     rng = Rng(seed)
@@ -136,7 +136,7 @@ def walk(cache: RelationCache, seed: int, dialect: Dialect, scope: Scope | None 
 
 
 def run(world: Ordered, budget: tuple[int, ...], course: WalkPolicy, seed: int = -1) -> Walk:
-    """Follow a course to its end, and settle."""
+    """Choose moves by a policy until the run ends, and settle. A violation is recorded, not raised."""
     state = world.opening(budget)
     taken: list[Move] = []
     record = Walk(seed, world.space.scope, budget, course.manner, taken, state)
@@ -159,10 +159,10 @@ def run(world: Ordered, budget: tuple[int, ...], course: WalkPolicy, seed: int =
 
 
 def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
-    """How many steps it takes until everything has settled. Raises Broken.
+    """Return the number of moves until everything has settled. Raises Broken.
 
-    That it can settle is what is asked (live.py): if one fair schedule repeats itself, others are tried. Without clocks
-    it must settle by itself, and well (promptness.py).
+    Liveness asks only that it can settle (liveness.py): if one fair schedule repeats itself, others are tried. Without
+    clocks it must settle by itself, and well (promptness.py).
     """
     if not world.space.scope.clocks:
         return _promptly(world, state, budget)
@@ -191,7 +191,7 @@ def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
 
 
 def digest_of(world: Ordered, record: Walk) -> str:
-    """Of everything a run passed: every state, what could have happened in it, and what did."""
+    """Return a digest of everything in a run: every state, the moves that were possible in it, and the chosen one."""
     sha = blake2b(digest_size=8)
     for state, move in record.steps(world):
         sha.update(digest(world, state).encode())

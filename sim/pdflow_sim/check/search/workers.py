@@ -1,4 +1,4 @@
-"""Searching several scopes, one after the other or in processes, within a budget of time and memory."""
+"""Search of several scopes, one after the other or in processes, within a budget of time and memory."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.symmetry import Symmetry
 
 MEMORY_BYTES = 6_000_000_000
-"""Of all processes together."""
+"""Memory budget of all processes together."""
 PROGRESS_S = 0.25
 
 
 @attrs.frozen
 class SearchLimits:
-    """When to stop. `until_s` is on the clock of time.monotonic."""
+    """The limits of time and memory of a search. `until_s` is on the clock of time.monotonic."""
 
     until_s: float = float("inf")
     memory_bytes: int = MEMORY_BYTES
-    """Of one process."""
+    """Memory limit of one process."""
 
 
 @attrs.frozen(kw_only=True)
 class Searched:
-    """What a search of one scope has found."""
+    """The result of the search of one scope."""
 
     name: str
     scope: Scope
@@ -47,9 +47,9 @@ class Searched:
     transitions: int = 0
     depth: int = 0
     reductions: tuple[str, ...] = ()
-    """Why not every state was looked at; empty where each was."""
+    """The reductions by which not every state was visited; empty where each was."""
     odds: float = 0.0
-    """Of any two of these states having been taken for one, at most."""
+    """Upper bound of the probability that any two of these states were taken for one."""
     seconds: float = 0.0
     peak_bytes: int = 0
     stopped_by: str = ""
@@ -58,7 +58,7 @@ class Searched:
     missed: tuple[str, ...] = ()
     """Goals that a complete search never reached."""
     counterexample: CounterexampleFile | None = None
-    """The shortest way to something that does not hold."""
+    """The shortest way to a violated invariant; None if there is none."""
 
     @property
     def holds(self) -> bool:
@@ -66,11 +66,12 @@ class Searched:
 
 
 Progress = Callable[[str, Coverage, int], None]
-"""Shown a scope's name, what its search has seen, and its process's memory in bytes."""
+"""Called with a scope's name, the coverage of its search, and its process's memory in bytes."""
 
 
 def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
-    """One scope, whole. Large ones look at one of the states that are alike."""
+    """Search one scope until every state was seen, a limit is reached or an invariant breaks. In nightly scopes, of the
+    states that differ by a renaming only, one is visited."""
     world = relation(what.scope)
     symmetry = Symmetry(world.space) if what.nightly else None
     began = time.process_time()
@@ -115,7 +116,7 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
 
 
 def used_bytes() -> int:
-    """What this process holds; where the system does not say, the most that it has held."""
+    """Return the memory that this process holds; without /proc, the most that it has held."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -124,17 +125,17 @@ def used_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had. Linux counts it in KiB."""
+    """Return the most memory that this process has had, in bytes. Linux counts it in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def search_all(
     scopes: Sequence[Named], jobs: int, until_s: float, progress: Progress, waiting: Callable[[], None]
 ) -> Iterator[Searched]:
-    """Every scope, as each ends; those that were not begun when the time ran out are stopped by it.
+    """Yield the result of each scope as its search ends; scopes not begun when the time ran out are stopped by "time".
 
     Args:
-        waiting: called again and again while nothing has ended.
+        waiting: called again and again until all searches have ended.
     """
     limits = SearchLimits(until_s, MEMORY_BYTES // max(1, jobs))
     if jobs == 1:

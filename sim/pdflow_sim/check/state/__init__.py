@@ -1,1 +1,1 @@
-"""The state of an explored world, what makes two states equal, and what is judged of one."""
+"""States of the explored world: their representation, when two count as equal, and the invariants checked on them."""

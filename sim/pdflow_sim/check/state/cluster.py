@@ -1,4 +1,4 @@
-"""What does not change while a scope is explored: engines, ranks, links, ids, and how endpoints are made."""
+"""The fixed part of an explored scope: engines, ranks, links, ids, and how endpoints are made."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
 DIGEST = 70
 BOUNDED = (MemoryKind.RING, MemoryKind.STORE, MemoryKind.LOOKUP)
-"""Memories of P's that may have no room."""
+"""Kinds of P's memories that may be full."""
 
 
 TRANSPORT_TICKS = 2
-"""How long the transport tries, on the clock of who posted."""
+"""Ticks for which the transport tries an operation, on the clock of the engine that posted it."""
 TICKS = Timers(
     lease_ns=4,
     lease_extension_ns=3,
@@ -63,11 +63,11 @@ TICKS = Timers(
 tick ahead of the other differ by two over a time, and one more is the tick in which something falls."""
 
 ORPHAN = "orphan "
-"""Before the address of a rank whose engine has died without it."""
+"""Prefix of the address of a rank process that outlives its engine."""
 
 
 class Nobody:
-    """In the place of a process that there is not yet."""
+    """A placeholder in the slot of a process that does not exist yet."""
 
     incarnation = 0
 
@@ -82,9 +82,9 @@ class Nobody:
 
 
 class ScopeCluster:
-    """Engines as a scope wants them.
+    """The engines, ranks and links of a scope.
 
-    Of several P engines, prompt i lives at the one after prompt i - 1's, and request i + 1 goes to the D engine of
+    Of several P engines, prompt i is at the one after prompt i - 1's, and request i + 1 goes to the D engine of
     request i until every P engine has had its turn: two P engines feed one D engine before a second one comes in.
     """
 
@@ -107,20 +107,21 @@ class ScopeCluster:
         self.p, self.d = self.ps[0], self.ds[0]
         self.engines = [info.engine for info in (*self.ps, *self.ds)]
         self.number = {engine: i for i, engine in enumerate(self.engines)}
-        """The place of each engine among them."""
+        """By engine, its index in `engines`."""
         self.ranks = {e.engine: [rank_address(e.engine, r) for r in range(e.shards.tp)] for e in (*self.ps, *self.ds)}
         self.p_ranks = [rank for info in self.ps for rank in self.ranks[info.engine]]
         self.d_ranks = [rank for info in self.ds for rank in self.ranks[info.engine]]
         self.roles = {engine: address_of(engine) for engine in self.engines}
-        """Where each engine's core is."""
+        """By engine, the address of its core."""
         self.nodes = [node for engine in self.engines for node in (engine, *self.ranks[engine], self.roles[engine])]
         self.orphans = {ORPHAN + rank: rank for rank in self.p_ranks} if scope.orphan else {}
-        """Where a rank process of P's first life goes on, by whom it takes itself for."""
+        """By the address at which an orphan (a rank process of P's first incarnation) goes on, the address that it had
+        before."""
         self.nodes += self.orphans
         self.at = {name: i for i, name in enumerate(self.nodes)}
         self._name(scope)
         self.p_of = [self.ps[i % scope.p_engines] for i in range(len(self.xids))]
-        """By product, the engine that computes it."""
+        """By prompt, the engine that computes it."""
         self.d_of = [self.ds[i // scope.p_engines % scope.d_engines] for i in range(len(self.requests))]
         """By request, the engine that decodes it."""
         self.links = self._links(scope)
@@ -129,28 +130,28 @@ class ScopeCluster:
             for engine, ranks in self.ranks.items():
                 self.links += [link for rank in ranks for link in ((engine, rank), (rank, engine))]
         self.first_http = len(self.links)
-        """From here on links are HTTP. Only a router's cluster has any."""
+        """Index of the first HTTP link; all behind it are HTTP too. Only a router's cluster has any."""
         self.link_of = {link: i for i, link in enumerate(self.links)}
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
         self.everything = (1 << len(self.pairs)) - 1
         self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
         self.d_blocks = TOKENS // scope.d_block
-        """How many of its own D needs for a prompt."""
+        """How many of its own blocks D needs for a prompt."""
         needed_blocks = self.d_blocks - scope.hit_tokens // scope.d_block
         self.targets = [Allocation(TARGET + i, self._blocks(i)[:needed_blocks]) for i in range(len(self.requests))]
         self.plan = None if self.method is None else self._plan(self.method)
         self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
-        """After its KV has landed, D's engine has something to do still before a request is over."""
+        """Whether D's engine still has something to do after a request's KV has landed, before the request is over."""
         self.over: tuple[RequestStage, ...] = (
             RequestStage.DECODED if self.decodes else RequestStage.COMMITTED,
             RequestStage.FREED,
             RequestStage.LEFT,
         )
-        """Stages of requests that want nothing more; the first is that of one that has been served."""
+        """Stages of requests that need nothing more; the first is that of a request that has been served."""
 
     def _plan(self, method: Method) -> EnginePlan:
-        """Two layers show what goes by layers, and one what goes by chunks too."""
+        """Return the plan of the engines. A method that moves KV layer by layer gets two layers, any other one."""
         staged = dict(zip((*self.xids, *self.requests), (*self.sources, *self.targets), strict=True))
         layers = 2 if method.grain is Grain.LAYER else 1
         pipeline_policy = method.pipeline_policy(self.scope.dialect.name)
@@ -164,17 +165,17 @@ class ScopeCluster:
         )
 
     def _name(self, scope: Scope) -> None:
-        """Ids as vLLM makes them: what a client sent, and eight hexadecimal digits of the engine's own."""
+        """Make the ids as vLLM does: the id that a client sent, and eight hexadecimal digits that an engine appends."""
         products = [0 if scope.same_product else i for i in range(scope.requests)]
         bases = [0 if scope.same_base else product for product in products]
         self.requests = [f"u{base}-d000000{i}" for i, base in enumerate(bases)]
         self.product_of = products
-        """Which product each request asks for."""
+        """By request, the index of the prompt that it asks for."""
         self.xids = [f"x{product}" for product in dict.fromkeys(products)]
         self.prefill_ids = [f"u{bases[product]}-e000000{product}" for product in dict.fromkeys(products)]
 
     def _links(self, scope: Scope) -> list[tuple[Address, Address]]:
-        """Between engines that have anything to do with each other."""
+        """Return the links between ranks of engines that serve a request together."""
         joined = {(self.p_of[product], d) for product, d in zip(self.product_of, self.d_of, strict=True)}
         return [
             link
@@ -187,40 +188,40 @@ class ScopeCluster:
         ]
 
     def _blocks(self, i: int) -> tuple[int, ...]:
-        """D's blocks of a request; those of one before it, if the pool is small."""
+        """Return D's blocks of a request; in a small pool, the blocks of an earlier request."""
         first = 200 + self.d_blocks * (i % self.scope.pool if self.scope.pool else i)
         return tuple(range(first, first + self.d_blocks))
 
     def ends_of(self, i: int) -> tuple[EngineId, EngineId]:
-        """The P engine and the D engine of a request."""
+        """Return the P engine and the D engine of a request."""
         return self.p_of[self.product_of[i]].engine, self.d_of[i].engine
 
     def first_shadow(self) -> ShadowState:
-        """What the explorer knows before anything has happened."""
+        """Return the shadow state before the first move."""
         none = (0,) * len(self.requests)
         queued, unregistered = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNREGISTERED,) * len(self.requests)
         return ShadowState(queued, unregistered, none, none, (0,) * len(self.engines), none)
 
     def first_events(self) -> list[tuple[Address, Any]]:
-        """What happens before the first move, and where: every prompt is queued at P."""
+        """Return (address, event) of every event before the first move: each prompt is queued at P."""
         ids = zip(self.xids, self.prefill_ids, strict=True)
         return [self.requested(i, xid, prefill_id) for i, (xid, prefill_id) in enumerate(ids)]
 
     def requested(self, i: int, xid: Xid, request_id: RequestId) -> tuple[Address, PrefillRequested]:
-        """A prefill leg reaches P: the endpoint, and its event."""
+        """Return the address and the event of a prefill leg that reaches P."""
         return self.roles[self.p_of[i].engine], PrefillRequested(xid, request_id, TOKENS, DIGEST + i)
 
     def endpoints(self) -> list[Any]:
-        """Of everybody's first life, in the order of `nodes`."""
+        """Return the endpoints and cores of every engine's first incarnation, in the order of `nodes`."""
         bodies = [body for engine in self.engines for body in self.born(engine, 0)]
         return [*bodies, *(Nobody() for _ in self.orphans)]
 
     def born(self, name: EngineId, restarts: int) -> list[Any]:
-        """The same, and its core."""
+        """Return the endpoints of an engine after this many restarts, and its core."""
         return [*self.engine(name, restarts), self.role(name)]
 
     def role(self, name: EngineId) -> Role:
-        """The core of a new engine."""
+        """Return the core of a new engine."""
         scope, plan, prefills = self.scope, self.plan, role_of(name) == "P"
         if plan is not None:
             method = plan.method
@@ -232,7 +233,7 @@ class ScopeCluster:
         return PrefillRole(name, scope) if prefills else DecodeRole(name, scope)
 
     def engine(self, name: EngineId, restarts: int) -> list[Any]:
-        """Its endpoints when it has started again so many times, in the order of `nodes`."""
+        """Return the endpoints of an engine after this many restarts, in the order of `nodes`."""
         info = (*self.ps, *self.ds)[self.number[name]]
         incarnation = FIRST_INCARNATION[name] + restarts
         return self._prefill_engine(info, incarnation) if info in self.ps else self._decode_engine(info, incarnation)
@@ -263,7 +264,7 @@ class ScopeCluster:
 
 
 def _fits(method: Method, scope: Scope) -> None:
-    """Raises ValueError for what has no meaning with this method."""
+    """Check that a scope makes sense with this method. Raises ValueError."""
     if scope.progressive and not method.pipeline_policy(scope.dialect.name).early:
         raise ValueError(f"progressive: {method.name} does not write blocks")
     if scope.pulls != method.pulls and not method.stores:
@@ -277,7 +278,7 @@ def _fits(method: Method, scope: Scope) -> None:
 
 
 def role_of(name: str) -> str:
-    """Whether an engine, or an endpoint of one, prefills (P) or decodes (D)."""
+    """Return "P" for an engine that prefills, or an endpoint of one, and "D" for one that decodes."""
     return name[0]
 
 

@@ -1,8 +1,8 @@
-"""SYNC numbers only ever grow, and with clocks there is no end to them. But nothing asks of one more than whether it is
-the one that was waited for, so what counts is how far they are from the lowest that is still about somewhere.
+"""Renumbering of SYNCs, which makes the states of engines with clocks finitely many.
 
-Two states in which all of them differ by the same have the same future; tests/check/test_counting.py holds that. With
-that, what engines with clocks may do for ever is finitely many states.
+SYNC numbers only grow, and with clocks there is no end to them. But an endpoint only compares a number with the one
+that it waits for, so only the distance from the lowest number that a state still contains matters: two states whose
+numbers all differ by the same amount have the same future (tests/check/test_counting.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NONE = 1 << 30
 
 
 class Less:
-    """In the place of a table of numbers: each of them less by as much."""
+    """A table of numbers that maps each to the number less `by`."""
 
     def __init__(self, by: int) -> None:
         self.by = by
@@ -27,7 +27,7 @@ class Less:
 
 
 class Noted:
-    """The same, and they stay as they are: which there were."""
+    """A table of numbers that maps each to itself, and notes the lowest that was looked up."""
 
     def __init__(self) -> None:
         self.lowest = NONE
@@ -38,7 +38,7 @@ class Noted:
 
 
 class Counting:
-    """The SYNC numbers of one world's states."""
+    """The renumbering of SYNCs in the states of one world."""
 
     def __init__(self, space: StateSpace) -> None:
         self.space = space
@@ -53,7 +53,7 @@ class Counting:
         return "SYNCs numbered from the lowest that is about"
 
     def canonical(self, state: Sequence[int]) -> Iterable[int]:
-        """The same state with its SYNC numbers counted from 1."""
+        """Return the same state with its SYNC numbers counted from 1."""
         lowest = self.lowest_in(state)
         if lowest <= 1 or lowest == NONE:
             return state
@@ -63,7 +63,8 @@ class Counting:
         return renaming(state)
 
     def lowest_in(self, state: Sequence[int]) -> int:
-        """NONE if D has said nothing yet: its first will be 1, whatever else is about."""
+        """Return the lowest SYNC number in a state; NONE if D has sent no SYNC yet: its first will be 1, whatever else
+        the state contains."""
         return min(map(getitem, self.lowest, state))
 
     def less(self, by: int) -> Renaming:

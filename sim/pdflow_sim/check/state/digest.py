@@ -1,7 +1,8 @@
-"""What a state is, whatever numbers its parts were interned under: equal states have equal digests in every process.
+"""Digests of states by value, whatever numbers their values were interned under: the same in every process.
 
 A digest changes with what is in a state, and with nothing else: not with the order in which a search met its values,
-not with PYTHONHASHSEED, not with a fault or a ghost that has been added since and does not occur in it.
+not with PYTHONHASHSEED, not with a kind of fault or a field of the shadow state that was added later and does not occur
+in it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from pdflow_sim.check.state.space import State
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 DIGEST_BYTES = 8
-"""A story compares hundreds of states, not millions: 64 bits are plenty."""
+"""64 bits are plenty: a counterexample compares hundreds of states, not millions."""
 
 
 def digest(world: Transitions, state: State) -> str:
-    """16 hexadecimal digits."""
+    """Return the digest of a state: 16 hexadecimal digits."""
     return hashlib.blake2b(_encode(_plain(world, state)), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _plain(world: Transitions, state: State) -> dict[str, Any]:
-    """Everything by value. What a state keeps in the order of interned numbers is put into an order of its own."""
+    """Return a state by value. Collections that a state keeps in the order of interned numbers are sorted by value."""
     space = world.space
     nodes, links, frames = space.cluster.nodes, space.cluster.links, space.frames.values
     shadow = space.shadow_of(state)

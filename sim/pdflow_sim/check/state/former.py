@@ -1,7 +1,8 @@
-"""Whether what a handshake has shown counts: from then on no frame of the life before makes the endpoint act (S8).
+"""A check of S8: once a handshake has shown a peer's new incarnation, an endpoint acts on no frame of the former one.
 
-In the explored world a dead process's frames die with its connections, so that no story ever brings one. Instead, where
-a handshake has shown that a peer has started again, the endpoint as it is then is handed one, and forgotten.
+In the explored world a dead process's frames are gone with its connections, so that no sequence of moves delivers one.
+Instead, where a handshake has shown that a peer has started again, a copy of the endpoint is given such a frame, and
+discarded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pdflow_sim.check.state.cluster import FIRST_INCARNATION
 
 
 def acts_on_former_incarnation(body: Any, event: HandshakeEnded) -> bool:
-    """Whether the endpoint that this handshake has ended for would act on what its peer's life before had to say."""
+    """True if the endpoint of this handshake would act on a frame of its peer's former incarnation."""
     if (
         not event.ok
         or event.incarnation == FIRST_INCARNATION[engine_of(event.peer)]

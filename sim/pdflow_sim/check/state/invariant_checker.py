@@ -1,4 +1,4 @@
-"""What effects of endpoints and cores make of the ghosts, and what they violate.
+"""The invariant checker: applies effects of endpoints and cores to the shadow state, and judges them against it.
 
 A violated invariant is raised as Broken, at the step that violates it. S1 to S3 are judged where a block changes hands
 and where an operation touches one: nothing is released, freed or committed while an operation may still touch it, and
@@ -57,8 +57,11 @@ from pdflow_sim.check.state.shadow_state import (
 
 
 class InvariantChecker:
-    """Turns effects into changes of a Sketch, and says what they violate. `operations` and `seen` are shared with the
-    world: (node, its life, effect) of every operation, and how often each goal was met by a new step."""
+    """Applies effects to a PartialState, and raises Broken for those that violate an invariant.
+
+    `operations` and `seen` are shared with the world: (node, its engine's restarts, effect) of every operation, and how
+    often each goal was reached by a new step.
+    """
 
     def __init__(self, cluster: ScopeCluster) -> None:
         self.cluster = cluster
@@ -81,7 +84,7 @@ class InvariantChecker:
     # What is asked of the fabric.
 
     def sent(self, draft: PartialState, node: Address, effect: Send, event: Any) -> None:
-        """Nobody may say that something was sent which has not landed."""
+        """Check a message that claims a WRITE was sent: its bytes must have landed (S7)."""
         message = effect.message
         claims: list[Any] = []
         if isinstance(message, CancelAck):
@@ -104,8 +107,8 @@ class InvariantChecker:
                 raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
 
     def asked(self, draft: PartialState, node: Address, effect: SendLocal, event: Any) -> None:
-        """The order of a SYNC: it names every registration that D holds open there, and every prompt that it waits for.
-        What it left out would count as unwanted, or be forgotten."""
+        """Check the order of a SYNC: it must name every registration that D holds open at that P engine, and every
+        prompt that D waits for there (L5). P would treat a missing one as unwanted, or forget it."""
         assert isinstance(effect.event, FrameOrdered)
         sync, scope, cluster = effect.event.message, self.cluster.scope, self.cluster
         assert isinstance(sync, Sync)
@@ -126,14 +129,14 @@ class InvariantChecker:
             raise Broken("L5", f"{node}'s SYNC {claimed}, not {sorted(held)} and {sorted(interest)}")
 
     def dead(self, draft: PartialState, reg: Reg) -> bool:
-        """Whether a former life of D registered this. vLLM's registrations do not say whose they are."""
+        """True if a former incarnation of D registered this. vLLM's registrations carry no incarnation (0): never."""
         return reg.incarnation not in (
             0,
             FIRST_INCARNATION[reg.engine] + draft.restarts[self.cluster.number[reg.engine]],
         )
 
     def restarts(self, draft: PartialState | ShadowState, node: Address) -> int:
-        """How often the engine of this node has started again."""
+        """Return how often the engine of this node has started again; 0 for an orphan."""
         return 0 if node in self.cluster.orphans else draft.restarts[self.cluster.number[engine_of(node)]]
 
     def shook(self, draft: PartialState, node: Address, effect: Handshake, event: Any) -> None:
@@ -203,7 +206,7 @@ class InvariantChecker:
         draft.ops.append((op, IN_FLIGHT | READING))
 
     def reading(self, draft: PartialState, product: int) -> bool:
-        """Whether a WRITE may still read this product's blocks. A READ that does is D's risk, and shows as stale."""
+        """True if a WRITE may still read this prompt's blocks. A READ that does is D's risk, and shows as stale."""
         for op, flags in draft.ops:
             effect = self.operations.values[op][2]
             if flags & READING and type(effect) is PostWrite and effect.source.generation - SOURCE == product:
@@ -211,15 +214,18 @@ class InvariantChecker:
         return False
 
     def has_in_flight(self, draft: PartialState, i: int) -> bool:
-        """Whether bytes may still land in this request's blocks."""
+        """True if bytes may still land in this request's blocks."""
         operations = self.operations.values
         return any(flags & IN_FLIGHT and self.request_of(operations[op][2]) == i for op, flags in draft.ops)
 
     # Blocks and outcomes.
 
     def answered(self, draft: PartialState, node: Address, effect: AnswerPrefill, event: Any) -> None:
-        """What a router would pass on. P numbers its words as prompts finish; here each prompt has words of its own, so
-        that a state need not say in which order they did."""
+        """Keep the KV parameters of an answer, which a router would pass on to D.
+
+        P numbers its lease words as prompts finish; here each prompt has lease words of its own, so that a state need
+        not record the order in which prompts finished.
+        """
         params = self.params[effect.params.xid] = self.with_own_words(effect.params)
         for rank, lease_word in enumerate(params.rank_words):
             self.word_values[rank_address(params.prefill.engine, rank), lease_word.index] = lease_word.value
@@ -256,7 +262,8 @@ class InvariantChecker:
         draft.stages[i] = RequestStage.ENQUEUED
 
     def shared(self, draft: PartialState, i: int) -> None:
-        """While D serves another P engine, none may bind more than a quarter of its pool, or one request."""
+        """Check D's pool before a request is enqueued: while D serves another P engine, no P engine may bind more than
+        a quarter of the pool, or one request (L6)."""
         p_engine, d_engine = self.cluster.ends_of(i)
         ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
         others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
@@ -312,7 +319,7 @@ class InvariantChecker:
     # What cores say beside.
 
     def given_back(self, draft: PartialState, node: Address, effect: GivenBack, event: Any) -> None:
-        """Nobody else gives these blocks back."""
+        """Free blocks that a core gives back itself; no endpoint does."""
         self.freed(draft, node, FreeBlocks(effect.allocation), event)
 
     def loads(self, draft: PartialState, node: Address, effect: Loads, event: Any) -> None:
@@ -321,7 +328,8 @@ class InvariantChecker:
             raise Broken("S3", f"{effect.handle} is decoded in stage {RequestStage(draft.stages[i]).name}")
 
     def held(self, draft: PartialState, node: Address, effect: PromptReady, event: Any) -> None:
-        """It is the protocol's from now on. What was told before all of it was computed may be over already."""
+        """Set a prompt as held by the protocol from now on. If it was reported before all of it was computed, its lease
+        may have ended already."""
         product = self.cluster.xids.index(effect.handle)
         now = draft.products[product]
         if now in (PromptStage.QUEUED, PromptStage.COMPUTED):
@@ -332,7 +340,8 @@ class InvariantChecker:
             raise Broken("S6", f"{effect.handle} can be sent, though it is {PromptStage(now).name}")
 
     def prompt_freed(self, draft: PartialState, node: Address, effect: FreePrompt, event: Any) -> None:
-        """Where a prompt is sent from memory beside the blocks, they are free as soon as it lies there."""
+        """Check that a prompt whose blocks are freed was released (S2). Where prompts are sent from staging memory, the
+        blocks are free as soon as the prompt is copied there, and nothing is checked."""
         if self.cluster.method is not None and self.cluster.method.staged_at_p:
             return
         product = self.cluster.xids.index(effect.handle)
@@ -341,7 +350,8 @@ class InvariantChecker:
             raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
 
     def room_left(self, draft: PartialState, node: Address, effect: LeaveRoom, event: Any) -> None:
-        """P sends others from it."""
+        """Check that a prompt whose staging memory at P is given back can no longer be sent (S2): P reuses it for other
+        prompts."""
         product = self.cluster.xids.index(effect.handle)
         if draft.products[product] == PromptStage.HELD or self.reading(draft, product):
             raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
@@ -353,7 +363,8 @@ class InvariantChecker:
         draft.stages[i] = RequestStage.ADMITTED
 
     def room_given_back(self, draft: PartialState, node: Address, effect: GiveBackRoom, event: Any) -> None:
-        """At D: others' KV comes there."""
+        """Check that nothing may land any more in staging memory that D gives back (S1): it is reused for other
+        requests' KV."""
         i = effect.staged.generation - TARGET
         if self.has_in_flight(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
             raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")

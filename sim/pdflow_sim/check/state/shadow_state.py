@@ -1,6 +1,6 @@
-"""What the explorer knows and no endpoint does: who owns the blocks, what operations may still do, what has landed.
+"""The shadow state, known to the checker and to no endpoint: owners of blocks, open operations, and what has landed.
 
-Ghosts never reach an endpoint. What effects make of them, and what that violates, is invariant_checker.py's.
+No endpoint sees any of it. invariant_checker.py applies effects to it, and finds what they violate.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
 CRASH = "crash"
-"""In an invariant's place: an endpoint raised."""
+"""In place of an invariant's name in Broken: an endpoint or a core raised an exception."""
 
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
-    """An invariant does not hold. `name` is S1 to S9, L6 (another engine's trouble), or L for liveness."""
+    """An invariant does not hold. `name` is S1 to S9, L1 to L6, L for liveness in general, or CRASH."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)
         self.name = name
         self.what = what
         self.state: tuple[int, ...] | None = None
-        """From which state not everything ends, or ends well."""
+        """The state from which not everything ends, or ends well; None if the violation is of another kind."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
 
 
 class PromptStage(IntEnum):
-    """A prompt's KV at P."""
+    """The stage of a prompt's KV at P."""
 
     ABSENT = 0
     QUEUED = 1
@@ -35,11 +35,12 @@ class PromptStage(IntEnum):
     RELEASED = 3
     DEAD = 4
     COMPUTED = 5
-    """And its engine has not said so."""
+    """Computed, and its engine has not reported it."""
 
 
 class RequestStage(IntEnum):
-    """A request at D. RESOLVED still holds blocks, FREED none. From GIVEN on: only where its engine takes its time."""
+    """The stage of a request at D. RESOLVED still holds blocks, FREED none. Stages from GIVEN on occur only where D's
+    engine takes time to report, load or decode."""
 
     UNREGISTERED = 0
     KNOWN = 1
@@ -49,48 +50,49 @@ class RequestStage(IntEnum):
     RESOLVED = 5
     FREED = 6
     GIVEN = 7
-    """It has blocks, and its engine has not said so."""
+    """The request has blocks, and its engine has not reported it."""
     PREEMPTED = 8
-    """COMMITTED, and its blocks are others'."""
+    """COMMITTED, and its blocks have been given to other requests."""
     DECODED = 9
     LEFT = 10
-    """Its client gave it up after its KV had landed."""
+    """The client gave the request up after its KV had landed."""
 
 
 BINDING = (RequestStage.ENQUEUED, RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED)
-"""Blocks of D's pool are counted for it."""
+"""Stages in which D's endpoint counts blocks of its pool for a request."""
 DECODING = (RequestStage.COMMITTED, RequestStage.PREEMPTED)
 OPEN = (RequestStage.KNOWN, *BINDING)
-"""D has not done with it."""
+"""Stages in which D is not done with a request."""
 
 
 class Flag(IntFlag):
-    """What an operation may still do, and what is still to be said of it."""
+    """The state of a one-sided operation: effects that it may still have, and reports of it that are outstanding."""
 
     IN_FLIGHT = 1
-    """Its bytes may still land."""
+    """The operation's bytes may still land."""
     NOTIFICATION = 2
-    """They have; its notice is under way."""
+    """Its bytes have landed, and their notification is under way."""
     ENDED_OK = 4
     ENDED_ERR = 8
-    """Its handle has ended, which its owner has not been told."""
+    """Its handle has ended with an error (ENDED_OK: well), which has not been reported to the rank that posted it."""
     READING = 16
     """Its source may still be read."""
     ERROR_REPORTED = 32
-    """Its handle's bad end has been told; bytes may land all the same."""
+    """Its handle's error has been reported; bytes may land all the same."""
     ORPHAN = 64
     """The process that posted it is dead."""
 
 
 IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, ERROR_REPORTED, ORPHAN = (flag.value for flag in Flag)
 INITIAL_WORD = 1 << 32
-"""What a lease word is as long as nobody has bumped it."""
+"""The value of a lease word until P changes it."""
 PIECE = 7
-"""Above the flags of an operation: how many pieces of its source are read, and, three bits on, how many have landed."""
+"""The bit above an operation's flags: from it on, how many pieces of the source are read; three bits on, how many have
+landed."""
 OPERATION_TASKS = ("word", "stop")
-"""Tasks that are about an operation, not about a peer."""
+"""Kinds of tasks that are about an operation, not about a peer."""
 AGE = PIECE + 6
-"""Above them: for how many ticks of its engine's clock it has been under way."""
+"""The bit above the pieces: from it on, for how many ticks of its engine's clock an operation has been under way."""
 
 
 class Content(IntEnum):
@@ -98,16 +100,16 @@ class Content(IntEnum):
     STALE = 1
     """Some of it was read from blocks that had been released."""
     FOREIGN = 2
-    """It is another prompt's, or of other positions."""
+    """It belongs to another prompt, or to other positions."""
 
 
 class ClientStage(IntEnum):
-    """A client of the router, and its one request."""
+    """The stage of a client of the router, which has one request."""
 
     AWAY = 0
     WAITING = 1
     GONE = 2
-    """It has hung up, and the router has yet to say so."""
+    """The client has hung up, and the router has not ended its request yet."""
     COMPLETED = 3
     FAILED = 4
     CANCELLED = 5
@@ -119,19 +121,20 @@ class ShadowState(NamedTuple):
     landed: tuple[int, ...]
     """By request, a bit for each pair of ranks whose operation has landed whole."""
     content: tuple[int, ...]
-    """Of what was read for each request, by Content."""
+    """By request, the Content of what was read for it."""
     restarts: tuple[int, ...]
     """By engine, how often it has started again."""
     barred: tuple[int, ...]
-    """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to what P may still post."""
+    """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to operations that P may still
+    post."""
     clients: tuple[int, ...] = ()
-    """With the router's endpoint in the world: where each client's request is, by ClientStage."""
+    """With the router's endpoint in the world: by client, its ClientStage."""
     legs: tuple[int, ...] = ()
-    """By attempt, what the router has made of its legs, by routed_judge.Leg."""
+    """By attempt, the state of its legs at the router, by routed.invariant_checker.LegState."""
 
 
 class PartialState:
-    """Operations, tasks and ghosts while the effects of one turn change them."""
+    """Operations, tasks and shadow state while the effects of one turn change them."""
 
     __slots__ = ("barred", "clients", "content", "landed", "legs", "ops", "products", "restarts", "stages", "tasks")
 
@@ -163,7 +166,7 @@ class PartialState:
 
 
 class Interned:
-    """Equal values get one small number, in the order of their coming."""
+    """A table of values: equal values get one small number, counted in the order in which they first occur."""
 
     __slots__ = ("ids", "values")
 

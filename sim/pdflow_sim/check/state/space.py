@@ -1,10 +1,9 @@
-"""The states of the explored world: what stands in which slot, which values are behind the numbers, and how a move
-changes a single slot.
+"""The states of the explored world: the slots of a state, the values behind its numbers, and changes of a single slot.
 
 A state is a flat tuple of small numbers, one slot for each endpoint, each link, the late duplicates, the tasks, the
-operations, the ghosts and the budgets, and behind these whatever a variant of the world adds; `Interned` knows the
-values. What a slot becomes depends on what it was and on little else, so that the commonest changes are remembered.
-What events do to endpoints is turns.py's; which moves are possible, relation.py's.
+operations, the shadow state and the budgets, and behind these whatever a variant of the world adds; `Interned` knows
+the values. The new value of a slot depends on its old one and on little else, so that the commonest changes are cached.
+turns.py applies events to endpoints; relation.py lists the possible moves.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ FLAGS = (1 << PIECE) - 1
 
 
 class RoutedClients(Protocol):
-    """Those whom a router serves."""
+    """The clients of a router's endpoint, as a state has them."""
 
     def unanswered(self, state: State) -> list[str]:
-        """What the router has not ended, in words."""
+        """Return a description of each request that the router has not ended."""
 
     def revoked_attempts(self, state: State) -> int:
-        """How many attempts the router has taken back for what their client had received."""
+        """Return how many attempts the router has revoked because of what their client had received."""
 
 
 class StateSpace:
@@ -45,11 +44,11 @@ class StateSpace:
         self.cluster = cluster
         self.checker = checker
         self.endpoints = Interned()
-        """(address, incarnation, fingerprint) of each; the endpoint itself in `bodies`."""
+        """(address, incarnation, fingerprint) of each endpoint; the endpoint itself is in `bodies`."""
         self.bodies: list[Any] = []
         self.armed: list[tuple[Timer, ...]] = []
         self.holding: list[bool] = []
-        """Whether each endpoint remembers a transfer."""
+        """By endpoint, whether it has cells."""
         self.frames = Interned()
         self.chans = Interned()
         self.bags = Interned()
@@ -61,7 +60,7 @@ class StateSpace:
         count = len(cluster.nodes)
         self.first_link = count
         self.living = count - len(cluster.orphans)
-        """Up to here stand those whose cells must end. An orphan is asked nothing, and owes nobody anything."""
+        """The number of nodes whose cells must end; they come first. An orphan's need not."""
         self.bag = count + len(cluster.links)
         self.task, self.op, self.shadow, self.budget = (self.bag + i for i in range(1, 5))
         self.over: tuple[int, ...] = cluster.over
@@ -69,7 +68,7 @@ class StateSpace:
         self.bags.of(())
 
         self.clients: RoutedClients | None = None
-        """Where there is a router. Without one nobody is owed an answer."""
+        """The router's clients, where there is a router; None: no request needs an answer."""
         self._further: list[int] = []
         self._by_value: list[Callable[[State], dict[str, Any]]] = []
         self._fault_free: list[tuple[int, int]] = []
@@ -82,11 +81,11 @@ class StateSpace:
     # Slots.
 
     def claim(self, first: tuple[int, ...], by_value: Callable[[State], dict[str, Any]]) -> int:
-        """Further slots, behind those that every state has; returns where they begin.
+        """Add slots behind those that every state has, and return the index of the first.
 
         Args:
-            first: what stands in them before anything has happened.
-            by_value: what stands in a state there, for its digest.
+            first: their values before the first move.
+            by_value: returns the contents of these slots in a state by value, for its digest.
         """
         slot = self.budget + 1 + len(self._further)
         self._further += first
@@ -94,11 +93,11 @@ class StateSpace:
         return slot
 
     def with_faults_over(self, slot: int, value: int) -> None:
-        """With faults over this stands in one of them."""
+        """Set the value that an added slot has once faults are over."""
         self._fault_free.append((slot, value))
 
     def beginning(self) -> State:
-        """Before anything has happened."""
+        """Return the state before the first event."""
         cluster = self.cluster
         return (
             *(self.endpoint(node, body) for node, body in zip(cluster.nodes, cluster.endpoints(), strict=True)),
@@ -113,11 +112,11 @@ class StateSpace:
 
     @staticmethod
     def put(state: State, slot: int, value: int) -> State:
-        """The same state but for one slot."""
+        """Return the state with one slot changed."""
         return (*state[:slot], value, *state[slot + 1 :])
 
     def spent(self, state: State) -> State:
-        """The same state with faults over: nothing is left of any budget."""
+        """Return the same state with faults over: nothing is left of any budget."""
         if self._nothing_left is None:
             self._nothing_left = self.budgets.of((0,) * len(self.scope.budget))
         state = self.put(state, self.budget, self._nothing_left)
@@ -126,7 +125,7 @@ class StateSpace:
         return state
 
     def further(self, state: State) -> dict[str, Any]:
-        """What stands in a state behind the budgets, by value, for its digest."""
+        """Return the contents of the slots behind the budgets by value, for a state's digest."""
         found: dict[str, Any] = {}
         for by_value in self._by_value:
             found |= by_value(state)
@@ -158,12 +157,12 @@ class StateSpace:
         return tasks
 
     def left(self, state: State | Draft) -> tuple[int, ...]:
-        """What is left of every budget, by Fault."""
+        """Return what is left of every budget, by FaultKind."""
         left: tuple[int, ...] = self.budgets.values[state[self.budget]]
         return left
 
     def operations(self, op: int) -> tuple[Address, int, Any]:
-        """(node, its life, effect)"""
+        """Return (node, restarts of its engine when it was posted, effect) of an operation."""
         found: tuple[Address, int, Any] = self.checker.operations.values[op]
         return found
 
@@ -183,7 +182,7 @@ class StateSpace:
         draft[self.budget] = found
 
     def put_shadow(self, draft: Draft, field: str, i: int, value: int) -> None:
-        """Change one entry of one of the ghosts' tuples."""
+        """Change one entry of one of the shadow state's tuples."""
         key = (draft[self.shadow], field, i, value)
         found = self._put.get(key)
         if found is None:
@@ -207,7 +206,7 @@ class StateSpace:
         draft[self.op] = found
 
     def take_task(self, draft: Draft, i: int) -> tuple[str, int, int]:
-        """A task, taken from those that wait."""
+        """Remove a pending task, and return it."""
         tasks = self.tasks_of(draft)
         draft[self.task] = self.tasks.of(tasks[:i] + tasks[i + 1 :])
         return tasks[i]
@@ -215,7 +214,7 @@ class StateSpace:
     # Rest.
 
     def settled(self, state: State) -> bool:
-        """Everything has an outcome, nothing is held or under way."""
+        """True if every request has an outcome, and nothing is held or under way."""
         key = (state[self.shadow], state[self.op])
         resolved = self._resolved.get(key)
         if resolved is None:
@@ -233,11 +232,11 @@ class StateSpace:
         return not self.unanswered(state)
 
     def unanswered(self, state: State) -> list[str]:
-        """What a router has not ended, in words."""
+        """Return a description of each request that a router has not ended; none without a router."""
         return [] if self.clients is None else self.clients.unanswered(state)
 
     def revoked_attempts(self, state: State) -> int:
-        """How many attempts a router has taken back for what their client had received."""
+        """Return how many attempts a router has revoked because of what their client had received."""
         return 0 if self.clients is None else self.clients.revoked_attempts(state)
 
 

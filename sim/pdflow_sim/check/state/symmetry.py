@@ -1,9 +1,9 @@
-"""Requests that nothing tells apart: two states that differ only by which of them is called what have the same future.
+"""Symmetry reduction: two states that differ only by a renaming of interchangeable requests have the same future.
 
 A renaming gives every request the name, the prompt, the blocks and the digest of another one, everywhere at once, and
 the engines that serve it the names and the incarnations of those that serve the other one. Each interned value is
-renamed once, and then a whole state by a look-up for each of its slots. Whoever searches keeps of such states the one
-that it met first, as it is: no state is made up, and every story can be told as it happened.
+renamed once, and then a whole state by a look-up for each of its slots. Of such states a search keeps the one that it
+met first, as it is: no state is made up, and every counterexample replays as it was found.
 
 Nothing else changes: sequence numbers and instants stay, and so does the order of what waits. That states, moves and
 verdicts are then the same is what tests/check/test_symmetry.py holds.
@@ -31,15 +31,15 @@ from pdflow_sim.check.state.space import StateSpace
 
 SYNCED = "synced"
 NUMBERED = (Sync, SyncReply)
-"""What a SYNC's number is called where D keeps it, and who carries it under another name."""
+"""The messages that carry a SYNC's number as `seq`; SYNCED is the name of the field in which D keeps it."""
 INCARNATIONS_PER_ENGINE = 50
-"""Between the incarnations of one engine and those of the next (cluster.py)."""
+"""Distance between the incarnations of one engine and those of the next (cluster.py)."""
 Renaming: TypeAlias = Callable[[Sequence[int]], Iterable[int]]
-"""The slots of a state, or of its draft, under other names."""
+"""Returns the slots of a state, or of its draft, under other names."""
 
 
 class Symmetry:
-    """The renamings of one space. `others` are all but the one that changes nothing: none, if nothing is alike."""
+    """The renamings of one space. `others` has all but the identity: none, if no requests are interchangeable."""
 
     def __init__(self, space: StateSpace) -> None:
         cluster = space.cluster
@@ -57,7 +57,7 @@ class Symmetry:
 
 
 class Names:
-    """What everything is called when request i has got the name of request order[i]."""
+    """The new names of everything when request i gets the name of request requests[i]."""
 
     def __init__(self, requests: Sequence[int], products: Sequence[int]) -> None:
         self.requests = requests
@@ -67,11 +67,12 @@ class Names:
         fields: dict[str, Any] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
         of_incarnations = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), incarnations)
         self.numbers: dict[str, Any] = {**fields, **of_incarnations}
-        """By the field that holds them: a table, or whatever else can be asked what a number becomes."""
+        """By the name of the field that holds numbers: a table, or another object with `get`, of what they become."""
 
     @classmethod
     def after(cls, cluster: ScopeCluster, order: Sequence[int]) -> Names | None:
-        """None if one of two things would get two names: then something tells these requests apart."""
+        """Return the names under an order of requests; None if something would get two names: then something tells
+        these requests apart."""
         products: dict[int, int] = {}
         pairs = list(enumerate(order))
         if not all(_call(products, cluster.product_of[i], cluster.product_of[j]) for i, j in pairs):
@@ -125,7 +126,8 @@ class Names:
         )
 
     def value(self, value: Any, field: str = "") -> Any:
-        """Whatever endpoints, frames and effects are made of, under these names; itself if nothing in it has one."""
+        """Return a value of any type that endpoints, frames and effects consist of, under these names; the value itself
+        if nothing in it has a new name."""
         kind = type(value)
         if kind is str:
             return self.renames.get(value, value)
@@ -155,13 +157,13 @@ class Names:
         return kind(*after)
 
     def body(self, body: Any) -> Any:
-        """An endpoint, or one of the tables that it keeps."""
+        """Return a renamed copy of an endpoint, or of one of its tables."""
         other = body.fork()
         self._rename(other)
         return other
 
     def _rename(self, forked: Any) -> None:
-        """In place, with what it forked of its own: the parts of an endpoint go on referring to one store."""
+        """Rename a fork in place, with the tables that it forked: the parts of an endpoint go on sharing one store."""
         for kind in type(forked).__mro__:
             for slot in getattr(kind, "__slots__", ()):
                 held = getattr(forked, slot)
@@ -172,12 +174,12 @@ class Names:
 
 
 def _call(table: dict[Any, Any], old: Any, new: Any) -> bool:
-    """Whether this can be its one new name."""
+    """Give a thing its new name; False if it has another one already."""
     return bool(table.setdefault(old, new) == new)
 
 
 class Renumbering(dict[int, int]):
-    """What the numbers of one kind of value become; each is found when it is first asked for."""
+    """A table of the new number of each interned value of one kind, computed at its first look-up."""
 
     def __init__(self, renamed: Callable[[int], int]) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class Renumbering(dict[int, int]):
 
 
 class Slots:
-    """One renaming of the states of a world: a table for each slot."""
+    """A renaming of the states of a world, with a table for each slot."""
 
     def __init__(self, space: StateSpace, names: Names) -> None:
         self.space = space
@@ -209,7 +211,7 @@ class Slots:
         self.tables[space.shadow] = Renumbering(self._shadow)
 
     def renaming(self) -> Renaming:
-        """Every slot, each where its engine's new name puts it."""
+        """Return the renaming of a whole state: it renames every slot, and moves it to the place of its new name."""
         values = partial(map, getitem, self.tables)
         first = self.space.first_link
         moved = [*self.node, *(first + link for link in self.link)]
@@ -267,6 +269,6 @@ class Slots:
 
 
 def _moved(values: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """Entry i becomes entry order[i]."""
+    """Return the values with entry i moved to index order[i]."""
     moved = dict(zip(order, values, strict=True))
     return tuple(moved[i] for i in range(len(values)))

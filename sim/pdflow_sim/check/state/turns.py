@@ -1,7 +1,7 @@
-"""The turn: one event into one endpoint, all that follows from it within its engine, and what becomes of its effects.
+"""Turns: one event into one endpoint, all that follows from it within its engine, and the effects it has.
 
-A turn is remembered by what it read (the event and the engine's endpoints; then the effects, operations, tasks and
-ghosts), so that almost none runs the core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every
+A turn is cached by what it read (the event and the engine's endpoints; then the effects, operations, tasks and shadow
+state), so that almost none runs the core: an explorer's time goes into tuples and dictionaries. `now` stays 0: every
 deadline is a constant then, and an armed timer may fire at any moment, which over-approximates every clock.
 """
 
@@ -24,44 +24,44 @@ from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.wake import overslept
 
 SENDING_EFFECTS = (Send, SendLocal)
-"""What an orphan does of this reaches nobody: its connections and its scheduler are gone."""
+"""Effects of an orphan that reach no endpoint: its connections and its scheduler are gone."""
 Batch: TypeAlias = list[tuple[Address, Any, Any]]
-"""(address, effect, event) of effects that must be judged."""
+"""(address, effect, event) of the effects that the invariant checker must judge."""
 Turn: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...], int]
 """The engine's endpoints afterwards; frames by the slot of their link; a number for the effects that must be judged, or
 -1."""
 StepResult: TypeAlias = tuple[int, tuple[Any, ...]]
-"""One endpoint afterwards, and its effects."""
+"""The number of the endpoint after a step, and the step's effects."""
 StepCheck: TypeAlias = Callable[[Address, Any, Any, Any, tuple[Any, ...]], None]
 """(address, endpoint before, endpoint after, event, effects); raises Broken."""
 
 
 class Http(Protocol):
-    """What goes over HTTP, besides the frames between endpoints."""
+    """Messages over HTTP, besides the frames between endpoints."""
 
     def sent(self, node: Address, effect: Any) -> Iterable[tuple[int, Any]]:
-        """(link, what) for everything that an effect sends, in this order."""
+        """Yield (link, message) for everything that an effect sends, in this order."""
 
 
 class Posting(Protocol):
-    """Whoever carries out in pieces what endpoints ask of their transports."""
+    """The component that splits the operations of endpoints into pieces."""
 
     def post(self, draft: Draft, batch: int) -> None:
-        """The effects of this number, in their order."""
+        """Post the effects of the batch of this number, in their order."""
 
 
 class TurnObserver(Protocol):
-    """Sees what endpoints do, step by step."""
+    """Observes every step of every endpoint."""
 
     def checking(self, node: Address) -> None:
-        """An effect of this node is about to be judged."""
+        """Called before an effect of this node is judged."""
 
     def stepped(self, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-        """An endpoint has handled an event."""
+        """Called when an endpoint has handled an event."""
 
 
 class TurnRunner:
-    """The turns of one world."""
+    """Runs the turns of one world, and caches them."""
 
     def __init__(self, space: StateSpace) -> None:
         cluster = space.cluster
@@ -77,43 +77,44 @@ class TurnRunner:
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
         self.checks: list[StepCheck] = [_is_woken, _ignores_former_incarnation]
-        """What must hold of every step of an endpoint."""
+        """Checks of every step of an endpoint."""
         self.http: Http | None = None
         self.posting: Posting | None = None
         self.observer: TurnObserver | None = None
-        """With one no turn is remembered: what is not run cannot be seen. To be set before the first."""
+        """With an observer no turn is cached, since a cached turn runs no endpoint. Set it before the first turn."""
 
         count = len(cluster.nodes)
         engines = [engine_of(node) for node in cluster.nodes]
         self.span = [(engines.index(engine), count - engines[::-1].index(engine)) for engine in engines]
-        """The slots of each node's engine."""
+        """By node, the range of slots of its engine."""
         bodies = {engine: cluster.role(engine) for engine in cluster.roles}
         self.role_at = [cluster.at.get(cluster.roles.get(engine, ""), -1) for engine in engines]
-        """The slot of its core; -1: it has none."""
+        """By node, the slot of its engine's core; -1: it has none."""
         roles = [bodies.get(engine) for engine in engines]
         self.core_takes = [frozenset() if role is None else role.takes for role in roles]
-        """Effects of each node that its engine's core takes."""
+        """By node, the types of its effects that its engine's core handles."""
 
     def start(self) -> State:
-        """The state before the first move."""
+        """Return the state before the first move."""
         state = self.space.beginning()
         for node, event in self.cluster.first_events():
             state = self.feed(state, node, event)
         return state
 
     def feed(self, state: State, node: Address, event: Any) -> State:
-        """One event, and all that follows from it. Raises Broken."""
+        """Return the state after one event and all that follows from it. Raises Broken."""
         draft = list(state)
         self.event(draft, node, event)
         return tuple(draft)
 
     def event(self, draft: Draft, node: Address, event: Any) -> int:
-        """The same, to a draft; the number of the effects that were judged, or -1."""
+        """Apply one event, and all that follows from it, to a draft. Returns the number of the batch of effects that
+        were judged, or -1 if none were. Raises Broken."""
         at = self.cluster.at[node]
         return self.turn(draft, at, self.events.of((at, event)))
 
     def arrive(self, draft: Draft, link: int, frame: int) -> None:
-        """A frame reaches the other end of its link. One between endpoints of an engine is an event by itself."""
+        """Deliver a frame at the other end of its link. A frame between endpoints of one engine is an event itself."""
         space = self.space
         shadow = space.shadows.values[draft[space.shadow]]
         key = (link, frame, shadow.restarts)
@@ -127,7 +128,8 @@ class TurnRunner:
         self.turn(draft, self.events.values[found][0], found)
 
     def turn(self, draft: Draft, node: int, event: int) -> int:
-        """Change the draft of a state by what this event does, judged: the effects of this number, or none with -1."""
+        """Apply an event of this number to a draft, and judge its effects. Returns the number of their batch, or -1 if
+        there are none to judge."""
         first, end = self.span[node]
         key = (event, *draft[first:end])
         turn = self.turns.get(key)
@@ -158,7 +160,7 @@ class TurnRunner:
         return batch
 
     def _run(self, ends: tuple[int, ...], first: int, event: int) -> Turn:
-        """Run the endpoints: what one tells another of its engine comes at once, unless ranks lag."""
+        """Run the endpoints of one engine. What one sends another of them is delivered at once, unless ranks lag."""
         after = list(ends)
         space, cluster = self.space, self.cluster
         nodes, links, lagging = cluster.nodes, cluster.link_of, space.scope.lagging
@@ -206,7 +208,7 @@ class TurnRunner:
         return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
 
     def _role_turn(self, after: list[int], first: int, event: int, queue: deque[int], batch: Batch) -> None:
-        """The core of the engine: what it tells its scheduler's endpoint is handled behind what is there already."""
+        """Run the engine's core. Events that it sends its scheduler's endpoint are appended to the queue."""
         at, what = self.events.values[event]
         key = (after[at - first], event)
         hit = self.role_steps.get(key)
@@ -229,7 +231,7 @@ class TurnRunner:
                 batch.append((self.cluster.nodes[at], effect, what))
 
     def step(self, end: int, event: int) -> StepResult:
-        """What one endpoint does with an event. Raises Broken."""
+        """Return an endpoint's number after an event, and the effects of the event. Raises Broken."""
         hit = self.steps.get((end, event))
         if hit is None:
             at, what = self.events.values[event]
@@ -247,7 +249,8 @@ class TurnRunner:
         return hit
 
     def _on_the_wire(self, message: Any) -> Any:
-        """vLLM's PUSH_REG has no word for the prefill product, and none for what of it is wanted."""
+        """Return a message without the fields that the dialect lacks on the wire: vLLM's PUSH_REG names neither the
+        prefill product nor the part of it that is wanted."""
         dialect = self.space.scope.dialect
         if not isinstance(message, Register) or dialect.matches_by_xid:
             return message
@@ -280,12 +283,12 @@ def _ignores_former_incarnation(node: Address, before: Any, after: Any, event: A
 
 
 def _is_sync(event: Any) -> bool:
-    """Whether it is the order of a SYNC, whose lists the ghosts know."""
+    """True if an event is the order of a SYNC, whose lists are checked against the shadow state."""
     return isinstance(event, FrameOrdered) and isinstance(event.message, Sync)
 
 
 def _claims(message: Any) -> bool:
-    """Whether it says that something was sent, or answers a CANCEL: the ghosts must look at it."""
+    """True if a message says that a WRITE was sent, or answers a CANCEL or a SYNC, which the checker must judge."""
     if isinstance(message, RegisterAck):
         return message.progress is Progress.SENT
     return isinstance(message, (CancelAck, SyncReply))

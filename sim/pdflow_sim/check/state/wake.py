@@ -1,8 +1,8 @@
-"""Whether an endpoint would be woken for what it waits for: a deadline that has come nearer stands in its heap too.
+"""A check that an endpoint's driver would wake it in time: a deadline that has come nearer is in its heap too.
 
-Which timer fires is chosen by the explorer, or by its clocks, from the truth in the cells. A driver has only the heap,
-which may lie early, never late (`pdflow/protocol/deadlines.py`); forks begin with an empty one, so that what stands in
-it after an event was pushed by that event.
+The explorer, or its clocks, choose which timer fires from the deadlines in the cells. A driver has only the heap, whose
+entries may be too early, never too late (`pdflow/protocol/deadlines.py`); forks begin with an empty one, so that its
+entries after an event were pushed by that event.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pdflow.protocol.values import NEVER, Instant
 
 
 def overslept(before: Any, after: Any) -> Timer | None:
-    """A timer whose deadline came nearer, or came into being, in the event between these two, and that nothing was
-    pushed for. One entry of a key may stand for another of the same, if it is earlier."""
+    """Return a timer whose deadline came nearer, or was set, in the event between these two without an entry pushed for
+    it; None if there is none. An earlier entry of the same key counts as the timer's own."""
     if not isinstance(after, (ProducerRank, ConsumerScheduler)):
         return None
     known = {timer: before.deadline(timer) for timer in before.armed()}

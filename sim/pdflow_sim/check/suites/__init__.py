@@ -1,1 +1,1 @@
-"""What `pdflow check` can be asked for, one file each: a function of the options that says what it found."""
+"""The suites of `pdflow check`, one file each: a function of the options that returns a SuiteResult."""

@@ -1,4 +1,4 @@
-"""`pdflow check methods`: every method's way of moving KV, in strict and as published."""
+"""`pdflow check methods`: the data path of every transfer method, in strict and as published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
 def methods(options: CheckOptions, console: Console) -> SuiteResult:
-    """Each explored; 0 if every row is as its table expects. With --only, what is found is told as well."""
+    """Explore every selected method; its exit code is 0 if every row is as its table expects. With --only, the moves
+    of every finding are printed, else those of unexpected findings only."""
     names = [name for name in METHODS if options.selects(name)]
     if not names:
         raise ScenarioError([Problem("--only", "", f"no method has {options.only!r} in its name")])

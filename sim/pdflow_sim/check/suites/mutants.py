@@ -1,4 +1,4 @@
-"""`pdflow check mutants`: one rule dropped at a time; the search must notice each, by the invariant that is named."""
+"""`pdflow check mutants`: one rule dropped at a time; the search must catch each by the invariant that it names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
 def mutants(options: CheckOptions, console: Console) -> SuiteResult:
-    """Every mutant, one after the other: a patch is the whole process's."""
+    """Hunt every selected mutant, one after the other: a patch applies to the whole process."""
     selected = [mutant for mutant in MUTANTS.values() if options.selects(mutant.name)]
     if options.dialect:
         selected = [mutant for mutant in selected if mutant.scope.dialect.name == options.dialect]

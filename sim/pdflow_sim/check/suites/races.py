@@ -1,4 +1,4 @@
-"""`pdflow check races`: the 52 races by name, and what becomes of each in every dialect."""
+"""`pdflow check races`: the 52 named races, and the outcome of each in every dialect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
 def races(options: CheckOptions, console: Console) -> SuiteResult:
-    """Each searched again; 0 if every row is as its table expects."""
+    """Search every selected race again; the exit code is 0 if every row is as its table expects."""
     selected = [number for number, race in RACES.items() if options.selects(f"{number} {race.name}")]
     if not selected:
         raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its name")])
@@ -81,5 +81,5 @@ def _table(ended: list[RaceRow]) -> Table:
 
 
 def _short(summary: str) -> str:
-    """Without the reason, which docs/races.md has."""
+    """Return a summary without its reason, which docs/races.md has."""
     return "by a test" if summary.endswith("told by a test") else summary.partition(":")[0]

@@ -1,4 +1,4 @@
-"""`pdflow check SCENARIO.toml`: simulate it, seed after seed, under the oracle; or follow a record of it."""
+"""`pdflow check SCENARIO.toml`: simulate it, seed after seed, under the oracle; or replay a recorded trace of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SEEDS = 100
 
 
 def scenario(file: str, options: CheckOptions, console: Console) -> SuiteResult:
-    """S1 to S9 on every event of every run; every request ends, nothing is left. At least one seed."""
+    """Simulate a scenario with at least one seed, and check S1 to S9 on every event, and at the end that every request
+    has ended and nothing is left."""
     from pdflow_sim.run import RunOptions, prepare, run
 
     until_s = time.monotonic() + (options.budget_s or DEFAULT_S)
@@ -46,7 +47,7 @@ def scenario(file: str, options: CheckOptions, console: Console) -> SuiteResult:
 
 
 def trace(file: str, record: Path, console: Console) -> SuiteResult:
-    """Raises TraceDiffersError."""
+    """Replay a recorded trace of a scenario. Raises TraceDiffersError where an effect differs."""
     found = follow(load(file), record)
     console.print(
         f"{record}: {found.events:,} events and {found.effects:,} effects are those of this machine; S1 to S9 hold",

@@ -1,4 +1,4 @@
-"""`pdflow check scopes`: every state of every named scope."""
+"""`pdflow check scopes`: search every state of every named scope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, kee
 
 
 def chosen(options: CheckOptions) -> list[Named]:
-    """The scopes that the options name. Raises ScenarioError if there are none."""
+    """Return the scopes that the options select. Raises ScenarioError if there are none."""
     found = [
         named
         for named in SCOPES
@@ -27,7 +27,7 @@ def chosen(options: CheckOptions) -> list[Named]:
 
 
 def scopes(options: CheckOptions, console: Console) -> SuiteResult:
-    """Every state of every scope."""
+    """Search every state of every selected scope, and write a counterexample for each that breaks."""
     selected = chosen(options)
     ended: list[Searched] = []
     try:

@@ -1,4 +1,4 @@
-"""What the parts of a check share: the options, the answer, and where stories go."""
+"""The code shared by the suites of `pdflow check`: options, results, and files of counterexamples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile
 
 @attrs.frozen(kw_only=True)
 class CheckOptions:
-    """What the command was asked for."""
+    """The options of the command line."""
 
     dialect: str | None = None
     budget_s: float | None = None
@@ -26,9 +26,9 @@ class CheckOptions:
     """Random walks of each dialect; None: as many as the time allows."""
     out: Path = Path("check")
     large: bool = False
-    """The nightly scopes too."""
+    """Whether to search the nightly scopes too."""
     only: str | None = None
-    """Rows whose name holds this."""
+    """Check only rows whose name contains this."""
     json: bool = False
 
     @property
@@ -42,23 +42,24 @@ class CheckOptions:
 
 @attrs.frozen
 class SuiteResult:
-    """What one suite of a check came to, and its rows for --json."""
+    """The exit code of one suite, and its rows for --json."""
 
     code: int
     rows: list[dict[str, Any]]
 
 
 def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> SuiteResult:
-    """What was found counts more than what was not looked at."""
+    """Return the result of a suite: an unexpected row (EXIT_NOT_SO) takes precedence over a spent budget
+    (EXIT_BUDGET)."""
     return SuiteResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
 
 
 class CannotKeepError(PdflowError):
-    """A story was found and could not be written."""
+    """A counterexample was found and could not be written."""
 
 
 def keep(folder: Path, name: str, counterexample: CounterexampleFile) -> Path:
-    """Write a story down; its path. Raises CannotKeepError."""
+    """Write a counterexample, and return its path. Raises CannotKeepError."""
     path = folder / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ RUNS = 10_000_000
 
 
 def walk(options: CheckOptions, console: Console) -> SuiteResult:
-    """As many seeds as are asked for, or as the time allows, of each dialect in turn."""
+    """Walk as many seeds of each dialect in turn as were asked for, or as the time allows."""
     dialects = [DIALECTS[options.dialect]] if options.dialect else [STRICT, VLLM_COMPAT]
     each_s = (options.budget_s or (DEFAULT_S if options.runs is None else float("inf"))) / len(dialects)
     rows = []
@@ -68,7 +68,7 @@ def _walked(dialect: Dialect, options: CheckOptions, each_s: float) -> Walked:
 
 
 def _shrink_and_save(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
-    """Where the shrunk story of a failure is."""
+    """Shrink and write the counterexample of a failure, and return its path."""
     short = shrink(failure.scope, failure.names, failure.invariant)
     information = Information(seed=failure.seed, scheduler=failure.scheduler)
     counterexample = record(relation(short.scope), short.names, information=information)
