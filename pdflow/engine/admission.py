@@ -1,9 +1,9 @@
-"""The queue of an engine: who waits, and who is admitted to a step, with a seat and with blocks.
+"""The queue of an engine: sequences that wait, and their admission to a step, with a seat and with blocks.
 
 First come first served and never overtaking, under `max_num_seqs` (sequences whose KV is being loaded count) and what a
 step's token budget leaves, as in vLLM's v1 scheduler. A prompt needs all its blocks to be admitted. With a pool that
-remembers prefixes, it is computed from where it differs from those before it; its last token is always computed. Who
-else is in a step, and who is preempted, is `scheduler.py`.
+remembers prefixes, it is computed from where it differs from those before it; its last token is always computed. The
+other sequences of a step, and preemption, are in `scheduler.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
 
 Chunk = tuple[Sequence, int]
-"""A prompt, and how many of its tokens a step computes."""
+"""(prompt, how many of its tokens a step computes)."""
 
 # Reading a member through its enum costs as much as a function call (CORE_SHAPE.md 2.3).
 _NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
 
 
 class AdmissionQueue:
-    """Sequences that wait, and how many seats are taken. `prefixes`: what prompts share, if the pool remembers it."""
+    """The waiting sequences, and how many seats are taken. `prefixes`: prefix sharing, None if the pool has none."""
 
     __slots__ = (
         "_batch",
@@ -51,10 +51,10 @@ class AdmissionQueue:
         self.prefixes = PrefixSharing(pool, limits.block_size) if isinstance(pool, CachingPool) else None
         self.waiting = 0
         self.loading = 0
-        """Seats of those whose KV is on its way."""
+        """The number of seats of sequences whose KV is being transferred."""
         self.seats_taken = 0
         self.missed = -1
-        """Instant at which the head of the queue came, if that is the boundary just planned: too late for it."""
+        """Instant at which the head of the queue arrived, if too late for the boundary just planned; else -1."""
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._pool = pool
@@ -66,7 +66,7 @@ class AdmissionQueue:
         self._whole_prompts = whole_prompts
 
     def enqueue(self, seq: Sequence, now: int) -> None:
-        """Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
+        """Append a new sequence. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
         tokens = seq.prompt_tokens
         if seq.phase is not _NEW or tokens < 1 or seq.output_tokens < 1:
             raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
@@ -85,7 +85,7 @@ class AdmissionQueue:
         self.waiting += 1
 
     def put_back(self, seq: Sequence) -> None:
-        """At the head of the queue: it was preempted, and computes its prompt and its tokens again."""
+        """Put a preempted sequence at the head of the queue; it computes its prompt and its tokens again."""
         seq.phase = _WAITING
         seq.stamp = -1
         seq.local = True
@@ -95,7 +95,8 @@ class AdmissionQueue:
         self.waiting += 1
 
     def spare_for_head(self) -> int:
-        """Free blocks that admitting the head of the queue would leave; negative if it cannot be admitted now."""
+        """Return the free blocks that admitting the head of the queue would leave; negative if it cannot be admitted
+        now."""
         if self.seats_taken >= self._seats:
             return -1
         queue = self._queue
@@ -115,11 +116,11 @@ class AdmissionQueue:
         chunks: list[Chunk],
         outcomes: list[Outcome],
     ) -> None:
-        """Take from the queue, in order, for as long as there are seats, budget and blocks.
+        """Admit sequences, in the order of the queue, for as long as there are seats, budget and blocks.
 
         `chunks`: those of the step that begins at `start_ns`, to which those of admitted prompts are added, within
-        `budget` tokens. `reserved` free blocks and `late_seats` free seats are nobody's yet. Takes notice of what
-        happened strictly before `before_ns`.
+        `budget` tokens. `reserved` free blocks and `late_seats` free seats are not available yet. Events
+        strictly before `before_ns` are known.
         """
         queue, pool = self._queue, self._pool
         while queue:
@@ -162,10 +163,10 @@ class AdmissionQueue:
     def admit_within(self, end_ns: int, before_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
         """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
 
-        It does if only remote sequences come in, which join no step before their KV is here, and if there are blocks
-        for them beside the `most` that the whole segment may take. If not, says False: the segment must end at this
-        boundary, and those that are still in the queue are looked at then. `steps` of the segment end at this one;
-        what happened strictly before `before_ns` is known.
+        It does if only remote sequences are admitted, which join no step before their KV has arrived, and if there are
+        blocks for them beside the `most` that the whole segment may take. If not, returns False: the segment must end
+        at this boundary, and the rest of the queue is looked at then. `steps` of the segment end at this boundary;
+        events strictly before `before_ns` are known.
         """
         self.missed = -1
         queue, pool = self._queue, self._pool
@@ -192,7 +193,8 @@ class AdmissionQueue:
         return True
 
     def chunk_tokens(self, left: int, budget: int, others: bool) -> int:
-        """How many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it alone."""
+        """Return how many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it
+        alone."""
         if self._whole_prompts:
             return 0 if others else left
         return budget if budget > 0 else 0

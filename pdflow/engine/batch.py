@@ -2,7 +2,7 @@
 
 Every decoding sequence gets one token in every step of the engine, so nothing needs to be done per token: the batch
 keeps a step counter, the sum of contexts, a heap of absolute finish steps, and, for blocks, how many sequences cross
-into a new block at each residue of the step counter modulo the block size. `walk.py` says the same sequence by
+into a new block at each residue of the step counter modulo the block size. `walk.py` computes the same sequence by
 sequence and step by step; the two share the cost's coefficients and nothing else.
 
 Source: SIM_PEERS.md section 3, "How to do it in pdflow and stay exact".
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class DecodeBatch:
-    """`step` numbers the engine's next step; `size` sequences will decode in it and read `context` tokens."""
+    """The decode batch: `size` sequences that decode in the engine's next step, `step`, and read `context` tokens in
+    it."""
 
     __slots__ = (
         "_base_ps",
@@ -54,7 +55,8 @@ class DecodeBatch:
         self._base_ps: list[int] = []
 
     def join(self, seq: Sequence, context: int) -> None:
-        """Decode from the next step on; `context` is what its first step reads, its own token included."""
+        """Add a sequence, which decodes from the next step on. `context`: tokens its first step reads, its own
+        included."""
         step = self.step
         block_size = self._block_size
         self._order = order = self._order + 1
@@ -73,7 +75,7 @@ class DecodeBatch:
             self._prepaid += 1
 
     def leave(self, seq: Sequence) -> int:
-        """Take it out between steps; its `generated` is then right. Returns the blocks that decoding had added."""
+        """Remove a sequence between steps and update its `generated`. Returns the blocks that decoding had added."""
         block_size = self._block_size
         join_step, join_context = seq.join_step, seq.join_context
         done = self.step - join_step
@@ -92,11 +94,12 @@ class DecodeBatch:
         return grown if grown > 0 else 0
 
     def growth(self) -> int:
-        """Blocks that the next step needs beyond those held."""
+        """Return the blocks that the next step needs beyond those held."""
         return self._crossing[self.step % self._block_size] - self._prepaid
 
     def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
-        """(first step's ps, growth per step in ps, steps) of the longest stretch in which nothing changes by itself.
+        """Return (first step's ps, growth per step in ps, steps) of the longest run of steps in which the batch is the
+        same.
 
         With prompt chunks that is one step. Otherwise up to the first finish, or to the last step for which the pool's
         free blocks are enough.
@@ -122,7 +125,7 @@ class DecodeBatch:
         return base[size] + c2 * self.context, c2 * size, steps
 
     def growth_over(self, steps: int) -> int:
-        """Blocks that the next `steps` steps need beyond those held and those that the pool has counted already."""
+        """Return the blocks that the next `steps` steps need beyond those held and those that the pool has counted."""
         block_size = self._block_size
         begin = self.step % block_size
         partial = sum(self._crossing[begin : begin + steps % block_size])
@@ -130,7 +133,7 @@ class DecodeBatch:
         return grown if grown > 0 else 0
 
     def count_growth(self, steps: int, pool: PagedPool) -> None:
-        """Tell the pool of the blocks that the next `steps` steps take. They are still to be `ran`."""
+        """Count the blocks that the next `steps` steps take in the pool. The steps are still to be `ran`."""
         grown = self.growth_over(steps)
         if grown:
             if not pool.grow(grown):
@@ -138,7 +141,8 @@ class DecodeBatch:
             self._counted += grown
 
     def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
-        """Move past `steps` steps. Returns those that have all their tokens, by order of joining; they must leave."""
+        """Move past `steps` steps. Returns the sequences that have all their tokens, in order of joining; they must
+        leave."""
         finished: list[Sequence] = []
         if self.size:
             grown = self.growth_over(steps)
@@ -155,7 +159,7 @@ class DecodeBatch:
         return finished
 
     def _affordable(self, steps: int, free: int) -> int:
-        """How many of the next `steps` steps the free blocks are enough for."""
+        """Return how many of the next `steps` steps the free blocks are enough for."""
         size, block_size = self.size, self._block_size
         # In any `block_size` consecutive steps every sequence takes exactly one block.
         cycles, rest = divmod(free + self._prepaid, size)

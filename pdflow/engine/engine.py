@@ -1,9 +1,9 @@
-"""One engine's scheduler in time: segments of steps, and what may interrupt them.
+"""The timing of one engine's scheduler: segments of steps, and the events that may interrupt them.
 
-Decides when steps start and end. Pure: the driver tells it what happened and when, asks `wake_at()` after every call,
-and calls `advance()` at that time; older timers may fire and do nothing. It does not know what a transfer is: D's
-blocks are admitted here and filled elsewhere, P's blocks outlive the sequence and come back by `release`. Who is in a
-step is `scheduler.py`.
+Decides when steps start and end. Pure: the driver passes it events and their instants, asks `wake_at()` after every
+call, and calls `advance()` at that time; older timers may fire and do nothing. It does not know what a transfer is: D's
+blocks are admitted here and filled elsewhere, P's blocks outlive the sequence and come back by `release`. The sequences
+of a step are chosen in `scheduler.py`.
 
 Steps are back to back, on a clock of picoseconds; what is reported is nanoseconds, rounded up. Two rules make every
 result independent of how many steps are planned at once (CORE_SHAPE.md pitfall 1):
@@ -18,7 +18,7 @@ composed anew when the one before it has ended.
 
 In steady decode a *segment* of many steps is planned at once. Something that may change the batch cuts it to the first
 boundary after T; something that cannot (no seat, no blocks, others first in the queue) leaves it alone. Where a cut was
-only made to look at the queue, and those who come in have their KV still to be transferred, the segment goes on.
+only made to look at the queue, and the admitted sequences have their KV still to be transferred, the segment goes on.
 
 Every request takes about five turns here, so what is done in each of them is written out rather than called.
 """
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """See the module. `exact` plans one step at a time and walks over every sequence: slow, and the same results.
+    """The scheduler of one engine (see the module).
 
-    `log` gets every step, in order. `stalls` gets one row of one step for each wait for a token that a preemption made
-    longer; give the same log twice if only the distribution of inter-token latencies is wanted.
+    `exact` plans one step at a time and walks over every sequence: slow, and the same results. `log` gets every step,
+    in order. `stalls` gets one row of one step for each wait for a token that a preemption made longer; give the same
+    log twice if only the distribution of inter-token latencies is wanted.
     """
 
     __slots__ = (
@@ -104,7 +105,8 @@ class Engine:
         self._last_unseen = -1
         self._only_room = True
         self.wake_ns: int | None = None
-        """What `wake_at()` says: the segment's end; standing still, when there is something to look at. Read only."""
+        """The value of `wake_at()`: the segment's end; standing still, when there is something to look at. Read
+        only."""
         self._busy_ps = 0
         # The segment, as far as it is to run before the next look; no steps: standing still.
         self._start_ps = 0
@@ -132,14 +134,14 @@ class Engine:
         self._on_change(now)
 
     def release(self, allocation: Allocation, now: int) -> None:
-        """Someone else gives blocks back to the pool."""
+        """Give blocks that a transfer held back to the pool."""
         self._count_growth(now)
         self.pool.release(allocation)
         if self._admission.waiting:
             self._on_admission_event(now)
 
     def drop(self, seq: Sequence, now: int) -> Dropped:
-        """Abort: no outcome of this sequence will be reported any more. Says what happened to its blocks."""
+        """Abort a sequence: no outcome of it will be reported any more. Returns what happened to its blocks."""
         self._count_growth(now)
         answer = self._scheduler.drop(seq, now)
         if answer is Dropped.AFTER_STEP:
@@ -152,8 +154,8 @@ class Engine:
     def advance(self, now: int) -> list[Outcome]:
         """Do everything that is due by `now`. To be called at `wake_at()`; at other times it does nothing.
 
-        While the engine stands still, `wake_at()` may be the current instant: whoever arrives before `advance` is
-        called joins the same first step.
+        While the engine stands still, `wake_at()` may be the current instant: a sequence that arrives before
+        `advance` is called joins the same first step.
         """
         outcomes: list[Outcome] = []
         scheduler, log = self._scheduler, self._log
@@ -188,13 +190,13 @@ class Engine:
     # What the driver asks.
 
     def wake_at(self) -> int | None:
-        """When `advance` has something to do next. May move after any call, in either direction."""
+        """Return when `advance` has something to do next. May move after any call, in either direction."""
         return self.wake_ns
 
     def next_boundary(self, now: int) -> int | None:
-        """When the first step boundary strictly after `now` comes; None if the engine stands still.
+        """Return the first step boundary strictly after `now`; None if the engine stands still.
 
-        If it answers `now` itself, a boundary is due at this instant and what follows is not planned yet: ask again
+        If the result is `now` itself, a boundary is due at this instant and what follows is not planned yet: ask again
         after `advance(now)`. Later calls never move the boundary that was named. Does not disturb the segment.
         """
         if not self._steps:
@@ -235,18 +237,18 @@ class Engine:
 
     @property
     def prefix_cache_hits(self) -> int:
-        """Of these, the tokens whose KV was here already."""
+        """Tokens of `prefix_cache_queries` whose KV the pool had already."""
         return self._admission.prefix_cache_hits
 
     def kv_blocks_used(self, now: int) -> int:
-        """Blocks not free, those that decoding took in the steps begun before `now` included. O(block size).
+        """Return the blocks not free, those that decoding took in the steps begun before `now` included. O(block size).
 
-        `pool.free` alone lags behind: it learns of decode's blocks at the end of each segment.
+        `pool.free` alone lags behind: decode's blocks are counted in it at the end of each segment.
         """
         return self.pool.num_blocks - self.pool.free + self._growth_begun_before(now)
 
     def busy_ps(self, now: int) -> int:
-        """Time spent in steps up to `now`; exact while the engine stands still, else to the nanosecond."""
+        """Return the time spent in steps up to `now`; exact while the engine stands still, else to the nanosecond."""
         if not self._steps:
             return self._busy_ps
         return self._busy_ps + min(now * PS_PER_NS, self._end_ps) - self._start_ps
@@ -254,7 +256,7 @@ class Engine:
     # The segment.
 
     def _plan(self, start_ps: int, start_ns: int, before_ns: int, changed: bool, outcomes: list[Outcome]) -> None:
-        """Plan from `start_ps` on, knowing what happened strictly before `before_ns`.
+        """Plan a segment from `start_ps` on, with the events strictly before `before_ns` known.
 
         `changed`: the engine's own doing may have made room, so the queue is worth a look.
         """
@@ -300,7 +302,7 @@ class Engine:
             self._end_segment(unseen)
 
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
-        """At a boundary before the segment's planned end: look at the queue, and run on if nothing else has changed."""
+        """Look at the queue at a boundary before the segment's planned end. True if the segment goes on unchanged."""
         scheduler = self._scheduler
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
         before_ns = self._known_before(end_ns, steps)
@@ -317,7 +319,7 @@ class Engine:
         return True
 
     def _known_before(self, end_ns: int, steps: int) -> int:
-        """Before when something must have happened for the step composed next, as `steps` of the segment end."""
+        """Return the instant before which events are known to the step composed next, as `steps` of the segment end."""
         if not self._ahead:
             return end_ns
         done = steps - 1
@@ -325,7 +327,7 @@ class Engine:
         return max(self._known_ns, -(-begun // PS_PER_NS))
 
     def _earliest_unseen(self, before_ns: int) -> int | None:
-        """The earliest instant at which something may have happened that is not known yet."""
+        """Return the earliest instant of an event that may not be known yet."""
         unseen = self._first_unseen
         if unseen is not None and unseen < before_ns:
             unseen = before_ns if self._last_unseen >= before_ns else None
@@ -337,7 +339,8 @@ class Engine:
         return missed if unseen is None or missed < unseen else unseen
 
     def _on_change(self, now: int) -> None:
-        """Something happened at `now`: be at the first boundary at which a step can be composed that knows of it."""
+        """End the segment, after an event at `now`, at the first boundary where a step can be composed that knows of
+        it."""
         wake = self.wake_ns
         if not self._steps:
             if wake is None:
@@ -350,7 +353,7 @@ class Engine:
             self._end_segment(now)
 
     def _on_admission_event(self, now: int) -> None:
-        """As `_on_change`, unless admitting the head of the queue would surely fail."""
+        """Do what `_on_change` does, unless admitting the head of the queue would surely fail."""
         scheduler = self._scheduler
         spare = self._admission.spare_for_head()
         if spare < 0:
@@ -380,16 +383,17 @@ class Engine:
         self.wake_ns = -(-end // PS_PER_NS)
 
     def _growth_begun_before(self, now: int) -> int:
-        """Blocks taken by the segment's steps begun before `now` that the pool has not counted yet."""
+        """Return the blocks taken by the segment's steps begun before `now` that the pool has not counted yet."""
         return self._scheduler.batch.growth_over(self._begun_before(now))
 
     def _count_growth(self, now: int) -> None:
-        """Before blocks come back: what the pool forgets must not depend on how many steps were planned at once."""
+        """Count decode's blocks in the pool before others come back: what a caching pool forgets must not depend on how
+        many steps were planned at once."""
         if self._caches and self._steps:
             self._scheduler.batch.count_growth(self._begun_before(now), self.pool)
 
     def _begun_before(self, now: int) -> int:
-        """The segment's steps begun before `now`."""
+        """Return how many of the segment's steps have begun before `now`."""
         limit = (now - 1) * PS_PER_NS
         if not self._steps or self._start_ps > limit:
             return 0

@@ -1,4 +1,4 @@
-"""An engine whose host can stand still: it waits for something that is not computed, or is paused.
+"""An engine whose steps can be delayed by its host, which waits for something else or is paused.
 
 A step that runs is split from those that were planned behind it, so that it can end later than planned; these are
 planned again when it has ended.
@@ -16,7 +16,7 @@ from pdflow.protocol.values import Instant
 
 
 class HostedEngine(Engine):
-    """An engine whose host can stand still."""
+    """An engine whose current step can be frozen or stretched by its host."""
 
     __slots__ = ("_frozen_ps",)
 
@@ -37,7 +37,7 @@ class HostedEngine(Engine):
         return self._frozen_ps >= 0
 
     def freeze(self, now: Instant) -> list[Outcome]:
-        """The step that runs at `now` does not go on until `thaw`: its host waits for something first."""
+        """Stop the step that runs at `now` until `thaw`: its host waits for something first."""
         outcomes = self._split(now)
         self._frozen_ps = 0
         if self._steps:
@@ -47,7 +47,7 @@ class HostedEngine(Engine):
         return outcomes
 
     def thaw(self, now: Instant) -> None:
-        """What was left of its step is done from now on."""
+        """Continue the frozen step: the rest of it runs from `now` on."""
         left, self._frozen_ps = self._frozen_ps, -1
         if self._steps:
             self._end_first_at(now * PS_PER_NS + left)
@@ -55,9 +55,10 @@ class HostedEngine(Engine):
             self.wake_ns = now
 
     def stretch(self, now: Instant, until: Instant) -> list[Outcome]:
-        """The step that runs at `now` ends at `until`, unless it takes longer anyway. Standing still, nothing happens.
+        """Delay the end of the step that runs at `now` to `until`, unless it ends later anyway. No effect without a
+        step.
 
-        It is made a segment of its own; what was planned behind it is planned again when it ends.
+        The step becomes a segment of its own; what was planned behind it is planned again when it ends.
         """
         outcomes = self._split(now)
         if self._steps:
@@ -65,7 +66,7 @@ class HostedEngine(Engine):
         return outcomes
 
     def _split(self, now: Instant) -> list[Outcome]:
-        """End the segment before the step that runs at `now`, which begins another."""
+        """End the segment before the step that runs at `now`, which begins a new segment."""
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
         if self._steps <= 1 or not first:
             return []
@@ -79,7 +80,7 @@ class HostedEngine(Engine):
         return self.advance(now)
 
     def _end_first_at(self, end: int) -> None:
-        """Make the segment's first step all of it, and let it end there."""
+        """Cut the segment to its first step, and let that end at `end`."""
         would_end_ns = -(-(self._start_ps + self._first_ps) // PS_PER_NS)
         self._steps = self._planned_steps = 1
         self._first_ps = end - self._start_ps

@@ -1,4 +1,4 @@
-"""Where an engine logs its steps."""
+"""The interface of the log of an engine's steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class StepLog(Protocol):
-    """Rows of back-to-back steps, in order; `pdflow.results.steps.Steps` is one.
+    """A log of rows of back-to-back steps, in order; `pdflow.results.steps.Steps` is one.
 
     The first of `steps` steps starts at `start_ps` and lasts `first_step_ps`, each next one `delta_ps` longer; in each,
     `itl_weight` sequences wait for a token after their first.

@@ -1,6 +1,6 @@
-"""The decode batch of an engine that computes: its sequences have blocks by name.
+"""The decode batch of an engine that really computes: the blocks of its sequences have ids.
 
-A real attention reads and writes KV where the block table says, so a block that decoding needs has to have a name
+A real attention reads and writes KV at the blocks of a block table, so a block that decoding needs has to have an id
 before the step that fills it, where simulation counts it afterwards. All else is `walk.py`: every step is a step.
 """
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class NamedBatch(WalkedBatch):
-    """`name_blocks` is to be called between the composition of a step and its start."""
+    """A walked decode batch that names blocks. `name_blocks` is to be called between a step's composition and its
+    start."""
 
     __slots__ = ()
 
@@ -28,11 +29,12 @@ class NamedBatch(WalkedBatch):
         super().__init__(StepCost(), block_size)
 
     def contexts(self) -> Iterator[tuple[Sequence, int]]:
-        """Who decodes in the next step, in order of joining, and what it reads, its own token included."""
+        """Yield each sequence that decodes in the next step, in order of joining, and the tokens it reads, its own
+        included."""
         return ((seq, row.context) for seq, row in self._rows.items())
 
     def name_blocks(self, pool: PagedPool) -> None:
-        """Give a block to every sequence that lacks one. Composition has seen to it that there are enough."""
+        """Give a block to every sequence that lacks one. Composition has ensured that there are enough."""
         for seq, row in self._rows.items():
             if not self._lacks(row):
                 continue

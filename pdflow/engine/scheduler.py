@@ -1,8 +1,8 @@
-"""Who is in the next step: decodes, prompts being prefilled, whom the queue admits; preemption.
+"""The composition of the next step: decodes, prompts being prefilled, admissions from the queue; preemption.
 
-Decides the composition of each step and what its completion means for every sequence. Knows no clock: instants come in
-as arguments, only to tell what happened before a step's start from what happened at it. When steps start, and how many
-are planned at once, is `engine.py`; who waits and who is admitted, `admission.py`.
+Decides the composition of each step and what its completion means for every sequence. Knows no clock: instants are
+arguments, only to distinguish events before a step's start from those at it. When steps start, and how many
+are planned at once, is decided in `engine.py`; admission from the queue in `admission.py`.
 
 The order is that of vLLM's v1 scheduler: decodes first, then prompts being prefilled, then the queue, under
 `max_num_batched_tokens`. Decoding takes a block when the context crosses into one; if none is free, the sequence that
@@ -37,7 +37,7 @@ _NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
 
 class Scheduler:
     """The sequences of one engine. `chunks`: the current step's parts of prompts; `fresh`: its first-time decodes;
-    `admission`: those that wait, and what is counted of seats."""
+    `admission`: the queue and the count of seats."""
 
     __slots__ = (
         "_ahead",
@@ -74,7 +74,7 @@ class Scheduler:
         self.admission = AdmissionQueue(limits, pool, batch, whole_prompts)
         self.preemptions = 0
         self.retry = False
-        """Something was preempted: the queue is worth a look after one step."""
+        """A sequence was preempted: the queue is worth a look after one step."""
         self._prefixes = self.admission.prefixes
         self._budget = limits.max_num_batched_tokens
         self._ahead = limits.async_scheduling
@@ -94,7 +94,7 @@ class Scheduler:
     # From outside, at any instant.
 
     def arrived(self, seq: Sequence, now: int) -> None:
-        """Its KV is here."""
+        """Record that the KV of an admitted remote sequence has arrived."""
         if seq.phase is not _LOADING:
             raise ValueError(f"sequence {seq.index} is {seq.phase.name}, not LOADING")
         seq.phase = _READY
@@ -129,7 +129,7 @@ class Scheduler:
     # At the end of a segment.
 
     def complete(self, steps: int, end_ps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
-        """Account for `steps` steps that ended at `end_ps`; say whether room or work has come of it."""
+        """Account for `steps` steps that ended at `end_ps`; return whether blocks, seats or work have come of it."""
         batch, pool, admission = self.batch, self.pool, self.admission
         if self.fresh:
             self.fresh = []
@@ -206,9 +206,9 @@ class Scheduler:
     # At the start of the next.
 
     def compose(self, start_ps: int, start_ns: int, before_ns: int, look: bool, outcomes: list[Outcome]) -> bool:
-        """Say whether there is a step to run at `start_ps`, and who is in it.
+        """Compose the step that starts at `start_ps`, and return whether there is one to run.
 
-        Takes notice of what happened strictly before `before_ns`; `look`: whether the queue is worth a look.
+        Events strictly before `before_ns` are known; `look`: whether the queue is worth a look.
         """
         admission = self.admission
         self.retry = False
@@ -253,7 +253,7 @@ class Scheduler:
         return some
 
     def _take_out(self, seq: Sequence) -> int:
-        """Out of the running sequences, between steps; returns the blocks that decoding had added."""
+        """Remove a running sequence, between steps; return the blocks that decoding had added."""
         self._retire(seq)
         if seq.local and seq.computed < seq.target:
             self._prefilling.remove(seq)
@@ -264,8 +264,8 @@ class Scheduler:
         return grown
 
     def _let_join(self, before_ns: int) -> None:
-        """Take those whose KV has arrived into the batch: they compute the last prompt token's logits first, or, where
-        only the prompt's beginning was to come, the rest of it."""
+        """Add the sequences whose KV has arrived to the batch: they compute the last prompt token's logits first, or,
+        where only the prompt's beginning was to come, the rest of it."""
         late = []
         for seq in self._ready:
             if seq.stamp >= before_ns:
@@ -284,7 +284,7 @@ class Scheduler:
         self._ready = late
 
     def _preempt(self, start_ps: int) -> None:
-        """Take the last ones out until the rest have the blocks that their next step needs."""
+        """Preempt the sequences that became running last until the rest have the blocks that their next step needs."""
         while self.batch.growth() > self.pool.free - self._late_blocks:
             seq = next(reversed(self._running))
             decoding = not seq.local or seq.computed == seq.target
@@ -300,7 +300,8 @@ class Scheduler:
             self.admission.put_back(seq)
 
     def _continue(self, budget: int) -> int:
-        """Cut chunks from prompts being prefilled. What they leave of the budget; negative if one of them must wait."""
+        """Cut chunks from prompts being prefilled. Returns the rest of the budget; negative if one of them must
+        wait."""
         chunks = self.chunks
         for seq in self._prefilling:
             new = seq.target - seq.computed

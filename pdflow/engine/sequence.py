@@ -1,6 +1,6 @@
-"""What the engine schedules, and what it reports: sequences, limits, outcomes.
+"""Sequences, limits and outcomes: the inputs and the results of the engine's scheduler.
 
-A sequence is one attempt of one request at one engine. Three kinds fall out of two flags:
+A sequence is one attempt of one request at one engine. Two flags distinguish three kinds:
 `prefill_only` (P's part of a disaggregated request), `remote_kv` (D's part: the prompt's KV arrives by a transfer) and
 neither (aggregated: local prefill, then decode).
 
@@ -24,7 +24,7 @@ class Phase(IntEnum):
     WAITING = 1
     """Queued for a seat and blocks, for the first time or after a preemption."""
     LOADING = 2
-    """Has a seat and blocks; its KV is being transferred."""
+    """It has a seat and blocks; its KV is being transferred."""
     READY = 3
     """Its KV has arrived; joins the next step that may still take it."""
     RUNNING = 4
@@ -33,10 +33,11 @@ class Phase(IntEnum):
 
 
 class Dropped(IntEnum):
-    """What a `drop` did about the sequence's blocks."""
+    """The result of a `drop` for the sequence's blocks."""
 
     NOT_HERE = 0
-    """Not with this engine (any more): nothing done. Blocks of a finished prefill are the protocol's anyway."""
+    """The sequence is not, or no longer, at this engine: nothing done. Blocks of a finished prefill are the
+    protocol's."""
     AT_ONCE = 1
     """It held nothing, or the engine has freed all of it."""
     AFTER_STEP = 2
@@ -68,7 +69,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt at one engine. The caller sets the first nine fields; the engine owns the rest."""
+    """One attempt of a request at one engine. The caller sets the first nine fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -77,7 +78,7 @@ class Sequence(msgspec.Struct, eq=False):
     remote_kv: bool = False
     prefill_only: bool = False
     remote_tokens: int = 0
-    """With `remote_kv`: the prompt's tokens whose KV is transferred, which admission takes blocks for. 0: all."""
+    """With `remote_kv`: how many of the prompt's tokens are transferred, which admission takes blocks for. 0: all."""
     prefix: tuple[int, ...] = ()
     """Names of the prompt's full prefix blocks, for a pool that remembers them; each stands for all before it, too.
     They may go on with those of blocks that the answer fills."""
@@ -85,16 +86,17 @@ class Sequence(msgspec.Struct, eq=False):
     """With `remote_kv` and `prefill_only`: how many of the prompt's tokens, from its start on, are transferred. What
     follows is computed."""
     handle: str = ""
-    """By which the caller's own rules know it."""
+    """The caller's own name of the sequence."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None
     """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them; without those that it
     shares."""
     blocks: int = 0
-    """How many these are, the shared ones included. Blocks that decoding added are counted by the batch, not here."""
+    """The number of blocks that admission took, the shared ones included. Blocks that decoding added are counted by the
+    batch, not here."""
     cached_tokens: int = 0
-    """Of the prompt, as of the last admission: tokens whose KV was here already."""
+    """Tokens of the prompt whose KV the pool had already, as of the last admission."""
     generated: int = 0
     """Tokens generated, as of the last time that it joined or left the decode batch."""
     admitted_ns: int = -1
@@ -111,15 +113,15 @@ class Sequence(msgspec.Struct, eq=False):
     Complete once it has finished. With the step log this gives the time of every token."""
 
     stamp: int = -1
-    """Instant of what last happened to it from outside; steps that start strictly later take notice."""
+    """Instant of the last event of the sequence from outside; it is known to steps that start strictly later."""
     local: bool = True
-    """Whether its next tokens to compute are here: not remote, or recomputing."""
+    """Whether its next tokens are computed at this engine: not remote, or recomputing."""
     target: int = 0
     """Tokens that prefilling must compute: the prompt and whatever was generated before a preemption."""
     computed: int = 0
     dropping: bool = False
     last_token_ps: int = -1
-    """When the last token before a preemption came."""
+    """When the last token before a preemption was generated."""
     run_start: int = -1
     """Step number of the first token of the current run."""
     join_step: int = -1
@@ -129,7 +131,7 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class ChunkBegun(Value, frozen=True, gc=False):
-    """A step has begun that computes the next `new` tokens of a prompt, after `computed`. Reported if asked for."""
+    """A step has begun that computes the next `new` tokens of a prompt, after `computed`. Reported on request."""
 
     seq: Sequence
     computed: int
@@ -153,7 +155,7 @@ class Admitted(Value, frozen=True, gc=False):
 
 
 class Finished(Value, frozen=True, gc=False):
-    """Its last token is generated; the engine has freed its blocks."""
+    """A sequence has its last token generated; the engine has freed its blocks."""
 
     seq: Sequence
     at_ns: int

@@ -1,8 +1,8 @@
 """The decode batch as a plain list that is walked in every step: `--exact`.
 
-It holds the same promises as `batch.DecodeBatch` and shares no formula with it: contexts, blocks and tokens are counted
-one by one, every step's time is asked of the cost model with the requests it is made of, and a segment is always one
-step. Slow on purpose; tests hold the two together.
+It has the same interface and results as `batch.DecodeBatch` and shares no formula with it: contexts, blocks and tokens
+are counted one by one, the time of every step comes from the cost model with all its requests, and a segment is always
+one step. Slow on purpose; tests compare the two.
 """
 
 from __future__ import annotations

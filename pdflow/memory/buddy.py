@@ -1,7 +1,7 @@
 """A buddy pool: blocks of bytes whose sizes are powers of two, split from larger ones and merged with their buddies.
 
 It decides where an entry of any size lies in pinned host memory. It does not decide what goes there (`threshold.py`),
-nor what to do when there is no room: that is a None for its caller, where #18242's raised in the listener's thread and
+nor what to do when there is no space: its caller gets None, where #18242's raised in the listener's thread and
 ended it. Size is rounded up to a power of two; what that wastes is counted.
 
 Of the free blocks that are large enough the smallest is used, of these the one with the lowest address; a block given
@@ -12,7 +12,8 @@ is wholly free is not stored, and neither is anything below it; so merging is fo
 which sizes are free within them, as bits: finding a block, splitting and merging are each one walk between the root and
 a block. Memory is for what is in use, not for the capacity.
 
-A block is known by its address, which another has after it: whoever could give one back twice gives it a name.
+A block is identified by its address, which a later block may have again: a caller that could give one back twice names
+it.
 
 Source: PR #18242's TensorMemoryPool (SEED_SYSTEMS section 1, memory rule 3): 512 bytes at least, the capacity at most.
 """
@@ -26,7 +27,7 @@ from pdflow.memory.paged import PoolError
 
 
 class BuddyPool:
-    """`free + held` bytes are the capacity; of those held, `asked` are of use."""
+    """The pool: `free + held` bytes are its capacity; `asked` of the held bytes were asked for."""
 
     __slots__ = (
         "_asked",
@@ -41,7 +42,7 @@ class BuddyPool:
     )
 
     def __init__(self, capacity_bytes: int, *, least_bytes: int = 512, greatest_bytes: int = 0) -> None:
-        """Sizes are powers of two. The greatest block is the whole pool unless told."""
+        """Make an empty pool. Sizes are powers of two. `greatest_bytes` = 0: the greatest block is the whole pool."""
         greatest_bytes = greatest_bytes or capacity_bytes
         for size in (capacity_bytes, least_bytes, greatest_bytes):
             if size < 1 or size & (size - 1):
@@ -72,11 +73,12 @@ class BuddyPool:
         return self.least_bytes << (free.bit_length() - 1) if free else 0
 
     def rounded(self, size_bytes: int) -> int:
-        """The size of the block that an entry takes."""
+        """Return the size of the block that an entry takes."""
         return self.least_bytes << self._order(size_bytes)
 
     def allocate(self, size_bytes: int) -> int | None:
-        """The address of a block, a multiple of its size. None, and nothing changed, if no free one is large enough.
+        """Take a block and return its address, a multiple of its size. None, and nothing changed, if no free one is
+        large enough.
 
         Raises PoolError for a size beyond the greatest block's, for which waiting would never end. O(log n).
         """
@@ -103,7 +105,7 @@ class BuddyPool:
         return address
 
     def release(self, address: int) -> int:
-        """Give a block back: its size in bytes. Raises PoolError if none in use begins there. O(log n)."""
+        """Give a block back, and return its size in bytes. Raises PoolError if none in use begins there. O(log n)."""
         asked = self._asked.pop(address, 0)
         if not asked:
             raise PoolError(f"release: no block in use begins at {address}")
@@ -124,18 +126,19 @@ class BuddyPool:
         return other
 
     def fingerprint(self) -> Hashable:
-        """The blocks in use: the tree follows from them."""
+        """The hashable state: the blocks in use, from which the tree follows."""
         return frozenset(self._asked.items())
 
     def _order(self, size_bytes: int) -> int:
         return (-(-size_bytes // self.least_bytes) - 1).bit_length()
 
     def _free_in(self, node: int, order: int) -> int:
-        """The orders of the free blocks in a node of this order; none is greater than the greatest."""
+        """Return the orders of the free blocks in a node of this order; none is greater than the greatest."""
         return self._open.get(node, 1 << min(order, self._top))
 
     def _update_ancestors(self, node: int, order: int) -> None:
-        """A node of this order has changed: what is free in all above it, or that they are wholly free."""
+        """Update the nodes above a changed node of this order: which orders are free in them, or that they are wholly
+        free."""
         tree = self._open
         while node > 1:
             if node not in tree and node ^ 1 not in tree:

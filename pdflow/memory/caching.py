@@ -1,13 +1,14 @@
 """A paged pool that remembers the KV of prompts and shares it with prompts that begin the same: prefix caching.
 
-It decides what is remembered and what is forgotten when blocks run out. What a prompt begins with is told by names, one
+It decides what is remembered and what is forgotten when blocks run out. A prompt's prefix is given by names, one
 for each prefix block. Such a block is `span` KV blocks long, and its name stands for it *and all before it*, as vLLM's
 block hashes and Mooncake's `hash_ids` do. So the KV of equal names is equal, and what is found is a chain from the
 start.
 
-A remembered prefix block is shared by those that hold it. Once nobody does, its KV blocks count as free, and are handed
-out when no others are left: least recently used first, and of one prompt its end first, so that what is left is always
-a chain. Two that compute the same at once keep their own; the later one's are not remembered, nor is what follows them.
+A remembered prefix block is shared by the prompts that hold it. Once none does, its KV blocks count as free, and are
+handed out when no others are left: least recently used first, and of one prompt its end first, so that what is left is
+always a chain. Two that compute the same at once keep their own; the later one's are not remembered, nor is what
+follows them.
 
 It differs from vLLM (v1/core/kv_cache_manager.py, block_pool.py) in two things: vLLM hands out free blocks in the order
 in which they were given back, whether it remembers them or not, and forgets a little earlier; and it names each KV
@@ -26,7 +27,7 @@ Prefix = tuple[int, ...]
 
 
 class PrefixBlock:
-    """KV blocks that hold what a name stands for: `span` of a prompt's own ones, from the position `at` on."""
+    """The KV blocks of one prefix name: `span` blocks of the prompt that computed them, from the position `at` on."""
 
     __slots__ = ("at", "holders", "name", "source")
 
@@ -39,8 +40,8 @@ class PrefixBlock:
 
 
 class PrefixHolding:
-    """What one prompt holds: prefix blocks from its start on, of which it `found` the first ones and made the rest out
-    of its own KV blocks."""
+    """The prefix blocks of one prompt, from its start on: it `found` the first ones and made the rest out of its own KV
+    blocks."""
 
     __slots__ = ("chain", "closed", "found", "prefix")
 
@@ -49,11 +50,11 @@ class PrefixHolding:
         self.chain: Final = chain
         self.found: Final = len(chain)
         self.closed = False
-        """What comes next is remembered as another's."""
+        """The next prefix block is remembered as another prompt's, so none of this one's is added."""
 
 
 class CachingPool(PagedPool):
-    """A pool whose `free` blocks include those that are remembered and that nobody holds."""
+    """A paged pool with prefix caching. `free` includes remembered blocks that no prompt holds."""
 
     __slots__ = ("_holdings", "_idle", "_known", "idle", "span")
 
@@ -63,7 +64,7 @@ class CachingPool(PagedPool):
             raise PoolError(f"a prefix block of {span} KV blocks: it must be 1 or more")
         self.span: Final = span
         self.idle = 0
-        """Free blocks that are remembered."""
+        """Remembered blocks that no prompt holds; they count as free."""
         self._known: dict[int, PrefixBlock] = {}
         self._idle: OrderedDict[int, PrefixBlock] = OrderedDict()
         self._holdings: dict[int, PrefixHolding] = {}
@@ -71,7 +72,7 @@ class CachingPool(PagedPool):
     # Prefixes.
 
     def find(self, prefix: Prefix, most: int) -> int:
-        """How many prefix blocks are here, from the start on, of the first `most`."""
+        """Return how many of the first `most` prefix blocks are remembered, from the start on."""
         known, count = self._known, 0
         for name in prefix:
             if count == most or name not in known:
@@ -80,7 +81,8 @@ class CachingPool(PagedPool):
         return count
 
     def held(self, prefix: Prefix, most: int) -> int:
-        """How many KV blocks somebody holds anyway of the first `most` prefix blocks: to share them takes no free one.
+        """Return how many KV blocks of the first `most` prefix blocks other prompts hold: sharing them takes no free
+        block.
 
         Forgetting never changes this number, and giving back takes from it what it adds to `free`.
         """
@@ -95,7 +97,7 @@ class CachingPool(PagedPool):
         return count * self.span
 
     def share(self, prefix: Prefix, found: int, count: int) -> Allocation | None:
-        """Hold the first `found` prefix blocks, which must be here, and take `count` KV blocks of one's own to go on.
+        """Hold the first `found` prefix blocks, which must be remembered, and take `count` more KV blocks.
 
         The allocation has the latter; `table` has all. None, and nothing changed, if fewer are free.
         """
@@ -116,7 +118,7 @@ class CachingPool(PagedPool):
         return allocation
 
     def remember(self, allocation: Allocation, count: int) -> None:
-        """Of this prompt, which came in by `share`, the first `count` prefix blocks are computed."""
+        """Remember the first `count` prefix blocks of a prompt that `share` admitted: they are computed."""
         holding = self._holdings[allocation.generation]
         if holding.closed:
             return
@@ -131,8 +133,8 @@ class CachingPool(PagedPool):
             at += self.span
 
     def named(self, allocation: Allocation, grown: int) -> Allocation:
-        """The same allocation with `grown` more blocks, which were grown for it and get names now: an answer's, to be
-        remembered as what follows the prompt."""
+        """Return the allocation with the `grown` blocks that decoding counted for it, which get ids now, so that an
+        answer is remembered behind its prompt."""
         self.shrink(grown)
         # These were free of memories when they were grown: nothing is forgotten for them now.
         longer = self.extend(allocation, grown)
@@ -140,7 +142,7 @@ class CachingPool(PagedPool):
         return longer
 
     def table(self, allocation: Allocation) -> tuple[int, ...]:
-        """All blocks of a prompt in order, the shared ones first. O(blocks)."""
+        """Return all blocks of a prompt in order, the shared ones first. O(blocks)."""
         holding = self._holdings.get(allocation.generation)
         if holding is None or not holding.found:
             return allocation.blocks
@@ -152,19 +154,19 @@ class CachingPool(PagedPool):
     # What the other pool does, too.
 
     def allocate(self, count: int) -> Allocation | None:
-        """As of the other pool; what is remembered goes last."""
+        """Take blocks as `PagedPool` does; remembered blocks are taken last."""
         if self.idle and count <= self.free:
             self._forget(count)
         return super().allocate(count)
 
     def grow(self, count: int) -> bool:
-        """As of the other pool; what is remembered goes last."""
+        """Count blocks as `PagedPool` does; remembered blocks are taken last."""
         if self.idle and count <= self.free:
             self._forget(count)
         return super().grow(count)
 
     def release(self, allocation: Allocation) -> None:
-        """Make a prompt's own blocks free again, and let go of what it shares or could have shared."""
+        """Make a prompt's own blocks free again, and stop holding its prefix blocks, found or made."""
         holding = self._holdings.get(allocation.generation)
         if holding is None:
             super().release(allocation)
@@ -184,19 +186,20 @@ class CachingPool(PagedPool):
         self.free += rested
 
     def quarantine(self, allocation: Allocation) -> None:
-        """As of the other pool. What it found stays held, too. Raises PoolError if some of it has been remembered."""
+        """Quarantine as `PagedPool` does; prefix blocks that the prompt found stay held. Raises PoolError if some of
+        its own blocks are remembered."""
         holding = self._holdings.get(allocation.generation)
         if holding is not None and len(holding.chain) > holding.found:
             raise PoolError(f"quarantine: blocks of generation {allocation.generation} are remembered for others")
         super().quarantine(allocation)
 
     def owner_of(self, block: int) -> int | None:
-        """As of the other pool; a prefix block has an owner for as long as somebody holds it."""
+        """Return the owner as `PagedPool` does; a prefix block has an owner for as long as a prompt holds it."""
         super().owner_of(block)
         return self.owners().get(block)
 
     def owners(self) -> dict[int, int]:
-        """As of the other pool; the owner of a shared block is one of those that hold it."""
+        """Return the owners as `PagedPool` does; the owner of a shared block is one of the prompts that hold it."""
         owners: dict[int, int] = {}
         for table in (self._held, self._quarantine):
             for generation, allocation in table.items():
@@ -204,7 +207,7 @@ class CachingPool(PagedPool):
         return owners
 
     def _forget(self, count: int) -> None:
-        """Forget as much as `count` blocks ask for, beyond those that hold nothing."""
+        """Forget remembered blocks, least recently used first, until `count` free blocks hold nothing."""
         idle, known, span = self._idle, self._known, self.span
         source: tuple[int, ...] = ()
         start = end = 0

@@ -1,4 +1,4 @@
-"""One engine's paged KV pool: which blocks are free, held by a request, or held still until no write can reach them.
+"""The paged KV pool of one engine: which blocks are free, held by a request, or in quarantine until no write can land.
 
 It decides names (block ids, generations) and counts; it does not decide when a block may be released or how long it
 stays quarantined: that is `pdflow.protocol`. No two allocations share a block; the pool in which prompts do is
@@ -24,11 +24,11 @@ from pdflow.protocol.values import Allocation
 
 
 class PoolError(ValueError):
-    """The caller's mistake: a double release, a stranger's allocation, an impossible count. The pool is unchanged."""
+    """A wrong call: a double release, another pool's allocation, an impossible count. The pool is unchanged."""
 
 
 class PagedPool:
-    """`num_blocks` blocks, each free, held, quarantined, or counted as grown: `free + held + quarantined + grown`."""
+    """The pool: `num_blocks` blocks, each free, held, quarantined, or counted as grown."""
 
     __slots__ = (
         "_cursor",
@@ -95,9 +95,9 @@ class PagedPool:
         return allocation
 
     def extend(self, allocation: Allocation, count: int) -> Allocation | None:
-        """The same allocation, in its generation, with `count` blocks more at its end; None if fewer are free.
+        """Return the allocation, in its generation, with `count` more blocks at its end; None if fewer are free.
 
-        Where decoding is for real, its blocks need names. Raises PoolError if the allocation is not held.
+        Where decoding really computes, its blocks need ids. Raises PoolError if the allocation is not held.
         """
         mine = self._held.get(allocation.generation)
         if mine is None:
@@ -121,9 +121,9 @@ class PagedPool:
             self._free_runs.append(blocks)
 
     def quarantine(self, allocation: Allocation) -> None:
-        """Hold the blocks still: no request owns them, and nobody else gets them until `release`.
+        """Put the blocks into quarantine: no request owns them, and none gets them until `release`.
 
-        Raises PoolError if the allocation is not held (already released or quarantined, or a stranger's).
+        Raises PoolError if the allocation is not held (already released or quarantined, or another pool's).
         """
         generation = allocation.generation
         mine = self._held.get(generation)
@@ -152,7 +152,8 @@ class PagedPool:
         self.grown -= count
 
     def holds(self, allocation: Allocation) -> bool:
-        """Whether these blocks, in this generation, are still held or quarantined here. O(1) for our own object."""
+        """Whether these blocks, in this generation, are still held or quarantined here. O(1) for an object that this
+        pool returned."""
         generation = allocation.generation
         mine = self._held.get(generation) or self._quarantine.get(generation)
         return mine is not None and (mine is allocation or mine == allocation)
@@ -162,9 +163,9 @@ class PagedPool:
         return mine is not None and (mine is allocation or mine == allocation)
 
     def owner_of(self, block: int) -> int | None:
-        """The generation that now holds or quarantines a block, None if it is free.
+        """Return the generation that now holds or quarantines a block, None if it is free.
 
-        For checking only: it looks through every allocation. Callers that ask for many blocks want `owners()`.
+        For checking only: it looks through every allocation. For many blocks, use `owners()`.
         """
         if not 0 <= block < self.num_blocks:
             raise PoolError(f"owner_of({block}): this pool has blocks 0 to {self.num_blocks - 1}")
@@ -175,7 +176,7 @@ class PagedPool:
         return None
 
     def owners(self) -> dict[int, int]:
-        """block -> generation, for every named block that is not free. O(blocks in use); for checking only."""
+        """Return block -> generation, for every named block that is not free. O(blocks in use); for checking only."""
         owners: dict[int, int] = {}
         for table in (self._held, self._quarantine):
             for generation, allocation in table.items():
@@ -183,7 +184,7 @@ class PagedPool:
         return owners
 
     def _take_back(self, allocation: Allocation) -> Allocation:
-        """Strike it off, whether it was held or quarantined; its blocks are then nobody's."""
+        """Remove an allocation, held or quarantined, from the pool's tables; its blocks are not free yet."""
         generation = allocation.generation
         mine = self._held.get(generation)
         if mine is not None:
@@ -200,7 +201,7 @@ class PagedPool:
         return mine
 
     def _take_over_runs(self, count: int) -> tuple[int, ...]:
-        """The next `count` blocks, if they use up the first run."""
+        """Take the next `count` blocks, which use up the first run of free blocks."""
         runs = self._free_runs
         blocks: list[int] = []
         if runs:

@@ -1,13 +1,14 @@
-"""A ring of bytes for parts of KV caches on their way through host memory: handed out in order, given back in any.
+"""A ring of bytes for parts of KV caches in host memory: allocated in order, released in any order.
 
 It decides where a part lies, whether another request may begin, and when writers that were stopped go on. It does not
 decide in what order requests wait (let the first go first: skipping it would starve it), nor when no write can reach a
-part any more: that is `pdflow.protocol`.
+part any more, which `pdflow.protocol` does.
 
 A part is contiguous. What doesn't fit before the end goes to the next lap, and the skipped tail is lost until the ring
-has moved past it. Only the oldest part holds the ring up: bytes given back behind it are `stranded`. A part is known by
-its position, which grows for ever; `offset` is where it lies. So a position given back twice is noticed, although
-others lie there by then. An empty ring goes on at the start of a lap: no request that it could hold waits for ever.
+has moved past it. Only the oldest part holds the ring up: bytes given back behind it are `stranded`. A part is
+identified by its position, which grows for ever; `offset` is where it lies. So a position given back twice is noticed,
+although others lie there by then. An empty ring goes on at the start of a lap: no request that it could hold waits for
+ever.
 
 A request reserves what all its parts take before the first is placed. Parts of requests none of which is complete would
 otherwise fill the ring, and nothing could ever be given back. What is reserved can be placed whatever happens, in any
@@ -28,7 +29,8 @@ from pdflow.memory.paged import PoolError
 
 
 class Ring:
-    """`free + held + stranded + skipped + reserved` bytes are the capacity. Sizes are rounded up to whole steps.
+    """The ring: `free + held + stranded + skipped + reserved` bytes are its capacity. Sizes are rounded up to whole
+    steps.
 
     `pressed` is back-pressure: from when `high_bytes` or more are not free until `low_bytes` or fewer are, no request
     may begin; those that have begun go on. `greatest_bytes` bounds one part, and so what may be skipped.
@@ -72,34 +74,34 @@ class Ring:
         """Position of the oldest part; that of the head if there is none."""
         self.held_bytes = 0
         self.reserved_bytes = 0
-        """Promised, and not yet placed."""
+        """Bytes reserved for parts that are not placed yet."""
         self.skipped_bytes = 0
         self.pressed = False
         self._lap = 0
-        """Where the lap begins before which `skipped_bytes` lie."""
+        """The position where the lap begins before which `skipped_bytes` lie."""
         self._live: OrderedDict[int, int] = OrderedDict()
         self._reserved: dict[Hashable, int] = {}
 
     @property
     def free_bytes(self) -> int:
-        """Neither promised nor behind the oldest part. Some of it may be needed to skip the end."""
+        """Bytes neither reserved nor behind the oldest part. Some of them may be needed to skip the end."""
         return self.capacity_bytes - (self.head - self.low) - self.reserved_bytes
 
     @property
     def stranded_bytes(self) -> int:
-        """Given back, but behind an older part."""
+        """Bytes released, but behind an older part."""
         return self.head - self.low - self.held_bytes - self.skipped_bytes
 
     def rounded(self, size_bytes: int) -> int:
-        """What a part of this size takes; a request needs the sum of its parts'."""
+        """Return the bytes that a part of this size takes; a request needs the sum over its parts."""
         return -(-size_bytes // self.step_bytes) * self.step_bytes
 
     def offset(self, position: int) -> int:
-        """Where a part lies, from the start of the ring's memory."""
+        """Return where a part lies, from the start of the ring's memory."""
         return position % self.capacity_bytes
 
     def reserve(self, owner: Hashable, need_bytes: int) -> bool:
-        """Promise a request all its bytes. False, and nothing changed, while the ring is pressed or too full for it.
+        """Reserve all bytes of a request. False, and nothing changed, while the ring is pressed or too full for it.
 
         Raises PoolError for one that has a reservation, and for more than the ring could ever hold.
         """
@@ -116,7 +118,7 @@ class Ring:
         return True
 
     def allocate(self, owner: Hashable, size_bytes: int) -> int:
-        """The position of a request's next part, out of what it has reserved: there is always room.
+        """Place a request's next part in its reservation, which never fails, and return the part's position.
 
         Raises PoolError for more than is left of its reservation, and for parts that are too large.
         """
@@ -129,12 +131,13 @@ class Ring:
         return self._put(size)
 
     def take(self, size_bytes: int) -> int | None:
-        """The position of a part without a reservation. None, and nothing changed, if the ring is pressed or full."""
+        """Place a part without a reservation and return its position. None, and nothing changed, if the ring is pressed
+        or full."""
         size = self._sized(size_bytes)
         return self._put(size) if self._fits(size) else None
 
     def unreserve(self, owner: Hashable) -> int:
-        """End a reservation, and give back what is left of it, in bytes. Parts that were placed stay."""
+        """End a reservation and return what is left of it, in bytes. Parts that were placed stay."""
         if owner not in self._reserved:
             raise PoolError(f"unreserve: {owner!r} has no reservation")
         left = self._reserved.pop(owner)
@@ -143,7 +146,7 @@ class Ring:
         return left
 
     def release(self, position: int) -> int:
-        """Give a part back: how many bytes came free by it, which are none while an older part is there. O(1).
+        """Release a part and return how many bytes this makes free: none while an older part is held. O(1).
 
         Raises PoolError on a second release and on a position where no part begins.
         """
@@ -178,7 +181,7 @@ class Ring:
         return other
 
     def fingerprint(self) -> Hashable:
-        """Positions as they are: somebody may still hold one of a lap that is long over."""
+        """The hashable state, positions unchanged: a caller may still hold one of a lap that is long over."""
         live = tuple(self._live.items())
         return self.head, live, frozenset(self._reserved.items()), self.skipped_bytes, self.pressed
 
@@ -189,7 +192,8 @@ class Ring:
         return size
 
     def _fits(self, size: int) -> bool:
-        """Whether this much can be promised beside all that is, whichever part will be the one that meets the end."""
+        """Whether this much can be reserved beside all other reservations, whichever part will meet the end of the
+        ring."""
         if self.pressed:
             return False
         promised = self.reserved_bytes + size

@@ -1,14 +1,14 @@
-"""Named entries within a threshold of bytes, in a buffer that sends what is too much elsewhere.
+"""A buffer of named entries up to a threshold of bytes, which spills or refuses the entries beyond it.
 
-It is P2P NCCL's `kv_buffer_size`: D's buffer for what P's put. It decides what stays on the GPU and what doesn't. It
-doesn't decide when an entry is no longer needed, nor what becomes of a request that has lost one: an entry is refused
-by an answer, and its request has to be computed again as a whole.
+It is P2P NCCL's `kv_buffer_size`: D's buffer for entries that P's put. It decides what stays on the GPU and what
+doesn't. It doesn't decide when an entry is no longer needed, nor what becomes of a request that has lost one: an entry
+is refused by an answer, and its request has to be computed again as a whole.
 
 Each name has one owner of its bytes, here, and is dropped once: #18242 counted down at two places. A name that comes
 again while it is there is the caller's mistake, since only the caller knows whether a peer repeats itself.
 
 Source: PR #18242, SEED_SYSTEMS section 1, memory rules 1 and 4. There an entry that spills is on the GPU until it is
-copied; here it is counted in one place only, and whoever models that moment adds it.
+copied; here it is counted in one place only; a model of that moment has to add it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdflow.memory.paged import PoolError
 
 
 class Where(Enum):
-    """Where an entry is."""
+    """The place of an entry."""
 
     BUFFER = "buffer"
     POOL = "pool"
@@ -30,9 +30,9 @@ class Where(Enum):
 
 
 class ThresholdBuffer:
-    """Entries up to `threshold_bytes`; beyond, the newest goes to a pool of the buffer's own, or is refused.
+    """Holds entries up to `threshold_bytes`; beyond, the newest goes to a pool of the buffer's own, or is refused.
 
-    What is in the buffer is never moved out to make room.
+    An entry in the buffer is never moved out to make space.
     """
 
     __slots__ = ("_buffered", "_spilled", "pool", "threshold_bytes", "used_bytes")
@@ -43,7 +43,7 @@ class ThresholdBuffer:
         self.threshold_bytes: Final = threshold_bytes
         self.pool: Final = pool
         self.used_bytes = 0
-        """Of the buffer; the pool counts its own."""
+        """Bytes used of the buffer; the pool counts its own."""
         self._buffered: dict[Hashable, int] = {}
         self._spilled: dict[Hashable, int] = {}
 
@@ -51,7 +51,7 @@ class ThresholdBuffer:
         return name in self._buffered or name in self._spilled
 
     def put(self, name: Hashable, size_bytes: int) -> Where:
-        """Keep an entry where there is room. NOWHERE, and nothing changed, if there is none.
+        """Keep an entry where there is space, and return where. NOWHERE, and nothing changed, if there is none.
 
         O(1), and O(log n) if it spills. Raises PoolError if the name is there already.
         """
@@ -72,13 +72,13 @@ class ThresholdBuffer:
         return Where.POOL
 
     def address(self, name: Hashable) -> int | None:
-        """Where an entry lies in the pool; None if it is in the buffer. Raises PoolError if it is not here."""
+        """Return where an entry lies in the pool; None if it is in the buffer. Raises PoolError if it is not here."""
         if name not in self:
             raise PoolError(f"address: no entry {name!r}")
         return self._spilled.get(name)
 
     def drop(self, name: Hashable) -> Where:
-        """Forget an entry, and say where it was. Raises PoolError if it is not here."""
+        """Forget an entry, and return where it was. Raises PoolError if it is not here."""
         size = self._buffered.pop(name, 0)
         if size:
             self.used_bytes -= size

@@ -1,6 +1,6 @@
-"""Whom the router turns away at once, because others wait already: the request fails, and was never dispatched.
+"""Admission limits of the router: a request beyond them fails at once and is never dispatched.
 
-What has been let in is never shed later. A retry is no new request.
+An admitted request is never shed later. A retry is no new request.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from pdflow.protocol.values import Value
 
 
 class AdmissionLimits(Value, frozen=True, gc=False):
-    """Bounds; None is none."""
+    """The bounds on open requests and queued tokens; None is no bound."""
 
     max_inflight: int | None = None
-    """Requests that are open, all together."""
+    """The most open requests, all together."""
     max_queue_tokens: int | None = None
-    """Prompt tokens of open prefill legs for each prefill engine that is up. A single prompt may be longer."""
+    """The most prompt tokens of open prefill legs for each prefill engine that is up. A single prompt may be longer."""
 
     def refusal(self, prompt_tokens: int, inflight: int, queue_tokens: int, engines: int) -> str:
-        """Why a request with that prompt is turned away; "" if it is not."""
+        """Return the reason why a request with that prompt is rejected; "" if it is admitted."""
         if self.max_inflight is not None and inflight >= self.max_inflight:
             return "shed: too many requests in flight"
         bound = self.max_queue_tokens

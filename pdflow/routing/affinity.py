@@ -1,8 +1,8 @@
-"""A session goes where it went before, so that its engine has the conversation, while that engine is up and not full.
+"""Session affinity: a session stays at the engine that has its conversation, while that engine is up and not full.
 
 Full is more than `most_load` times its share of all open legs, this one included, rounded up: the bound of consistent
 hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350). A session whose engine is full moves to
-the least loaded one, and stays there: that is where its next turn finds it. A request without a session goes to the
+the least loaded one, and stays there for its next turns. A request without a session goes to the
 least loaded.
 """
 
@@ -17,7 +17,7 @@ from pdflow.routing.events import NO_SESSION, RequestArrived
 from pdflow.routing.policy import Choice
 
 MOST_SESSIONS: Final = 100_000
-"""Sessions that are remembered; the ones that have been silent for longest are forgotten first."""
+"""The most sessions that are remembered; the least recently used are forgotten first."""
 NOWHERE: Final = (-1, 0)
 
 
@@ -29,7 +29,7 @@ class SessionAffinity(Choice):
         self.most_load = most_load
         self.most_sessions = most_sessions
         self.assigned: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """By session: where it went, and how long its prompt was; the least recently heard of first."""
+        """The engine of each session and the tokens of its last prompt; the least recently used session first."""
 
     def fork(self) -> Choice:
         other = SessionAffinity(0, self.most_load, self.most_sessions)
@@ -60,12 +60,12 @@ class SessionAffinity(Choice):
         return self.opened(asked, chosen)
 
     def found(self, asked: RequestArrived, engine: int) -> int:
-        """The session's last prompt, if it went there: a turn goes on from it."""
+        """Return the tokens of the session's last prompt, if it went to this engine: the next turn continues it."""
         chosen_before, tokens = self.assigned.get(asked.session, NOWHERE)
         return min(tokens, max(0, asked.prompt_tokens - 1)) if chosen_before == engine else 0
 
     def forget(self, engine: int) -> None:
-        """Nothing draws a session back to an engine that came up empty."""
+        """Forget the sessions of an engine that has lost its KV, so that none returns to it for that."""
         for session in [session for session, chosen_before in self.assigned.items() if chosen_before[0] == engine]:
             del self.assigned[session]
 

@@ -4,8 +4,8 @@ Several attempts of a request may bring an answer: a hedge, a retry, an attempt 
 receives one of them:
 
 - The first attempt whose answer begins to arrive is the attempt that streams. The answers of the others are dropped.
-- With first_token = "prefill" the first token that a P tells is the start of the answer, whichever attempt streams. A
-  decode leg that was dispatched before awaits that token, and is told it once. A later one is dispatched with it.
+- With first_token = "prefill" the first token that a P returns is the start of the answer, whichever attempt streams. A
+  decode leg that was dispatched before awaits that token, and receives it once. A later one is dispatched with it.
 - An engine that computes the prompt too starts an answer with a first token of its own. If a client that streams has
   P's by then, that answer cannot be used, and its leg is cancelled.
 - When the answer is whole, or the request has ended, nothing more is passed on.
@@ -14,8 +14,8 @@ The driver reports the attempt that streams to the router's endpoint (`FirstToke
 attempts back. Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt
 streams. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
 
-Legs are named by their attempt's request id: of one attempt, one leg brings the answer. Bytes, and what an engine's
-answer says, are the driver's.
+Legs are named by their attempt's request id: of one attempt, one leg brings the answer. The driver handles the bytes
+and the content of an engine's answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pdflow.protocol.values import RequestId, Value
 
 
 class PieceUse(Enum):
-    """What is done with a piece of an attempt's answer."""
+    """The action for a piece of an attempt's answer."""
 
     FIRST = "first"
     """Pass it on, and report that this attempt streams."""
@@ -40,28 +40,31 @@ class PieceUse(Enum):
 
 
 class Ending(Enum):
-    """What the client is told when its request has ended."""
+    """The last part of the client's answer, when its request has ended."""
 
     NOTHING = "nothing"
-    """It has its whole answer, or has gone."""
+    """Nothing is sent: the client has its whole answer, or has gone."""
     ERROR = "error"
-    """It has received nothing: the error is its answer."""
+    """The error is the answer: the client has received nothing."""
     BREAK_OFF = "break off"
-    """It has the start of an answer, which breaks off with the error."""
+    """The client has received the start of an answer, which breaks off with the error."""
 
 
 class FirstTokenUse(Value, frozen=True, gc=False):
-    """What follows from P's first token, if the client's answer starts with it."""
+    """The legs to be given P's first token or cancelled, if the client's answer starts with that token."""
 
     forward: tuple[RequestId, ...]
-    """Decode legs that await it."""
+    """Decode legs that await the token."""
     cancel: tuple[RequestId, ...]
     """Legs of engines that compute the prompt too, and would start the answer again: they fail with CANCELLED."""
 
 
 class Answer:
-    """Args: `streams`: the client receives the answer piece by piece, not whole; `first_from_prefill`: its first token
-    is P's (first_token = "prefill")."""
+    """The state of the answer to one client.
+
+    Args: `streams`: the client receives the answer piece by piece, not whole; `first_from_prefill`: its first token
+    is P's (first_token = "prefill").
+    """
 
     __slots__ = ("awaiting", "first_from_prefill", "from_start", "has_first_token", "over", "streaming", "streams")
 
@@ -80,7 +83,7 @@ class Answer:
         """Nothing more is passed on."""
 
     def fork(self) -> Answer:
-        """An answer that goes on from here by itself."""
+        """Return an independent copy."""
         other = Answer(self.streams, self.first_from_prefill)
         other.has_first_token, other.streaming, other.over = self.has_first_token, self.streaming, self.over
         other.awaiting, other.from_start = self.awaiting.copy(), self.from_start.copy()
@@ -92,7 +95,7 @@ class Answer:
 
     @property
     def started(self) -> bool:
-        """The client has received a part of it."""
+        """Whether the client has received a part of the answer."""
         return self.streaming is not None or (self.has_first_token and self.streams)
 
     def is_candidate(self, attempt: RequestId) -> bool:
@@ -104,24 +107,26 @@ class Answer:
     # Legs begin and end.
 
     def prefill_dispatched(self) -> bool:
-        """A decode leg follows or has been dispatched. Whether P is asked for its first token."""
+        """Record a prefill leg with a decode leg behind or beside it. Returns whether P is asked for its first
+        token."""
         return self.first_from_prefill and not self.has_first_token
 
     def decode_dispatched(self, attempt: RequestId) -> bool:
-        """Whether this leg awaits P's first token."""
+        """Record a decode leg. Returns whether it awaits P's first token."""
         if not self.first_from_prefill or self.has_first_token or not self.is_candidate(attempt):
             return False
         self.awaiting.append(attempt)
         return True
 
     def alone_dispatched(self, attempt: RequestId) -> bool:
-        """To an engine that computes the prompt too. Whether it continues behind P's first token."""
+        """Record a leg at an engine that computes the prompt too. Returns whether it continues behind P's first
+        token."""
         if not self.has_first_token and self.first_from_prefill:
             self.from_start.append(attempt)
         return self.has_first_token
 
     def leg_ended(self, role: Literal["prefill", "decode"], attempt: RequestId) -> None:
-        """A leg has been answered, has failed or was taken back: no piece of an answer comes from it any more."""
+        """Record the end of a leg: answered, failed or aborted. No piece of an answer comes from it any more."""
         if role == "decode" and attempt in self.awaiting:
             self.awaiting.remove(attempt)
         if attempt in self.from_start:
@@ -130,9 +135,9 @@ class Answer:
     # The answer arrives.
 
     def first_token_received(self, attempt: RequestId, ends: bool) -> FirstTokenUse | None:
-        """P has told its first token, which `ends` the answer or not. None if the answer does not start with it.
+        """Record P's first token, which `ends` the answer or not. Returns None if the answer does not start with it.
 
-        If it ends the answer, that is whole, and the driver reports that this attempt streams.
+        If the token ends the answer, the answer is whole, and the driver reports that this attempt streams.
         """
         if not self.first_from_prefill:
             raise LocalProtocolError(f"{attempt}: P was not asked for its first token")
@@ -147,7 +152,8 @@ class Answer:
         return FirstTokenUse((), ())
 
     def piece_arrived(self, attempt: RequestId) -> PieceUse:
-        """Of this attempt's answer. A driver that passes on whole streams asks for the first piece of each."""
+        """Return the action for a piece of this attempt's answer. A driver that passes on whole streams asks once for
+        each."""
         if not self.is_candidate(attempt):
             return PieceUse.DROP
         if self.streaming is not None:
@@ -156,18 +162,19 @@ class Answer:
         return PieceUse.FIRST
 
     def whole(self, attempt: RequestId) -> None:
-        """The last piece of this attempt's answer has been passed on."""
+        """Record that the last piece of this attempt's answer has been passed on."""
         if attempt != self.streaming:
             raise LocalProtocolError(f"{attempt} has no whole answer: {self.streaming} streams")
         self.over = True
 
     def ended(self, outcome: Literal["completed", "failed", "cancelled"]) -> Ending:
-        """The request has ended so (`Reply`), or its client has gone."""
+        """Record the end of the request (`Reply`), or that its client has gone. Returns what the client still
+        receives."""
         self.over = True
         if outcome != "failed":
             return Ending.NOTHING
         return Ending.BREAK_OFF if self.started else Ending.ERROR
 
     def _starts_again(self, attempt: RequestId) -> bool:
-        """Its first token would follow P's."""
+        """Whether this attempt's leg would send a first token of its own behind P's."""
         return self.has_first_token and self.streams and attempt in self.from_start

@@ -1,4 +1,4 @@
-"""One attempt of a request: a pair of legs with ids of its own, and which of them are open."""
+"""The state of one attempt of a request: a pair of legs with ids of its own, and which of them are open."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pdflow.routing.events import RequestArrived
 
 
 class Attempt:
-    """One pair of legs under way. A leg is open from its dispatch to its end; -1 is the engine of a leg that there is
-    not."""
+    """The pair of legs of one attempt. A leg is open from its dispatch to its end; engine -1 stands for no leg."""
 
     __slots__ = (
         "asked",
@@ -40,7 +39,7 @@ class Attempt:
         self.started = False
         """The client has received its first token."""
         self.avoid_d = avoid_d
-        """Where the attempt before had its decode leg."""
+        """The decode engine of the previous attempt, to be avoided if there is another one."""
 
     def fork(self) -> Attempt:
         other = Attempt(self.request, self.number, self.p, self.asked, self.avoid_d)

@@ -1,4 +1,4 @@
-"""The router's effects: legs to dispatch and to take back, what D is told, and the answer to the client."""
+"""The router's effects: legs to dispatch and to abort, reports to D, and the answer to the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DispatchDecode(Value, frozen=True, gc=False):
 
 
 class DispatchAlone(Value, frozen=True, gc=False):
-    """D is to compute the prompt, too: no prefill leg is behind it, and no KV comes."""
+    """Dispatch a request to a D that computes the prompt too: there is no prefill leg, and no KV arrives."""
 
     engine: int
     request: int
@@ -34,7 +34,7 @@ class DispatchAlone(Value, frozen=True, gc=False):
 
 
 class AbortLeg(Value, frozen=True, gc=False):
-    """Take back a leg that has not ended; ignored by an engine that does not have it."""
+    """Abort a leg that has not ended; ignored by an engine that does not have it."""
 
     role: Literal["prefill", "decode"]
     engine: int
@@ -42,7 +42,7 @@ class AbortLeg(Value, frozen=True, gc=False):
 
 
 class ReportPrefill(Value, frozen=True, gc=False):
-    """Tell D how its prefill leg ended: against a P that cannot be asked, its quarantine rests on it (7.2)."""
+    """Tell D how its prefill leg ended: with a P that cannot be asked, its quarantine depends on it (7.2)."""
 
     engine: int
     request_id: RequestId
@@ -50,24 +50,24 @@ class ReportPrefill(Value, frozen=True, gc=False):
 
 
 class Reply(Value, frozen=True, gc=False):
-    """The request's one end."""
+    """Answer the client: the request has ended. Exactly one for each request."""
 
     request: int
     outcome: Literal["completed", "failed", "cancelled"]
     code: Code
     attempts: int
     reason: str = ""
-    """Why, where no code says it."""
+    """The reason, where no code expresses it."""
 
 
 class EngineLeft(Value, frozen=True, gc=False):
-    """No attempt has a leg at this engine, or KV from it. It may hold KV under a lease still."""
+    """Report that an engine has left: no attempt has a leg at it, or KV from it. It may still hold KV under a lease."""
 
     engine: str
 
 
 class EngineSilent(Value, frozen=True, gc=False):
-    """An engine is no member any more, and gets no legs until it reports again."""
+    """Report that an engine is no longer a member, and gets no legs until it reports again."""
 
     engine: str
 

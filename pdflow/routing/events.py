@@ -14,11 +14,12 @@ NO_SESSION: Final = -1
 
 
 class RequestArrived(Value, frozen=True, gc=False):
-    """`request` is the router's own number of it, never used twice. What policies look at may be left out."""
+    """A request has arrived. `request`: the router's own number of it, never used twice. Fields for policies may be
+    left out."""
 
     request: int
     prefill_only: bool = False
-    """One token is wanted, and P's is given to the client: there is nothing to decode."""
+    """The request wants one token, and P's is given to the client: there is nothing to decode."""
     prompt_tokens: int = 0
     prefix: tuple[int, ...] = ()
     """Names of the prompt's full prefix blocks; each stands for all before it, too."""
@@ -26,7 +27,7 @@ class RequestArrived(Value, frozen=True, gc=False):
 
 
 class PrefillAnswered(Value, frozen=True, gc=False):
-    """The prefill leg ended: well if `params` is given. From an aggregated engine: the whole request did."""
+    """The prefill leg ended: well if `params` is given. At an aggregated engine the whole request ended with it."""
 
     request_id: RequestId
     params: KvParams | None
@@ -52,7 +53,7 @@ class EngineChanged(Value, frozen=True, gc=False):
     engine: str
     up: bool
     became: EngineInfo | None = None
-    """It came up under another id."""
+    """The new id and sharding of an engine that came up under another id."""
 
 
 class EngineLost(Value, frozen=True, gc=False):
@@ -62,7 +63,7 @@ class EngineLost(Value, frozen=True, gc=False):
 
 
 class EngineLeaves(Value, frozen=True, gc=False):
-    """An engine is to stop: it gets no new legs, and `EngineLeft` says when nobody needs it any more."""
+    """An engine is to stop: it gets no new legs, and `EngineLeft` reports when no attempt needs it any more."""
 
     engine: str
 
@@ -74,7 +75,7 @@ class EngineJoins(Value, frozen=True, gc=False):
 
 
 class EngineReported(Value, frozen=True, gc=False):
-    """A heartbeat: the engine at this position is up, and this is what it is called now."""
+    """An engine has sent a heartbeat: the one at this position is up, with the id in `info`."""
 
     role: Literal["prefill", "decode"]
     engine: int
@@ -104,5 +105,5 @@ RouterEvent: TypeAlias = (
     | FirstTokenDelivered
     | TimeReached
 )
-"""A router knows those that its rules are about: `Router` neither EngineLeaves, EngineJoins nor
-EngineReported, and TimeReached only the one that hedges."""
+"""Every event of a router. `Router` does not handle EngineLeaves, EngineJoins and EngineReported, and only
+`HedgingRouter` handles TimeReached."""

@@ -1,10 +1,10 @@
-"""What follows when an attempt of a request has failed: the request fails, is retried, or its answer is resumed.
+"""The decision after a failed attempt of a request: the request fails, is retried, or its answer is resumed.
 
-This is the only place that decides it, for every driver. A client that has received the start of an answer must not
+It is made here alone, for every driver. A client that has received the start of an answer must not
 receive the start of another one: two attempts may sample different tokens, and nothing can be taken back from a stream.
 So after the first token of an attempt has reached the client, no other attempt of the request is dispatched.
 
-What counts as received is the driver's to report (`FirstTokenDelivered`). A client that does not stream receives its
+The driver reports what counts as received (`FirstTokenDelivered`). A client that does not stream receives its
 answer whole or not at all, so nothing is reported for it until the answer begins to pass. P's token (first_token =
 "prefill") is not reported either: the decode leg of every later attempt is given that token and continues behind it.
 """
@@ -18,7 +18,7 @@ from pdflow.protocol.messages import Code
 
 class AfterFailure(Enum):
     FAIL = "fail"
-    """The failure is the request's."""
+    """The request fails."""
     RETRY = "retry"
     """Another attempt computes the answer from its first token."""
     RESUME = "resume"
@@ -26,7 +26,7 @@ class AfterFailure(Enum):
 
 
 def after_failure(code: Code, answer_started: bool, attempts: int, max_attempts: int) -> AfterFailure:
-    """What follows the failure of an attempt with that code.
+    """Decide what follows the failure of an attempt with that code.
 
     Args: `answer_started`: the client has received a token of that attempt; `attempts` have been made so far.
     """

@@ -1,10 +1,10 @@
-"""A router with rules beside its policies: whom it does not serve, which prompts D computes itself, who is there.
+"""A router with rules beside its policies: admission limits, prompts that D computes itself, engines that come and go.
 
 A prompt is D's alone if the rule for it says so, or, where failures are answered by recomputing, from the second
 attempt on and while no prefill engine is up. Such an attempt has one leg, at D.
 
-Where engines report by heartbeats these alone say who is up: a broken connection ends the legs that it carried, and the
-engine gets others until its silence is noticed.
+Where engines report by heartbeats, these alone decide which are up: a broken connection ends the legs that it carried,
+and the engine gets others until its silence is noticed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ from pdflow.routing.router import Dispatch, Router
 
 
 class Rules(Value, frozen=True, gc=False):
-    """All of them; by default there is none."""
+    """The rules of a `GovernedRouter`; by default there are none."""
 
     admission: AdmissionLimits = AdmissionLimits()
     disaggregation: Disaggregation | None = None
-    """Every prompt goes to P if absent."""
+    """Which prompts D computes itself; if None, every prompt goes to P."""
     recomputes: bool = False
-    """After a failure D computes the prompt itself."""
+    """Whether D computes the prompt itself after a failure."""
     silence_ns: int | None = None
-    """Engines report, and are up for less than this after their last report. If absent, whoever is told is up."""
+    """For how long, in ns, an engine counts as up after its last report. If None, engines do not report, and
+    `EngineChanged` decides."""
 
 
 class GovernedRouter(Router):
-    """Args: as Router's, and `rules`."""
+    """A router that applies `Rules`.
+
+    Args: as Router's, and `rules`.
+    """
 
     __slots__ = ("membership", "roll", "rules")
 
@@ -109,7 +113,7 @@ class GovernedRouter(Router):
         return super()._arrived(event)
 
     def _refusal(self, asked: RequestArrived) -> str:
-        """A prompt that stays with D is in no queue of P's."""
+        """Return why a request is rejected, or "". A prompt that D computes itself does not count for P's queue."""
         rule, choice = self.rules.admission, self.prefill_choice
         bounds_queue = rule.max_queue_tokens is not None and not self._keeps(asked, None)
         queue_tokens = choice.open_tokens if bounds_queue else 0
@@ -124,7 +128,7 @@ class GovernedRouter(Router):
         return super()._begin(asked, number, before)
 
     def _keeps(self, asked: RequestArrived, avoid: int | None) -> bool:
-        """Whether the decode engine whose turn it is computes this prompt."""
+        """Whether the decode engine that would be chosen computes this prompt itself."""
         rule = self.rules.disaggregation
         d = None if rule is None else self.decode_choice.pick(asked, avoid)
         if rule is None or d is None:
@@ -168,7 +172,8 @@ class GovernedRouter(Router):
         return super()._engine_changed(EngineChanged(event.engine, self._reports(event.engine)))
 
     def _engine_changed(self, event: EngineChanged) -> RouterEffects:
-        """One that is to go stays out, however healthy it is. Where engines report, nothing else says who is up."""
+        """Mark an engine up or down. One that is leaving gets no legs, even if it is up. Where engines report, this
+        event has no effect."""
         if self.roll is not None:
             return ()
         up = event.up and not self.membership.is_out(event.engine)
@@ -183,7 +188,8 @@ class GovernedRouter(Router):
     # Engines that report.
 
     def _reported(self, event: EngineReported) -> RouterEffects:
-        """A new life of an engine that is leaving, or has left, is out as the one before was."""
+        """Record an engine's report. A new incarnation of an engine that is leaving, or has left, gets no legs
+        either."""
         if self.roll is None:
             raise LocalProtocolError(f"{event.info.engine} reports, and this router has no rule for that")
         self.roll.reported((event.role, event.engine))
@@ -196,7 +202,7 @@ class GovernedRouter(Router):
         return ()
 
     def _reports(self, engine: EngineId) -> bool:
-        """Whether it has reported lately, where engines do."""
+        """Whether an engine has reported lately; True where engines do not report."""
         if self.roll is None:
             return True
         return any(self._info(seat).engine == engine for seat in self.roll.members)

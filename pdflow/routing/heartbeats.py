@@ -1,11 +1,11 @@
-"""Who is a member: whoever has reported to the router within the last while.
+"""Membership by heartbeats: an engine is a member while its last report to the router is recent.
 
-Engines report again and again, the first time when they come up, and nobody tells the router of a death: who has been
-silent for too long is a member no more, until the next report. A report names where the engine stands and which life of
-it that is, so that one that has come back is known under its new id at once.
+Engines report periodically, the first time when they come up, and nothing else informs the router of a death: an engine
+silent for too long is not a member until its next report. A report names the engine's role, position and
+incarnation, so that a restarted engine is known under its new id at once.
 
-Whether a member gets legs is decided elsewhere (`governed`): one that is to leave reports still. What is under way at
-an engine that falls silent goes on.
+Whether a member gets legs is decided elsewhere (`governed`): an engine that is to leave still reports. Legs under way
+at an engine that falls silent go on.
 
 Source: the proxy of PR #18242, whose engines report every 3 s and are removed 5 s after their last report.
 """
@@ -18,18 +18,20 @@ from typing import Literal, TypeAlias
 from pdflow.protocol.values import Instant
 
 Seat: TypeAlias = tuple[Literal["prefill", "decode"], int]
-"""Where an engine stands, whatever its life: its role, and its position there."""
+"""The place of an engine, the same for all its incarnations: its role, and its position there."""
 
 
 def silence_ns(every_ns: int) -> int:
-    """After how long an engine that reports so often is silent: 5 s for 3 s."""
+    """Return after how long without a report an engine counts as silent: 5 s if it reports every 3 s."""
     return every_ns * 5 // 3
 
 
 class Roll:
-    """Args: `silence_ns`: an engine is a member for less than this after its last report.
+    """The members, by their last reports.
 
-    Time goes on by `pass_to`, and never back. Each call costs O(1) for each engine that comes or goes.
+    Args: `silence_ns`: an engine is a member for less than this after its last report.
+
+    Time advances by `pass_to`, and never goes back. Each call costs O(1) for each engine that comes or goes.
     """
 
     __slots__ = ("members", "now", "silence_ns")
@@ -38,7 +40,7 @@ class Roll:
         self.silence_ns = silence_ns
         self.now: Instant = 0
         self.members: dict[Seat, Instant] = {}
-        """Until when each is one; the first to fall silent stands first, since all may be silent for as long."""
+        """The end of each membership, the earliest first, since `silence_ns` is the same for all."""
 
     def __contains__(self, seat: Seat) -> bool:
         return seat in self.members
@@ -49,11 +51,12 @@ class Roll:
         return other
 
     def fingerprint(self) -> Hashable:
-        """Members in the order in which they fall silent: when they do is when the world lets time pass."""
+        """The hashable state: members in the order in which they fall silent, without instants, which the checker
+        chooses."""
         return tuple(self.members)
 
     def pass_to(self, now: Instant) -> list[Seat]:
-        """It is so late now: who has fallen silent."""
+        """Advance to `now`, and remove and return the members that have fallen silent."""
         self.now = now
         gone: list[Seat] = []
         for seat, until in self.members.items():
@@ -65,6 +68,6 @@ class Roll:
         return gone
 
     def reported(self, seat: Seat) -> None:
-        """A report has come, now."""
+        """Record a report that has arrived now."""
         self.members.pop(seat, None)
         self.members[seat] = self.now + self.silence_ns

@@ -1,12 +1,12 @@
-"""A second attempt beside the first, elsewhere, when the first one has been without a token for long.
+"""Hedging: a second attempt at another engine, beside a first one that has been without a token for long.
 
 Both have ids and destination blocks of their own, so that nothing of one can be taken for the other's. The first
-whose answer reaches the client is the answer, and the other is taken back then. A request is hedged once. If one of the
+whose answer reaches the client is the answer, and the other is aborted then. A request is hedged once. If one of the
 two fails before, the other goes on alone; only the failure of the last one is answered, or tried again if attempts are
 left: the hedge is none of those.
 
-It is the one endpoint of the router that has deadlines. `FirstTokenDelivered` reports that a request has its first
-token, before the deadline is judged: a long answer is no late one.
+`HedgingRouter` is the only router endpoint with deadlines. `FirstTokenDelivered` reports that a request has its first
+token, before the deadline is checked: a long answer is no late one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from pdflow.routing.router import Dispatch, Router
 
 
 class HedgeDeadlines:
-    """When each request that may still be hedged is to be, the first one first: each is as long after its arrival."""
+    """The hedging deadlines of open requests, the earliest first. The delay after a request's arrival is the same for
+    all."""
 
     __slots__ = ("due", "heap", "pushed")
 
@@ -50,7 +51,7 @@ class HedgeDeadlines:
         heappush(self.heap, (at, self.pushed, request))
 
     def late(self, now: Instant) -> list[int]:
-        """Requests that would be hedged now."""
+        """Return the requests whose deadline has passed, and keep them."""
         found = []
         for request, at in self.due.items():
             if at > now:
@@ -59,7 +60,7 @@ class HedgeDeadlines:
         return found
 
     def passed(self, now: Instant) -> list[int]:
-        """Requests that are to be hedged now, and are due no longer."""
+        """Remove and return the requests whose deadline has passed: they are to be hedged now."""
         found = []
         while self.heap and self.heap[0][0] <= now:
             request = heappop(self.heap)[2]
@@ -68,13 +69,16 @@ class HedgeDeadlines:
         return found
 
     def tidy(self) -> None:
-        """The heap's head is somebody's, so that no wake-up is spent on a request that is over."""
+        """Drop entries of requests that are over from the heap's head, so that no wake-up is spent on them."""
         while self.heap and self.heap[0][2] not in self.due:
             heappop(self.heap)
 
 
 class HedgingRouter(GovernedRouter):
-    """Args: as GovernedRouter's, and `hedge_after_ns`, from a request's arrival on."""
+    """A router that hedges late requests.
+
+    Args: as GovernedRouter's, and `hedge_after_ns`, from a request's arrival on.
+    """
 
     timed = True
 
@@ -97,9 +101,9 @@ class HedgingRouter(GovernedRouter):
         self.hedge_after_ns = hedge_after_ns
         self.deadlines = HedgeDeadlines()
         self.pairs: dict[int, list[Attempt]] = {}
-        """By request: its two attempts, the older one first, while both are under way."""
+        """The two attempts of each hedged request, the older one first, while both are under way."""
         self.last: dict[int, int] = {}
-        """By open request that has been hedged: the number of its latest attempt."""
+        """The number of the latest attempt of each open request that has been hedged."""
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
         silent = None if self.roll is None else self._fallen_silent(self.roll, now)
@@ -143,7 +147,7 @@ class HedgingRouter(GovernedRouter):
         return other
 
     def fingerprint(self) -> Hashable:
-        """Deadlines without their instants: what they are is when the world lets them pass."""
+        """The hashable state: deadlines in order, without their instants, which the checker chooses."""
         pairs = tuple(tuple(attempt.request_id for attempt in pair) for pair in self.pairs.values())
         return super().fingerprint(), pairs, tuple(self.deadlines.due), tuple(sorted(self.last.items()))
 
@@ -154,7 +158,8 @@ class HedgingRouter(GovernedRouter):
         return effects
 
     def _hedge(self, first: Attempt) -> RouterEffects:
-        """Beside that attempt, if there is an engine that it does not wait for: more of the same would be late too."""
+        """Begin a second attempt beside the first, if there is an engine that the first does not wait for: another at
+        the same one would be late too."""
         choice, waits_for = (self.prefill_choice, first.p) if first.p >= 0 else (self.decode_choice, first.d)
         if not any(up and engine != waits_for for engine, up in enumerate(choice.up)):
             return ()
@@ -194,7 +199,7 @@ class HedgingRouter(GovernedRouter):
         return self._close(attempt) if attempt.request in self.pairs else super()._failed(attempt, code)
 
     def _close(self, attempt: Attempt) -> RouterEffects:
-        """What is left of a pair is the request's one attempt again."""
+        """Forget an attempt, and make the other one of its pair the request's only attempt."""
         effects = super()._close(attempt)
         pair = self.pairs.pop(attempt.request, None)
         if pair is not None:
@@ -202,7 +207,7 @@ class HedgingRouter(GovernedRouter):
         return effects
 
     def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
-        """Attempts are counted as made, the hedge beside them."""
+        """Decide what follows a failure. The hedge does not count among the attempts that are allowed."""
         made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
         return after_failure(code, attempt.started, made, self.max_attempts + hedges)
 

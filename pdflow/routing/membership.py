@@ -1,7 +1,7 @@
-"""Which engines are leaving, and when nobody needs them any more.
+"""Engines that are leaving, and when no attempt needs them any more.
 
 An engine that leaves gets no new legs and ends those that it has. A decode engine may go when it has none. A prefill
-engine may go when no attempt is open that it has computed the prompt of: until D has the KV, it must be there.
+engine may go when no attempt is open whose prompt it has computed: it must run until D has the KV.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pdflow.protocol.values import EngineId
 
 
 class Membership:
-    """Args: `prefill`: how many prefill engines there are."""
+    """The engines that are leaving or have left.
+
+    Args: `prefill`: how many prefill engines there are.
+    """
 
     __slots__ = ("leaving", "left", "users")
 
@@ -21,7 +24,7 @@ class Membership:
         self.leaving: dict[EngineId, None] = {}
         self.left: dict[EngineId, None] = {}
         self.users = [0] * prefill
-        """By prefill engine: open attempts that were sent there."""
+        """The number of open attempts that were sent to each prefill engine."""
 
     def fork(self) -> Membership:
         other = Membership(0)
@@ -49,7 +52,7 @@ class Membership:
                 group[became] = None
 
     def gone(self, prefill: Sequence[EngineInfo], decode: Sequence[EngineInfo], legs: list[int]) -> Iterator[EngineId]:
-        """Those that have left since it was last asked; `legs` are those open at each decode engine."""
+        """Yield the engines that have left since the last call; `legs`: how many are open at each decode engine."""
         for engine in list(self.leaving):
             used = any(info.engine == engine and self.users[index] for index, info in enumerate(prefill))
             if not used and not any(info.engine == engine and legs[index] for index, info in enumerate(decode)):

@@ -1,8 +1,8 @@
-"""Which engine gets the next leg: round robin, or the least loaded by the router's own count of open legs.
+"""Policies for the engine of the next leg: round robin, or the least loaded by the router's own count of open legs.
 
 The router counts what it has dispatched and what has ended; it asks no engine, so that a policy sees in simulation
-exactly what it sees live. Policies that look at the request stand in files of their own: `two_choices`, `prefix_aware`,
-`affinity`. They share what is here: who is up, and what is open where.
+exactly what it sees live. Policies that look at the request are in files of their own: `two_choices`, `prefix_aware`,
+`affinity`. They share what is here: which engines are up, and how many legs each has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefi
 
 
 class Choice:
-    """The engines of one role, by position, and how many legs each has open."""
+    """A policy over the engines of one role, by position, with the number of legs that each has open."""
 
     __slots__ = ("loads", "next_turn", "open_tokens", "policy", "up")
 
@@ -27,13 +27,13 @@ class Choice:
         self.up = [True] * engines
         self.next_turn = 0
         self.open_tokens = 0
-        """Prompt tokens of all open legs, as far as arrivals say them."""
+        """Prompt tokens of all open legs, as far as arrivals give them."""
 
     def fork(self) -> Choice:
         return self.copied_to(Choice(self.policy, 0))
 
     def copied_to(self, other: Choice) -> Choice:
-        """The other one, which is in the same place now as far as it is like this one."""
+        """Copy the state that every policy has to `other`, and return that."""
         other.loads = self.loads.copy()
         other.up = self.up.copy()
         other.next_turn = self.next_turn
@@ -41,8 +41,8 @@ class Choice:
         return other
 
     def fingerprint(self) -> Hashable:
-        """All that the next choices depend on. Turns are counted on and on; where a turn falls repeats itself, however
-        many engines are up."""
+        """The hashable state that the next choices depend on. Turns are counted modulo a number after which they
+        repeat, however many engines are up."""
         return tuple(self.loads), tuple(self.up), self.next_turn % lcm(*range(1, len(self.up) + 1))
 
     def choose(self, asked: RequestArrived, avoid: int | None) -> int | None:
@@ -54,23 +54,23 @@ class Choice:
         return chosen
 
     def ended(self, asked: RequestArrived, engine: int) -> None:
-        """The leg of this request at this engine has ended."""
+        """Record that the leg of this request at this engine has ended."""
         self.open_tokens -= asked.prompt_tokens
         self.give_back(engine)
 
     def pick(self, asked: RequestArrived, avoid: int | None) -> int | None:
-        """Which engine `choose` would say. Nothing changes."""
+        """Return the engine that `choose` would return, changing nothing."""
         return self.fork().take(avoid)
 
     def found(self, asked: RequestArrived, engine: int) -> int:
-        """How many tokens of its prompt this engine probably has."""
+        """Return how many tokens of the request's prompt this engine probably has."""
         return 0
 
     def forget(self, engine: int) -> None:
-        """What this engine remembered is gone."""
+        """Forget which KV this engine has: it has lost it."""
 
     def take(self, avoid: int | None = None) -> int | None:
-        """`choose`, whatever is asked."""
+        """Open a leg as `choose` does, without regard to the request."""
         up = [engine for engine, is_up in enumerate(self.up) if is_up] if not all(self.up) else range(len(self.up))
         if not up:
             return None
@@ -87,19 +87,19 @@ class Choice:
         return chosen
 
     def give_back(self, engine: int) -> None:
-        """A leg at this engine has ended."""
+        """Record that a leg at this engine has ended."""
         assert self.loads[engine] > 0, "a leg ends once"
         self.loads[engine] -= 1
 
     # For policies that look at the request.
 
     def candidates(self, avoid: int | None) -> list[int]:
-        """Engines that are up; without `avoid` if there is another one."""
+        """Return the engines that are up, without `avoid` if there is another one."""
         up = [engine for engine, is_up in enumerate(self.up) if is_up]
         return [engine for engine in up if engine != avoid] or up
 
     def opened(self, asked: RequestArrived, engine: int) -> int:
-        """A leg of this request is open there from now on."""
+        """Record a leg of this request at this engine, and return the engine."""
         self.loads[engine] += 1
         self.open_tokens += asked.prompt_tokens
         return engine

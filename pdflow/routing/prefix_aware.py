@@ -1,8 +1,8 @@
-"""The engine with the longest known beginning of a prompt, unless another one would be done sooner.
+"""Prefix-aware routing: the engine with the longest known prefix of a prompt, unless another would be done sooner.
 
 The router asks no engine what it has. It remembers, for each engine, the names of the prefix blocks of the prompts that
-it sent there, least recently used forgotten first, as many as the engine's own KV cache can hold: what it says is
-probable, not sure. A name stands for its block and all before it, so the length of a match is where the names stop
+it sent there, least recently used forgotten first, as many as the engine's own KV cache can hold: a match is
+probable, not certain. A name stands for its block and all before it, so the length of a match is where the names stop
 being known.
 
     score = weight x tokens that the engine has - tokens that wait there
@@ -22,7 +22,9 @@ from pdflow.routing.policy import Choice
 
 
 class PrefixAware(Choice):
-    """Args:
+    """The prefix-aware policy.
+
+    Args:
     capacities: of each engine, how many names the router remembers.
     block_tokens: what one name stands for.
     stays: a leg's whole prompt weighs on its engine until the leg's end, as at D, whose steps read it; if not, only
@@ -40,13 +42,14 @@ class PrefixAware(Choice):
         self.weight = weight
         self.stays = stays
         self.known: list[OrderedDict[int, None]] = [OrderedDict() for _ in capacities]
-        """By engine: names, the least recently used first."""
+        """The names that each engine has, the least recently used first."""
         self.holders: dict[int, int] = {}
-        """By name: who has it, a bit for each engine."""
+        """The engines that have each name, a bit for each engine."""
         self.loads_tokens = [0] * len(capacities)
-        """By engine: what waits there."""
+        """The tokens that wait at each engine."""
         self.weighs: dict[tuple[int, int], tuple[int, ...]] = {}
-        """By request and engine: what each open leg is counted as in that. Of a hedged request there may be two."""
+        """The tokens that each open leg adds to `loads_tokens`, by request and engine. A hedged request may have
+        two."""
 
     def fork(self) -> Choice:
         other = PrefixAware((), self.block_tokens, self.weight, self.stays)
@@ -93,7 +96,8 @@ class PrefixAware(Choice):
         self.known[engine].clear()
 
     def matched(self, asked: RequestArrived) -> list[int]:
-        """By engine: tokens at the prompt's beginning that it probably has. The last token is computed in any case."""
+        """Return how many tokens of the prompt's prefix each engine probably has. The last token is computed in any
+        case."""
         blocks = [0] * len(self.up)
         holding = (1 << len(blocks)) - 1
         for depth, name in enumerate(asked.prefix):
@@ -114,7 +118,7 @@ class PrefixAware(Choice):
         return [min(count * self.block_tokens, most) for count in blocks]
 
     def _best(self, among: list[int], matched: list[int]) -> int:
-        """Among equals the one with the fewest open legs, and then the first."""
+        """Return the engine with the best score; among equals the one with the fewest open legs, and then the first."""
         best, best_score, best_load = among[0], 0.0, -1
         for engine in among:
             score = self.weight * matched[engine] - self.loads_tokens[engine]
@@ -124,7 +128,8 @@ class PrefixAware(Choice):
         return best
 
     def _remember(self, engine: int, prefix: tuple[int, ...]) -> None:
-        """The prompt's end first, so that it is forgotten before what it rests on."""
+        """Remember the names of a prompt at an engine, its end first, so that it is forgotten before the blocks it
+        extends."""
         names, holders, bit = self.known[engine], self.holders, 1 << engine
         for name in reversed(prefix):
             names[name] = None

@@ -4,9 +4,9 @@ An attempt is a pair of legs with ids of its own: a retry never reuses a request
 former attempt can be matched by a later one (PROTOCOL App. B, R12). Sequential dispatch sends the decode leg when the
 prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (PROTOCOL 1.2).
 
-It decides nothing about KV: what a leg says of it (`KvParams`) is handed on. What follows a failed attempt is decided
-in `failure`. Whom it does not serve, prompts that D computes itself, and engines that leave are in `governed`, second
-attempts beside the first in `hedging`.
+It decides nothing about KV: the coordinates that a leg returns (`KvParams`) are passed on. What follows a failed
+attempt is decided in `failure`. Admission limits, prompts that D computes itself, and engines that leave are in
+`governed`, second attempts beside the first in `hedging`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ Dispatch: TypeAlias = Literal["sequential", "concurrent"]
 
 
 class Router:
-    """Args:
+    """The endpoint of a router.
+
+    Args:
     prefill, decode: the engines of each role, by position; among those of `prefill` are those that also decode.
     aggregated: the positions of these, which serve a request alone.
-    reports_prefill: D is told how the prefill leg ended, behind the decode leg (dialects without control frames).
+    reports_prefill: D gets a report of the prefill leg's end, behind the decode leg (dialects without control frames).
     max_attempts: of one request, the first included.
-    choices: of the prefill and of the decode engine, where `policy` does not say all of them.
+    choices: of the prefill and of the decode engine, where `policy` does not name all of them.
     """
 
     timed = False
@@ -105,20 +107,21 @@ class Router:
         return ()
 
     def fork(self) -> Router:
-        """A router that goes on from here by itself."""
+        """Return an independent copy."""
         policy, choices = self.prefill_choice.policy, (self.prefill_choice.fork(), self.decode_choice.fork())
         other = Router((), (), policy, self.dispatch, self.max_attempts, self.reports_prefill, self.aggregated, choices)
         self.copied_to(other)
         return other
 
     def copied_to(self, other: Router) -> None:
-        """The other one knows what this one knows of engines and attempts."""
+        """Copy the state of engines and attempts to `other`."""
         other.prefill, other.decode = self.prefill.copy(), self.decode.copy()
         other.attempts = {request_id: attempt.fork() for request_id, attempt in self.attempts.items()}
         other.by_request = {request: other.attempts[attempt.request_id] for request, attempt in self.by_request.items()}
 
     def fingerprint(self) -> Hashable:
-        """Attempts in the order of their beginning: in that order they fail when an engine is lost."""
+        """The hashable state, attempts in the order in which they began: in that order they fail when an engine is
+        lost."""
         return (
             tuple(attempt.fingerprint() for attempt in self.attempts.values()),
             self.prefill_choice.fingerprint(),
@@ -133,7 +136,7 @@ class Router:
         return self._begin(event, 1, None)
 
     def _begin(self, asked: RequestArrived, number: int, before: Attempt | None) -> RouterEffects:
-        """An attempt, at other engines than the one before had."""
+        """Begin an attempt, at other engines than those of the attempt before."""
         p = self.prefill_choice.choose(asked, before.p if before is not None else None)
         if p is None:
             return (Reply(asked.request, "failed", Code.UNREACHABLE, number - 1),)
@@ -156,7 +159,7 @@ class Router:
         self.by_request[attempt.request] = attempt
 
     def _alone(self, attempt: Attempt) -> bool:
-        """No decode leg follows: P's token is all that is wanted, or its engine decodes too."""
+        """Whether no decode leg follows: P's token is all that is wanted, or its engine decodes too."""
         return attempt.prefill_only or attempt.p in self.aggregated
 
     def _send_decode(self, attempt: Attempt, params: KvParams) -> DispatchDecode | None:
@@ -198,7 +201,7 @@ class Router:
         return self._failed(attempt, event.code)
 
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
-        """One leg failed: take the other one back, and do what follows."""
+        """Handle a failed leg: abort the other leg, and fail, retry or resume the request."""
         match self._after_failure(attempt, code):
             case AfterFailure.FAIL:
                 return self._over(attempt, "failed", code)
@@ -211,12 +214,12 @@ class Router:
         return after_failure(code, attempt.started, attempt.number, self.max_attempts)
 
     def _retry(self, attempt: Attempt) -> RouterEffects:
-        """Try again, elsewhere if there is an elsewhere."""
+        """Begin another attempt, at other engines if there are any."""
         aborts = self._close(attempt)
         return aborts + self._begin(attempt.asked, self._next_number(attempt), attempt)
 
     def _resume(self, attempt: Attempt) -> RouterEffects:
-        """Where an attempt that continues behind what the client has received is to be begun."""
+        """Begin an attempt that continues behind what the client has received. No rule does so yet."""
         raise AssertionError(f"{attempt.request_id} was to be resumed, and no rule says how")
 
     def _next_number(self, attempt: Attempt) -> int:
@@ -230,8 +233,8 @@ class Router:
         return ()
 
     def _late_first_token(self, request: int) -> RouterEffects:
-        """The client has received a token of an attempt that has been taken back since. The attempts that are under way
-        would give it a second beginning, so the request fails."""
+        """Fail a request whose client has received a token of an attempt that was aborted since: the attempts under way
+        would send it a second start of the answer."""
         effects: RouterEffects = ()
         while (attempt := self.by_request.get(request)) is not None and not attempt.started:
             effects += self._over(attempt, "failed", Code.IO)
@@ -247,7 +250,7 @@ class Router:
         return (*self._close(attempt), Reply(attempt.request, outcome, code, attempt.number))
 
     def _close(self, attempt: Attempt) -> RouterEffects:
-        """Forget an attempt; what is still open of it is taken back."""
+        """Forget an attempt and abort its open legs."""
         del self.attempts[attempt.request_id]
         del self.by_request[attempt.request]
         effects: RouterEffects = ()
@@ -274,11 +277,11 @@ class Router:
         return ()
 
     def _engine_lost(self, event: EngineLost) -> RouterEffects:
-        """First it gets no more legs, then every attempt with a leg there fails.
+        """Give a lost engine no more legs, then fail every attempt with a leg there.
 
-        How far that leg had come nobody knows: it may have ended well, its answer lost with the connection, or have
-        reached the engine that has started in the place of the dead one. So it is taken back like any other, and D is
-        not told that P never writes.
+        The state of that leg is unknown: it may have ended well, its answer lost with the connection, or have
+        reached the engine that has started in the place of the dead one. So it is aborted like any other, and D gets no
+        report that P never writes.
         """
         self._engine_changed(EngineChanged(event.engine, False))
         for engines, choice in ((self.prefill, self.prefill_choice), (self.decode, self.decode_choice)):

@@ -1,7 +1,8 @@
-"""How many engines a load wants: as many as bring the open legs of each down to a target.
+"""Autoscaling: the number of engines that brings the open legs of each down to a target.
 
-It grows at once, since who waits, waits now, and shrinks only to the most that was wanted within the last while, since
-loads swing and an engine takes time to start. The rule and its window are those of Kubernetes' horizontal autoscaler.
+The number grows at once, since requests wait already, and shrinks only to the most that was desired within a window,
+since loads vary and an engine takes time to start. The rule and its window are those of Kubernetes' horizontal
+autoscaler.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pdflow.protocol.values import Instant
 
 
 class Autoscaler:
-    """Args: `target`: open legs for each engine; `stabilization_ns`: how long fewer must suffice before scaling in."""
+    """The autoscaler of the engines of one role.
+
+    Args: `target`: open legs for each engine; `stabilization_ns`: how long fewer must suffice before scaling in.
+    """
 
     __slots__ = ("least", "most", "seen", "stabilization_ns", "target")
 
@@ -24,7 +28,7 @@ class Autoscaler:
         self.most = most
         self.stabilization_ns = stabilization_ns
         self.seen: deque[tuple[Instant, int]] = deque()
-        """What was wanted when, the largest first, each later than those before it."""
+        """(instant, desired number) in the window, the largest number first, each later than those before it."""
 
     def fork(self) -> Autoscaler:
         other = Autoscaler(self.target, self.least, self.most, self.stabilization_ns)
@@ -35,7 +39,7 @@ class Autoscaler:
         return tuple(self.seen)
 
     def desired_replicas(self, legs: int, now: Instant) -> int:
-        """How many engines there should be from now on, with this many legs open."""
+        """Return how many engines there should be from now on, with this many legs open."""
         desired = max(self.least, min(self.most, ceil(legs / self.target)))
         seen = self.seen
         while seen and seen[-1][1] <= desired:

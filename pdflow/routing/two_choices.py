@@ -2,8 +2,8 @@
 
 One look at a second engine takes the longest queue from O(log n / log log n) to O(log log n) (Azar, Broder, Karlin,
 Upfal, SIAM J. Comput. 29(1), 1999; Mitzenmacher, IEEE TPDS 12(10), 2001), and unlike the least loaded of all it does
-not send everybody to the same engine when counts are stale, as those of several routers are. The router draws nothing:
-the two are a hash of the request's number and a seed.
+not send everybody to the same engine when counts are stale, as those of several routers are. The router draws no random
+numbers: the two are a hash of the request's number and a seed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class TwoChoices(Choice):
 
 
 def mixed(number: int) -> int:
-    """64 bits of which each depends on all of the number's: the last step of splitmix64 (Steele, Lea, Flood, 2014)."""
+    """Return 64 bits, each of which depends on all bits of the number: the last step of splitmix64 (Steele, Lea, Flood,
+    2014)."""
     bits = (number + 0x9E3779B97F4A7C15) & _MASK
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
