@@ -128,7 +128,7 @@ class Engine:
             self._on_admission_event(now)
 
     def loaded(self, seq: Sequence, now: int) -> None:
-        """The KV of an admitted remote sequence has arrived: it decodes from the next step on."""
+        """Record that the KV of an admitted remote sequence has arrived: it decodes from the next step on."""
         self._scheduler.arrived(seq, now)
         self._only_room = False
         self._on_change(now)

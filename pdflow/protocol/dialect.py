@@ -1,4 +1,4 @@
-"""What differs between the dialects, as named guards: one machine, one table.
+"""The differences between the dialects, as named guards: one state machine, one table.
 
 Each guard is read where its rule stands; nothing else in the protocol asks for a dialect's name. The table in
 docs/dialects.md is generated from this file.
@@ -14,7 +14,7 @@ from pdflow.protocol.values import Value
 
 
 class Dialect(Value, frozen=True, gc=False):
-    """Guards. A docstring per guard says what both values mean; the generated table prints it."""
+    """The guards of one dialect. A docstring per guard says what both values mean; the generated table prints it."""
 
     name: str
 
@@ -211,7 +211,7 @@ VLLM_STOCK = Dialect(
 )
 
 DIALECTS = {d.name: d for d in (STRICT, VLLM_COMPAT, VLLM_STOCK)}
-"""What may be simulated and checked."""
+"""The dialects that may be simulated and checked."""
 
 LIVE_DIALECTS = {d.name: d for d in (STRICT, VLLM_COMPAT)}
-"""What may serve."""
+"""The dialects that a live engine may use."""

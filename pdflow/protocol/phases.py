@@ -1,6 +1,6 @@
-"""The phases of cells, and which may follow which: data, from which docs/ draws its diagrams.
+"""The phases of cells and the legal changes between them, from which the diagrams in docs/ are generated.
 
-A test steps every rule and holds its result against these tables; the `becoming_*` methods of the cells are the only
+A test steps every rule and compares its result with these tables; the `becoming_*` methods of the cells are the only
 code that changes a phase.
 """
 
@@ -10,14 +10,14 @@ from enum import IntEnum
 
 
 class ProducerPhase(IntEnum):
-    """One prefill product at one P rank, with at most one registration."""
+    """The phase of one prefill product at one P rank, with at most one registration."""
 
     OPEN = 0
     """A registration waits for its prefill."""
     LEASED = 1
-    """The prompt is computed and leased; nobody has registered (push) or finished reading (pull)."""
+    """The prompt is computed and leased; no D has registered (push) or finished reading (pull)."""
     JOINING = 2
-    """Both are here, but not yet the registrations of all target D ranks."""
+    """The prompt and a registration are here, but not yet the registrations of all target D ranks."""
     READY = 3
     """Matched and pinned; waiting for the connection to D."""
     IN_FLIGHT = 4
@@ -68,7 +68,7 @@ PRODUCER_PHASES: dict[ProducerPhase, frozenset[ProducerPhase]] = {
 
 
 class ConsumerPhase(IntEnum):
-    """One request at the D scheduler, until it is loaded or its blocks are free again."""
+    """The phase of one request at the D scheduler, until it is loaded or its blocks are free again."""
 
     HELD = 0
     """Its prefill engine is at its block limit here: not yet in the engine's queue."""
@@ -77,7 +77,7 @@ class ConsumerPhase(IntEnum):
     WAITING = 2
     """Registered at every P rank (push), or every READ ordered (pull); shards are landing."""
     QUARANTINED = 3
-    """The request is resolved; some writer may still be alive."""
+    """The request is resolved; some writer may still run."""
     GONE = 4
 
 

@@ -1,7 +1,7 @@
 """D's rules and their table: (phase, event) -> rule. A missing row is a named no-op.
 
 Rules are pure: `step(cell, event, now, ctx)`. They decide when a request is loaded, when it is resolved instead, and by
-what each of its writers counts as ended; what a cell is and whom its orders go to stands in `consumer.cell`. Sources:
+what each of its writers counts as ended; the cell, and the addressing of its orders, are in `consumer.cell`. Sources:
 PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
 """
 
@@ -72,7 +72,7 @@ def room_made(cell: ConsumerCell, _: RoomMade, now: Instant, ctx: ConsumerContex
 
 
 def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Blocks are allocated: register with every P rank that writes us, or read from every one (pull)."""
+    """Use the allocated blocks: register with every P rank that writes us, or read from every one (pull)."""
     given = event.admitted
     params = cell.params
     p, d = params.prefill.shards, ctx.engine.shards
@@ -108,7 +108,7 @@ def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerCo
 
 
 def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext) -> Code:
-    """What is wrong with a prompt that is to be read: as P judges a REG before it writes (`requested_range`)."""
+    """Check a prompt that is to be read, as P checks a REG before it writes (`requested_range`); NONE if it matches."""
     if not (ctx.pulls and ctx.dialect.checks_content):
         return Code.NONE
     if params.weights != given.weights:
@@ -154,7 +154,7 @@ def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerCon
 
 
 def reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """P is further than ever before: that is progress; READY and IN FLIGHT must not stop there for long."""
+    """Record P's progress, and restart the stall timer while P is READY or IN FLIGHT."""
     if event.progress is Progress.SENT:
         # SENT and flushed, but its DONE was lost: the bytes are here all the same.
         return landed(cell, PairLanded(event.op, event.sender), now, ctx)
@@ -178,7 +178,8 @@ def pair_failed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: Consum
 
 
 def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerContext) -> int:
-    """vllm-stock: a D rank that cannot register with one of its writers is lost as a whole; READs end one by one."""
+    """Return the pairs that are lost with one. vllm-stock: a D rank that cannot register with one of its writers is
+    lost as a whole; READs end one by one."""
     bits = bit
     for i, (_, d_rank) in enumerate(cell.pairs):
         if d_rank == event.op.d_rank and not ctx.pulls:
@@ -187,7 +188,7 @@ def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerCont
 
 
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """P answered a SYNC sent after our REG and knows nothing of it: the REG was lost; the same again."""
+    """Send a lost REG again: P answered a SYNC that was sent after it, and does not know it."""
     assert cell.registration is not None
     bit = _bit_at(cell, event.op)
     if ctx.pulls or not bit or cell.settled & bit:
@@ -205,7 +206,8 @@ def request_failed(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: 
 
 
 def prefill_restarted(cell: ConsumerCell, _: PrefillRestarted, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The new life knows nothing of what the old one's workers still write: its answers settle nothing (S8, F9)."""
+    """Mark the writers of a retired incarnation: they may still write, and answers of the new one settle nothing (S8,
+    F9)."""
     orphan = cell.with_orphaned()
     peers = frozenset(rank_address(cell.params.prefill.engine, p_rank) for p_rank, _ in cell.pairs)
     if cell.phase is QUARANTINED:
@@ -215,7 +217,7 @@ def prefill_restarted(cell: ConsumerCell, _: PrefillRestarted, now: Instant, ctx
 
 
 def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The one exit of every failure after admission: the request ends now, its blocks when their writers have."""
+    """Resolve a request after admission, for every failure: it ends now, its blocks when their writers have ended."""
     resolution = Resolve(cell.request_id, outcome, code)
     open_bits = everything(cell) & ~cell.settled
     if not open_bits:
@@ -237,14 +239,14 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
 
 
 def reclaim_at(now: Instant, ctx: ConsumerContext) -> Instant:
-    """When a correctly running vLLM P can no longer begin a write: its lease, what may queue ahead of the write, and
-    the transport's own retries. Probabilistic, like every clock (PROTOCOL 7.2, residual risk)."""
+    """Return when a correctly running vLLM P can no longer begin a write: its lease, what may queue ahead of the write,
+    and the transport's own retries. Probabilistic, like every clock (PROTOCOL 7.2, residual risk)."""
     timers = ctx.timers
     return now + timers.lease_ns + timers.handshake_queue_ns + timers.transport_ns
 
 
 def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """From here P's lease runs; if the leg failed, P never writes at all."""
+    """Record the end of the prefill leg: P's lease runs from here; if the leg failed, P never writes at all."""
     if cell.phase is not QUARANTINED:
         return cell.with_prefill_over(cell.reclaim_until), NOTHING
     if ctx.dialect.control_frames or not ctx.dialect.quarantine_ends:
@@ -255,7 +257,7 @@ def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, 
 
 
 def settle(cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Quarantine: one writer less."""
+    """Settle one writer of a request in quarantine."""
     bit = bit_of(cell, event.op, event.sender)
     if not bit or cell.settled & bit or (type(event) is PairFailed and not event.settled):
         return cell, NOTHING
@@ -276,16 +278,16 @@ def missing_cancelled(cell: ConsumerCell, event: PairMissing, now: Instant, ctx:
 
 
 def cancel_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> Stepped:
-    """P answers a SYNC, and has no end to tell: perhaps the CANCEL was lost. Its timer alone, at fixed intervals, could
-    be starved by an outage that comes and goes with them; this way is open now."""
+    """Repeat a CANCEL when P answers a SYNC without an end of the registration: the CANCEL may be lost. Its timer
+    alone, at fixed intervals, could be starved by an outage of the same period; the connection works now."""
     if ctx.pulls or not bit or cell.settled & bit or cell.orphaned:
         return cell, NOTHING
     return cell, send_from_ranks(cell, bit, Cancel(cell.reg, ctx.floor), ctx)
 
 
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Nothing from this P rank can land at this D rank any more: neither the data we wait for nor any other. But what
-    the rank had not heard of by then comes behind the fence."""
+    """Settle the pairs of a fenced link: nothing from this P rank can land at this D rank any more. Registrations that
+    the D rank had not received by then come behind the fence."""
     if cell.registration is not None and cell.registration.reg.seq > event.newest:
         return cell, NOTHING
     bits = 0
@@ -307,7 +309,7 @@ def freed(cell: ConsumerCell, ctx: ConsumerContext) -> Stepped:
 
 
 def cancel_due(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """An unanswered CANCEL is sent again, to those who have not answered, at 0.2, 0.4 ... 2 s."""
+    """Repeat a CANCEL to the P ranks that have not answered, at 0.2, 0.4 ... 2 s."""
     wait = min(cell.cancel_wait * 2, ctx.timers.cancel_last_ns)
     again = send_from_ranks(cell, everything(cell) & ~cell.settled, Cancel(cell.reg, ctx.floor), ctx)
     return cell.with_cancel(now + wait, wait), again
@@ -318,7 +320,7 @@ def reclaim_due(cell: ConsumerCell, _: ReclaimDue, now: Instant, ctx: ConsumerCo
 
 
 def _bit_at(cell: ConsumerCell, op: Op) -> int:
-    """The bit of a pair of which P has said something, or nothing."""
+    """Return the bit of a pair, or 0 if the op is not of this registration."""
     return bit_of(cell, op, rank_address(cell.params.prefill.engine, op.p_rank))
 
 
@@ -371,7 +373,7 @@ RULES: Final[dict[Key, Rule]] = dict(
 
 
 def step(cell: ConsumerCell, event: CellEvent, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """The pure transition of one cell. An event without a rule returns the very same cell."""
+    """Return the next state of a cell and the effects. Pure; an event without a rule returns the very same cell."""
     rule = RULES.get((cell.phase, type(event)))
     return (cell, NOTHING) if rule is None else rule(cell, event, now, ctx)
 

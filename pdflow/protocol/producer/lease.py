@@ -49,19 +49,20 @@ from pdflow.protocol.values import NEVER, Instant
 
 
 def expired_unclaimed(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """LEASED: nobody came."""
+    """End an unclaimed lease (LEASED): the blocks are freed."""
     return cell.becoming_gone(Code.EXPIRED), NOTHING
 
 
 def expired_unposted(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """JOINING, READY: a WRITE posted from here on would read blocks that are somebody else's (R02)."""
+    """End a lease before a WRITE was posted (JOINING, READY): one posted later would read reused blocks (R02)."""
     if not ctx.dialect.lease_rechecked:
         return cell.losing_its_source(), NOTHING
     return end_registration(cell.outliving_its_lease(), Code.EXPIRED, True, now, ctx)
 
 
 def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """IN_FLIGHT, SETTLING: pinned until every handle is final; then no second registration is served (R01)."""
+    """End a lease under a WRITE (IN_FLIGHT, SETTLING): pinned until every handle is final, then not served again
+    (R01)."""
     if not ctx.dialect.writes_pin:
         return cell.losing_its_source(), NOTHING
     return cell.outliving_its_lease(), NOTHING

@@ -69,6 +69,6 @@ RULES: Rules = {
 
 
 def step(cell: ProducerCell, event: CellEvent, now: Instant, ctx: ProducerContext) -> Stepped:
-    """The pure transition of one cell. An event without a rule returns the very same cell."""
+    """Return the next state of a cell and the effects. Pure; an event without a rule returns the very same cell."""
     rule = RULES.get((cell.phase, type(event)))
     return (cell, NOTHING) if rule is None else rule(cell, event, now, ctx)

@@ -62,9 +62,9 @@ def acknowledge(cell: ProducerCell, d_rank: int, ctx: ProducerContext) -> Effect
 def end_registration(
     cell: ProducerCell, code: Code, flushed: bool, now: Instant, ctx: ProducerContext, notify: bool = True
 ) -> Stepped:
-    """The registration ends without its data: tell its ranks, answer who asked, and give the product back.
+    """End a registration without its data: tell its ranks, answer waiting CANCELs, and give the product back.
 
-    The one exit of every failure, so that no path can forget a waiting CANCEL (R18).
+    Every failure ends here, so that no path can forget a waiting CANCEL (R18).
     """
     assert cell.reg is not None
     verdict = SyncItem(cell.reg, Progress.UNKNOWN, code, flushed)
@@ -91,7 +91,7 @@ def end_registration(
 
 
 def requested_range(registration: Register, source: Source, ctx: ProducerContext) -> tuple[int, int] | Code:
-    """(token_start, num_tokens) that this grant asks for, or why it cannot be served.
+    """Return the (token_start, num_tokens) that a registration asks for, or the code why it cannot be served.
 
     vLLM's PUSH_REG names only D's blocks, which stand for the prompt's tail: the position is computed from the token
     count, so that the pairing itself is always by position (R52).
@@ -120,7 +120,7 @@ def requested_range(registration: Register, source: Source, ctx: ProducerContext
 
 
 def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Source and registration have met: check what they say of each other, then write as soon as may be."""
+    """Check a source and its registration against each other, then write as soon as possible."""
     source = cell.source
     assert source is not None
     for registration in cell.registrations:
@@ -133,14 +133,15 @@ def proceed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
 
 
 def write_or_wait(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Matched, and nobody is waited for any more: write under a valid lease, as soon as the peers are connected."""
+    """Write a matched prompt whose D ranks have registered: under a valid lease, as soon as the peers are connected."""
     if cell.lease_until <= now and ctx.dialect.lease_rechecked:
         return end_registration(cell, Code.EXPIRED, True, now, ctx)
     return post(cell, now, ctx) if ctx.connected else (cell.becoming_ready(), NOTHING)
 
 
 def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
-    """The lease is valid, the peers are connected: from here on only the WRITEs' end can free the source (S2)."""
+    """Post the WRITEs: the lease is valid, the peers are connected. From here on only their end can free the source
+    (S2)."""
     source, reg = cell.source, cell.reg
     assert source is not None
     assert reg is not None
@@ -170,7 +171,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
 
 
 def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
-    """A registration, or one more rank's, or the same again."""
+    """Take a registration: the first, one of a further D rank, or a repetition."""
     for known in cell.registrations:
         if known.d_rank == event.d_rank:
             return cell, acknowledge(cell, event.d_rank, ctx)
@@ -209,7 +210,7 @@ def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: Pr
 
 
 def connected(cell: ProducerCell, _: Connected, now: Instant, ctx: ProducerContext) -> Stepped:
-    """The deferred WRITE: its lease is judged again here, or it would read blocks that are somebody else's (R02)."""
+    """Begin a deferred WRITE. Its lease is checked again, or it could read blocks that have been reused (R02)."""
     return write_or_wait(cell, now, ctx)
 
 
@@ -218,19 +219,20 @@ def refused(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: P
 
 
 def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Nothing has been posted: the write never happens."""
+    """End a registration that is cancelled before a WRITE was posted: none will be."""
     return end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)
 
 
 def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
-    """A NIC cannot be called back: remember who asked, one slot per asking rank (R18). What it has not begun can."""
+    """Remember a CANCEL during WRITEs, which a NIC cannot stop, by asking rank (R18). Pieces not posted are held
+    back."""
     if event.asker in cell.cancel_waiters:
         return cell, NOTHING
     return stop(cell.with_asker(event.asker), Code.CANCELLED, ctx)
 
 
 def stop(cell: ProducerCell, code: Code, ctx: ProducerContext) -> Stepped:
-    """Hold back what has not been posted; the pieces under way end by themselves."""
+    """Stop the WRITEs: post no further piece; the pieces under way end by themselves."""
     if not ctx.in_pieces or cell.phase is not IN_FLIGHT or cell.stopped is not Code.NONE:
         return cell, NOTHING
     assert cell.reg is not None
@@ -241,7 +243,7 @@ def stop(cell: ProducerCell, code: Code, ctx: ProducerContext) -> Stepped:
 
 
 def source_lost(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """The prompt will not be computed to its end: no piece more, and nobody else is served from what there is."""
+    """Stop the WRITEs of a prompt that will not be computed to its end: no further piece, and no other registration."""
     if cell.source is None or cell.source.complete:
         return cell, NOTHING
     if cell.reg is None:
@@ -257,7 +259,7 @@ def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: Produ
 
 
 def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """C4: write to the ranks that registered, and to no other."""
+    """Write to the ranks that registered by the end of the join time, and to no other (C4)."""
     return write_or_wait(cell, now, ctx)
 
 
@@ -266,7 +268,7 @@ def write_stopped(cell: ProducerCell, event: WriteStopped, now: Instant, ctx: Pr
 
 
 def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """One handle is final. Judge only when all are: a sibling may still be writing (R16)."""
+    """Record that a handle is final. The registration ends only when all are: another WRITE may still run (R16)."""
     bit = 1 << event.op.d_rank
     if not cell.in_flight_mask & bit:
         return cell, NOTHING
@@ -290,7 +292,7 @@ def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: Produc
 
 
 def fenced_in_flight(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
-    """A peer was fenced while siblings still fly. A WRITE to it that had ended only locally may never have landed."""
+    """Record a fence while other WRITEs run. A WRITE to the fenced peer that ended only locally may not have landed."""
     wrote = any(registration.d_rank == event.d_rank for registration in cell.registrations)
     if ctx.done_is_remote or not wrote or cell.in_flight_mask & 1 << event.d_rank:
         return cell, NOTHING
@@ -310,12 +312,12 @@ def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Producer
 
 
 def landed(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
-    """All that was posted has landed: everything, unless the WRITE was stopped before."""
+    """End a registration all of whose posted pieces have landed: everything, unless the WRITE was stopped before."""
     return end_registration(cell, cell.stopped, True, now, ctx) if cell.truncated else sent(cell, ctx)
 
 
 def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
-    """Every byte has landed and every notification is behind its bytes."""
+    """End a registration as sent: every byte has landed and every notification is behind its bytes."""
     assert cell.reg is not None
     answers: Effects = NOTHING
     if cell.cancel_waiters:
