@@ -64,10 +64,13 @@ def watched(most: int) -> Callable[[Any], None]:
         def trace_line(who: str, what: str) -> None:
             if what.startswith(("announces and sends", "fetches")):
                 p_rank, d_rank = sorted((who, what.rpartition(": ")[2]), reverse=True)
-                if groups.dead & {p_rank, d_rank}:
-                    # A rank that has not noticed its peer's death posts all the same, and that fails.
+                ranks = p_rank, d_rank
+                if groups.dead & {*ranks}:
+                    # A rank that has not noticed its peer's death posts over the group that it held, which is closed.
+                    held = [group for group in world.shipping.held.values() if group.ranks == ranks]
+                    assert any(group.ready_ns <= world.clock.now for group in held)
                     return
-                group = groups.open[p_rank, d_rank]
+                group = groups.open[ranks]
                 assert group.users
                 assert group.ready_ns <= world.clock.now
 
