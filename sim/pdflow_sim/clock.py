@@ -17,10 +17,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
-URGENT = 0
-"""simpy's own: the beginning of a process, and an interrupt."""
 INPUT = 1
-"""simpy's normal priority."""
+"""simpy's normal priority; its urgent one, 0, is for the beginnings of processes and for interrupts."""
 POLL = 2
 DEADLINE = 1 << 20
 ENGINE = 1 << 21

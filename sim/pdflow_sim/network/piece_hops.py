@@ -58,18 +58,16 @@ class PieceHops:
         """Trace what this piece does next."""
         flight, trace_line = in_flight.operation.flight, self.metrics.trace_line
         assert trace_line is not None
-        what = f"{describe_piece(in_flight.piece, in_flight.operation.layers)}, {hop.value}"
+        what = describe_piece(in_flight.piece, in_flight.operation.layers)
         if hop is Hop.WIRE:
             for message in self.asking[1:]:
                 self.fabric.trace_send(flight, message)
             ask = "announces and sends" if self.asks and not self.asking else "sends"
             verb = "fetches" if flight.reads else ask
             by, other = (flight.d_port, flight.p_port) if flight.reads else (flight.p_port, flight.d_port)
-            trace_line(
-                by.address, f"{verb} {describe_piece(in_flight.piece, in_flight.operation.layers)}: {other.address}"
-            )
+            trace_line(by.address, f"{verb} {what}: {other.address}")
         else:
-            trace_line((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}")
+            trace_line((flight.p_port if hop is Hop.D2H else flight.d_port).address, f"copies {what}, {hop.value}")
 
     def copy_out(self, in_flight: PieceInFlight) -> None:
         self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)

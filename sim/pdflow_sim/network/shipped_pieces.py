@@ -86,39 +86,39 @@ class ShippedOperation:
 class PieceInFlight:
     """One piece that has been posted and has not ended."""
 
-    __slots__ = ("nbytes", "operation", "piece", "queue", "shipping", "stages")
+    __slots__ = ("carrier", "nbytes", "operation", "piece", "queue", "stages")
 
-    def __init__(self, shipping: PieceCarrier, operation: ShippedOperation, piece: Piece, nbytes: int) -> None:
-        self.shipping = shipping
+    def __init__(self, carrier: PieceCarrier, operation: ShippedOperation, piece: Piece, nbytes: int) -> None:
+        self.carrier = carrier
         self.operation = operation
         self.piece = piece
         self.nbytes = nbytes
-        self.stages: deque[Any] = deque(shipping.stages)
+        self.stages: deque[Any] = deque(carrier.stages)
         """The stages that it still has to pass: PEER, ASK and the like, or a hop."""
         self.queue: PieceQueue | None = None
         """The queue in which it has, or waits for, its turn at the other rank."""
 
     def go_on(self, _: None = None) -> None:
         """Begin the next stage, or end behind the last one. A piece whose mover is dead is lost instead."""
-        shipping, flight = self.shipping, self.operation.flight
+        carrier, flight = self.carrier, self.operation.flight
         if not (flight.d_port if flight.reads else flight.p_port).node.alive:
-            shipping.clock.call(0, shipping.lost, self)
+            carrier.clock.call(0, carrier.lost, self)
             return
         if not self.stages:
-            shipping.arrived(self)
+            carrier.arrived(self)
             return
         stage = self.stages.popleft()
         if type(stage) is str:
-            shipping.turn(self, stage)
+            carrier.turn(self, stage)
         else:
-            shipping.hop(self, stage)
+            carrier.hop(self, stage)
 
     def ended(self, ok: bool) -> None:
         """Go on after a hop; lose the piece if the hop failed."""
         if ok:
             self.go_on()
         else:
-            self.shipping.lost(self)
+            self.carrier.lost(self)
 
 
 def describe_piece(piece: Piece, layers: int) -> str:

@@ -103,7 +103,7 @@ _admitted = ConsumerScheduler._admitted
 _cancelled = ProducerFrames._cancelled
 
 
-# Lives.
+# Incarnations.
 
 
 def _any_incarnation(self: Peers, peer: Address, incarnation: int) -> bool:
