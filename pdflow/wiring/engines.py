@@ -5,40 +5,19 @@ The caller passes in what only its driver knows: the shape of a pool's KV, since
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from pdflow.engine.sequence import Limits
-from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape, stage_layers
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import effective_timers
 from pdflow.methods.staging import KvSize
-from pdflow.protocol.consumer.rank import ConsumerRank
-from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo
-from pdflow.protocol.producer.cell import ProducerContext
-from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of
-
-
-class Producer(NamedTuple):
-    """The endpoints of one incarnation of an engine that KV is read from."""
-
-    scheduler: ProducerScheduler
-    ranks: list[ProducerRank]
-
-
-class Consumer(NamedTuple):
-    """The endpoints of one incarnation of an engine that receives KV."""
-
-    scheduler: ConsumerScheduler
-    ranks: list[ConsumerRank]
+from pdflow.wiring.endpoints import Consumer, Producer, ProtocolConfig, consumer, producer
 
 
 class EngineWiring:
@@ -60,10 +39,21 @@ class EngineWiring:
         self.pulls = self.method.pulls
         self.reads_p = self.pulls and not self.method.stores
         self.timers = effective_timers(transfer.timers(), self.pipeline_policy.guards)
-        self.initiator: Initiator = "pull" if self.pulls else "push"
-        self.rule: Rule = "exactly-once" if self.dialect.control_frames else "vllm"
-        shape = shapes[scenario.pools[0].name]
-        self.geometry: Geometry = TransferGeometry(shape, initiator=self.initiator, rule=self.rule)
+        self.protocol = ProtocolConfig(
+            shape=shapes[scenario.pools[0].name],
+            pulls=self.pulls,
+            dialect=self.dialect,
+            timers=self.timers,
+            done_is_remote=done_is_remote,
+            in_pieces=self.method.in_pieces,
+            into_staging=self.method.staged_at_d,
+            reads_p=self.reads_p,
+            peer_fraction=transfer.quarantine_fraction,
+            suspect_fraction=transfer.quarantine_suspect_fraction,
+        )
+        self.initiator: Initiator = self.protocol.initiator
+        self.rule: Rule = self.protocol.rule
+        self.geometry: Geometry = self.protocol.geometry()
 
     def limits_of(self, pool: Pool) -> Limits:
         return Limits(
@@ -79,42 +69,13 @@ class EngineWiring:
 
     def producer(self, info: EngineInfo, incarnation: int) -> Producer:
         """Create the endpoints of one incarnation of a prefill engine."""
-        first = ProducerContext(
-            rank=0,
-            shards=info.shards,
-            dialect=self.dialect,
-            timers=self.timers,
-            geometry=self.geometry,
-            done_is_remote=self.done_is_remote,
-            in_pieces=self.method.in_pieces,
-            into_staging=self.method.staged_at_d,
-        )
-        ranks = [
-            ProducerRank(info.engine, incarnation, msgspec.structs.replace(first, rank=rank))
-            for rank in range(info.shards.ranks)
-        ]
-        return Producer(ProducerScheduler(info, incarnation, self.dialect, self.reads_p), ranks)
+        return producer(self.protocol, self.geometry, info, incarnation)
 
     def consumer(self, info: EngineInfo, incarnation: int, num_blocks: int, pulls: bool | None = None) -> Consumer:
         """Create the endpoints of one incarnation of a decode engine, or of another receiver of KV. `pulls` overrides
         that of the method."""
-        transfer = self.scenario.transfer
-        scheduler = ConsumerScheduler(
-            info,
-            incarnation,
-            dialect=self.dialect,
-            timers=self.timers,
-            geometry=self.geometry,
-            pulls=self.pulls if pulls is None else pulls,
-            pool_blocks=num_blocks,
-            peer_fraction=transfer.quarantine_fraction,
-            suspect_fraction=transfer.quarantine_suspect_fraction,
-        )
-        ranks = [
-            ConsumerRank(info, rank, incarnation, dialect=self.dialect, timers=self.timers, geometry=self.geometry)
-            for rank in range(info.shards.ranks)
-        ]
-        return Consumer(scheduler, ranks)
+        config = self.protocol if pulls is None else msgspec.structs.replace(self.protocol, pulls=pulls)
+        return consumer(config, self.geometry, info, incarnation, num_blocks)
 
     def most_layers(self, pool: Pool) -> int:
         """Return the most layers that a rank of an engine of this pool has."""

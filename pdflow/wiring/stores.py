@@ -17,7 +17,8 @@ from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.validation.fit import store_block_bytes
-from pdflow.wiring.engines import Consumer, EngineWiring, Producer
+from pdflow.wiring.endpoints import Consumer, Producer
+from pdflow.wiring.engines import EngineWiring
 
 if TYPE_CHECKING:
     from pdflow.protocol.values import EngineId, Xid

@@ -24,7 +24,7 @@ from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefil
 from pdflow.routing.events import DecodeEnded, PrefillAnswered
 from pdflow.serving.effects import AnswerCall
 from pdflow.serving.events import LookupRequested, PutRequested
-from pdflow.wiring.engines import Consumer
+from pdflow.wiring.endpoints import Consumer
 from pdflow.wiring.stores import load_xid
 from pdflow_sim.build import SimulationBuilder
 from pdflow_sim.engine_slot import EngineSlot

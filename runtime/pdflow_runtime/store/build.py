@@ -13,7 +13,8 @@ from pdflow.protocol.ids import EngineInfo
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.validation.fit import kv_tokens_of
-from pdflow.wiring.engines import EngineWiring, Producer
+from pdflow.wiring.endpoints import Producer
+from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.stores import StoreWiring, node_name, put_name, store_pool
 from pdflow_runtime.nodes.models import DTYPES
 from pdflow_runtime.nodes.ranked_node import NodeConfig

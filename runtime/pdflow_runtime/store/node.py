@@ -22,7 +22,7 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
-from pdflow.wiring.engines import Consumer, Producer
+from pdflow.wiring.endpoints import Consumer, Producer
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
 from pdflow_runtime.store.backing import Backing

@@ -29,7 +29,7 @@ from pdflow.serving.effects import (
 )
 from pdflow.serving.events import EngineAdmitted, PrefillRequested, PutEnded, StoreAnswered
 from pdflow.serving.storing import Storing
-from pdflow.wiring.engines import Consumer, Producer
+from pdflow.wiring.endpoints import Consumer, Producer
 from pdflow.wiring.stores import load_xid, node_name, node_of
 from pdflow_runtime.engines.job import Job, Sampling
 from pdflow_runtime.engines.loop import EngineOutput

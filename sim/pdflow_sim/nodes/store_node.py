@@ -18,7 +18,7 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
-from pdflow.wiring.engines import Consumer, Producer
+from pdflow.wiring.endpoints import Consumer, Producer
 from pdflow.wiring.stores import get_name, put_name
 from pdflow_sim.nodes.node import SimPort
 from pdflow_sim.nodes.peer_node import PeerNode

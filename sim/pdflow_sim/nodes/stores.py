@@ -13,7 +13,7 @@ from pdflow.methods.store.memory import Item, StoreMemory
 from pdflow.methods.store.objects import most_named, objects_of
 from pdflow.protocol.ids import EngineInfo
 from pdflow.scenario.schema.scenario import Pool
-from pdflow.wiring.engines import Consumer
+from pdflow.wiring.endpoints import Consumer
 from pdflow.wiring.stores import StoreWiring, get_name, load_name, node_name, put_name
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.store_node import SimStoreNode
