@@ -23,7 +23,7 @@ from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
-from pdflow_runtime.nodes.ranks import LayoutBook, Rank, StagingFactory
+from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook, Rank, StagingFactory
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls
@@ -48,6 +48,8 @@ class NodeConfig:
     """Makes the memory that a rank keeps beside its blocks."""
     leases: int | None = None
     """The number of leases that may be open at once, unless blocks say so."""
+    adopted: AdoptedMemory | None = None
+    """The memory that a rank's KV lies in, unless it is to be allocated: of a node with one rank in this process."""
 
 
 class RankedNode(LiveNode):
@@ -74,12 +76,14 @@ class RankedNode(LiveNode):
         port = self.add(info.engine, scheduler, self.config.incarnation)
         owners: Sequence[Rank | None] = [None] * len(endpoints) if over is None else over
         self.ends[info.engine] = [
-            self._add_rank(info, number, endpoint, owner)
+            self.add_rank(info, number, endpoint, owner)
             for number, (endpoint, owner) in enumerate(zip(endpoints, owners, strict=True))
         ]
         return port
 
-    def _add_rank(self, info: EngineInfo, number: int, endpoint: Endpoint, owner: Rank | None) -> Rank:
+    def add_rank(self, info: EngineInfo, number: int, endpoint: Endpoint, owner: Rank | None = None) -> Rank:
+        """Add the endpoint and the memory of one rank, which may be the only one of its engine in this process.
+        `owner`: the rank whose memory its is."""
         config = self.config
         address = rank_address(info.engine, number)
         port = self.add(address, endpoint, config.incarnation)
@@ -96,6 +100,7 @@ class RankedNode(LiveNode):
             config.leases,
             owner,
             config.dtype,
+            config.adopted,
         )
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means

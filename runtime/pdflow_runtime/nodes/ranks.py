@@ -3,7 +3,8 @@
 It turns "write this source's tokens into that grant" into descriptors, and reports how operations have ended. Which
 bytes may go is decided by the protocol; in what pieces, by `transfers.py`; how they go, by the transport.
 
-A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. A word
+A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. KV that
+an engine has allocated itself is adopted: then the words lie in memory of the transport's own. A word
 takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV
 block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it is said how
 many slots there are, and a lease whose slot another one takes is over.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import attrs
 import msgspec
 
 from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
@@ -34,6 +36,7 @@ from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notification
 from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
+from pdflow_runtime.transports.adopting import Segment, adopt, own_start
 from pdflow_runtime.transports.base import (
     Ended,
     EventSink,
@@ -60,6 +63,19 @@ StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
 """Makes the staging memory of a rank, given the memory of its blocks and where the staging memory begins."""
 
 
+@attrs.frozen
+class AdoptedMemory:
+    """KV memory that somebody else has allocated, such as vLLM's tensors.
+
+    `memory` counts its region bases through the segments, as `transports/adopting.py` does. `interior` names how the
+    inside of a block is laid out (attention backend, dtype, ISA): two ranks whose interiors differ exchange nothing.
+    """
+
+    memory: RankMemory
+    segments: tuple[Segment, ...]
+    interior: str = ""
+
+
 class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     """The description of a rank's memory for a peer: its layout, and how the transport reaches it."""
 
@@ -77,6 +93,8 @@ class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     void_generation: int = -1
     """The newest generation that the peer which reads this was fenced from: it posts no WRITE into that or an older
     one. Given where the transport's fences close, as these do not refuse what is posted over a later connection."""
+    interior: str = ""
+    """How the inside of a block is laid out, where that is not pdflow's to know."""
 
 
 _metadata_decoder: Final = msgspec.msgpack.Decoder(RankMetadata)
@@ -107,7 +125,7 @@ class Rank:
     that reports its events to the sink it is given; `put` hands an event to this rank's endpoint; `incarnation` is the
     engine's; `staging_factory` makes the memory beside the blocks; `slots`, how many lease words there may be, unless
     blocks say so; `owner`, the rank of this process whose memory this one shares, if it has none of its own; `dtype`,
-    of its KV, if that is known."""
+    of its KV, if that is known; `adopted`, the memory that its KV lies in, unless it is to be allocated."""
 
     def __init__(
         self,
@@ -123,16 +141,21 @@ class Rank:
         slots: int | None = None,
         owner: Rank | None = None,
         dtype: str = "",
+        adopted: AdoptedMemory | None = None,
     ) -> None:
+        if adopted is not None and staging_factory is not None:
+            raise ValueError("prompts cannot be staged beside memory that is adopted: nothing is copied from or to it")
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
         self.shards: Final = shards
-        self.memory: Final = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
+        memory = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
+        self.memory: Final = memory if adopted is None else adopted.memory
         self.layers: Final = stage_layers(shape.num_layers, shards.pp)[rank // shards.tp]
         """The number of the model's layers that it keeps."""
         planes = self.memory.num_layers * self.memory.tensors_per_layer
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
-        self.words_at: Final = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
+        behind = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
+        self.words_at: Final = behind if adopted is None else own_start(adopted.segments)
         self.slots: Final = num_blocks + 1 if slots is None else slots
         end = self.words_at + self.slots * WORD_BYTES
         self.kv_region: Final = (
@@ -140,7 +163,15 @@ class Rank:
         )
         self.transport: Final = transport(self.address, self.on_transport_event)
         nbytes = end if self.kv_region is None else end_of(self.kv_region)
-        self.view: Final = self.transport.allocate(nbytes) if owner is None else join(self.transport, owner.transport)
+        if owner is not None:
+            view = join(self.transport, owner.transport)
+        elif adopted is not None:
+            view = adopt(self.transport, adopted.segments, self.slots * WORD_BYTES)
+        else:
+            view = self.transport.allocate(nbytes)
+        self.view: Final = view if adopted is None else memoryview(b"")
+        """Its region; empty where that is adopted."""
+        self._words: Final = view[self.words_at : end] if adopted is None else view[: self.slots * WORD_BYTES]
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}
         """Prompts that are sent from beside the blocks, and where they lie."""
@@ -148,6 +179,7 @@ class Rank:
         self.lost: Callable[[Address], None] = lambda peer: None
         """Called with a peer whose memory cannot be reached any more."""
         self._dtype = dtype
+        self._interior = "" if adopted is None else adopted.interior
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
@@ -179,6 +211,7 @@ class Rank:
                 self.kv_region,
                 self._dtype,
                 self._void.get(peer, -1),
+                self._interior,
             )
         )
 
@@ -258,14 +291,14 @@ class Rank:
     def expose(self, lease_word: LeaseWord) -> None:
         """Write a lease word where readers find it from now on."""
         at = self._slot(lease_word)
-        self.view[at : at + WORD_BYTES] = lease_word.value.to_bytes(WORD_BYTES, "little")
+        self._words[at : at + WORD_BYTES] = lease_word.value.to_bytes(WORD_BYTES, "little")
 
     def bump(self, lease_word: LeaseWord) -> None:
         """Clear a lease word, so that its readers learn that the lease is over; unless another lease has the slot by
         now."""
         at = self._slot(lease_word)
-        if self.view[at : at + WORD_BYTES] == lease_word.value.to_bytes(WORD_BYTES, "little"):
-            self.view[at : at + WORD_BYTES] = bytes(WORD_BYTES)
+        if self._words[at : at + WORD_BYTES] == lease_word.value.to_bytes(WORD_BYTES, "little"):
+            self._words[at : at + WORD_BYTES] = bytes(WORD_BYTES)
 
     # Between its blocks and what is beside them.
 
@@ -333,7 +366,7 @@ class Rank:
         self._put(Received(peer, incarnation, done))
 
     def _slot(self, lease_word: LeaseWord) -> int:
-        return self.words_at + lease_word.index % self.slots * WORD_BYTES
+        return lease_word.index % self.slots * WORD_BYTES
 
     # From where to where.
 
