@@ -255,6 +255,9 @@ class HandshakeEnded(Value, frozen=True, gc=False):
     peer: Address
     ok: bool
     incarnation: int
+    refused: bool = False
+    """The peer's address refused the connection: no process listens there. A timeout is no refusal, nor is a connection
+    that breaks, nor an answer of somebody else."""
 
 
 class PeerLost(Value, frozen=True, gc=False):

@@ -214,7 +214,7 @@ class RankLinks:
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, reason_of(error))
             self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
-            self.node.put(port, HandshakeEnded(peer, False, 0))
+            self.node.put(port, HandshakeEnded(peer, False, 0, is_refusal(error)))
             return
         self._adopt(link)
         self._nursery.start_soon(self._serve, link)
@@ -339,6 +339,13 @@ class RankLinks:
                 await link.stream.send_all(b"".join(batch))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             link.scope.cancel()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """True if this error proves that no process listens: every address that a host's name stands for has refused."""
+    if isinstance(error, OSError) and isinstance(error.__cause__, ExceptionGroup):
+        return all(map(is_refusal, error.__cause__.exceptions))
+    return isinstance(error, ConnectionRefusedError)
 
 
 def reason_of(error: BaseException) -> str:

@@ -136,6 +136,45 @@ async def test_who_is_not_there_or_is_somebody_else_is_no_peer() -> None:
         assert await p.endpoint.get(HandshakeEnded) == [HandshakeEnded("d.r0", False, 0)]
 
 
+@pytest.mark.trio
+async def test_only_an_address_where_no_process_listens_has_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is closed, one that nothing is read from, another engine and an unknown address prove nothing."""
+    monkeypatch.setattr(links, "HELLO_TIMEOUT_S", 0.3)
+    async with sides("d", "p") as (d, p), trio.open_nursery() as nursery:
+        for kind, seconds in (("closes", 0.0), ("silent", 60.0)):
+
+            async def answer(stream: trio.SocketStream, seconds: float = seconds) -> None:
+                async with stream:
+                    await trio.sleep(seconds)
+
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, answer, [listener])
+            d.links.book[kind] = ("127.0.0.1", listener.socket.getsockname()[1])
+        (gone,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        d.links.book["gone"] = ("127.0.0.1", gone.socket.getsockname()[1])
+        await gone.aclose()
+        d.links.book["impostor"] = ("127.0.0.1", p.tcp)
+        peers = ["gone", "closes", "silent", "impostor", "unknown"]
+        for peer in peers:
+            d.links.handshake(d.port, Handshake(f"{peer}.r0"))
+        ended = await d.endpoint.get(HandshakeEnded, len(peers))
+        nursery.cancel_scope.cancel()
+    assert {(event.peer, event.ok, event.refused) for event in ended} == {
+        (f"{peer}.r0", False, peer == "gone") for peer in peers
+    }
+
+
+def test_a_host_with_several_addresses_has_refused_when_all_of_them_have() -> None:
+    def attempts(*errors: OSError) -> OSError:
+        error = OSError("all attempts to connect failed")
+        error.__cause__ = ExceptionGroup("all attempts to connect failed", errors)
+        return error
+
+    assert links.is_refusal(attempts(ConnectionRefusedError(), ConnectionRefusedError()))
+    assert not links.is_refusal(attempts(ConnectionRefusedError(), TimeoutError()))
+    assert not links.is_refusal(OSError("no such host"))
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -291,7 +330,7 @@ async def test_a_new_engine_address_is_tried_before_the_next_request() -> None:
     async with sides("d", "p") as (d, p):
         d.links.book["p"] = ("127.0.0.1", 1)
         d.links.handshake(d.port, Handshake(p.address))
-        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0)]
+        assert await d.endpoint.get(HandshakeEnded) == [HandshakeEnded(p.address, False, 0, True)]
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(d.links.update_address, "p", "127.0.0.1", p.tcp)
