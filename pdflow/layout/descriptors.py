@@ -10,17 +10,22 @@ Two orders of nesting, each with K and V as separate planes (a plane: one of K o
   block, layer and K/V.
 - `block-major` (BLHNC): one region, `[num_blocks, num_layers, 2, plane]`. At equal TP, one descriptor per block.
 
-Two orders inside a plane:
+Three orders inside a plane:
 
 - `HND`, `[num_kv_heads, block_size, head_dim]`: a slice of heads of a whole block is contiguous, which is why NIXL
   asks for it when TP differs; a part of a block (a partial last block, or unequal block sizes) is one piece per head.
 - `NHD`, `[block_size, num_kv_heads, head_dim]`: a part of a block is contiguous if all heads go; a slice of heads is
   one piece per token.
+- `opaque`, as HND, but what lies inside `[block_size, head_dim]` of one head is not known: a part of a block is moved
+  whole. vLLM's attention on CPU keeps K of a head's tokens, then V, packed by the ISA in groups of 32 tokens.
+
+A memory with one head, or one token, in a block is in the orders HND and NHD at once.
 
 For unequal block sizes vLLM sends raw pieces of HND planes, and the receiver permutes them afterwards; here bytes
 always arrive where they belong. The count of vLLM's raw pieces is that of `NHD` without a head split.
 
-Sources: PROTOCOL.md 1.3 (agent metadata: base addresses, block lengths and strides) and 1.5.
+Sources: PROTOCOL.md 1.3 (agent metadata: base addresses, block lengths and strides) and 1.5; vLLM 0.32's
+vllm/v1/attention/backends/cpu_attn.py for `opaque`.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from pdflow.layout.shapes import KvShape, LayoutError, heads_per_rank, stage_lay
 from pdflow.protocol.values import Value
 
 Nesting: TypeAlias = Literal["layer-major", "block-major"]
-PlaneOrder: TypeAlias = Literal["HND", "NHD"]
+PlaneOrder: TypeAlias = Literal["HND", "NHD", "opaque"]
 
 
 class RankMemory(Value, frozen=True, gc=False):
@@ -42,7 +47,8 @@ class RankMemory(Value, frozen=True, gc=False):
     block-major.
 
     `block_stride` is the distance in bytes from one block to the next within a region, at least the block's length
-    there. Regions of one rank may lie anywhere.
+    there: a layer-major memory may have each layer's blocks between those of others. Regions of one rank may lie
+    anywhere.
     """
 
     region_bases: tuple[int, ...]
@@ -146,25 +152,29 @@ def descriptors(
     """Return every descriptor of one pair, region by region if either side is layer-major, else block by block.
 
     With `coalesce`, neighbours that follow each other on both sides become one (blocks that happen to be consecutive,
-    in practice). Raises LayoutError if the two memories cannot exchange this pair, or a block does not exist.
+    in practice), but none across the border of a region, which may be the border of an allocation. Raises LayoutError
+    if the two memories cannot exchange this pair, or a block does not exist.
     """
-    _check(pair, source, target)
-    found = list(_split(pair, source, target, _checked_runs(runs, source, target)))
-    return _coalesced(found) if coalesce else found
+    order = _check(pair, source, target)
+    found = list(_split(pair, source, target, _checked_runs(runs, source, target, order), order))
+    if not coalesce:
+        return found
+    one_region = source.nesting == target.nesting == "block-major"
+    return _coalesced(found, len(found) // (1 if one_region else pair.num_layers * source.tensors_per_layer))
 
 
 def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> DescriptorCounter:
     """Return the closed form of `len(descriptors(...))`.
 
-    Of coalescing, it counts the descriptors that consecutive blocks of equal size save. Regions may be consecutive too,
-    and so may pieces of blocks of unequal size in the order NHD; neither is counted.
+    Of coalescing, it counts the descriptors that consecutive blocks of equal size save. Pieces of blocks of unequal
+    size may be consecutive too in the order NHD, which is not counted.
     """
-    _check(pair, source, target)
+    order = _check(pair, source, target)
     unit = split_size(source.block_size, target.block_size)
     planes = pair.num_layers * source.tensors_per_layer
-    if source.order == "NHD" and not _all_heads(pair, source, target):
+    if order == "NHD" and not _all_heads(pair, source, target):
         return DescriptorCounter(unit, planes * unit, 0, planes)
-    per_tail = planes if source.order == "NHD" else planes * pair.num_heads
+    per_tail = planes if order == "NHD" else planes * pair.num_heads
     if source.block_size != target.block_size:
         return DescriptorCounter(unit, per_tail, per_tail, 0)
     all_heads = _all_heads(pair, source, target)
@@ -172,6 +182,8 @@ def descriptor_counter(pair: Pair, source: RankMemory, target: RankMemory) -> De
     per_unit = 1 if whole else planes
     piece = source.plane_bytes * planes // per_unit
     follow = all_heads and source.block_stride == target.block_stride == piece
+    if order == "opaque":
+        per_tail = per_unit
     return DescriptorCounter(unit, per_unit, per_tail, 0, per_unit if follow else 0)
 
 
@@ -180,7 +192,31 @@ def descriptor_count(pair: Pair, source: RankMemory, target: RankMemory, num_tok
     return descriptor_counter(pair, source, target).count(num_tokens)
 
 
-def _split(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenRun]) -> Iterator[Descriptor]:
+def order_between(source: RankMemory, target: RankMemory) -> PlaneOrder:
+    """Return the order in which two memories exchange blocks. LayoutError if they have none in common, or blocks of
+    unequal size whose inside is not known."""
+    found = [memory.order for memory in (source, target) if memory.order == "opaque" or not _is_in_both_orders(memory)]
+    if len(set(found)) > 1 or found == ["opaque"]:
+        raise LayoutError(
+            f"order is {source.order} on prefill and {target.order} on decode: both must run the same model with the "
+            "same cache layout"
+        )
+    order = found[0] if found else source.order
+    if order == "opaque" and source.block_size != target.block_size:
+        raise LayoutError(
+            f"block_size is {source.block_size} on prefill and {target.block_size} on decode: blocks whose inside is "
+            "opaque are moved whole, so both must have one size"
+        )
+    return order
+
+
+def _is_in_both_orders(memory: RankMemory) -> bool:
+    return memory.num_heads == 1 or memory.block_size == 1
+
+
+def _split(
+    pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenRun], order: PlaneOrder
+) -> Iterator[Descriptor]:
     planes = [
         (pair.source_layer + layer, pair.target_layer + layer, tensor)
         for layer in range(pair.num_layers)
@@ -191,17 +227,17 @@ def _split(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenR
             for run in runs:
                 source_base = source.plane_address(source_layer, tensor, run.source_block)
                 target_base = target.plane_address(target_layer, tensor, run.target_block)
-                for source_at, target_at, length in _plane_pieces(pair, source, target, run):
+                for source_at, target_at, length in _plane_pieces(pair, source, target, run, order):
                     yield Descriptor(source_base + source_at, target_base + target_at, length)
         return
     for run in runs:
         source_base = source.plane_address(pair.source_layer, 0, run.source_block)
         target_base = target.plane_address(pair.target_layer, 0, run.target_block)
-        if _all_heads(pair, source, target) and run.tokens == source.block_size == target.block_size:
+        if _all_heads(pair, source, target) and _is_whole(run, source, target, order):
             yield Descriptor(source_base, target_base, len(planes) * source.plane_bytes)
             continue
         for plane in range(len(planes)):
-            for source_at, target_at, length in _plane_pieces(pair, source, target, run):
+            for source_at, target_at, length in _plane_pieces(pair, source, target, run, order):
                 yield Descriptor(
                     source_base + plane * source.plane_bytes + source_at,
                     target_base + plane * target.plane_bytes + target_at,
@@ -209,13 +245,20 @@ def _split(pair: Pair, source: RankMemory, target: RankMemory, runs: list[TokenR
                 )
 
 
-def _plane_pieces(pair: Pair, source: RankMemory, target: RankMemory, run: TokenRun) -> list[tuple[int, int, int]]:
+def _is_whole(run: TokenRun, source: RankMemory, target: RankMemory, order: PlaneOrder) -> bool:
+    """True if the run takes a whole block of either side."""
+    return order == "opaque" or run.tokens == source.block_size == target.block_size
+
+
+def _plane_pieces(
+    pair: Pair, source: RankMemory, target: RankMemory, run: TokenRun, order: PlaneOrder
+) -> list[tuple[int, int, int]]:
     """The contiguous pieces of one run within one plane: (source offset, target offset, length), in bytes."""
     cell = source.cell_bytes
-    if source.order == "HND":
+    if order != "NHD":
         source_row = source.block_size * cell
         target_row = target.block_size * cell
-        if run.tokens == source.block_size == target.block_size:
+        if _is_whole(run, source, target, order):
             return [(pair.source_head * source_row, pair.target_head * target_row, pair.num_heads * source_row)]
         return [
             (
@@ -244,10 +287,10 @@ def _all_heads(pair: Pair, source: RankMemory, target: RankMemory) -> bool:
     return pair.num_heads == source.num_heads == target.num_heads
 
 
-def _coalesced(found: list[Descriptor]) -> list[Descriptor]:
+def _coalesced(found: list[Descriptor], per_region: int) -> list[Descriptor]:
     merged: list[Descriptor] = []
-    for descriptor in found:
-        if merged:
+    for at, descriptor in enumerate(found):
+        if at % per_region:
             last = merged[-1]
             if (
                 last.source_address + last.length == descriptor.source_address
@@ -259,8 +302,9 @@ def _coalesced(found: list[Descriptor]) -> list[Descriptor]:
     return merged
 
 
-def _check(pair: Pair, source: RankMemory, target: RankMemory) -> None:
-    for name in ("cell_bytes", "tensors_per_layer", "order"):
+def _check(pair: Pair, source: RankMemory, target: RankMemory) -> PlaneOrder:
+    """Return the order in which the two memories exchange blocks. LayoutError if they cannot exchange this pair."""
+    for name in ("cell_bytes", "tensors_per_layer"):
         if getattr(source, name) != getattr(target, name):
             raise LayoutError(
                 f"{name} is {getattr(source, name)} on prefill and {getattr(target, name)} on decode: "
@@ -275,14 +319,22 @@ def _check(pair: Pair, source: RankMemory, target: RankMemory) -> None:
                 f"pair {pair.p_rank} -> {pair.d_rank} reaches beyond the {memory.num_layers} layers and "
                 f"{memory.num_heads} heads of its {side} rank"
             )
+    return order_between(source, target)
 
 
-def _checked_runs(runs: Iterable[TokenRun], source: RankMemory, target: RankMemory) -> list[TokenRun]:
+def _checked_runs(
+    runs: Iterable[TokenRun], source: RankMemory, target: RankMemory, order: PlaneOrder
+) -> list[TokenRun]:
     checked = list(runs)
     for run in checked:
         if not (0 <= run.source_block < source.num_blocks and 0 <= run.target_block < target.num_blocks):
             raise LayoutError(
                 f"block {run.source_block} -> {run.target_block}: prefill has {source.num_blocks} blocks "
                 f"and decode {target.num_blocks}"
+            )
+        if order == "opaque" and (run.source_offset or run.target_offset):
+            raise LayoutError(
+                f"a run begins {run.source_offset} tokens into a block of prefill and {run.target_offset} into one of "
+                "decode: blocks whose inside is opaque are moved whole"
             )
     return checked

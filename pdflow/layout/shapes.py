@@ -30,7 +30,8 @@ class MlaDims(Value, frozen=True, gc=False):
 class KvShape(Value, frozen=True, gc=False):
     """The KV cache of one model at one block size. `head_dim` and `num_kv_heads` are not used where `mla` is given.
 
-    `bytes_per_value` is that of the cache's dtype (2 for bf16, 1 for fp8); `block_size` is in tokens.
+    `bytes_per_value` is that of the cache's dtype (2 for bf16, 1 for fp8); `block_size` is in tokens. `packed`: K and V
+    of one token and head are one cell, as in the KV cache of vLLM 0.32 (vllm/v1/kv_cache_layout.py: its content axis).
     """
 
     num_layers: int
@@ -39,6 +40,7 @@ class KvShape(Value, frozen=True, gc=False):
     bytes_per_value: int
     block_size: int
     mla: MlaDims | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "bytes_per_value", "block_size"):
@@ -46,6 +48,8 @@ class KvShape(Value, frozen=True, gc=False):
                 raise LayoutError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         if self.mla is not None and (self.mla.latent_dim < 1 or self.mla.rope_dim < 0):
             raise LayoutError(f"MLA dimensions {self.mla.latent_dim} + {self.mla.rope_dim}: they must be positive")
+        if self.mla is not None and self.packed:
+            raise LayoutError("MLA keeps no K and V that could be packed: leave out `packed` or `mla`")
 
     @property
     def stored_heads(self) -> int:
@@ -54,14 +58,15 @@ class KvShape(Value, frozen=True, gc=False):
 
     @property
     def tensors_per_layer(self) -> int:
-        """Tensors per layer: 2 for K and V, 1 for MLA's single latent."""
-        return 1 if self.mla else 2
+        """Tensors per layer: 2 for K and V, 1 where they are packed and for MLA's single latent."""
+        return 1 if self.mla or self.packed else 2
 
     @property
     def cell_bytes(self) -> int:
         """Bytes of one token in one head of one tensor of one layer: the smallest thing that is ever moved."""
-        values = self.mla.latent_dim + self.mla.rope_dim if self.mla else self.head_dim
-        return values * self.bytes_per_value
+        if self.mla:
+            return (self.mla.latent_dim + self.mla.rope_dim) * self.bytes_per_value
+        return (2 if self.packed else 1) * self.head_dim * self.bytes_per_value
 
     @property
     def bytes_per_token(self) -> int:
@@ -86,7 +91,8 @@ class KvShape(Value, frozen=True, gc=False):
         """Return the logical shape of a rank's cache, `[num_layers, 2, num_blocks, block_size, num_kv_heads,
         head_dim]`.
 
-        The second axis is 1 for MLA, whose last two are 1 and latent + rope. The order of the axes in memory is
+        The second axis is 1 for MLA, whose last two are 1 and latent + rope, and 1 where K and V are packed, whose last
+        is 2 * head_dim. The order of the axes in memory is
         another matter: see `pdflow.layout.descriptors`.
         """
         layers = stage_layers(self.num_layers, pp)[pp_rank]

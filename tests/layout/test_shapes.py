@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,14 @@ def test_a_rank_s_tensor_weighs_what_its_blocks_weigh(shape: KvShape, tp: int, p
         assert math.prod(dims) * shape.bytes_per_value == 10 * shape.rank_block_bytes(tp, pp, pp_rank)
         total += tp * shape.rank_bytes_per_token(tp, pp, pp_rank)
     assert total == shape.engine_bytes_per_token(tp)
+
+
+def test_packed_cells_hold_k_and_v_and_weigh_as_much() -> None:
+    packed = msgspec.structs.replace(LLAMA_8B, packed=True)
+    assert (packed.tensors_per_layer, packed.cell_bytes) == (1, 2 * 128 * 2)
+    assert packed.bytes_per_token == LLAMA_8B.bytes_per_token
+    assert packed.rank_block_bytes(4) == LLAMA_8B.rank_block_bytes(4)
+    assert packed.rank_tensor_shape(100, 2) == (32, 1, 100, 16, 4, 256)
 
 
 def test_tensor_shapes() -> None:
@@ -87,6 +96,7 @@ def test_heads_of_ranks() -> None:
     [
         (lambda: KvShape(0, 8, 128, 2, 16), "num_layers is 0"),
         (lambda: KvShape(1, 8, 128, 2, 16, MlaDims(0, 64)), "MLA dimensions"),
+        (lambda: KvShape(1, 8, 128, 2, 16, MlaDims(512, 64), packed=True), "MLA keeps no K and V that could be packed"),
         (lambda: stage_layers(4, 5), "each stage needs at least one layer"),
         (lambda: LLAMA_8B.rank_bytes_per_token(3), "one of the two must divide"),
         (lambda: LLAMA_8B.rank_bytes_per_token(0), "must be 1 or more"),
