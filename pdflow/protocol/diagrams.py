@@ -61,12 +61,13 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def rules_table(rules: Mapping[tuple[Any, type], Any], phases: Iterable[IntEnum]) -> str:
-    """A Markdown table of rules, one row for each phase and event with a rule; every other pair is a named no-op."""
+    """A Markdown table of rules, one row for each phase and event with a rule; every other pair is a named no-op. Of a
+    rule's docstring it has the first paragraph; what argues for the rule stands behind that."""
     rows = []
     for phase in phases:
         for (at, event), rule in rules.items():
             if at is phase:
-                docstring = " ".join((rule.__doc__ or "").split())
+                docstring = " ".join((rule.__doc__ or "").partition("\n\n")[0].split())
                 rows.append((phase.name, f"`{event.__name__}`", f"`{rule.__name__}`", docstring))
     return table(("phase", "event", "rule", "what it says of itself"), rows)
 

@@ -107,6 +107,11 @@ class Dialect(Value, frozen=True, gc=False):
     """A peer that could not be reached is left alone for 1 s, doubling up to 60 s (C9). Otherwise whoever needs it next
     tries again at once."""
 
+    refusals_resolve: bool
+    """A reconnect that the peer's address refuses resolves what D had registered over the lost connection; its blocks
+    stay in quarantine. Otherwise only the peer's silence, or D's watchdog, does: vLLM's side channel does not connect
+    before it asks, and knows no refusal, only a timeout."""
+
     checks_incarnation: bool
     """A frame of another life of an engine makes nothing happen but a handshake, and that retires the life before
     (C13). Otherwise an engine is its id: what one life began meets the next (R46)."""
@@ -145,6 +150,7 @@ STRICT = Dialect(
     releases_unregistered=True,
     knows_prefill_id=True,
     remembers_failures=True,
+    refusals_resolve=True,
     checks_incarnation=True,
     doubts_reads=True,
     limits_peers=True,
@@ -175,6 +181,7 @@ VLLM_COMPAT = Dialect(
     releases_unregistered=True,
     knows_prefill_id=True,
     remembers_failures=True,
+    refusals_resolve=False,
     checks_incarnation=True,
     doubts_reads=True,
     limits_peers=True,
@@ -205,6 +212,7 @@ VLLM_STOCK = Dialect(
     releases_unregistered=False,
     knows_prefill_id=False,
     remembers_failures=False,
+    refusals_resolve=False,
     checks_incarnation=False,
     doubts_reads=False,
     limits_peers=False,

@@ -233,6 +233,16 @@ class PeerFenced(Value, frozen=True, gc=False):
     have been done after the fence. 0 in vllm-compat, where registrations have no numbers."""
 
 
+class ReconnectRefused(Value, frozen=True, gc=False):
+    """The connection of this D rank to the peer is lost, and the peer's address has refused another: no process listens
+    there. That proves nothing of WRITEs that are under way."""
+
+    peer: Address
+    d_rank: int
+    newest: int
+    """The `seq` of the newest registration that the rank had received by then, as in PeerFenced."""
+
+
 class PeerRestarted(Value, frozen=True, gc=False):
     """Another incarnation of this engine has answered with our nonce: the one that we registered with is retired."""
 
@@ -338,6 +348,7 @@ ConsumerSchedulerEvent: TypeAlias = (
     | PairMissing
     | PeerResponded
     | PeerFenced
+    | ReconnectRefused
     | PeerRestarted
     | TimerFired
     | TimeReached
@@ -389,6 +400,7 @@ LocalEvent: TypeAlias = (
     | PairMissing
     | PeerResponded
     | PeerFenced
+    | ReconnectRefused
     | PeerRestarted
 )
 """Events between the endpoints of one engine; every other event comes from outside."""

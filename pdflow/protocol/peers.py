@@ -71,7 +71,8 @@ class Peers:
         self.connected = {p for p in self.connected if engine_of(p) != engine or p == peer}
         return before
 
-    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:
+    def unreached(self, peer: Address, now: Instant, timers: Timers) -> None:
+        """Record that a handshake failed: the peer is left alone for a while."""
         self.connecting.discard(peer)
         self.connected.discard(peer)
         if not self.dialect.remembers_failures:

@@ -28,6 +28,7 @@ from pdflow.protocol.events import (
     PeerFenced,
     PrefillEnded,
     PrefillLegEnded,
+    ReconnectRefused,
     Source,
     SourceCompleted,
     SourceReady,
@@ -165,6 +166,7 @@ def consumer_events(cell: ConsumerCell, explored: Transitions) -> list[Any]:
                 events += [PairFailed(op, sender, Code.IO, settled) for settled in (True, False)]
                 events += [PairReported(op, sender, progress) for progress in Progress]
                 events += [PeerFenced(sender, d_rank, 9)]
+                events += [ReconnectRefused(sender, d_rank, newest) for newest in (0, 9)]
             events += [PairMissing(op)]
     return events
 

@@ -90,7 +90,7 @@ def test_a_refused_rank_does_not_swallow_the_handshake_of_another() -> None:
     c.decode("r", "x")
     c.admit("r")
     c.run()
-    c.endpoints["P.r0"].peers.refused("D.r1", c.now, c.agreed.timers)
+    c.endpoints["P.r0"].peers.unreached("D.r1", c.now, c.agreed.timers)
     c.finish("x")
     shaking = {e.peer for n, e in c.log if n == "P.r0" and type(e) is Handshake}
     assert c.endpoints["P.r0"].peers.connecting <= shaking

@@ -54,7 +54,9 @@ class Network:
         self.holding: set[str] = set()
         """Kinds that `run` leaves where they are."""
         self.unreachable: set[str] = set()
-        """Addresses that no handshake reaches."""
+        """Addresses, or engines, that no handshake reaches."""
+        self.refusing: set[str] = set()
+        """Addresses, or engines, where no process listens, so that a handshake is refused."""
         self.word_values: dict[tuple[str, int], int] = {}
         """By rank and index, as a reader finds them."""
 
@@ -90,8 +92,11 @@ class Network:
         self.pending.remove(item)
         node, peer, what = item.node, item.peer, item.what
         if item.kind == "handshake":
-            reached = ok and peer not in self.unreachable and engine_of(peer) not in self.unreachable
-            self.feed(node, HandshakeEnded(peer, reached, self.incarnations[engine_of(peer)] if reached else 0))
+            names = {peer, engine_of(peer)}
+            refused = bool(names & self.refusing)
+            reached = ok and not refused and not names & self.unreachable
+            incarnation = self.incarnations[engine_of(peer)] if reached else 0
+            self.feed(node, HandshakeEnded(peer, reached, incarnation, refused))
         elif item.kind == "WRITE":
             if ok:
                 self.feed(peer, Received(node, self.incarnations[engine_of(node)], what.notification))

@@ -29,6 +29,7 @@ from pdflow.protocol.events import (
     PeerFenced,
     PrefillLegEnded,
     ReadOrdered,
+    ReconnectRefused,
 )
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op, Reg, engine_of, rank_address, rank_of
@@ -170,6 +171,7 @@ CellEvent: TypeAlias = (
     | PairFailed
     | PairMissing
     | PeerFenced
+    | ReconnectRefused
 )
 Stepped: TypeAlias = tuple[ConsumerCell, Effects]
 Rule: TypeAlias = Callable[[ConsumerCell, CellEvent, Instant, ConsumerContext], Stepped]
@@ -188,6 +190,18 @@ def bit_of(cell: ConsumerCell, op: Op, sender: Address) -> int:
         return 1 if pairs[0] == (op.p_rank, op.d_rank) else 0
     pair = (op.p_rank, op.d_rank)
     return 1 << pairs.index(pair) if pair in pairs else 0
+
+
+def open_bits_of_link(cell: ConsumerCell, event: PeerFenced | ReconnectRefused) -> int:
+    """Return the pairs between one P rank and one D rank whose writer is not known to have ended, for a registration
+    that the D rank had received by then."""
+    if cell.registration is not None and cell.registration.reg.seq > event.newest:
+        return 0
+    bits = 0
+    for i, (p_rank, d_rank) in enumerate(cell.pairs):
+        if d_rank == event.d_rank and rank_address(cell.params.prefill.engine, p_rank) == event.peer:
+            bits |= 1 << i
+    return bits & ~cell.settled
 
 
 def everything(cell: ConsumerCell) -> int:

@@ -27,6 +27,7 @@ from pdflow.protocol.events import (
     ReadEnded,
     ReadOrdered,
     Received,
+    ReconnectRefused,
     TimeReached,
     TimerFired,
     WordRead,
@@ -239,10 +240,15 @@ class ConsumerRank:
         pending = self.pending.pop(peer, ())
         effects: Effects = NOTHING
         if not event.ok:
-            self.peers.refused(peer, now, self.timers)
+            lost = peer not in self.peers.connected
+            self.peers.unreached(peer, now, self.timers)
             for message in pending:
                 effects += self._undeliverable(peer, message)
-            return effects + self.reading.fail_waiting(peer, Code.UNREACHABLE)
+            effects += self.reading.fail_waiting(peer, Code.UNREACHABLE)
+            # Behind what has never left: what else is registered went over the connection that is lost.
+            if event.refused and lost and self.dialect.refusals_resolve:
+                effects += (SendLocal(self.scheduler, ReconnectRefused(peer, self.rank, self.newest)),)
+            return effects
         before = self.peers.answered(peer, event.incarnation)
         if engine_of(peer) in self.peers.duplicates:
             return self._refuse_duplicate(peer, before, pending)

@@ -31,6 +31,7 @@ from pdflow.protocol.consumer.cell import (
     Stepped,
     bit_of,
     everything,
+    open_bits_of_link,
     order_fences,
     order_reads,
     release_idle_ranks,
@@ -59,6 +60,7 @@ from pdflow.protocol.events import (
     PairReported,
     PeerFenced,
     PrefillLegEnded,
+    ReconnectRefused,
 )
 from pdflow.protocol.ids import KvParams, Op, rank_address
 from pdflow.protocol.messages import Cancel, Code, Progress, Register
@@ -288,19 +290,33 @@ def cancel_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> Stepped:
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
     """Settle the pairs of a fenced link: nothing from this P rank can land at this D rank any more. Registrations that
     the D rank had not received by then come behind the fence."""
-    if cell.registration is not None and cell.registration.reg.seq > event.newest:
-        return cell, NOTHING
-    bits = 0
-    for i, (p_rank, d_rank) in enumerate(cell.pairs):
-        if d_rank == event.d_rank and rank_address(cell.params.prefill.engine, p_rank) == event.peer:
-            bits |= 1 << i
-    bits &= ~cell.settled
+    bits = open_bits_of_link(cell, event)
     if not bits:
         return cell, NOTHING
     after = cell.with_settled(bits)
     if cell.phase is WAITING:
         return resolve(after, Outcome.FAILED, Code.PEER_DEAD, now, ctx)
     return freed(after, ctx) if after.settled == everything(cell) else (after, NOTHING)
+
+
+def reconnect_refused(cell: ConsumerCell, event: ReconnectRefused, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request whose P rank refuses D's reconnect: no process listens there, so no answer comes. Its blocks
+    stay in quarantine.
+
+    The refusal is evidence for the request alone. It says nothing of a WRITE that a NIC has begun, and it may be wrong:
+    a firewall's, or a listener's that closed while P lives. So it settles nothing and orders no fence. Quarantine ends
+    as any does, no sooner than without this rule: by a living P's answer to the CANCEL, which is repeated until P is
+    reached; by the fence against P's next incarnation; or by the fence after `dead_ns` of silence.
+
+    The code is PEER_DEAD. UNREACHABLE stands for a request of which nothing has left D, and whose blocks are free at
+    once: so ends a REG that waits for the first contact, refused or not. A request that is still queued has no blocks
+    at stake and keeps waiting: it is unreachable when it is admitted, unless P is back by then.
+
+    D reconnects by its next SYNC, at most `sync_ns` after the loss. No attempt is made for this rule alone, so that the
+    back-off bounds them all. In vllm-compat there is no such rule (`refusals_resolve`)."""
+    if not open_bits_of_link(cell, event):
+        return cell, NOTHING
+    return resolve(cell, Outcome.FAILED, Code.PEER_DEAD, now, ctx)
 
 
 def freed(cell: ConsumerCell, ctx: ConsumerContext) -> Stepped:
@@ -359,6 +375,7 @@ RULES: Final[dict[Key, Rule]] = dict(
         _row(WAITING, RequestFailed, request_failed),
         _row(WAITING, PrefillRestarted, prefill_restarted),
         _row(WAITING, PeerFenced, fenced),
+        _row(WAITING, ReconnectRefused, reconnect_refused),
         _row(QUARANTINED, PairLanded, settle),
         _row(QUARANTINED, PairReported, settle_reported),
         _row(QUARANTINED, PairFailed, settle),

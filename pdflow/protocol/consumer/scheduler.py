@@ -45,6 +45,7 @@ from pdflow.protocol.events import (
     PeerResponded,
     PeerRestarted,
     PrefillLegEnded,
+    ReconnectRefused,
     TimeReached,
     TimerFired,
 )
@@ -218,6 +219,16 @@ class ConsumerScheduler:
     def _fenced(self, event: PeerFenced, now: Instant) -> Effects:
         return self._to_all_of(engine_of(event.peer), event, now)
 
+    def _reconnect_refused(self, event: ReconnectRefused, now: Instant) -> Effects:
+        store = self.store
+        peer = store.peers.get(engine_of(event.peer))
+        effects: list[Effect] = []
+        for request_id in tuple(peer.requests) if peer is not None else ():
+            cell = store.cells[request_id]
+            if cell.phase is WAITING:
+                effects += store.apply(cell, event, now)
+        return tuple(effects)
+
     def _restarted(self, event: PeerRestarted, now: Instant) -> Effects:
         """Fail what was registered with a retired incarnation. Every rank reports it; only the first report counts, so
         that requests registered with the new incarnation are not affected."""
@@ -376,6 +387,7 @@ ON: Final[dict[type, Handler]] = dict(
         _on(PairMissing, ConsumerScheduler._missing),
         _on(PeerResponded, ConsumerScheduler._peer_responded),
         _on(PeerFenced, ConsumerScheduler._fenced),
+        _on(ReconnectRefused, ConsumerScheduler._reconnect_refused),
         _on(PeerRestarted, ConsumerScheduler._restarted),
         _on(TimeReached, ConsumerScheduler._time_reached),
         _on(TimerFired, ConsumerScheduler._timer_fired),

@@ -197,7 +197,7 @@ class ProducerRank:
     def _handshake_ended(self, event: HandshakeEnded, now: Instant) -> Effects:
         store, peer = self.store, event.peer
         if not event.ok:
-            store.peers.refused(peer, now, store.context.timers)
+            store.peers.unreached(peer, now, store.context.timers)
             return self._to_waiting(peer, RegistrationRefused(Code.UNREACHABLE), now)
         before = store.peers.answered(peer, event.incarnation)
         effects: Effects = NOTHING
