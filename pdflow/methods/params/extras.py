@@ -26,6 +26,9 @@ class Extras:
     digest: int = param(U64, "what P's KV was computed from", default=0)
     weights: int = param(U64, "the version of P's weights", default=0)
     lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())
+    ranks: tuple[tuple[str, int], ...] | None = param(
+        ADDRESSES, "where each of P's ranks listens, if ranks are processes of their own", default=None
+    )
     stores: tuple[tuple[str, int], ...] | None = param(
         ADDRESSES, "kv-store, to P: where each node of the store takes requests; port 0 if it is not up", default=None
     )

@@ -13,6 +13,7 @@ Sources: transformers' modeling_llama.py, whose roundings it follows (norms and 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Final
@@ -25,6 +26,12 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 from pdflow_runtime.engines.config import ModelConfig
 from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.weights import Layer, Weights
+
+# With AMX, oneDNN cuts a bfloat16 product's sums by how many rows there are: a prompt that is computed in other chunks,
+# or beside another one, gets other last bits, and P with D other tokens than one engine alone. Read at torch's first
+# product. Whoever sets it otherwise has what is set. Set here and not for the whole package: a vLLM that loads pdflow's
+# connector computes as it would without.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 ROWS: Final = 16
 TILE: Final = 128

@@ -21,8 +21,8 @@ from pdflow.methods.params.extras import Extras
 from pdflow.methods.params.mooncake import MooncakeV1Decode, MooncakeV1Prefill
 from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDecode
 from pdflow.methods.params.parse import parse, to_json
-from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
-from pdflow.protocol.values import Xid
+from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards, rank_address
+from pdflow.protocol.values import Address, EngineId, Xid
 
 _OWN: Final = ("nixl-push", "nixl-pull", MOONCAKE_V1.name)
 _OTHERS: Final = {name: method for name, method in METHODS.items() if name not in _OWN}
@@ -33,10 +33,17 @@ no room for an engine's coordinates, or are parts of a request's id."""
 
 @attrs.frozen
 class Coordinates:
-    """The address at which an engine's ranks listen."""
+    """The address at which an engine's ranks listen. `ranks`: that of each, if they are processes of their own."""
 
     host: str
     port: int
+    ranks: tuple[tuple[str, int], ...] = ()
+
+    def by_name(self, engine: EngineInfo) -> dict[EngineId | Address, tuple[str, int]]:
+        """Return the addresses by whose they are: the engine's, or each rank's."""
+        if not self.ranks:
+            return {engine.engine: (self.host, self.port)}
+        return {rank_address(engine.engine, rank): at for rank, at in enumerate(self.ranks)}
 
 
 def prefill_json(xid: Xid, method: str, stores: tuple[Coordinates, ...] = ()) -> dict[str, Any]:
@@ -83,6 +90,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         digest=params.digest,
         weights=params.weights,
         lease=tuple((lease_word.index, lease_word.value) for lease_word in params.rank_words),
+        ranks=at.ranks or None,
     )
     common: dict[str, Any] = {
         "remote_engine_id": engine,
@@ -127,4 +135,7 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         extras.digest,
         extras.weights,
     )
-    return params, Coordinates(parsed.remote_host, parsed.remote_port)
+    ranks = extras.ranks or ()
+    if ranks and len(ranks) != info.shards.ranks:
+        raise ParamsError("pdflow.ranks", f"has {len(ranks)} entries", f"one for each of {info.shards.ranks} ranks")
+    return params, Coordinates(parsed.remote_host, parsed.remote_port, ranks)

@@ -46,6 +46,8 @@ HELLO_TIMEOUT_S: Final = 5.0
 READ_BYTES: Final = 65_536
 MAX_HELLO_BYTES: Final = MAX_HANDSHAKE_BYTES + 4096
 """The size of the largest HELLO that is read."""
+MOST_ADDRESSES: Final = 16_384
+"""The most addresses that are noted: ranks of 1,000 engines of 16."""
 MAX_PENDING: Final = 1024
 """The most streams on which no HELLO has come yet. An engine that starts anew is connected to by all ranks at once."""
 
@@ -125,12 +127,13 @@ class RankLinks:
         self.secret: Secret | None = None
         self.tls: Tls | None = None
         self._pending: Final = PendingConnections(MAX_PENDING, trio.CancelScope.cancel)
-        self.book: dict[EngineId, tuple[str, int]] = {}
-        """The address at which each engine listens, by the latest request that named it."""
-        self._unreached: dict[EngineId, set[tuple[Port, Address]]] = {}
-        """Pairs of a rank of ours and a peer that could not be reached at the address known of its engine."""
-        self._again: dict[EngineId, trio.Event] = {}
-        """Set when those pairs have been tried at the engine's new address."""
+        self.book: dict[EngineId | Address, tuple[str, int]] = {}
+        """The address at which each engine listens, or each rank where ranks are processes of their own, by the latest
+        request that named it. At most MOST_ADDRESSES."""
+        self._unreached: dict[EngineId | Address, set[tuple[Port, Address]]] = {}
+        """Pairs of a rank of ours and a peer that could not be reached at the address known of it or its engine."""
+        self._again: dict[EngineId | Address, trio.Event] = {}
+        """Set when those pairs have been tried at the new address."""
         self.links: dict[tuple[Address, Address], RankLink] = {}
         """Open streams by our rank and the peer's."""
         self._nursery: trio.Nursery
@@ -148,26 +151,44 @@ class RankLinks:
             task_status.started()
             await trio.serve_listeners(self._accepted, [listener], handler_nursery=nursery)
 
-    async def update_address(self, engine: EngineId, host: str, tcp_port: int) -> None:
-        """Note the address at which the ranks of an engine listen, as a request has named it.
+    async def update_address(self, name: EngineId | Address, host: str, tcp_port: int) -> None:
+        """Note the address at which the ranks of an engine listen, or one rank, as a request has named it.
 
         An engine whose address has changed has restarted. Endpoints that have failed to reach it would not try again
         for up to a minute, and fail this request at once: so its ranks are tried at the new address first.
         """
-        if self.book.get(engine) != (host, tcp_port):
-            self.book[engine] = (host, tcp_port)
-            if (pairs := self._unreached.pop(engine, None)) is not None:
-                self._again[engine] = tried = trio.Event()
-                self._nursery.start_soon(self._try_again, engine, pairs, tried)
-        if (trying := self._again.get(engine)) is not None:
+        if self.book.get(name) != (host, tcp_port):
+            self.note_address(name, (host, tcp_port))
+            if (pairs := self._unreached.pop(name, None)) is not None:
+                self._again[name] = tried = trio.Event()
+                self._nursery.start_soon(self._try_again, name, pairs, tried)
+        if (trying := self._again.get(name)) is not None:
             await trying.wait()
 
-    async def _try_again(self, engine: EngineId, pairs: set[tuple[Port, Address]], tried: trio.Event) -> None:
+    def needs_retry(self, name: EngineId | Address, address: tuple[str, int]) -> bool:
+        """Whether `update_address` would try this new address first, and wait for the outcome."""
+        return name in self._again or (self.book.get(name) != address and name in self._unreached)
+
+    def note_address(self, name: EngineId | Address, address: tuple[str, int]) -> None:
+        """Note an address as the latest one. The oldest is forgotten where there are too many: names come from
+        requests."""
+        self.book.pop(name, None)
+        if len(self.book) >= MOST_ADDRESSES:
+            oldest = next(iter(self.book))
+            del self.book[oldest]
+            self._unreached.pop(oldest, None)
+        self.book[name] = address
+
+    def _name_of(self, peer: Address) -> EngineId | Address:
+        """Return the name by which the peer's address is noted, if it is: its own or its engine's."""
+        return peer if peer in self.book else engine_of(peer)
+
+    async def _try_again(self, name: EngineId | Address, pairs: set[tuple[Port, Address]], tried: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
             for port, peer in pairs:
-                nursery.start_soon(self._open, port, peer, *self.book[engine])
-        if self._again.get(engine) is tried:
-            del self._again[engine]
+                nursery.start_soon(self._open, port, peer, *self.book[name])
+        if self._again.get(name) is tried:
+            del self._again[name]
         tried.set()
 
     # Effects. None waits.
@@ -187,7 +208,7 @@ class RankLinks:
         link = self.links.get((port.address, effect.peer))
         if link is not None:
             self._nursery.start_soon(self._connect_memory, link)
-        elif (address := self.book.get(engine_of(effect.peer))) is not None:
+        elif (address := self.book.get(self._name_of(effect.peer))) is not None:
             self._nursery.start_soon(self._open, port, effect.peer, *address)
         else:
             log.warning("%s: nobody has said where %s hears", port.address, effect.peer)
@@ -213,7 +234,7 @@ class RankLinks:
             link = await within(HELLO_TIMEOUT_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
             log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, reason_of(error))
-            self._unreached.setdefault(engine_of(peer), set()).add((port, peer))
+            self._unreached.setdefault(self._name_of(peer), set()).add((port, peer))
             self.node.put(port, HandshakeEnded(peer, False, 0, is_refusal(error)))
             return
         self._adopt(link)

@@ -14,14 +14,13 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import attrs
 import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow.protocol.values import Address, S
+from pdflow.protocol.values import S
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.wiring.router import heartbeat_ns
 from pdflow_runtime.build import LiveBuilder, engines_of
@@ -43,7 +42,8 @@ from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import tls_of
 from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node, stores_of
-from pdflow_runtime.transports.base import DoneMeans, EventSink, Fences, MakeTransport, Transport
+from pdflow_runtime.transports.at_host import AtHost
+from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.library import gpus
 
@@ -165,29 +165,6 @@ def transport_at(scenario: ResolvedScenario) -> MakeTransport:
         )
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
     return AtHost(made, serve_config.engine_host)
-
-
-@attrs.frozen
-class AtHost:
-    """A transport whose ranks listen at the given address of this machine."""
-
-    _make: Any
-    """A transport's class, which takes `host`."""
-    _host: str
-
-    @property
-    def done_means(self) -> DoneMeans:
-        means: DoneMeans = self._make.done_means
-        return means
-
-    @property
-    def fences(self) -> Fences:
-        fences: Fences = self._make.fences
-        return fences
-
-    def __call__(self, me: Address, on_event: EventSink, /) -> Transport:
-        made: Transport = self._make(me, on_event, host=self._host)
-        return made
 
 
 async def still(node: RankedNode) -> None:

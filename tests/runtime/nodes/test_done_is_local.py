@@ -23,7 +23,7 @@ from pdflow_runtime.build import LiveBuilder
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.nodes.decode_node import DecodeLeg
 from pdflow_runtime.nodes.models import TorchModel
-from pdflow_runtime.process.worker import AtHost
+from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.nodes.test_hand_over import same_tokens

@@ -18,9 +18,9 @@ from pdflow.protocol.values import MS, S
 from pdflow.serving.decode_request import DecodeStage
 from pdflow.serving.effects import EndDecode, EndPrefill, Released
 from pdflow.serving.events import DecodeRequested
-from tests.serving.vllm_driver import RemoteDecode, RemotePrefill
-from tests.serving.vllm_engine import Request, Status
-from tests.serving.vllm_pair import DIGEST, Pair
+from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
+from tests.runtime.vllm.support.fake_engine import Request, Status
+from tests.runtime.vllm.support.pair import Pair
 
 BLOCKS = 3
 """What a prompt of 40 tokens takes."""
@@ -49,7 +49,7 @@ def loading(pulls: bool = False, **how: Any) -> tuple[Pair, Request]:
 
 def ended(pair: Pair, request_id: str = "r") -> Code:
     """How D's core says that the request ended."""
-    (code,) = [e.code for e in pair.decode_side.record if isinstance(e, EndDecode) and e.handle == request_id]
+    (code,) = [e.code for e in pair.record["D"] if isinstance(e, EndDecode) and e.handle == request_id]
     return code
 
 
@@ -108,12 +108,12 @@ def test_a_request_of_nobody_is_vllm_s_alone() -> None:
 @METHODS
 def test_p_keeps_a_prompt_until_it_is_sent(pulls: bool) -> None:
     pair, _ = loading(pulls)
-    assert pair.p.answers["p-x"][1].blocks == (0, 1, 2), "it is answered by the return value of the hook"
-    assert list(pair.p.requests) == ["p-x"]
+    assert pair.params_of().blocks == ((0, 1, 2) if pulls else ()), "it is answered by the return value of the hook"
+    assert pair.p.requests == {}, "vLLM is done with it"
     assert pair.p.pool.references[:BLOCKS] == [1] * BLOCKS
     pair.holding = set()
     pair.step(3)
-    assert pair.p.requests == {}, "finished_sending"
+    assert not any(pair.p.pool.references)
     pair.assert_at_rest()
 
 
@@ -121,11 +121,11 @@ def test_p_frees_a_prompt_that_nobody_comes_for_when_its_lease_is_over() -> None
     pair = prefilled()
     pair.idle(29 * S)
     pair.step(2)
-    assert list(pair.p.requests) == ["p-x"]
+    assert pair.p.pool.references[:BLOCKS] == [1] * BLOCKS
     pair.idle(2 * S)
     pair.step(2)
-    assert pair.p.requests == {}
-    assert Released("x", Code.EXPIRED) in pair.prefill_side.record
+    assert not any(pair.p.pool.references)
+    assert Released("x", Code.EXPIRED) in pair.record["P"]
     pair.assert_at_rest()
 
 
@@ -140,10 +140,10 @@ def test_p_s_prompt_is_aborted(steps: int) -> None:
         assert pair.p.requests == {}, "there is nothing to delay"
         assert pair.core_events("P")[1:] == ["request_finished: RequestAborted EngineDropped PrefillFailed"]
         assert not pair.prefill_side.core.knows("x")
-        assert not [e for e in pair.prefill_side.record if isinstance(e, EndPrefill)], "nobody waits for an answer"
+        assert not [e for e in pair.record["P"] if isinstance(e, EndPrefill)], "nobody waits for an answer"
     else:
         assert pair.core_events("P")[1:] == ["request_finished: PromptComputed"]
-        assert list(pair.p.requests) == ["p-x"]
+        assert pair.p.pool.references[:BLOCKS] == [1] * BLOCKS
         pair.idle(31 * S)
     pair.assert_at_rest()
 
@@ -155,9 +155,9 @@ def test_p_s_prompt_ends_with_an_error() -> None:
     pair.step()
     pair.p.finish_requests(["p-x"], Status.FINISHED_ERROR)
     assert pair.p.requests == {}
-    assert EndPrefill("x", Code.PREFILL_ABORTED) in pair.prefill_side.record
+    assert EndPrefill("x", Code.PREFILL_ABORTED) in pair.record["P"]
     params = KvParams(pair.infos["P"], "x", "p-x", 40)
-    pair.d.add_request(Request("r", 40, 3, RemotePrefill(params, DIGEST)))
+    pair.d.add_request(Request("r", 40, 3, decode_json(params, Coordinates("127.0.0.1", 1), "nixl-push")))
     pair.step(10)
     assert ended(pair) is Code.PREFILL_ABORTED
     assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED, "it is computed here"
@@ -303,7 +303,7 @@ def test_a_load_fails(pulls: bool, recompute: bool, async_scheduling: bool) -> N
     status, _ = pair.d.answers["r"]
     assert status is (Status.FINISHED_LENGTH_CAPPED if recompute else Status.FINISHED_ERROR)
     assert ended(pair) is Code.IO
-    assert pair.core_events("D")[2:] == ["update_connector_output: EngineDropped"]
+    assert pair.core_events("D")[2:] == ["update_output: EngineDropped"]
     pair.idle(31 * S)
     pair.assert_at_rest()
 
@@ -348,7 +348,7 @@ def test_drop_is_answered_in_a_later_step(pulls: bool) -> None:
             assert list(pair.d.requests) == ["r"], "vLLM waits for the end of the load"
         pair.step()
         assert not core.knows("r")
-        assert pair.core_events("D")[2:] == ["update_connector_output: EngineDropped"]
+        assert pair.core_events("D")[2:] == ["update_output: EngineDropped"]
         pair.step(5)
         status, _ = pair.d.answers["r"]
         assert status is (Status.FINISHED_ABORTED if aborts else Status.FINISHED_LENGTH_CAPPED)
@@ -358,13 +358,12 @@ def test_drop_is_answered_in_a_later_step(pulls: bool) -> None:
 
 def of_r(pair: Pair) -> DecodeRequested:
     """It comes again under the same name."""
-    return DecodeRequested("r", pair.p.answers["p-x"][1], BLOCKS, 40, DIGEST)
+    return DecodeRequested("r", pair.params_of(), BLOCKS, 40, 0)
 
 
 def test_content_that_is_not_the_prompt_s_is_computed() -> None:
     pair = prefilled()
-    params = pair.p.answers["p-x"][1]
-    pair.d.add_request(Request("r", 40, 3, RemotePrefill(params, DIGEST + 1)))
+    pair.d.add_request(Request("r", 40, 3, pair.p.answers["p-x"][1], first=1))
     pair.step(10)
     assert ended(pair) is Code.CONTENT
     assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
@@ -383,7 +382,7 @@ def test_a_request_that_is_resolved_before_it_has_blocks_is_computed(pulls: bool
     pair.now += 16 * S
     pair.step()
     assert ended(pair) is Code.PEER_DEAD
-    assert pair.core_events("D")[-1] == "update_connector_output: EngineDropped"
+    assert pair.core_events("D")[-1] == "update_output: EngineDropped"
     pair.step(10)
     assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
     pair.assert_at_rest()
@@ -408,7 +407,7 @@ def test_a_request_is_resolved_before_its_admission_is_reported(pulls: bool, abo
     else:
         assert pair.core_events("D")[1:] == [
             "update_state_after_alloc: EngineAdmitted",
-            "update_connector_output: EngineDropped",
+            "update_output: EngineDropped",
         ]
         assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
     pair.assert_at_rest()
@@ -433,8 +432,63 @@ def test_an_engine_that_was_parked_does_not_take_its_peer_for_dead(pulls: bool) 
     pair.assert_at_rest()
 
 
-def test_a_prompt_s_name_is_taken_until_it_is_sent() -> None:
+def test_a_second_prompt_of_a_name_is_computed_for_itself_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A router repeats a prompt's name while the first one is kept: no D can come for the second."""
     pair = prefilled()
-    again = Request("p-2", 40, 1, RemoteDecode("x", DIGEST))
-    with pytest.raises(LocalProtocolError, match="needs an id of its own"):
-        pair.p.add_request(again)
+    pair.p.add_request(Request("p-2", 40, 1, {"do_remote_decode": True, "pdflow": {"xid": "x"}}))
+    pair.step(2)
+    assert pair.p.answers["p-2"] == (Status.FINISHED_LENGTH_CAPPED, None)
+    assert "a prompt named x is here already" in caplog.text
+    pair.submit_decode()
+    pair.step(8)
+    assert ended(pair) is Code.NONE
+    pair.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tp_size": None},
+        {"remote_request_id": None},
+        {"remote_port": "5600"},
+        {"remote_host": 7},
+        {"pdflow": None},
+        {"pdflow": {"xid": "x", "block_size": 0}},
+        {"pdflow": {"xid": "x", "block_size": 16, "ranks": [["127.0.0.1", 1]] * 3}},
+        {"remote_engine_id": ["P"]},
+    ],
+    ids=str,
+)
+def test_a_decode_leg_whose_parameters_are_wrong_is_computed_here(wrong: dict[str, Any]) -> None:
+    pair = prefilled()
+    answer = {key: value for key, value in (pair.p.answers["p-x"][1] | wrong).items() if value is not None}
+    pair.d.add_request(Request("r", 40, 3, answer))
+    pair.step(8)
+    assert pair.d.answers["r"] == (Status.FINISHED_LENGTH_CAPPED, None)
+    assert not pair.core_events("D")
+    pair.idle(31 * S)
+    pair.assert_at_rest()
+
+
+def test_parameters_of_a_prefill_leg_that_are_wrong_cost_only_its_kv() -> None:
+    pair = Pair()
+    pair.p.add_request(Request("p-x", 40, 1, {"do_remote_decode": True, "pdflow": {"xid": 7}}))
+    pair.step(2)
+    assert pair.p.answers["p-x"] == (Status.FINISHED_LENGTH_CAPPED, None)
+    pair.assert_at_rest()
+
+
+@METHODS
+def test_kv_that_vllm_does_not_load_after_all_is_given_up(pulls: bool) -> None:
+    """It skips the prefix cache for a request that wants logprobs of its prompt, whatever the connector offers."""
+    pair = prefilled(pulls)
+    request = Request("r", 40, 3, pair.p.answers["p-x"][1])
+    request.skip_reading_prefix_cache = True
+    pair.d.add_request(request)
+    pair.step(8)
+    assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
+    assert ended(pair) is Code.CANCELLED
+    pair.idle(3 * S)
+    pair.step(2)
+    assert not any(pair.p.pool.references), "P has been told that nobody comes"
+    pair.assert_at_rest()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pdflow.protocol.values import S
-from tests.serving.vllm_engine import Request, Status
-from tests.serving.vllm_pair import Pair
+from tests.runtime.vllm.support.fake_engine import Request, Status
+from tests.runtime.vllm.support.pair import Pair
 
 HELD = ("WRITE", "READ", "Register", "handshake", "Cancel", "CancelAck", "word", "SyncReply", "fence")
 FAILING = ("WRITE", "READ", "handshake", "word")
@@ -67,7 +67,7 @@ class Script:
         ready = [x for x in taken if f"d-{x}" not in self.decodes and answers.get(f"p-{x}", (0, None))[1] is not None]
         if ready:
             xid = self.rng.choice(ready)
-            tokens = answers[f"p-{xid}"][1].num_tokens
+            tokens = self.pair.params_of(xid).num_tokens
             self.decodes.append(f"d-{xid}")
             self.pair.submit_decode(f"d-{xid}", xid, tokens, self.rng.choice((1, 3, 12)), self.rng.choice((0, 0, 16)))
 
@@ -118,8 +118,8 @@ def test_random_scripts_reach_what_they_are_for() -> None:
         script = Script(seed)
         script.play(60)
         ends |= {status for status, _ in script.pair.d.answers.values()}
-        codes |= {effect.code.name for effect in script.pair.decode_side.record if hasattr(effect, "code")}
+        codes |= {effect.code.name for effect in script.pair.record["D"] if hasattr(effect, "code")}
         core_events |= {*script.pair.core_events("D"), *script.pair.core_events("P")}
     assert ends == {Status.FINISHED_LENGTH_CAPPED, Status.FINISHED_ABORTED, Status.FINISHED_ERROR}
     assert {"NONE", "CANCELLED", "IO", "PEER_DEAD"} <= codes
-    assert {"update_connector_output: EngineDropped", "request_finished: RequestAborted EngineDropped"} <= core_events
+    assert {"update_output: EngineDropped", "request_finished: RequestAborted EngineDropped"} <= core_events

@@ -22,27 +22,38 @@ from pdflow.protocol.effects import (
     StopWrite,
 )
 from pdflow.protocol.events import Received, TimeReached
-from pdflow.protocol.ids import engine_of, rank_address
+from pdflow.protocol.ids import KvParams, engine_of, rank_address
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, Allocation
 from pdflow.serving.core import Port
-from pdflow.serving.decode import DecodeCore
-from pdflow.serving.landing import Landing
-from pdflow.serving.prefill import PrefillCore
-from pdflow.serving.sending import Sending
-from tests.serving.vllm_driver import DecodeSide, PrefillSide, RemoteDecode, RemotePrefill, SchedulerSide, WorkerSide
-from tests.serving.vllm_engine import Request, Status, VllmEngine
-from tests.support.endpoints import Agreed, engine_info
+from pdflow.serving.effects import Admit, Computed, EndDecode, EndPrefill, Landed, Released
+from pdflow.wiring.endpoints import ProtocolConfig
+from pdflow_runtime.vllm.decode_side import DecodeSide
+from pdflow_runtime.vllm.guard import GuardedSide
+from pdflow_runtime.vllm.instance import Instance, Role
+from pdflow_runtime.vllm.options import Options
+from pdflow_runtime.vllm.params import read_answer
+from pdflow_runtime.vllm.prefill_side import PrefillSide
+from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine
+from tests.runtime.vllm.support.rank_stub import RankStub
+from tests.support.endpoints import SHAPE, Agreed, engine_info
 from tests.support.network import Item, Network
 
 INCARNATIONS = {"P": 101, "D": 201}
 WEIGHTS = 1
-DIGEST = 7
 HOOKS = (
-    *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta"),
-    *("update_connector_output", "request_finished"),
+    *("on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc", "take_down", "take_failed"),
+    *("update_output", "request_finished"),
 )
+RECORDED = (Admit, Computed, EndDecode, EndPrefill, Landed, Released)
 CARRIED = (BumpWord, Fence, Flush, Handshake, Note, PostRead, PostWrite, ReadWord, Send, StopWrite)
+
+
+ROLES: dict[Role, str] = {"prefill": "P", "decode": "D"}
+
+
+def must_not_break(why: str) -> None:
+    raise AssertionError(f"the connector is broken: {why}")
 
 
 class Pair(Network):
@@ -54,65 +65,74 @@ class Pair(Network):
     ) -> None:
         super().__init__()
         agreed = Agreed(pulls=pulls)
+        self.pulls = pulls
         self.incarnations.update(INCARNATIONS)
         self.infos = {name: engine_info(name, tp) for name in INCARNATIONS}
         self.oracle = Oracle(agreed.geometry, agreed.done_is_remote)
         self.now = 0
-        self.generation = 0
         self.fenced: list[Item] = []
         """What was under way when one of its ends was fenced: frames are lost, and no byte of an operation lands."""
         self.tickets: dict[tuple[str, int], tuple[int, ...]] = {}
         """By engine and generation of an allocation: how often each of its blocks had been given out."""
+        self.record: dict[str, list[Any]] = {name: [] for name in INCARNATIONS}
+        """Effects of each engine's core that are for the record."""
+        self.calls: dict[str, list[list[str]]] = {}
+        prefill, decode = (self.instance(role) for role in ROLES)
+        ranks = tuple(("127.0.0.1", 1 + rank) for rank in range(tp))
+        self.prefill_side = PrefillSide(prefill, INCARNATIONS["P"], WEIGHTS, ranks, lambda: self.now)
+        self.decode_side = DecodeSide(decode, INCARNATIONS["D"], WEIGHTS, lambda: self.now)
         endpoints = {
             **agreed.prefill(self.infos["P"], INCARNATIONS["P"]),
             **agreed.decode(self.infos["D"], INCARNATIONS["D"]),
         }
-        self.calls: dict[str, list[list[str]]] = {}
-        self.prefill_side = PrefillSide(PrefillCore(WEIGHTS, Sending()), *self.side_args("P", endpoints["P"]))
-        self.decode_side = DecodeSide(DecodeCore(WEIGHTS, Landing()), *self.side_args("D", endpoints["D"]))
-        sides: dict[str, SchedulerSide] = {"P": self.prefill_side, "D": self.decode_side}
-        self.workers: dict[str, WorkerSide] = {}
-        for name, side in sides.items():
+        self.workers: dict[str, RankStub] = {}
+        for name, side in (("P", self.prefill_side), ("D", self.decode_side)):
             side.core.observe = self.observe
+            kept = {kind: self.recorded(name) for kind in RECORDED if kind in side.core.perform}
+            side.core.perform.update(kept)
             for rank in range(tp):
                 address = rank_address(name, rank)
                 self.start_worker(address, endpoints[address])
         self.p = self.start("P", self.prefill_side, p or {})
         self.d = self.start("D", self.decode_side, d or {})
 
-    def side_args(self, name: str, endpoint: Any) -> tuple[Port, Any, Any]:
-        return Port(name, endpoint, INCARNATIONS[name]), lambda: self.now, self.next_generation
+    def instance(self, role: Role) -> Instance:
+        info = self.infos[ROLES[role]]
+        protocol = ProtocolConfig(shape=SHAPE, pulls=self.pulls)
+        options = Options(transfer_mode="pull" if self.pulls else "push")
+        return Instance(role=role, info=info, protocol=protocol, num_blocks=1000, options=options)
 
-    def next_generation(self) -> int:
-        self.generation += 1
-        return self.generation
+    def recorded(self, name: str) -> Any:
+        return lambda _, effect: self.record[name].append(effect)
 
     def start_worker(self, address: str, endpoint: Any) -> None:
-        worker = WorkerSide(Port(address, endpoint, INCARNATIONS[engine_of(address)]), self.begin, lambda: self.now)
+        worker = RankStub(Port(address, endpoint, INCARNATIONS[engine_of(address)]), self.begin, lambda: self.now)
         worker.does(CARRIED)
         worker.core.observe = self.observe
         self.workers[address] = worker
 
     def start(self, name: str, side: Any, how: dict[str, Any]) -> VllmEngine:
         workers = [worker for address, worker in self.workers.items() if engine_of(address) == name]
-        engine = VllmEngine(side, workers, **how)
-        self.trace(name, side)
-        mint = side.mint
+        guarded = GuardedSide(side, must_not_break)
+        engine = VllmEngine(guarded, workers, **how)
+        side.bind_gpu_block_pool(engine.pool)
+        self.trace(name, guarded)
+        allocation_of = side.allocation
 
-        def mint_with_tickets(blocks: list[int]) -> Allocation:
-            allocation: Allocation = mint(blocks)
+        def ticketed(blocks: Any) -> Allocation:
+            allocation: Allocation = allocation_of(blocks)
             self.tickets[name, allocation.generation] = tuple(engine.pool.given[b] for b in allocation.blocks)
             return allocation
 
-        side.mint = mint_with_tickets
+        side.allocation = ticketed
         return engine
 
-    def trace(self, name: str, side: Any) -> None:
+    def trace(self, name: str, guarded: GuardedSide) -> None:
         """Keeps what EngineCore calls, and what the core is fed of it: "hook: event event"."""
         calls = self.calls[name] = []
 
         def traced(hook: str) -> Any:
-            call = getattr(side, hook)
+            call = getattr(guarded, hook)
 
             def called(*args: Any) -> Any:
                 calls.append([hook])
@@ -121,7 +141,8 @@ class Pair(Network):
             return called
 
         for hook in HOOKS:
-            setattr(side, hook, traced(hook))
+            setattr(guarded, hook, traced(hook))
+        side: Any = guarded.side
         feed = side.feed
 
         def fed(event: Any) -> None:
@@ -194,20 +215,24 @@ class Pair(Network):
     # Requests.
 
     def submit_prefill(self, xid: str = "x", num_tokens: int = 40) -> Request:
-        request = Request(f"p-{xid}", num_tokens, 1, RemoteDecode(xid, DIGEST))
+        request = Request(f"p-{xid}", num_tokens, 1, {"do_remote_decode": True, "pdflow": {"xid": xid}})
         self.p.add_request(request)
         return request
+
+    def params_of(self, xid: str = "x") -> KvParams:
+        """P's answer, as D's half reads it."""
+        return read_answer(self.p.answers[f"p-{xid}"][1], f"nixl-{'pull' if self.pulls else 'push'}")[0]
 
     def submit_decode(
         self, request_id: str = "r", xid: str = "x", num_tokens: int = 40, max_tokens: int = 3, cached_tokens: int = 0
     ) -> Request:
         """With P's answer to this prompt."""
-        status, params = self.p.answers[f"p-{xid}"]
+        status, answer = self.p.answers[f"p-{xid}"]
         assert status is Status.FINISHED_LENGTH_CAPPED
-        for rank, lease_word in enumerate(params.rank_words):
+        for rank, lease_word in enumerate(self.params_of(xid).rank_words):
             # Where READs find it, unless it has been bumped since.
             self.word_values.setdefault((rank_address("P", rank), lease_word.index), lease_word.value)
-        request = Request(request_id, num_tokens, max_tokens, RemotePrefill(params, DIGEST), cached_tokens)
+        request = Request(request_id, num_tokens, max_tokens, answer, cached_tokens)
         self.d.add_request(request)
         return request
 
@@ -227,7 +252,6 @@ class Pair(Network):
             assert len(engine.pool.free) == len(engine.pool.references)
         self.prefill_side.core.assert_empty("P")
         self.decode_side.core.assert_empty("D")
-        side = self.decode_side
-        assert not any((side.requests, side.queued, side.loading, side.allocations, side.references))
-        assert not self.prefill_side.names
+        for side in (self.prefill_side, self.decode_side):
+            side.assert_empty()
         self.oracle.finish(self.now)

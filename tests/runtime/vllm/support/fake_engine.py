@@ -1,7 +1,8 @@
 """vLLM v1's scheduler and workers as a KV connector sees them: which hook is called when, and with whose blocks.
 
 A model of `vllm/v1/core/sched/scheduler.py` (0.32), as far as a connector can tell: the order of hooks within a step,
-preemption, delayed frees, failed loads, and the assertions that stop EngineCore. It computes nothing. A step is
+preemption, delayed frees, failed loads, and the assertions that stop EngineCore. It computes nothing. Hooks are those
+of the two halves of pdflow's connector (`pdflow_runtime/vllm`), which `connector.py` calls in this order. A step is
 `schedule`, the workers' hooks, `update_from_output`; with `async_scheduling` the next step is scheduled before the
 output of the one before is looked at. `defers_alloc`: `update_state_after_alloc` waits for the end of the step that was
 in flight (0.33).
@@ -10,10 +11,9 @@ in flight (0.33).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, Protocol
-
-LAYERS = ("layers.0", "layers.1")
 
 
 class Status(Enum):
@@ -31,16 +31,25 @@ class Status(Enum):
 
 
 class Request:
-    """Args: `cached_tokens` of its prompt are in the engine's prefix cache."""
+    """Args: `params`: its kv_transfer_params; `cached_tokens` of its prompt are in the engine's prefix cache; `first`
+    token id of its prompt, which is that of no other content."""
 
     def __init__(
-        self, request_id: str, num_prompt_tokens: int, max_tokens: int, params: Any = None, cached_tokens: int = 0
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        params: Any = None,
+        cached_tokens: int = 0,
+        first: int = 0,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.prompt_token_ids = list(range(first, first + num_prompt_tokens))
         self.max_tokens = max_tokens
         self.kv_transfer_params = params
         self.cached_tokens = cached_tokens
+        self.skip_reading_prefix_cache = False
         self.status = Status.WAITING
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
@@ -56,6 +65,8 @@ class BlockPool:
     """Blocks with counted references. `given[block]` names the last time that it left the free list."""
 
     def __init__(self, num_blocks: int) -> None:
+        self.blocks = list(range(num_blocks))
+        """A block's number stands for vLLM's object."""
         self.references = [0] * num_blocks
         self.given = [0] * num_blocks
         self.free = deque(range(num_blocks))
@@ -67,12 +78,12 @@ class BlockPool:
             self.references[block] = 1
         return blocks
 
-    def touch(self, blocks: tuple[int, ...]) -> None:
+    def touch(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             assert self.references[block] > 0, f"block {block} is free"
             self.references[block] += 1
 
-    def free_blocks(self, blocks: list[int] | tuple[int, ...]) -> None:
+    def free_blocks(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             assert self.references[block] > 0, f"block {block} is freed twice"
             self.references[block] -= 1
@@ -85,44 +96,39 @@ class SchedulerOutput:
         self.num_scheduled_tokens: dict[str, int] = {}
         self.preempted_req_ids: list[str] = []
         self.finished_req_ids: tuple[str, ...] = ()
-        self.kv_connector_metadata: Any = None
+        self.payload: bytes | None = None
+        """What the scheduler's half sends to its workers."""
+        self.failed: tuple[str, ...] = ()
 
 
 class ConnectorOutput:
-    """KVConnectorOutput, of all workers. A request has finished when every worker has said so."""
+    """KVConnectorOutput, of all workers. A load has ended when every worker has reported it."""
 
     def __init__(self) -> None:
-        self.finished_sending: set[str] = set()
         self.finished_recving: set[str] = set()
         self.failed_recving: set[str] = set()
-        self.worker_meta: list[Any] = []
+        self.payloads: list[bytes] = []
 
 
 class SchedulerHooks(Protocol):
     """The half of a connector in EngineCore."""
 
-    def bind_gpu_block_pool(self, pool: BlockPool) -> None: ...
     def on_new_request(self, request: Request) -> None: ...
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]: ...
     def update_state_after_alloc(self, request: Request, blocks: list[int], external: int) -> None: ...
-    def build_connector_meta(self, output: SchedulerOutput) -> Any: ...
-    def update_connector_output(self, output: ConnectorOutput) -> None: ...
-    def request_finished(self, request: Request, blocks: list[int]) -> tuple[bool, Any]: ...
-    def has_pending_push_work(self) -> bool: ...
+    def take_down(self) -> bytes | None: ...
+    def take_failed(self) -> tuple[str, ...]: ...
+    def update_output(self, output: ConnectorOutput, payloads: list[bytes] | None) -> None: ...
+    def request_finished(self, request: Request, blocks: list[int]) -> Any: ...
+    def has_pending_work(self) -> bool: ...
 
 
 class WorkerHooks(Protocol):
     """The half of a connector in one worker."""
 
-    def handle_preemptions(self, preempted: list[str]) -> None: ...
-    def bind_connector_metadata(self, metadata: Any) -> None: ...
-    def wait_for_layer_load(self, layer: str) -> None: ...
-    def save_kv_layer(self, layer: str) -> None: ...
-    def start_load_kv(self) -> None: ...
-    def wait_for_save(self) -> None: ...
-    def get_finished(self, finished: tuple[str, ...]) -> tuple[set[str], set[str], set[str]]: ...
-    def build_connector_worker_meta(self) -> Any: ...
-    def clear_connector_metadata(self) -> None: ...
+    def bind_metadata(self, payload: bytes | None, failed: tuple[str, ...]) -> None: ...
+    def take_failed(self) -> set[str]: ...
+    def take_up(self) -> bytes | None: ...
 
 
 class VllmEngine:
@@ -159,7 +165,6 @@ class VllmEngine:
         self.in_flight: deque[tuple[SchedulerOutput, ConnectorOutput]] = deque()
         self.deferred: list[tuple[Request, int]] = []
         self.answers: dict[str, tuple[Status, Any]] = {}
-        connector.bind_gpu_block_pool(self.pool)
 
     # What the API server asks.
 
@@ -192,7 +197,7 @@ class VllmEngine:
     # A step.
 
     def has_work(self) -> bool:
-        return bool(self.requests or self.finished_req_ids or self.connector.has_pending_push_work())
+        return bool(self.requests or self.finished_req_ids or self.connector.has_pending_work())
 
     def parked(self) -> bool:
         """Whether EngineCore waits for its next request, and calls no hook."""
@@ -234,7 +239,7 @@ class VllmEngine:
         for request_id, new in output.num_scheduled_tokens.items():
             self.requests[request_id].num_computed_tokens += new
         output.finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
-        output.kv_connector_metadata = self.connector.build_connector_meta(output)
+        output.payload, output.failed = self.connector.take_down(), self.connector.take_failed()
         return output
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
@@ -248,6 +253,8 @@ class VllmEngine:
             computed = request.num_computed_tokens
             if not computed:
                 matched, loads = self.connector.get_num_new_matched_tokens(request, request.cached_tokens)
+                if request.skip_reading_prefix_cache:
+                    matched, loads = 0, False
                 if matched is None:
                     skipped.append(self.waiting.popleft())
                     continue
@@ -306,22 +313,14 @@ class VllmEngine:
 
     def execute(self, output: SchedulerOutput) -> ConnectorOutput:
         result = ConnectorOutput()
-        sending, recving = [], []
+        recving = []
         for worker in self.workers:
-            worker.handle_preemptions(output.preempted_req_ids)
-            worker.bind_connector_metadata(output.kv_connector_metadata)
-            for layer in LAYERS if output.num_scheduled_tokens else ():
-                worker.wait_for_layer_load(layer)
-                worker.save_kv_layer(layer)
-            worker.start_load_kv()
-            worker.wait_for_save()
-            sent, received, failed = worker.get_finished(output.finished_req_ids)
-            sending.append(sent)
-            recving.append(received)
+            worker.bind_metadata(output.payload, output.failed)
+            failed = worker.take_failed()
+            recving.append(set(failed))
             result.failed_recving |= failed
-            result.worker_meta.append(worker.build_connector_worker_meta())
-            worker.clear_connector_metadata()
-        result.finished_sending = set.intersection(*sending)
+            if (payload := worker.take_up()) is not None:
+                result.payloads.append(payload)
         result.finished_recving = set.intersection(*recving)
         return result
 
@@ -349,7 +348,7 @@ class VllmEngine:
         return request is not None and request.status is Status.WAITING_FOR_REMOTE_KVS
 
     def _update_from_kv_xfer_finished(self, result: ConnectorOutput) -> None:
-        self.connector.update_connector_output(result)
+        self.connector.update_output(result, result.payloads or None)
         for request_id in sorted(result.finished_recving):
             request = self.requests[request_id]  # vLLM asserts that it is there, and EngineCore dies if it is not.
             if request.status is Status.WAITING_FOR_REMOTE_KVS:
@@ -357,14 +356,12 @@ class VllmEngine:
             else:
                 assert request.status.is_finished
                 self._free_blocks(request)
-        for request_id in sorted(result.finished_sending):
-            self._free_blocks(self.requests[request_id])
 
     def _free_request(self, request: Request, delay: bool = False) -> None:
-        delay_free_blocks, params = self.connector.request_finished(request, list(request.block_ids))
+        params = self.connector.request_finished(request, list(request.block_ids))
         self.finished_req_ids.append(request.request_id)
         self.answers[request.request_id] = (request.status, params)
-        if not delay and not delay_free_blocks:
+        if not delay:
             self._free_blocks(request)
 
     def _free_blocks(self, request: Request) -> None:

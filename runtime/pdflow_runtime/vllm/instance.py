@@ -1,0 +1,118 @@
+"""What one vLLM instance is to pdflow: its role, its name, its ranks and the shape of its KV, or why it is not served.
+
+Read from vLLM's configuration, the same in EngineCore and in each worker. What the connector does not serve is refused
+here, at the start, in one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+
+from pdflow.layout.shapes import KvShape, MlaDims
+from pdflow.protocol.ids import EngineInfo, Shards
+from pdflow.wiring.endpoints import ProtocolConfig
+from pdflow_runtime.vllm.options import Options, UnsupportedError, read_options
+
+Role: TypeAlias = Literal["prefill", "decode"]
+
+ROLES: Final[dict[str, Role]] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+FRESH_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(_dp[0-9]+)?")
+"""The form of the engine_id that vLLM draws at each start, with what it appends for a data-parallel rank."""
+FULL_ATTENTION: Final = ("FullAttentionSpec", "MLAAttentionSpec")
+"""The classes of KV cache of which every block of a prompt is kept, and holds tokens by their position."""
+
+
+@attrs.frozen(kw_only=True)
+class Instance:
+    """One vLLM instance, or one data-parallel rank of one."""
+
+    role: Role
+    info: EngineInfo
+    protocol: ProtocolConfig
+    num_blocks: int
+    options: Options
+    dp_rank: int = 0
+
+    @property
+    def shape(self) -> KvShape:
+        return self.protocol.shape
+
+
+def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
+    """Return what this configuration says. UnsupportedError for what is not served."""
+    transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
+    options = read_options(transfer.kv_connector_extra_config or {})
+    role = _role(transfer.kv_role)
+    _check_parallel(parallel)
+    if vllm_config.speculative_config is not None:
+        raise UnsupportedError("speculative decoding is not served: its draft layers have KV of their own; turn it off")
+    group = _one_group(kv_cache_config)
+    block_size = group.kv_cache_spec.block_size
+    shape = _shape(vllm_config.model_config, group)
+    return Instance(
+        role=role,
+        info=EngineInfo(_engine_id(transfer.engine_id, options), Shards(parallel.tensor_parallel_size, 1, block_size)),
+        protocol=ProtocolConfig(shape=shape, pulls=options.transfer_mode == "pull", timers=options.timers()),
+        num_blocks=kv_cache_config.num_blocks,
+        options=options,
+        dp_rank=parallel.data_parallel_index,
+    )
+
+
+def _role(kv_role: str) -> Role:
+    role = ROLES.get(kv_role)
+    if role is None:
+        raise UnsupportedError(
+            f"kv_role {kv_role} is not served: give prefill instances kv_producer and decode instances kv_consumer"
+        )
+    return role
+
+
+def _check_parallel(parallel: Any) -> None:
+    if parallel.pipeline_parallel_size > 1:
+        raise UnsupportedError("pipeline parallelism is not served: set --pipeline-parallel-size 1")
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise UnsupportedError(f"context parallelism is not served: set {name} to 1")
+
+
+def _engine_id(engine_id: str, options: Options) -> str:
+    if not FRESH_ID.fullmatch(engine_id) and not options.allow_static_engine_id:
+        raise UnsupportedError(
+            f"engine_id {engine_id!r} would be the same after a restart: leave it out, or set "
+            "kv_connector_extra_config.allow_static_engine_id"
+        )
+    if not engine_id.isprintable() or ".r" in engine_id or not 0 < len(engine_id.encode()) <= 200:
+        raise UnsupportedError(f"engine_id {engine_id!r} must be 1 to 200 printable bytes without '.r'")
+    return engine_id
+
+
+def _one_group(kv_cache_config: Any) -> Any:
+    """Return the one group of KV cache that all layers of the model are in."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        raise UnsupportedError(
+            f"models with {len(groups)} KV cache groups ({kinds}) are not served; "
+            "--disable-hybrid-kv-cache-manager makes one group of attention layers"
+        )
+    (group,) = groups
+    kind = type(group.kv_cache_spec).__name__
+    if kind not in FULL_ATTENTION or getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
+        raise UnsupportedError(f"KV caches of {kind} are not served; those of {' and '.join(FULL_ATTENTION)} are")
+    return group
+
+
+def _shape(model: Any, group: Any) -> KvShape:
+    """Return the shape of the whole model's KV."""
+    spec, layers = group.kv_cache_spec, len(group.layer_names)
+    itemsize = spec.dtype.itemsize
+    if type(spec).__name__ == "MLAAttentionSpec":
+        return KvShape(layers, 1, spec.head_size, itemsize, spec.block_size, mla=MlaDims(spec.head_size, 0))
+    if spec.head_size_v != spec.head_size:
+        raise UnsupportedError(f"K of {spec.head_size} and V of {spec.head_size_v} values a head are not served")
+    heads = model.get_total_num_kv_heads()
+    return KvShape(layers, heads, spec.head_size, itemsize, spec.block_size, packed=True)

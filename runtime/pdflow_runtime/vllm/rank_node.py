@@ -1,0 +1,212 @@
+"""The node of one rank in its vLLM worker: its endpoint, its streams and its transport, in a thread of their own.
+
+The scheduler's endpoint is in another process. What the rank reports to it waits in the outbox until a step takes it,
+and what it orders comes in `receive`, in its order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import trio
+
+from pdflow.protocol.effects import BumpWord, PostRead, PostWrite, ReadWord, SendLocal, StopWrite
+from pdflow.protocol.events import (
+    FrameOrdered,
+    PeerResponded,
+    PrefillMissing,
+    ReadOrdered,
+    SourceReady,
+)
+from pdflow.protocol.ids import engine_of, rank_address
+from pdflow.protocol.messages import Register
+from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.values import Address, EngineId
+from pdflow.serving.core import Port
+from pdflow.wiring.endpoints import consumer_rank, producer_rank, producer_scheduler
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
+from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook
+from pdflow_runtime.transports.base import MakeTransport
+from pdflow_runtime.vllm.instance import Instance
+from pdflow_runtime.vllm.step_metadata import DownMessage, decoded
+
+MOST_UNREPORTED: Final = 10_000
+"""The most events that wait for a step. Peers' frames wait when there are more."""
+PARKED_S: Final = 1.0
+"""The time without a step after which EngineCore is taken to be parked, if it had nothing open at its last one."""
+
+
+class Outbox:
+    """What a rank reports to its scheduler, until a step takes it: filled in trio's thread, emptied in vLLM's."""
+
+    def __init__(self) -> None:
+        self._lock: Final = threading.Lock()
+        self._events: deque[tuple[Address, Any]] = deque()
+        self._responded: Final[set[Address]] = set()
+        """Peers whose response is among the events: one says as much as many."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, to: Address, event: Any) -> None:
+        with self._lock:
+            if type(event) is PeerResponded:
+                if event.peer in self._responded:
+                    return
+                self._responded.add(event.peer)
+            self._events.append((to, event))
+
+    def take(self) -> list[tuple[Address, Any]]:
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+            self._responded.clear()
+        return events
+
+    def take_missing(self) -> list[PrefillMissing]:
+        """Take out what asks for prompts that the rank does not know."""
+        with self._lock:
+            found = [event for _, event in self._events if type(event) is PrefillMissing]
+            if found:
+                self._events = deque(each for each in self._events if type(each[1]) is not PrefillMissing)
+        return found
+
+
+class RankNode(RankedNode):
+    """One rank of an instance. Args: `rank`, its number; `memory`, vLLM's tensors; `transport` makes the rank's."""
+
+    def __init__(
+        self, instance: Instance, rank: int, incarnation: int, memory: AdoptedMemory, transport: MakeTransport
+    ) -> None:
+        info, protocol = instance.info, instance.protocol
+        config = NodeConfig(
+            info=info,
+            incarnation=incarnation,
+            shape=protocol.shape,
+            num_blocks=memory.memory.num_blocks,
+            layouts=LayoutBook(protocol.shape, protocol.initiator, protocol.rule),
+            weights=0,
+            adopted=memory,
+        )
+        self.address: Final = rank_address(info.engine, rank)
+        super().__init__(self.address, config, transport)
+        self.outbox: Final = Outbox()
+        self._newest = 0
+        self._stepped_at = trio.current_time()
+        self._open = False
+        """The scheduler's endpoint had something open at the last step."""
+        self._retrying: Final[dict[EngineId, list[Any]]] = {}
+        """Events that concern an engine whose new address is being tried."""
+        geometry = protocol.geometry()
+        make = producer_rank if instance.role == "prefill" else consumer_rank
+        self.rank: Final = self.add_rank(info, rank, make(protocol, geometry, info, incarnation, rank))
+        self._idle: Final[ProducerScheduler | None] = (
+            producer_scheduler(protocol, info, incarnation) if instance.role == "prefill" else None
+        )
+        """A scheduler's endpoint without prompts, which is what a parked EngineCore has."""
+        self._port: Final = self.ports[self.address]
+        self.do.update(
+            {
+                SendLocal: self._report,
+                PostWrite: lambda _, effect: self.rank.write(effect),
+                StopWrite: lambda _, effect: self.rank.transfers.stop(effect.op),
+                BumpWord: lambda _, effect: self.rank.bump(effect.lease_word),
+                PostRead: lambda _, effect: self.rank.read(effect),
+                ReadWord: lambda _, effect: self.rank.read_word(effect),
+            }
+        )
+
+    def newest_generation(self) -> int:
+        return self._newest
+
+    def is_drained(self) -> bool:
+        return not self._port.endpoint.unfinished() if self._port.endpoint is not None else True
+
+    async def offer(self, port: Port, event: Any) -> None:
+        """Queue a peer's frame; wait while the scheduler has not taken what was reported before."""
+        while len(self.outbox) >= MOST_UNREPORTED:
+            await trio.sleep(0.01)
+        await super().offer(port, event)
+
+    def begin_all(self, nursery: trio.Nursery) -> None:
+        if self._idle is not None:
+            nursery.start_soon(self._answer_while_parked)
+
+    # From the scheduler, with a step.
+
+    def receive(self, message: DownMessage | None) -> None:
+        """Take what the scheduler has sent with a step; None if it has nothing to send and nothing open."""
+        self._stepped_at = trio.current_time()
+        self._open = message is not None and message.open
+        if message is None:
+            return
+        self._learn_addresses(message.addresses)
+        for event in message.events:
+            if event.to == self.address:
+                self._order(decoded(event))
+
+    def _learn_addresses(self, addresses: Iterable[tuple[Address, str, int]]) -> None:
+        """Note where other ranks listen. One that could not be reached where it was before is tried there first, and
+        what is ordered of its engine meanwhile waits for that."""
+        retries: dict[EngineId, list[tuple[Address, str, int]]] = {}
+        for name, host, port in addresses:
+            engine = engine_of(name)
+            if engine not in self._retrying and self.links.needs_retry(name, (host, port)):
+                retries.setdefault(engine, []).append((name, host, port))
+            else:
+                self.links.note_address(name, (host, port))
+        for engine, ranks in retries.items():
+            self._retrying[engine] = []
+            self.nursery.start_soon(self._retry, engine, ranks)
+
+    async def _retry(self, engine: EngineId, ranks: Iterable[tuple[Address, str, int]]) -> None:
+        async with trio.open_nursery() as nursery:
+            for name, host, port in ranks:
+                nursery.start_soon(self.links.update_address, name, host, port)
+        for event in self._retrying.pop(engine):
+            self._order(event)
+
+    def _order(self, event: Any) -> None:
+        engine = _engine_concerned(event)
+        if engine is not None and engine in self._retrying:
+            self._retrying[engine].append(event)
+            return
+        if type(event) is FrameOrdered and type(event.message) is Register:
+            self._newest = max(self._newest, event.message.target.generation)
+        elif type(event) is ReadOrdered:
+            self._newest = max(self._newest, event.registration.target.generation)
+        elif type(event) is SourceReady and event.source.lease_word is not None:
+            self.rank.expose(event.source.lease_word)
+        self.put(self._port, event)
+
+    # To the scheduler.
+
+    def _report(self, _: Port, effect: SendLocal) -> None:
+        self.outbox.put(effect.to, effect.event)
+
+    async def _answer_while_parked(self) -> None:
+        """Answer what this rank asks of its scheduler while EngineCore is parked, which nothing but a request wakes:
+        as a scheduler's endpoint does that knows no prompt."""
+        assert self._idle is not None
+        while True:
+            await trio.sleep(PARKED_S / 2)
+            if self._open or trio.current_time() - self._stepped_at < PARKED_S:
+                continue
+            for event in self.outbox.take_missing():
+                for effect in self._idle.handle(event, now_ns()):
+                    assert isinstance(effect, SendLocal)
+                    self.put(self._port, effect.event)
+
+
+def _engine_concerned(event: Any) -> EngineId | None:
+    """Return the other engine that a scheduler's order is about; None if it is about no single one."""
+    peers: tuple[Address, ...] = ()
+    if type(event) is FrameOrdered:
+        peers = event.to
+    elif type(event) is ReadOrdered:
+        peers = event.sources
+    return engine_of(peers[0]) if peers else None

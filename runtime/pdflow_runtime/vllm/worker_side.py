@@ -1,0 +1,124 @@
+"""The half of the connector in one vLLM worker: the thread in which its rank lives, and vLLM's hooks.
+
+vLLM's thread hands over what came with a step and takes what is to go with its output; it never waits for the rank.
+Registrations, cancels, DONE, fences and leases go on in the rank's thread during long steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from pdflow.protocol.values import Address
+from pdflow_runtime.nodes.ranks import AdoptedMemory
+from pdflow_runtime.transports.base import MakeTransport
+from pdflow_runtime.vllm.events_file import writing_events_of
+from pdflow_runtime.vllm.instance import Instance
+from pdflow_runtime.vllm.options import UnsupportedError
+from pdflow_runtime.vllm.rank_node import RankNode
+from pdflow_runtime.vllm.security import shared_secret
+from pdflow_runtime.vllm.step_metadata import decode_down, encode_up
+
+log = logging.getLogger(__name__)
+
+START_S: Final = 30.0
+"""The time that a rank's thread has to listen."""
+STOP_S: Final = 10.0
+
+
+class WorkerSide:
+    """One rank's half in its worker. Args: `rank`, its number; `incarnation`, the same for all ranks."""
+
+    def __init__(self, instance: Instance, rank: int, incarnation: int) -> None:
+        self.instance: Final = instance
+        self.rank: Final = rank
+        self.incarnation: Final = incarnation
+        self.address: tuple[str, int] | None = None
+        """Where the rank listens, once it does."""
+        self._node: RankNode
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope: Final = trio.CancelScope()
+        self._started: Final = threading.Event()
+        self._error: BaseException | None = None
+        """What has ended the rank's thread."""
+        self._thread: threading.Thread | None = None
+        self._failed: tuple[str, ...] = ()
+        self._answers = False
+        """The scheduler's half waits for an answer to this step, though there may be nothing to say."""
+
+    # The thread.
+
+    def start(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
+        """Start the rank over this memory. UnsupportedError if it cannot listen or cannot have the memory."""
+        self._thread = threading.Thread(target=self._run, args=(memory, transport), name="pdflow", daemon=True)
+        self._thread.start()
+        if not self._started.wait(START_S):
+            raise UnsupportedError(f"rank {self.rank} of pdflow's connector did not start within {START_S:.0f} s")
+        if self._error is not None:
+            raise UnsupportedError(f"rank {self.rank} of pdflow's connector cannot start: {self._error}")
+
+    def _run(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
+        try:
+            trio.run(self._serve, memory, transport)
+        except BaseException as error:
+            self._error = error
+            log.exception("pdflow: rank %d has ended; its requests are computed by vLLM alone from now on", self.rank)
+        finally:
+            self._started.set()
+
+    async def _serve(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
+        options, port = self.instance.options, self.instance.options.port
+        if port:
+            port += self.instance.dp_rank * self.instance.info.shards.ranks + self.rank
+        node = self._node = RankNode(self.instance, self.rank, self.incarnation, memory, transport)
+        node.secured_by(shared_secret(options.host), None)
+        (listener,) = await trio.open_tcp_listeners(port, host=options.host)
+        self.address = (options.host, listener.socket.getsockname()[1])
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            with writing_events_of(node, self.instance, self.incarnation, options.events), self._scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(node.serve, listener)
+                    self._started.set()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_S):
+                await node.aclose()
+
+    def _in_thread(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function in the rank's thread, soon, unless it has ended."""
+        if self._error is None and self._token is not None:
+            try:
+                self._token.run_sync_soon(function, *args)
+            except trio.RunFinishedError:
+                log.debug("rank %d has ended", self.rank)
+
+    def stop(self) -> None:
+        """End the rank's thread, and wait until nothing moves in its memory any more."""
+        self._in_thread(self._scope.cancel)
+        if self._thread is not None:
+            self._thread.join(STOP_S)
+
+    # Hooks, in the order of a step.
+
+    def bind_metadata(self, payload: bytes | None, failed: tuple[str, ...]) -> None:
+        """Take what came with a step, before the model computes. `failed`: loads to be reported as failed."""
+        self._failed += failed
+        self._answers = payload is not None
+        message = None if payload is None else decode_down(payload)
+        self._in_thread(self._node.receive, message)
+
+    def take_failed(self) -> set[str]:
+        failed, self._failed = self._failed, ()
+        return set(failed)
+
+    def take_up(self) -> bytes | None:
+        """Return what goes to the scheduler's half with this step's output; None if there is nothing, and it waits for
+        nothing."""
+        events: list[tuple[Address, Any]] = self._node.outbox.take()
+        if not events and not self._answers and self._error is None:
+            return None
+        return encode_up(self.rank, events, "" if self._error is None else repr(self._error))
