@@ -202,13 +202,17 @@ class PairLanded(Value, frozen=True, gc=False):
     done: Done | None = None
 
 
-class PairFailed(Value, frozen=True, gc=False):
+class PairFailed(Value, frozen=True, gc=False, omit_defaults=True):
     """A shard will not arrive. `settled`: its writer has ended, so nothing can land any more."""
+
+    # Defaults are left out where it is encoded: digests of recorded counterexamples are older than the last field.
 
     op: Op
     sender: Address
     code: Code
     settled: bool
+    unsent: bool = False
+    """Nothing of it has left D, for want of a connection: that is no sign of P."""
 
 
 class PairMissing(Value, frozen=True, gc=False):

@@ -276,6 +276,27 @@ def test_a_fenced_registration_may_be_posted_but_never_lands() -> None:
     c.at_rest()
 
 
+@pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
+def test_a_request_that_never_left_is_no_sign_of_a_peer(pulls: bool) -> None:
+    """It failed for want of a connection, and counted as an answer: with a new request every few seconds a dead P was
+    never silent for long, and what it owed stayed open, or in quarantine, for as long."""
+    c = Cluster(pulls=pulls)
+    c.holding = {"WRITE", "READ"}
+    c.prefill_and_admit("r", "x")
+    c.run()
+    c.unreachable = {"P"}
+    c.feed("D.r0", PeerLost("P.r0"))
+    for second in range(15):
+        c.pass_time(1 * S)
+        c.decode(f"r{second}", "x")
+        c.admit(f"r{second}")
+        c.run()
+    assert c.outcomes["r"] == ["PEER_DEAD"]
+    assert {c.outcomes[f"r{second}"][0] for second in range(14)} == {"UNREACHABLE"}
+    c.pass_time(1 * S)
+    assert len(c.freed) == 16
+
+
 def test_proof_of_death_ends_a_read() -> None:
     c = Cluster(pulls=True)
     c.holding = {"READ"}

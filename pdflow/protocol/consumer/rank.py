@@ -184,7 +184,7 @@ class ConsumerRank:
         if type(message) is Register:
             self.frames.unregistered(message)
             op = Op(message.reg, rank_of(peer), self.rank)
-            return (SendLocal(self.scheduler, PairFailed(op, peer, Code.UNREACHABLE, True)),)
+            return (SendLocal(self.scheduler, PairFailed(op, peer, Code.UNREACHABLE, True, True)),)
         return (Note("consumer: frame to an unreachable peer"),)
 
     def _fence_ordered(self, event: FenceOrdered, now: Instant) -> Effects:
@@ -206,7 +206,7 @@ class ConsumerRank:
                 self.reading.wait(read)
                 effects += self._connect(source)
             else:
-                effects += (SendLocal(self.scheduler, PairFailed(op, source, Code.UNREACHABLE, True)),)
+                effects += (SendLocal(self.scheduler, PairFailed(op, source, Code.UNREACHABLE, True, True)),)
         return effects
 
     def _connect(self, peer: Address) -> Effects:

@@ -137,7 +137,7 @@ class ConsumerReads:
     def failed(self, op: Op, code: Code) -> Effects:
         """Give up an open READ. It writes nothing from here on, so that its pair is settled."""
         read = self.reads.pop(op)
-        return (SendLocal(self.scheduler, PairFailed(op, read.source, code, True)),)
+        return (SendLocal(self.scheduler, PairFailed(op, read.source, code, True, code is Code.UNREACHABLE)),)
 
     # How long a vLLM P may be trusted to have kept a prompt.
 

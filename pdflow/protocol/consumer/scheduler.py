@@ -192,7 +192,7 @@ class ConsumerScheduler:
         if cell is None:
             return (Note(f"consumer: {type(event).__name__} for nothing open"),)
         peer = store.peers[cell.params.prefill.engine]
-        if event.sender in peer.last_seen:
+        if event.sender in peer.last_seen and not (type(event) is PairFailed and event.unsent):
             peer.last_seen[event.sender] = now
         return store.apply(cell, event, now)
 

@@ -176,8 +176,8 @@ SCOPES = (
         "pull, two requests, an unreachable peer and a tick",
         Scope(pulls=True, requests=2, unreachable=1, horizon=1, abort=0),
         DELIVERED | resolved("UNREACHABLE"),
-        72092,
-        194421,
+        72028,
+        194281,
     ),
     # Larger ones.
     Named(
