@@ -32,7 +32,7 @@ from pdflow_runtime.vllm.instance import Instance, instance_of
 from pdflow_runtime.vllm.kv_memory import adopted_memory
 from pdflow_runtime.vllm.options import UnsupportedError
 from pdflow_runtime.vllm.prefill_side import PrefillSide
-from pdflow_runtime.vllm.seams import attention_of, broadcast_from_first, tensor_parallel_rank
+from pdflow_runtime.vllm.seams import attention_of, broadcast_from_first, log_as_vllm, tensor_parallel_rank
 from pdflow_runtime.vllm.weights import weights_of
 from pdflow_runtime.vllm.worker_side import WorkerSide
 
@@ -85,6 +85,7 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_as_vllm()
         self._instance: Instance = instance_of(vllm_config, kv_cache_config)
         self._pool: BlockPool | None = None
         self._guarded: GuardedSide | None = None

@@ -11,6 +11,7 @@ vLLM moves these between releases. Served is 0.32.0.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
@@ -48,3 +49,12 @@ def broadcast_from_first(number: int) -> int:
     """Return the number that the first tensor-parallel rank has passed; all ranks call this."""
     found: int = get_tp_group().broadcast_object(number, src=0)
     return found
+
+
+def log_as_vllm() -> None:
+    """Have pdflow's log lines written where vLLM's own are, in its format."""
+    ours, theirs = logging.getLogger("pdflow_runtime"), logging.getLogger("vllm")
+    if not ours.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
