@@ -52,7 +52,7 @@ from pdflow_runtime.transports.base import (
 from pdflow_runtime.transports.joint import join
 
 if TYPE_CHECKING:
-    from pdflow_runtime.observe.metrics import TransferMeter
+    from pdflow_runtime.observe.transfer_samples import MeasuresTransfers
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Rank:
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}
         """Prompts that are sent from beside the blocks, and where they lie."""
-        self.meter: TransferMeter | None = None
+        self.meter: MeasuresTransfers | None = None
         self.lost: Callable[[Address], None] = lambda peer: None
         """Called with a peer whose memory cannot be reached any more."""
         self._dtype = dtype
@@ -194,7 +194,7 @@ class Rank:
             self.transport, self._numbers, self._plan, put, incarnation, self._flush
         )
 
-    def measured_by(self, meter: TransferMeter) -> None:
+    def measured_by(self, meter: MeasuresTransfers) -> None:
         self.meter = self.transfers.meter = meter
 
     def metadata_for(self, peer: Address) -> bytes:

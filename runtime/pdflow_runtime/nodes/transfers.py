@@ -30,7 +30,7 @@ from pdflow_runtime.nodes.notifications import notification_of
 
 if TYPE_CHECKING:
     from pdflow_runtime.observe.event_log import EventLog
-    from pdflow_runtime.observe.metrics import TransferMeter
+    from pdflow_runtime.observe.transfer_samples import MeasuresTransfers
     from pdflow_runtime.transports.base import Transport
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class InFlightTransfers:
         incarnation: int,
         flush: Callable[[Address, Callable[[bool], None]], None],
     ) -> None:
-        self.meter: TransferMeter | None = None
+        self.meter: MeasuresTransfers | None = None
         self.event_log: EventLog | None = None
         self.bytes_posted = 0
         self._transport: Final = transport
@@ -257,8 +257,6 @@ class InFlightTransfers:
     def _all_posted(self, transfer: OpenTransfer) -> None:
         self.bytes_posted += transfer.nbytes
         transfer.posted_ns = now_ns()
-        if self.meter is not None:
-            self.meter.posted(transfer.nbytes, transfer.descriptors, transfer.posted_ns - transfer.begun_ns)
         if self.event_log is not None:
             self.event_log.passed(transfer.effect.op.reg.request_id, "xfer_post", transfer.posted_ns)
 
@@ -275,8 +273,10 @@ class InFlightTransfers:
         self._pump()
 
     def _note_ended(self, transfer: OpenTransfer, ok: bool) -> None:
-        if self.meter is not None:
-            self.meter.ended(transfer.begun_ns, ok)
+        if self.meter is not None and ok:
+            self.meter.moved(transfer.begun_ns, transfer.posted_ns, transfer.nbytes, transfer.descriptors)
+        elif self.meter is not None:
+            self.meter.failed()
         if self.event_log is not None and ok:
             request_id = transfer.effect.op.reg.request_id
             self.event_log.moved(

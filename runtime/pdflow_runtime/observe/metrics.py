@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pdflow.protocol.values import S
+from pdflow.protocol.values import Instant, S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.loop import LiveEngine
 
@@ -48,7 +48,7 @@ class Meter:
 
 
 class TransferMeter:
-    """The metrics of one engine's transfer operations."""
+    """The metrics of one engine's transfer operations (`transfer_samples.MeasuresTransfers`)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._xfer: Final = Histogram(
@@ -69,16 +69,14 @@ class TransferMeter:
             registry=registry,
         )
 
-    def posted(self, nbytes: int, descriptors: int, took_ns: int) -> None:
-        self._post.observe(took_ns / S)
+    def moved(self, begun_ns: Instant, posted_ns: Instant, nbytes: int, descriptors: int) -> None:
+        self._xfer.observe((now_ns() - begun_ns) / S)
+        self._post.observe((posted_ns - begun_ns) / S)
         self._bytes.observe(nbytes)
         self._descriptors.observe(descriptors)
 
-    def ended(self, begun_ns: int, ok: bool) -> None:
-        if ok:
-            self._xfer.observe((now_ns() - begun_ns) / S)
-        else:
-            self._failed.inc()
+    def failed(self) -> None:
+        self._failed.inc()
 
     def unread(self) -> None:
         self._unread.inc()
