@@ -50,6 +50,10 @@ COMPUTING: Final = LIVE | _names("torch safetensors tokenizers jinja2")
 """What runtime/pdflow_runtime/engines may import besides: what computes tokens."""
 MOVING: Final = LIVE | _names("nixl mooncake torch")
 """What runtime/pdflow_runtime/transports may import besides: what moves bytes."""
+INSIDE_VLLM: Final = LIVE | _names("dataclasses huggingface_hub torch vllm")
+"""What the connector's files may import besides, in vLLM's processes: those that VLLM_FREE does not name."""
+VLLM_FREE: Final = ("runtime/pdflow_runtime/vllm/scheduler/", "runtime/pdflow_runtime/vllm/worker/")
+"""The connector's halves, which are tested without vLLM."""
 CLOCK: Final = "runtime/pdflow_runtime/clock.py"
 CLOCKS: Final = _names("current_time perf_counter monotonic")
 
@@ -92,6 +96,7 @@ EXCEPTIONS: Final = {
     "pdflow/results/files/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
     "pdflow/results/files/read.py": Permit("reads result files", touches_files=True),
     "pdflow/results/files/events.py": Permit("writes and reads events.jsonl", touches_files=True),
+    "pdflow/results/files/merge_events.py": Permit("merges events files", touches_files=True),
     "runtime/pdflow_runtime/clock.py": Permit("reads the clocks", "time"),
     "runtime/pdflow_runtime/engines/weight_hash.py": Permit("hashes files by several threads", "concurrent"),
     "runtime/pdflow_runtime/store/server.py": Permit("asks a server, by an extra", "valkey"),
@@ -174,6 +179,8 @@ def violations(path: str, source: str) -> list[str]:
     live = COMPUTING if path.startswith("runtime/pdflow_runtime/engines/") else LIVE
     if path.startswith("runtime/pdflow_runtime/transports/"):
         live = MOVING
+    elif path.startswith("runtime/pdflow_runtime/vllm/") and not path.startswith(VLLM_FREE):
+        live = INSIDE_VLLM
     home = CHECKED if checks else {"pdflow": PURE, "pdflow_sim": SIMULATED, "pdflow_runtime": live}[package]
     allowed = home | _names(permitted.modules)
     tree = ast.parse(source)

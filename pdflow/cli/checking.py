@@ -30,7 +30,12 @@ from pdflow.cli.options import SET, print_view
 @click.option(
     "--diagram", type=click.Path(), metavar="FILE", help="Draw a story, or a race as R13, in text and Mermaid."
 )
-@click.option("--trace", type=click.Path(), metavar="FILE", help="With a SCENARIO.toml: follow its events.jsonl.")
+@click.option(
+    "--trace",
+    type=click.Path(),
+    metavar="FILE",
+    help="Follow an events.jsonl of a SCENARIO.toml; or one of vLLM's, or its folder, by itself.",
+)
 @click.pass_context
 def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> None:
     """Check the protocol: what can happen, in every order.
@@ -41,7 +46,7 @@ def check(ctx: click.Context, /, what: str, as_json: bool, **options: Any) -> No
     command = importlib.import_module("pdflow_sim.check.command")
     replay, diagram, trace = (options.pop(name) for name in ("replay", "diagram", "trace"))
     if trace is not None and not what.endswith(".toml"):
-        raise click.UsageError("--trace FILE needs the scenario that the record is of: pdflow check NAME.toml --trace")
+        ctx.exit(command.trace(trace, as_json=as_json))
     if replay is not None or diagram is not None:
         ctx.exit(command.replay(replay) if replay is not None else command.diagram(diagram, options["dialect"]))
     ctx.exit(command.check(what, command.options(json=as_json, **options), trace))

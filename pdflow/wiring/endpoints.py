@@ -1,11 +1,12 @@
 """Builds the endpoints of one incarnation of an engine from what its protocol is configured by.
 
-Scenarios (`engines.py`) and vLLM instances both come here, so an endpoint is configured alike whoever drives it.
+Scenarios (`engines.py`), vLLM instances and recorded traces come here, so an endpoint is configured alike whoever
+drives it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdflow.layout.geometry import TransferGeometry
 from pdflow.layout.ranks import Initiator, Rule
@@ -14,12 +15,12 @@ from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import STRICT, Dialect
 from pdflow.protocol.geometry import Geometry
-from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Value
+from pdflow.protocol.values import Address, Value
 
 
 class ProtocolConfig(Value, frozen=True, kw_only=True):
@@ -55,6 +56,30 @@ class ProtocolConfig(Value, frozen=True, kw_only=True):
 
     def geometry(self) -> TransferGeometry:
         return TransferGeometry(self.shape, initiator=self.initiator, rule=self.rule)
+
+
+class EngineRecord(Value, frozen=True, kw_only=True):
+    """What the endpoints of one incarnation of an engine were made from: so that others can be made which answer
+    alike."""
+
+    role: Literal["prefill", "decode"]
+    info: EngineInfo
+    incarnation: int
+    num_blocks: int
+    protocol: ProtocolConfig
+
+    def endpoints(self) -> dict[Address, Any]:
+        """Return fresh endpoints by address: the scheduler's, then those of the ranks."""
+        geometry, info = self.protocol.geometry(), self.info
+        made: Producer | Consumer
+        if self.role == "prefill":
+            made = producer(self.protocol, geometry, info, self.incarnation)
+        else:
+            made = consumer(self.protocol, geometry, info, self.incarnation, self.num_blocks)
+        return {
+            info.engine: made.scheduler,
+            **{rank_address(info.engine, n): each for n, each in enumerate(made.ranks)},
+        }
 
 
 class Producer(NamedTuple):

@@ -48,6 +48,8 @@ class EventsHeader(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     incarnations: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """Of a live run: the incarnation of each engine, drawn there. A simulated run's follow from the scenario."""
+    engines: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """Of a run without a scenario: how the endpoints of each engine are configured (`wiring/endpoints.py`)."""
 
 
 class EventLine(msgspec.Struct, frozen=True):
@@ -79,14 +81,16 @@ class EventsWriter:
         self._encode = msgspec.json.Encoder().encode
         self._line(header)
 
-    def event(self, t: int, node: str, value: msgspec.Struct) -> None:
-        """Write that the endpoint `node` was handed `value` at `t`."""
-        self._line({"t": t, "node": node, "in": plain(value)})
+    def event(self, t: int, node: str, value: msgspec.Struct, at: int | None = None) -> None:
+        """Write that the endpoint `node` was handed `value` at `t`. `at`: by the wall clock, for `merge_events`."""
+        line = {"t": t, "node": node, "in": plain(value)}
+        self._line(line if at is None else {"at": at, **line})
 
-    def effects(self, t: int, node: str, values: Iterable[msgspec.Struct]) -> None:
+    def effects(self, t: int, node: str, values: Iterable[msgspec.Struct], at: int | None = None) -> None:
         """Write that the endpoint `node` returned these effects, in this order."""
         for value in values:
-            self._line({"t": t, "node": node, "out": plain(value)})
+            line = {"t": t, "node": node, "out": plain(value)}
+            self._line(line if at is None else {"at": at, **line})
 
     def _line(self, line: Any) -> None:
         try:

@@ -3,7 +3,7 @@ for events.jsonl, a timeline and a page.
 
 Each process writes files of its own, line by line, so that one that is killed leaves what it had written: its notes
 (`observe/event_log.py`), and every event that went into an endpoint with what came out of it
-(`results/files/events.py`). They are merged in the order of time when the cluster has ended. Times are
+(`results/files/events.py`). They are merged when the cluster has ended (`results/files/merge_events.py`). Times are
 those of the process's clock moved to the wall's, so that processes of one host can be compared. The header of an
 engine's file names its incarnation.
 """
@@ -15,9 +15,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from heapq import merge
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import attrs
 import msgspec
@@ -25,6 +24,7 @@ import msgspec
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.files.bench_json import RunHeader, content_sha256
 from pdflow.results.files.events import EventsHeader, EventsWriter
+from pdflow.results.files.merge_events import merge_events
 from pdflow.results.files.timeline import timeline
 from pdflow.results.files.write import (
     EVENTS_NAME,
@@ -33,7 +33,6 @@ from pdflow.results.files.write import (
     OutputError,
     guarding,
     make_folder,
-    replacing,
     write_page,
     write_timeline,
 )
@@ -104,7 +103,7 @@ class Record:
         if self.out is None:
             return None
         if self.events:
-            join_events(self.out)
+            merge_events(self.out)
         found = rows(read_notes(self.out), scenario)
         result = Result.of(run_header(scenario), found.records, found.steps, found.totals)
         self._write(result, found, scenario)
@@ -191,64 +190,3 @@ def read_notes(folder: Path) -> list[Page]:
             head = header(lines[0])
             pages.append(Page(head.node, head.offset_ns, [line(each) for each in lines[1:]]))
     return pages
-
-
-class Turn(NamedTuple):
-    """The lines of an event and of its effects, with what orders them: the time, then the file."""
-
-    t: int
-    file: int
-    lines: list[bytes]
-
-
-def join_events(folder: Path) -> Path:
-    """Merge the files of all processes into one, in the order of time, and remove them. OutputError."""
-    files = sorted(folder.glob(f"*.{EVENTS_NAME}"))
-    headers = [header for file in files if (header := _header(file)) is not None]
-    path = folder / EVENTS_NAME
-    if not headers:
-        return path
-    known: dict[str, int] = {}
-    for header in headers:
-        known |= header.incarnations or {}
-    one_each = len(known) == sum(1 for header in headers if header.incarnations)
-    with replacing(path) as out:
-        # Of an engine with several lives no one number is right: it names none.
-        whole = msgspec.structs.replace(headers[0], incarnations=known if one_each else {})
-        out.write(msgspec.json.encode(whole) + b"\n")
-        for turn in merge(*(_turns(file, number) for number, file in enumerate(files))):
-            out.writelines(turn.lines)
-    for file in files:
-        file.unlink()
-    return path
-
-
-def _header(path: Path) -> EventsHeader | None:
-    """Return the header of a file; None if its process was killed before it had written one."""
-    with path.open("rb") as file:
-        try:
-            return msgspec.json.decode(file.readline(), type=EventsHeader)
-        except msgspec.DecodeError:
-            return None
-
-
-def _turns(path: Path, number: int) -> Iterator[Turn]:
-    """Yield the turns of a file. A line that a killed process had not finished is left out."""
-    with path.open("rb") as file:
-        file.readline()
-        turn: Turn | None = None
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            if b'"in":' in line[:200]:
-                if turn is not None:
-                    yield turn
-                turn = Turn(msgspec.json.decode(line, type=_Timed).t, number, [line])
-            elif turn is not None:
-                turn.lines.append(line)
-        if turn is not None:
-            yield turn
-
-
-class _Timed(msgspec.Struct):
-    t: int

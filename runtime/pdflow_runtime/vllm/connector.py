@@ -25,16 +25,17 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.named import transport_named
-from pdflow_runtime.vllm.decode_side import DecodeSide
-from pdflow_runtime.vllm.engine_clock import EngineClock
-from pdflow_runtime.vllm.guard import GuardedSide
 from pdflow_runtime.vllm.instance import Instance, instance_of
-from pdflow_runtime.vllm.kv_memory import adopted_memory
 from pdflow_runtime.vllm.options import UnsupportedError
-from pdflow_runtime.vllm.prefill_side import PrefillSide
+from pdflow_runtime.vllm.plugin import register
+from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
+from pdflow_runtime.vllm.scheduler.engine_clock import EngineClock
+from pdflow_runtime.vllm.scheduler.guard import GuardedSide
+from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide
 from pdflow_runtime.vllm.seams import attention_of, broadcast_from_first, log_as_vllm, tensor_parallel_rank
 from pdflow_runtime.vllm.weights import weights_of
-from pdflow_runtime.vllm.worker_side import WorkerSide
+from pdflow_runtime.vllm.worker.kv_memory import adopted_memory
+from pdflow_runtime.vllm.worker.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -217,5 +218,10 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         return None if payload is None else StepAnswer([payload])
 
     def shutdown(self) -> None:
+        if self._guarded is not None:
+            self._guarded.side.close()
         if self._worker is not None:
             self._worker.stop()
+
+
+register()  # MultiConnector asks for a child by its name, also for one that was given by its module

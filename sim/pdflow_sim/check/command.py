@@ -76,6 +76,17 @@ def _of_scenario(file: str, options: CheckOptions, trace: str | None, console: C
     return scenario.scenario(file, options, console)
 
 
+def trace(record: str, *, as_json: bool) -> int:
+    """Replay a recorded trace that describes its engines, or a folder of such; return the exit code."""
+    from pdflow_sim.check.suites.scenario import trace_of_engines
+
+    console = Console(stderr=as_json, highlight=False, markup=False, emoji=False)
+    result = trace_of_engines(Path(record), console)
+    if as_json:
+        _print_line(json.dumps({"trace": result.rows}))
+    return result.code
+
+
 def replay(file: str) -> int:
     """Replay a recorded sequence of moves strictly. Returns 0 if it was recorded without a violation, goes as recorded
     and breaks nothing; else EXIT_NOT_SO."""

@@ -1,7 +1,8 @@
 """Validation of recorded traces: the events of endpoints are fed to the same state machines, which must answer with the
 recorded effects (the etcd idea: a live trace is validated by the code that was checked).
 
-Every event of an events.jsonl goes into fresh endpoints of the scenario that it came from, at its recorded time; each
+Every event of an events.jsonl goes into fresh endpoints of the scenario that it came from, or of the engines that its
+header describes, at its recorded time; each
 must answer with exactly the recorded effects, and the oracle of S1 to S9 watches. A simulated record must agree to the
 last effect; a live one may then be held against the same.
 """
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 from pdflow.errors import PdflowError
 from pdflow.protocol import effects, events, ids, messages, timers, values
 from pdflow.protocol.errors import InvariantViolated, LocalProtocolError
-from pdflow.results.files.events import EventLine, classes_of, plain, read_events, rebuild
+from pdflow.protocol.invariants.oracle import Oracle
+from pdflow.results.files.events import EventLine, EventsError, classes_of, plain, read_events, rebuild
 from pdflow.routing import effects as router_effects
 from pdflow.routing import events as router_events
 from pdflow.routing.router import Router
 from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow.wiring.endpoints import EngineRecord
 from pdflow.wiring.router import router_of
 from pdflow_sim.build import SimulationBuilder
 
@@ -51,13 +55,34 @@ def follow(scenario: ResolvedScenario, path: Path) -> Followed:
     world = builder.build()
     endpoints = {address: port.endpoint for address, port in world.fabric.ports.items()}
     endpoints["router"] = live_router(builder) if header.world == "live" else world.router.port.endpoint
-    oracle = builder.oracle()
+    return _follow(endpoints, builder.oracle(), path)
+
+
+def follow_engines(path: Path) -> Followed:
+    """Feed a record that names the configuration of its engines to endpoints that are made from it, and compare their
+    effects. Raises TraceDiffersError, EventsError."""
+    header, _ = read_events(path)
+    try:
+        records = [msgspec.convert(each, EngineRecord) for each in (header.engines or {}).values()]
+    except msgspec.ValidationError as error:
+        raise EventsError(f"{path}:1: the configuration of an engine is not one of this version: {error}") from None
+    if not records:
+        raise EventsError(
+            f"{path}:1: names no engines: check it with its scenario, pdflow check NAME.toml --trace FILE"
+        )
+    endpoints = {address: each for record in records for address, each in record.endpoints().items()}
+    if len({record.protocol.shape for record in records}) != 1:
+        raise EventsError(f"{path}:1: engines of several models: record one at a time")
+    return _follow(endpoints, Oracle(records[0].protocol.geometry(), records[0].protocol.done_is_remote), path)
+
+
+def _follow(endpoints: dict[str, Any], oracle: Oracle, path: Path) -> Followed:
     found = Followed()
     for number, line, answers in _turns(path):
         endpoint = endpoints.get(line.node)
         if endpoint is None:
             known = ", ".join(sorted(endpoints)[:8])
-            raise TraceDiffersError(f"{path}:{number}: there is no {line.node!r} in this scenario, but {known}, ...")
+            raise TraceDiffersError(f"{path}:{number}: there is no {line.node!r} among the endpoints, but {known}, ...")
         try:
             event = rebuild(line.body, CLASSES)
             expected = endpoint.handle(event, line.t)

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from pdflow.errors import InvariantError
+from pdflow.results.files.merge_events import merge_events
 from pdflow.scenario.reading.load import load
-from pdflow_sim.check.counterexamples.trace import follow
+from pdflow_sim.check.counterexamples.trace import Followed, follow, follow_engines
 from pdflow_sim.check.report import Counter
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
@@ -48,7 +49,17 @@ def scenario(file: str, options: CheckOptions, console: Console) -> SuiteResult:
 
 def trace(file: str, record: Path, console: Console) -> SuiteResult:
     """Replay a recorded trace of a scenario. Raises TraceDiffersError where an effect differs."""
-    found = follow(load(file), record)
+    return _followed(follow(load(file), record), record, console)
+
+
+def trace_of_engines(record: Path, console: Console) -> SuiteResult:
+    """Replay a recorded trace that describes its engines, or those of the processes that wrote into a folder. Raises
+    TraceDiffersError where an effect differs."""
+    path = merge_events(record, remove=False) if record.is_dir() else record
+    return _followed(follow_engines(path), path, console)
+
+
+def _followed(found: Followed, record: Path, console: Console) -> SuiteResult:
     console.print(
         f"{record}: {found.events:,} events and {found.effects:,} effects are those of this machine; S1 to S9 hold",
         soft_wrap=True,

@@ -28,12 +28,13 @@ from pdflow.protocol.values import MS, Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.effects import Admit, Computed, EndDecode, EndPrefill, Landed, Released
 from pdflow.wiring.endpoints import ProtocolConfig
-from pdflow_runtime.vllm.decode_side import DecodeSide
-from pdflow_runtime.vllm.guard import GuardedSide
+from pdflow_runtime.vllm.events_file import EventsFile, events_file
 from pdflow_runtime.vllm.instance import Instance, Role
 from pdflow_runtime.vllm.options import Options
-from pdflow_runtime.vllm.params import read_answer
-from pdflow_runtime.vllm.prefill_side import PrefillSide
+from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
+from pdflow_runtime.vllm.scheduler.guard import GuardedSide
+from pdflow_runtime.vllm.scheduler.params import read_answer
+from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide
 from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine
 from tests.runtime.vllm.support.rank_stub import RankStub
 from tests.support.endpoints import SHAPE, Agreed, engine_info
@@ -57,15 +58,24 @@ def must_not_break(why: str) -> None:
 
 
 class Pair(Network):
-    """Args: `tp`: ranks of either engine; `p` and `d`: how vLLM is started there. What is under way waits in `pending`,
-    as in a Cluster; a step of both engines takes a millisecond."""
+    """Args: `tp`: ranks of either engine; `p` and `d`: how vLLM is started there; `events`: where endpoints write.
+
+    What is under way waits in `pending`, as in a Cluster; a step of both engines takes a millisecond.
+    """
 
     def __init__(
-        self, pulls: bool = False, tp: int = 1, p: dict[str, Any] | None = None, d: dict[str, Any] | None = None
+        self,
+        pulls: bool = False,
+        tp: int = 1,
+        p: dict[str, Any] | None = None,
+        d: dict[str, Any] | None = None,
+        events: str | None = None,
     ) -> None:
         super().__init__()
         agreed = Agreed(pulls=pulls)
         self.pulls = pulls
+        self.events = events
+        self.files: list[EventsFile] = []
         self.incarnations.update(INCARNATIONS)
         self.infos = {name: engine_info(name, tp) for name in INCARNATIONS}
         self.oracle = Oracle(agreed.geometry, agreed.done_is_remote)
@@ -87,7 +97,7 @@ class Pair(Network):
         }
         self.workers: dict[str, RankStub] = {}
         for name, side in (("P", self.prefill_side), ("D", self.decode_side)):
-            side.core.observe = self.observe
+            side.core.observe = self.observing(side.core.observe)
             kept = {kind: self.recorded(name) for kind in RECORDED if kind in side.core.perform}
             side.core.perform.update(kept)
             for rank in range(tp):
@@ -99,7 +109,7 @@ class Pair(Network):
     def instance(self, role: Role) -> Instance:
         info = self.infos[ROLES[role]]
         protocol = ProtocolConfig(shape=SHAPE, pulls=self.pulls)
-        options = Options(transfer_mode="pull" if self.pulls else "push")
+        options = Options(transfer_mode="pull" if self.pulls else "push", events=self.events)
         return Instance(role=role, info=info, protocol=protocol, num_blocks=1000, options=options)
 
     def recorded(self, name: str) -> Any:
@@ -108,7 +118,12 @@ class Pair(Network):
     def start_worker(self, address: str, endpoint: Any) -> None:
         worker = RankStub(Port(address, endpoint, INCARNATIONS[engine_of(address)]), self.begin, lambda: self.now)
         worker.does(CARRIED)
-        worker.core.observe = self.observe
+        engine = engine_of(address)
+        role: Role = "prefill" if engine == "P" else "decode"
+        file = events_file(self.instance(role), INCARNATIONS[engine], address)
+        if file is not None:
+            self.files.append(file)
+        worker.core.observe = self.observing(file and (lambda p, *turn: file.observe(p.address, *turn)))
         self.workers[address] = worker
 
     def start(self, name: str, side: Any, how: dict[str, Any]) -> VllmEngine:
@@ -157,8 +172,15 @@ class Pair(Network):
 
     # The network.
 
-    def observe(self, port: Port, event: Any, effects: tuple[Any, ...], now: int) -> None:
-        self.oracle.observe(port.address, event, effects, now)
+    def observing(self, recorded: Any) -> Any:
+        """Show the oracle every event, and the file of the endpoint, if it has one."""
+
+        def observe(port: Port, event: Any, effects: tuple[Any, ...], now: int) -> None:
+            self.oracle.observe(port.address, event, effects, now)
+            if recorded is not None:
+                recorded(port, event, effects, now)
+
+        return observe
 
     def feed(self, node: str, event: Any) -> list[Any]:
         """Something has arrived at a worker."""
@@ -235,6 +257,11 @@ class Pair(Network):
         request = Request(request_id, num_tokens, max_tokens, answer, cached_tokens)
         self.d.add_request(request)
         return request
+
+    def close(self) -> None:
+        """Close the files of endpoints."""
+        for each in (*self.files, self.prefill_side, self.decode_side):
+            each.close()
 
     # What must hold in the end.
 

@@ -18,7 +18,7 @@ class LedgerError(AssertionError):
     """A report that vLLM does not wait for, or a second load of one request: a bug of the connector's."""
 
 
-class Ledger:
+class LoadLedger:
     """The loads of which vLLM waits for a report, and the reports that its next output will hold."""
 
     def __init__(self) -> None:

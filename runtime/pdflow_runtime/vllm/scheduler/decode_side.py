@@ -16,11 +16,11 @@ from pdflow.serving.effects import Admit, Drop, EndDecode, Landed
 from pdflow.serving.events import DecodeRequested, EngineAdmitted, EngineDropped, EngineFinished, RequestAborted
 from pdflow.serving.landing import Landing
 from pdflow.wiring.endpoints import consumer_scheduler
-from pdflow_runtime.vllm.content import content_digest
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.params import is_decode_leg, read_answer
-from pdflow_runtime.vllm.requests import ended_well, waits_for_load
-from pdflow_runtime.vllm.scheduler_side import SchedulerSide
+from pdflow_runtime.vllm.scheduler.content import content_digest
+from pdflow_runtime.vllm.scheduler.params import is_decode_leg, read_answer
+from pdflow_runtime.vllm.scheduler.requests import ended_well, waits_for_load
+from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
 
 log = logging.getLogger(__name__)
 

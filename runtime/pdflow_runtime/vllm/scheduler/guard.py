@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from pdflow_runtime.vllm.scheduler_side import SchedulerSide
+from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
 from pdflow_runtime.vllm.step_metadata import decode_up
 
 log = logging.getLogger(__name__)

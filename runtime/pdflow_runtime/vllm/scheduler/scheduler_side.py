@@ -18,9 +18,10 @@ from pdflow.protocol.effects import Note, SendLocal
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Allocation, Instant
 from pdflow.serving.core import Core, Port
-from pdflow_runtime.vllm.block_references import BlockReferences
+from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.ledger import Ledger
+from pdflow_runtime.vllm.scheduler.block_references import BlockReferences
+from pdflow_runtime.vllm.scheduler.ledger import LoadLedger
 from pdflow_runtime.vllm.step_metadata import MOST_EVENTS, UpMessage, decoded, encode_down
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class SchedulerSide(Generic[C]):
         self.endpoint: Final = endpoint
         self.weights: Final = weights
         self.clock: Final = clock
-        self.ledger: Final = Ledger()
+        self.ledger: Final = LoadLedger()
         self.references: Final = BlockReferences()
         """On blocks that the protocol has: grants at D, prompts that are sent from at P."""
         self.notes: Final[Counter[str]] = Counter()
@@ -64,6 +65,10 @@ class SchedulerSide(Generic[C]):
         self._addresses: Final[dict[Address, tuple[str, int]]] = {}
         self._generation = 0
         core.add(self.port)
+        self._file: Final = events_file(instance, incarnation, instance.info.engine)
+        if self._file is not None:
+            write = self._file.observe
+            core.observe = lambda port, event, effects, now: write(port.address, event, effects, now)
         core.do.update({SendLocal: self._send_local, Note: self._note})
 
     # Effects.
@@ -149,6 +154,11 @@ class SchedulerSide(Generic[C]):
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping though vLLM has no request to compute."""
         return bool(self._events or self._addresses or self.endpoint.unfinished() or len(self.ledger))
+
+    def close(self) -> None:
+        """Close the events file, if there is one."""
+        if self._file is not None:
+            self._file.close()
 
     def assert_empty(self) -> None:
         """Assert, at rest, that nothing of any request is kept."""

@@ -16,11 +16,11 @@ from pdflow.serving.events import EngineDropped, PrefillFailed, PrefillRequested
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import Sending
 from pdflow.wiring.endpoints import producer_scheduler
-from pdflow_runtime.vllm.content import content_digest
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.params import answer_of, is_prefill_leg, xid_of
-from pdflow_runtime.vllm.requests import ended_well, was_aborted
-from pdflow_runtime.vllm.scheduler_side import SchedulerSide
+from pdflow_runtime.vllm.scheduler.content import content_digest
+from pdflow_runtime.vllm.scheduler.params import answer_of, is_prefill_leg, xid_of
+from pdflow_runtime.vllm.scheduler.requests import ended_well, was_aborted
+from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
 
 log = logging.getLogger(__name__)
 

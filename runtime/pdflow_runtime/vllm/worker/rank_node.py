@@ -6,25 +6,17 @@ and what it orders comes in `receive`, in its order.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
 import trio
 
 from pdflow.protocol.effects import BumpWord, PostRead, PostWrite, ReadWord, SendLocal, StopWrite
-from pdflow.protocol.events import (
-    FrameOrdered,
-    PeerResponded,
-    PrefillMissing,
-    ReadOrdered,
-    SourceReady,
-)
+from pdflow.protocol.events import FrameOrdered, ReadOrdered, SourceReady
 from pdflow.protocol.ids import engine_of, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.protocol.values import Address, EngineId
+from pdflow.protocol.values import Address, EngineId, S
 from pdflow.serving.core import Port
 from pdflow.wiring.endpoints import consumer_rank, producer_rank, producer_scheduler
 from pdflow_runtime.clock import now_ns
@@ -33,47 +25,12 @@ from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.step_metadata import DownMessage, decoded
+from pdflow_runtime.vllm.worker.outbox import Outbox
 
 MOST_UNREPORTED: Final = 10_000
 """The most events that wait for a step. Peers' frames wait when there are more."""
-PARKED_S: Final = 1.0
+PARKED_NS: Final = 1 * S
 """The time without a step after which EngineCore is taken to be parked, if it had nothing open at its last one."""
-
-
-class Outbox:
-    """What a rank reports to its scheduler, until a step takes it: filled in trio's thread, emptied in vLLM's."""
-
-    def __init__(self) -> None:
-        self._lock: Final = threading.Lock()
-        self._events: deque[tuple[Address, Any]] = deque()
-        self._responded: Final[set[Address]] = set()
-        """Peers whose response is among the events: one says as much as many."""
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def put(self, to: Address, event: Any) -> None:
-        with self._lock:
-            if type(event) is PeerResponded:
-                if event.peer in self._responded:
-                    return
-                self._responded.add(event.peer)
-            self._events.append((to, event))
-
-    def take(self) -> list[tuple[Address, Any]]:
-        with self._lock:
-            events = list(self._events)
-            self._events.clear()
-            self._responded.clear()
-        return events
-
-    def take_missing(self) -> list[PrefillMissing]:
-        """Take out what asks for prompts that the rank does not know."""
-        with self._lock:
-            found = [event for _, event in self._events if type(event) is PrefillMissing]
-            if found:
-                self._events = deque(each for each in self._events if type(each[1]) is not PrefillMissing)
-        return found
 
 
 class RankNode(RankedNode):
@@ -96,7 +53,7 @@ class RankNode(RankedNode):
         super().__init__(self.address, config, transport)
         self.outbox: Final = Outbox()
         self._newest = 0
-        self._stepped_at = trio.current_time()
+        self._stepped_ns = now_ns()
         self._open = False
         """The scheduler's endpoint had something open at the last step."""
         self._retrying: Final[dict[EngineId, list[Any]]] = {}
@@ -140,7 +97,7 @@ class RankNode(RankedNode):
 
     def receive(self, message: DownMessage | None) -> None:
         """Take what the scheduler has sent with a step; None if it has nothing to send and nothing open."""
-        self._stepped_at = trio.current_time()
+        self._stepped_ns = now_ns()
         self._open = message is not None and message.open
         if message is None:
             return
@@ -193,8 +150,8 @@ class RankNode(RankedNode):
         as a scheduler's endpoint does that knows no prompt."""
         assert self._idle is not None
         while True:
-            await trio.sleep(PARKED_S / 2)
-            if self._open or trio.current_time() - self._stepped_at < PARKED_S:
+            await trio.sleep(PARKED_NS / S / 2)
+            if self._open or now_ns() - self._stepped_ns < PARKED_NS:
                 continue
             for event in self.outbox.take_missing():
                 for effect in self._idle.handle(event, now_ns()):

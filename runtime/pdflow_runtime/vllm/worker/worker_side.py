@@ -16,12 +16,12 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow_runtime.nodes.ranks import AdoptedMemory
 from pdflow_runtime.transports.base import MakeTransport
-from pdflow_runtime.vllm.events_file import writing_events_of
+from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.options import UnsupportedError
-from pdflow_runtime.vllm.rank_node import RankNode
 from pdflow_runtime.vllm.security import shared_secret
 from pdflow_runtime.vllm.step_metadata import decode_down, encode_up
+from pdflow_runtime.vllm.worker.rank_node import RankNode
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +79,19 @@ class WorkerSide:
         (listener,) = await trio.open_tcp_listeners(port, host=options.host)
         self.address = (options.host, listener.socket.getsockname()[1])
         self._token = trio.lowlevel.current_trio_token()
+        file = events_file(self.instance, self.incarnation, node.address)
+        if file is not None:
+            node.observe = file.observe
         try:
-            with writing_events_of(node, self.instance, self.incarnation, options.events), self._scope:
+            with self._scope:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(node.serve, listener)
                     self._started.set()
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_S):
+            with trio.move_on_after(STOP_S, shield=True):
                 await node.aclose()
+            if file is not None:
+                file.close()
 
     def _in_thread(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function in the rank's thread, soon, unless it has ended."""
