@@ -178,6 +178,8 @@ def _reply(status: int, data: bytes, seconds: float) -> Reply:
         return Reply("error", seconds, status, error=data.decode(errors="replace"))
     body = json.loads(data)
     choice = body["choices"][0]
+    if choice.get("finish_reason") == "error":
+        return Reply("error", seconds, status, error="finish_reason error")
     top = [sorted(each.values(), reverse=True) for each in (choice.get("logprobs") or {}).get("top_logprobs") or ()]
     gaps = tuple(values[0] - values[1] for values in top if len(values) > 1)
     return Reply(
@@ -187,5 +189,4 @@ def _reply(status: int, data: bytes, seconds: float) -> Reply:
         tuple(choice.get("token_ids") or ()),
         gaps,
         body.get("kv_transfer_params"),
-        "" if choice.get("finish_reason") != "error" else "finish_reason error",
     )

@@ -7,6 +7,7 @@
 | stock-push+progress, stock-pull+progress | the same as vLLM ships them, with that thread |
 | pdflow-push, pdflow-pull | pdflow's connector over NIXL |
 | pdflow-push+tcp, pdflow-pull+tcp | pdflow's connector over TCP |
+| pdflow-push+progressive | pdflow's over NIXL, layers leave while a prompt is computed; +tcp+progressive likewise |
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ NAMES: Final = (
     "none",
     *(f"stock-{mode}{thread}" for mode in ("push", "pull") for thread in ("", "+progress")),
     *(f"pdflow-{mode}{transport}" for mode in ("push", "pull") for transport in ("", "+tcp")),
+    *(f"pdflow-push{transport}+progressive" for transport in ("", "+tcp")),
 )
+
+
+def origin_of(name: str) -> str:
+    """Return `stock`, `pdflow` or `none`."""
+    return name.partition("-")[0]
+
+
+def mode_of(name: str) -> str:
+    """Return `push` or `pull`."""
+    return name.partition("-")[2].partition("+")[0]
 
 
 def kv_transfer_config(
@@ -38,17 +50,18 @@ def kv_transfer_config(
         raise ValueError(f"no connector is called {name!r}; there are {', '.join(NAMES)}")
     if name == "none" or role == "alone":
         return None
-    base, _, option = name.partition("+")
-    origin, _, mode = base.partition("-")
+    origin, mode, features = origin_of(name), mode_of(name), name.split("+")[1:]
     config: dict[str, Any] = {"kv_role": KV_ROLES[role], "kv_buffer_device": "cpu"}
     settings: dict[str, Any] = {}
     if origin == "stock":
         plain = "NixlPushConnector" if mode == "push" else "NixlConnector"
         quiet = {"kv_connector": f"Quiet{plain}", "kv_connector_module_path": QUIET}
-        config |= {"kv_connector": plain} if option == "progress" else quiet
+        config |= {"kv_connector": plain} if "progress" in features else quiet
     else:
         config |= {"kv_connector": PDFLOW[0], "kv_connector_module_path": PDFLOW[1]}
-        settings |= {"transfer_mode": mode, "transport": option or "nixl"}
+        settings |= {"transfer_mode": mode, "transport": "tcp" if "tcp" in features else "nixl"}
+        if "progressive" in features:
+            settings["progressive"] = True
     settings |= extra or {}
     if settings:
         config["kv_connector_extra_config"] = settings

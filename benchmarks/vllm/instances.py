@@ -36,6 +36,7 @@ HOST: Final = "127.0.0.1"
 READY_S: Final = 300.0
 """How long a start may take: 30 s on a quiet machine, 200 s on one that has other work."""
 STOP_S: Final = 15.0
+SIDE_PORT: Final = "side port"
 MODULE: Final = "vllm.entrypoints.openai.api_server"
 PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -62,7 +63,8 @@ class Options:
     model_seed: int = 0
     engine_id: str | None = None
     extra_config: dict[str, Any] = attrs.field(factory=dict)
-    """Over what the connector's name says in kv_connector_extra_config."""
+    """Over what the connector's name says in kv_connector_extra_config; "side port" stands for the port that the
+    instance has besides its API's."""
     arguments: tuple[str, ...] = ()
     """Further arguments of the API server; the last of an option counts."""
     environment: dict[str, str] = attrs.field(factory=dict)
@@ -99,7 +101,8 @@ class Instance:
         command += ["--host", HOST, "--port", str(self.port), "--enforce-eager", "--dtype", options.dtype]
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16"]
         command += ["--block-size", str(options.block_size), "--tensor-parallel-size", str(options.tp)]
-        config = kv_transfer_config(options.connector, self.role, options.engine_id, options.extra_config)
+        extra = {key: self.side_port if value == SIDE_PORT else value for key, value in options.extra_config.items()}
+        config = kv_transfer_config(options.connector, self.role, options.engine_id, extra)
         if config is not None:
             if options.policy is not None:
                 config = json.dumps(json.loads(config) | {"kv_load_failure_policy": options.policy})
@@ -125,10 +128,11 @@ class Instance:
             **self.options.environment,
         }
 
-    def start(self) -> None:
-        """Start the processes, on fresh ports. Returns at once; `ready` waits."""
+    def start(self, *, same_ports: bool = False) -> None:
+        """Start the processes, on fresh ports unless `same_ports`. Returns at once; `ready` waits."""
         assert self._process is None, f"{self.name} runs already"
-        self.port, self.side_port = fresh_ports(2)
+        if not same_ports:
+            self.port, self.side_port = fresh_ports(2)
         self.starts += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
@@ -211,10 +215,10 @@ class Instance:
             self._process.wait(STOP_S)
         self._process, self._pids = None, []
 
-    async def restart(self) -> None:
-        """Stop, and start anew with the same options, on fresh ports."""
+    async def restart(self, *, same_ports: bool = False) -> None:
+        """Stop, start anew with the same options, and wait until it is ready."""
         await self.stop()
-        self.start()
+        self.start(same_ports=same_ports)
         await self.ready()
 
 
