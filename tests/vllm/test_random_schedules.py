@@ -5,55 +5,27 @@ The connector is a stub here: these tests are of the bed. 1,000 schedules take 1
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+from tests.vllm.support.required import MARKS, importing_vllm
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-    if vllm.__version__ != "0.32.0":
-        pytest.skip(f"this is vLLM {vllm.__version__}, the bed is of 0.32.0", allow_module_level=True)
+with importing_vllm():
     from vllm.v1.request import RequestStatus
 
-    from tests.vllm.support.random_schedule import EnginePair, Mix, PairSetting, RandomSchedule
+    from tests.vllm.support.random_schedule import Mix, played
     from tests.vllm.support.stub_connector import StubLoad, StubRank
     from tests.vllm.support.stub_pair import StubPair
 
-LENGTH = 60
+pytestmark = MARKS
+
 SCHEDULES = 300
-USUAL = Mix()
+USUAL = Mix(tps=((1, 1), (2, 2), (1, 2), (2, 1)))
 GROUPS = Mix(windows=((None, 32), (32, None), (None, None)))
 """Full attention beside a sliding window, as gpt-oss has it."""
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """vLLM warns each time a connector is constructed."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def played(seeds: range, make_pair: Callable[[PairSetting], EnginePair] = StubPair, mix: Mix = USUAL) -> Counter[str]:
-    seen = Counter[str]()
-    for seed in seeds:
-        schedule = RandomSchedule(seed, make_pair, mix)
-        try:
-            schedule.play(LENGTH)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, after {schedule.log}: {error!r}") from error
-        seen += schedule.pair.seen()
-    return seen
-
-
 def test_schedules_end_at_rest_and_reach_what_they_are_for() -> None:
-    seen = played(range(SCHEDULES))
+    seen = played(range(SCHEDULES), StubPair, USUAL)
     for goal in (
         *("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_ABORTED", "FINISHED_ERROR"),
         *("FINISHED_ABORTED while it loads", "FINISHED_ERROR while it loads", "aborted WAITING", "aborted RUNNING"),
@@ -65,7 +37,7 @@ def test_schedules_end_at_rest_and_reach_what_they_are_for() -> None:
 
 
 def test_two_kv_cache_groups() -> None:
-    seen = played(range(SCHEDULES // 3), mix=GROUPS)
+    seen = played(range(SCHEDULES // 3), StubPair, GROUPS)
     for goal in ("received", "load failed", "sent", "hit", "preempted"):
         assert seen[goal] >= 10, (goal, seen)
 
@@ -74,7 +46,7 @@ def test_two_kv_cache_groups() -> None:
 @pytest.mark.parametrize("mix", [USUAL, GROUPS], ids=("one group", "two groups"))
 @pytest.mark.parametrize("first", range(1_000, 21_000, 2_500))
 def test_many_schedules_end_at_rest(first: int, mix: Mix) -> None:
-    played(range(first, first + 2_500), mix=mix)
+    played(range(first, first + 2_500), StubPair, mix)
 
 
 # Connectors that are wrong, and what finds them.
@@ -182,4 +154,4 @@ AWAITED = "vLLM waits for finished_recving"
 )
 def test_schedules_find_a_connector_that_is_wrong(wrong: type[StubPair], found: str) -> None:
     with pytest.raises(AssertionError, match=found):
-        played(range(SCHEDULES), wrong)
+        played(range(SCHEDULES), wrong, USUAL)

@@ -7,12 +7,11 @@ after `v1/worker/gpu_model_runner.py` (`execute_model`, `sample_tokens`) and `v1
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.config import VllmConfig
@@ -29,6 +28,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from tests.vllm.support.engine_config import of_rank
 from tests.vllm.support.kv_memory import Chunk, KvMemory, sampled_token
 
+T = TypeVar("T")
 ATTENTION_METADATA = object()
 """A connector is handed some."""
 
@@ -87,6 +87,13 @@ class StepFuture(Future[Any]):
         return super().result()
 
 
+def _copied(value: T, **changes: Any) -> T:
+    """As `copy.copy`, which takes 30 us for a SchedulerOutput."""
+    copied = object.__new__(type(value))
+    copied.__dict__.update(value.__dict__, **changes)
+    return copied
+
+
 class BedExecutor:
     """Takes the steps of all workers, and executes them one after another.
 
@@ -141,11 +148,10 @@ class BedExecutor:
         results: list[ModelRunnerOutput | None] = []
         message = pickle.dumps(output.kv_connector_metadata)
         for worker in self.workers:
-            received = copy.copy(output)
-            received.kv_connector_metadata = pickle.loads(message)
-            result = copy.copy(worker.execute(received, chunks))
-            result.kv_connector_output = pickle.loads(pickle.dumps(result.kv_connector_output))
-            results.append(result)
+            received = _copied(output, kv_connector_metadata=pickle.loads(message))
+            result = worker.execute(received, chunks)
+            answer = pickle.dumps(result.kv_connector_output)
+            results.append(_copied(result, kv_connector_output=pickle.loads(answer)))
         aggregated = self.aggregator.aggregate(results)
         assert aggregated is not None
         return aggregated

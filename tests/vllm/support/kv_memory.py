@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.vllm.support.engine_config import LAYERS_PER_GROUP
+from tests.vllm.support.engine_config import HEADS, LAYERS_PER_GROUP
 
 MASK = (1 << 62) - 1
 FIRST_SAMPLED = 20_000
@@ -82,11 +82,13 @@ class Chunk:
 
 
 class KvMemory:
-    """One rank's. `layers[name]` is `[heads, num_blocks, block_size]`; slots that nobody has written are 0."""
+    """One rank's. `layers[name]` is `[heads of this rank, num_blocks, block_size]`; an unwritten slot is 0."""
 
-    def __init__(self, windows: tuple[int | None, ...], num_blocks: int, block_size: int, heads: int = 1) -> None:
+    def __init__(self, windows: tuple[int | None, ...], num_blocks: int, block_size: int, rank: int, tp: int) -> None:
         self.windows = windows
         self.block_size = block_size
+        heads = HEADS // tp
+        self.heads = range(rank * heads, (rank + 1) * heads)
         self.layers: dict[str, Any] = {
             f"layers.{group}.{layer}": np.zeros((heads, num_blocks, block_size), dtype=np.int64)
             for group in range(len(windows))
@@ -111,7 +113,10 @@ class KvMemory:
             memory[:, *write] = expected[chunk.start : chunk.end]
 
     def copy_from(self, source: KvMemory, from_blocks: Sequence[int], to_blocks: Sequence[int], group: int = 0) -> None:
-        """Whole blocks, all layers and heads of a group: what a WRITE between ranks of the same kind does."""
+        """Whole blocks of a group: all layers, and the heads that both ranks have."""
+        shared = range(max(self.heads.start, source.heads.start), min(self.heads.stop, source.heads.stop))
+        ours = slice(shared.start - self.heads.start, shared.stop - self.heads.start)
+        theirs = slice(shared.start - source.heads.start, shared.stop - source.heads.start)
         for layer in range(LAYERS_PER_GROUP):
             name = f"layers.{group}.{layer}"
-            self.layers[name][:, list(to_blocks)] = source.layers[name][:, list(from_blocks)]
+            self.layers[name][ours, list(to_blocks)] = source.layers[name][theirs, list(from_blocks)]

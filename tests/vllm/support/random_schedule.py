@@ -7,7 +7,7 @@ and hit what others left in the prefix cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +19,8 @@ Params: TypeAlias = Any
 """kv_transfer_params, in whatever shape the connector under test reads."""
 
 S = 1_000_000_000
+LENGTH = 60
+"""Acts of a schedule."""
 BLOCK = 16
 LENGTHS = (1, 15, 16, 17, 20, 32, 33, 40, 48, 60)
 FAMILIES = (list(range(100, 160)), list(range(200, 260)))
@@ -91,12 +93,14 @@ class Mix:
         windows: of the KV cache groups, see EngineSetting.
         foreign: the params of one prompt may come with another prompt, and a connector must refuse them.
         restarts: engines may be killed.
+        roles: of P and of D. With kv_both vLLM defers more frees.
     """
 
     tps: tuple[tuple[int, int], ...] = ((1, 1), (2, 2))
     windows: tuple[tuple[int | None, ...], ...] = ((None,),)
     foreign: bool = False
     restarts: bool = True
+    roles: tuple[tuple[str, ...], tuple[str, ...]] = (("kv_producer", "kv_both"), ("kv_consumer", "kv_both"))
 
 
 def setting_of(seed: int, mix: Mix) -> PairSetting:
@@ -104,9 +108,9 @@ def setting_of(seed: int, mix: Mix) -> PairSetting:
     p_tp, d_tp = random.choice(mix.tps)
     windows = random.choice(mix.windows)
 
-    def engine(tp: int, pools: tuple[int, ...], role: str) -> dict[str, Any]:
+    def engine(tp: int, pools: tuple[int, ...], roles: tuple[str, ...]) -> dict[str, Any]:
         return {
-            "role": random.choice((role, "kv_both")),
+            "role": random.choice(roles),
             "num_blocks": random.choice(pools) * len(windows),
             "block_size": BLOCK,
             "max_num_batched_tokens": random.choice(BUDGETS),
@@ -122,8 +126,8 @@ def setting_of(seed: int, mix: Mix) -> PairSetting:
         pulls=random.random() < 0.5,
         p_tp=p_tp,
         d_tp=d_tp,
-        p=engine(p_tp, PREFILL_POOLS, "kv_producer"),
-        d=engine(d_tp, DECODE_POOLS, "kv_consumer"),
+        p=engine(p_tp, PREFILL_POOLS, mix.roles[0]),
+        d=engine(d_tp, DECODE_POOLS, mix.roles[1]),
         lag=random.choice((0.0, 0.5, 1.0)),
     )
 
@@ -279,3 +283,17 @@ class RandomSchedule:
         self.answered()
         self.pair.restart(name)
         self.paused.discard(name)
+
+
+def played(seeds: Iterable[int], make_pair: Callable[[PairSetting], EnginePair], mix: Mix) -> Counter[str]:
+    """Play a schedule for each seed, and return what they saw. AssertionError with the seed and the acts of one that
+    fails."""
+    seen = Counter[str]()
+    for seed in seeds:
+        schedule = RandomSchedule(seed, make_pair, mix)
+        try:
+            schedule.play(LENGTH)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, after {schedule.log}: {error!r}") from error
+        seen += schedule.pair.seen()
+    return seen

@@ -79,7 +79,7 @@ class BedCore(EngineCore):
         self.structured_output_manager = structured_output_manager()
         block_size, hash_block_size = resolve_kv_cache_block_sizes(caches, config)
         workers = [
-            BedWorker(config, rank, caches, KvMemory(setting.windows, blocks, setting.block_size))
+            BedWorker(config, rank, caches, KvMemory(setting.windows, blocks, setting.block_size, rank, setting.tp))
             for rank in range(setting.tp)
         ]
         self.scheduler = config.scheduler_config.get_scheduler_cls()(
@@ -132,7 +132,8 @@ class RealEngine:
         connector: has the hooks of the half in EngineCore.
         workers: one object per rank with the hooks of a worker.
         lags: asked at each step whether its execution waits until its result is needed; see BedExecutor.
-        connector_class: another connector, by name and module, in place of one with these hooks; `extra_config` is its.
+        connector_class: by name and module. It finds `connector` and `workers` in its extra config, as "scheduler" and
+            "workers".
         setting: fields of EngineSetting.
 
     `seen` counts what has happened to requests; `tokens` has what clients were streamed.
@@ -145,11 +146,10 @@ class RealEngine:
         *,
         lags: Callable[[], bool] = lambda: False,
         connector_class: tuple[str, str] = HOOKED,
-        extra_config: dict[str, Any] | None = None,
         **setting: Any,
     ) -> None:
         self.setting = EngineSetting(tp=len(workers), **setting)
-        extra_config = {"scheduler": connector, "workers": list(workers), **(extra_config or {})}
+        extra_config = {"scheduler": connector, "workers": list(workers)}
         self.core = BedCore(self.setting, connector_class, extra_config, lags)
         self.scheduler: Any = self.core.scheduler
         self.connector = self.scheduler.connector

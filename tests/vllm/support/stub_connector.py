@@ -50,9 +50,15 @@ class StubDecode:
         self.beginning: list[StubLoad] = []
         self.hesitates: set[str] = set()
         """For these a lookup has no answer yet."""
+        self.failed: set[str] = set()
+        """For these the next lookup has no answer, so that vLLM moves them out of the queue of those that hold blocks:
+        there they would keep loaded ones behind them waiting (`test_real_loads.py`)."""
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         params = request.kv_transfer_params or {}
+        if request.request_id in self.failed:
+            self.failed.remove(request.request_id)
+            return None, False
         if not params.get("do_remote_prefill") or request.request_id in self.loaded:
             return 0, False
         if request.request_id in self.hesitates:
@@ -69,7 +75,11 @@ class StubDecode:
         loads, self.beginning = self.beginning, []
         return StubMetadata(loads)
 
+    def update_connector_output(self, output: Any) -> None:
+        self.failed |= output.failed_recving & self.loaded
+
     def request_finished(self, request: Any, *block_ids: list[int]) -> tuple[bool, Any]:
+        self.failed.discard(request.request_id)
         self.loaded.discard(request.request_id)
         self.hesitates.discard(request.request_id)
         return False, None

@@ -13,7 +13,7 @@ LEASE_NS = 30_000_000_000
 
 
 class StubPair(EnginePair):
-    """Ranks of D and P are paired by number, modulo: each has all heads."""
+    """Each rank of D loads from every rank of P that has heads of its own."""
 
     def __init__(self, setting: PairSetting) -> None:
         self.setting = setting
@@ -74,11 +74,10 @@ class StubPair(EnginePair):
         if product is None or load.request_id in self.failing:
             rank.results.failed_recving.add(load.request_id)
         else:
-            source = self.p.memories[number % len(self.p_ranks)]
             for group, blocks in enumerate(load.blocks):
-                # What D's prefix cache had lies in front of the blocks that it loads.
                 pairs = [(a, b) for a, b in zip(product[group], blocks, strict=True) if a and b]
-                self.d.memories[number].copy_from(source, [a for a, _ in pairs], [b for _, b in pairs], group)
+                for source in self.p.memories:
+                    self.d.memories[number].copy_from(source, [a for a, _ in pairs], [b for _, b in pairs], group)
         if not any(load in other.loads for other in self.d_ranks):
             self.failing.discard(load.request_id)
             self._release(load.source)
