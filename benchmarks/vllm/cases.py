@@ -29,15 +29,24 @@ class Case:
     setup: Setup
     mode: str
     """`push` or `pull`, for connectors that are given as a family."""
+    origins: tuple[str, ...]
+    """Whose connectors it is done to."""
     run: Fault
 
 
-def case(key: str, title: str, must: str, setup: Setup | None = None, mode: str = "push") -> Callable[[Fault], Fault]:
+def case(
+    key: str,
+    title: str,
+    must: str,
+    setup: Setup | None = None,
+    mode: str = "push",
+    origins: tuple[str, ...] = ("stock", "pdflow"),
+) -> Callable[[Fault], Fault]:
     """Register a fault under this key."""
 
     def register(run: Fault) -> Fault:
         assert key not in CASES, f"two faults are called {key}"
-        CASES[key] = Case(key, title, must, setup or Setup(), mode, run)
+        CASES[key] = Case(key, title, must, setup or Setup(), mode, origins, run)
         return run
 
     return register

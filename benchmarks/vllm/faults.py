@@ -79,7 +79,7 @@ async def run(arguments: argparse.Namespace) -> int:
                 if connector not in NAMES:
                     raise SystemExit(f"no connector is called {connector!r}; there are {', '.join(NAMES)}")
                 kept = results.setdefault(column, {})
-                if fault.key in kept and not arguments.again:
+                if origin_of(connector) not in fault.origins or (fault.key in kept and not arguments.again):
                     continue
                 kept[fault.key] = await observe(connector, fault, arguments.work, reference)
                 print(f"{connector} {fault.key}: {kept[fault.key]}", file=sys.stderr, flush=True)

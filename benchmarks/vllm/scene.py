@@ -25,6 +25,7 @@ Verdict: TypeAlias = Literal["right tokens", "WRONG tokens", "error", "hung", "b
 OUTCOMES: Final[dict[str, Verdict]] = {"error": "error", "hung": "hung", "broken": "broken"}
 HELD_S: Final = 2.0
 """Blocks must be back so soon after a request has ended."""
+MIDDLEWARE: Final = "pdflow_runtime.vllm.middleware.CheckParams"
 WATCHDOG_S: Final = 20
 """Stock's push_registration_timeout: shorter than the client's timeout, in favour of stock."""
 
@@ -42,6 +43,8 @@ class Setup:
     p_arguments: tuple[str, ...] = ()
     d_arguments: tuple[str, ...] = ()
     p_model_seed: int = 0
+    middleware: bool = False
+    """pdflow's middleware, which answers 400 to wrong parameters, in both API servers."""
     faulty_nixl: bool = False
     """NIXL inside both obeys `Scene.order`."""
 
@@ -80,6 +83,8 @@ class Scene:
     def _options(self, core: str, arguments: tuple[str, ...], engine_id: str) -> Options:
         setup = self.setup
         extra: dict[str, Any] = {}
+        if setup.middleware:
+            arguments = (*arguments, "--middleware", MIDDLEWARE)
         if self.stock:
             extra["push_registration_timeout"] = WATCHDOG_S
             if setup.lease_s is not None:
