@@ -26,13 +26,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pdflow.layout.descriptors import Descriptor
+from pdflow_runtime.transports.adopting import Segment
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.mooncake import local_on, require
 from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, HostStaging, NcclGroup
 from pdflow_runtime.transports.nccl.standin import StandIn
 from pdflow_runtime.transports.nixl import NixlAgent
 from pdflow_runtime.transports.region import OwnedRegion
-from pdflow_runtime.transports.registered import DRAM, MemoryTable
+from pdflow_runtime.transports.registered import MemoryTable
 
 LARGE_BYTES = 64 << 20
 LAYERS = 32
@@ -211,10 +212,13 @@ def bare_nixl(pieces: list[Descriptor]) -> Bare:
     memory = memoryview(mmap.mmap(-1, LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     local = NixlAgent(f"bare-{os.getpid()}-{len(pieces)}")
     target = Mapped(memory).address
-    local.register(target, LARGE_BYTES)
+    local.register([Segment(target, LARGE_BYTES)])
     remote = local.add(bytes.fromhex(metadata))
     theirs, ours = (
-        MemoryTable(DRAM, np.array([(base + piece[side], piece.length, 0) for piece in pieces], np.uint64))
+        MemoryTable(
+            np.zeros(len(pieces), bool),
+            np.array([(base + piece[side], piece.length, 0) for piece in pieces], np.uint64),
+        )
         for side, base in enumerate((int(address), target))
     )
 
@@ -237,7 +241,7 @@ def nixl_source() -> None:
     memory[:] = bytes(LARGE_BYTES)
     mapped = Mapped(memory)
     local = NixlAgent(f"source-{os.getpid()}")
-    local.register(mapped.address, LARGE_BYTES)
+    local.register([Segment(mapped.address, LARGE_BYTES)])
     print(local.metadata().hex(), mapped.address, flush=True)
     reader = threading.Thread(target=sys.stdin.read, daemon=True)
     reader.start()

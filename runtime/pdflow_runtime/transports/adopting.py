@@ -8,12 +8,19 @@ A transport that shares only memory of its own making, as shm and NCCL's stand-i
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
 
 from pdflow.protocol.values import Value
+from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.base import Transport, TransportError
+from pdflow_runtime.transports.copying import RegionBase
+from pdflow_runtime.transports.segments import DescribedSegment, parse_segments
+from pdflow_runtime.transports.streams.messages import WORD_BYTES
 
 
 class Segment(Value, frozen=True, gc=False):
@@ -44,3 +51,68 @@ def adopt(transport: Transport, segments: Sequence[Segment], own_bytes: int) -> 
 def own_start(segments: Sequence[Segment]) -> int:
     """Return the offset at which the agent's own memory begins: that of the first page behind the segments."""
     return -(-sum(segment.nbytes for segment in segments) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class AdoptedRegion(RegionBase):
+    """A region of adopted segments, with memory of the agent's own behind them. TransportError for what cannot be
+    one."""
+
+    __slots__ = ("adopted", "described", "map", "own")
+
+    def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
+        if not segments:
+            raise TransportError("no memory is given that could be adopted")
+        described: list[DescribedSegment] = []
+        start = 0
+        for segment in segments:
+            described.append(DescribedSegment(start, segment.nbytes, segment.address, segment.gpu))
+            start += segment.nbytes
+        if len(own):
+            described.append(DescribedSegment(own_start(segments), len(own), address_of(own)))
+        found = parse_segments(described, described[-1].start + described[-1].nbytes)
+        if isinstance(found, Malformed):
+            raise TransportError(f"this memory cannot be adopted: {found.reason}")
+        super().__init__(found.nbytes, found)
+        self.adopted: Final = tuple(segments)
+        self.own: Final = own
+        self.described: Final = tuple(described)
+        self.map: Final = found
+
+
+class MappedSegments(AdoptedRegion):
+    """The same where all of it is memory of this process."""
+
+    __slots__ = ("_views",)
+
+    def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
+        super().__init__(segments, own)
+        self._views: Final = [*(_foreign(segment) for segment in segments), own]
+
+    def views(self, offsets: list[int], lengths: list[int]) -> Iterable[memoryview]:
+        """Return these pieces of it, but for those of no length."""
+        found, starts, views = self.map.indices(offsets), self.map.starts, self._views
+        return (
+            views[index][at - starts[index] : at - starts[index] + length]
+            for index, at, length in zip(found, offsets, lengths, strict=True)
+            if length
+        )
+
+    def word_value(self, address: int) -> int | None:
+        """Return the word at this address; None where no word can be."""
+        if address % WORD_BYTES or not 0 <= address <= self.nbytes - WORD_BYTES:
+            return None
+        if self.map.is_crossed([address], [WORD_BYTES]):
+            return None
+        return int.from_bytes(b"".join(self.views([address], [WORD_BYTES])), "little")
+
+
+def address_of(memory: memoryview) -> int:
+    address: int = np.frombuffer(memory, np.uint8).ctypes.data
+    return address
+
+
+def _foreign(segment: Segment) -> memoryview:
+    """Return a view of memory that is not ours, by its address."""
+    raw: Any = (ctypes.c_ubyte * segment.nbytes).from_address(segment.address)
+    array: Any = np.frombuffer(raw, np.uint8)  # A view of `raw` has a format that no stream takes.
+    return memoryview(array)

@@ -237,9 +237,9 @@ class StreamAgent(Host):
         """Pack and check the pieces; None if there is no link, or they do not lie in both regions."""
         if link is None or self._memory is None:
             return None
-        ours, theirs = self._memory.nbytes, link.description.nbytes
-        source_bytes, target_bytes = (ours, theirs) if writing else (theirs, ours)
-        listed = pack_checked(pieces, source_bytes, target_bytes)
+        ours, theirs = self._memory.extent, link.extent
+        source, target = (ours, theirs) if writing else (theirs, ours)
+        listed = pack_checked(pieces, source, target)
         if isinstance(listed, Malformed):
             log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, listed.reason)
             return None

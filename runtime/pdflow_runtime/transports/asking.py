@@ -10,8 +10,10 @@ import msgspec
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.transports.adopting import MappedSegments
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.segments import DescribedSegment
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
     Data,
@@ -23,7 +25,6 @@ from pdflow_runtime.transports.streams.messages import (
     WordValue,
     frame,
     unpack_pieces,
-    word_at,
 )
 from pdflow_runtime.transports.streams.over_tcp import TcpStreams
 from pdflow_runtime.transports.streams.sockets import listening
@@ -47,31 +48,31 @@ class AskingAgent(TcpStreams):
         """Return the answer to a READ, and arrange for its bytes to be sent."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        if nbytes <= 0:
-            raise TransportError(f"a region of {nbytes} bytes cannot be had")
-        try:
-            region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        return self._over(Mapped(memoryview(region)))
+        return self._over(Mapped(anonymous(nbytes)))
 
     def join(self, owner: AskingAgent) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert isinstance(owner._memory, Mapped), "allocate comes first"
+        assert isinstance(owner._memory, Mapped | MappedSegments), "allocate comes first"
         return self._over(owner._memory)
 
-    def _over(self, memory: Mapped) -> memoryview:
+    def _over(self, memory: Mapped | MappedSegments) -> memoryview:
         assert self._memory is None, "one region per agent"
         self._memory = memory
         self._listener = listening(self._host)
         self._address = self._listener.getsockname()[:2]
-        return memory.view
+        return memory.view if isinstance(memory, Mapped) else memory.own
 
     def describe(self) -> bytes:
         assert self._memory is not None, "allocate comes first"
         host, port = self._address
+        # Addresses are nobody else's matter: who wants bytes asks for them.
+        segments = (
+            tuple(DescribedSegment(segment.start, segment.nbytes) for segment in self._memory.described)
+            if isinstance(self._memory, MappedSegments)
+            else ()
+        )
         return msgspec.msgpack.encode(
-            Description(self.name, self.incarnation, self.token, host, port, "", self._memory.nbytes)
+            Description(self.name, self.incarnation, self.token, host, port, "", self._memory.nbytes, segments=segments)
         )
 
     def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None:
@@ -85,12 +86,12 @@ class AskingAgent(TcpStreams):
             self._word_arrived(link, op, None)
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
-        assert isinstance(self._memory, Mapped)
+        assert isinstance(self._memory, Mapped | MappedSegments)
         if isinstance(message, ReadOver):
             raise StreamBrokenError("the bytes are sent from here")
         if isinstance(message, ReadWordRequest):
-            return OutgoingMessage(frame(WordValue(message.op, word_at(self._memory.view, message.address))))
-        pieces = unpack_pieces(message.pieces, self._memory.nbytes, ANYWHERE)
+            return OutgoingMessage(frame(WordValue(message.op, self._memory.word_value(message.address))))
+        pieces = unpack_pieces(message.pieces, self._memory.extent, ANYWHERE)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
         return self._data(guest, message.op, pieces)
@@ -103,3 +104,13 @@ class AskingAgent(TcpStreams):
         if pieces is not None and pieces.nbytes != message.nbytes:
             raise StreamBrokenError(f"{message.nbytes} bytes where {pieces.nbytes} were asked for")
         return pieces
+
+
+def anonymous(nbytes: int) -> memoryview:
+    """Return zeroed memory of this process, aligned to a page. TransportError if it cannot be had."""
+    if nbytes <= 0:
+        raise TransportError(f"a region of {nbytes} bytes cannot be had")
+    try:
+        return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None

@@ -17,13 +17,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable
 from operator import add
 from typing import Final
 
 import numpy as np
 import trio
 
-from pdflow_runtime.transports.streams.messages import FEW_PIECES, PackedPieces
+from pdflow_runtime.transports.segments import Extent
+from pdflow_runtime.transports.streams.messages import FEW_PIECES, PackedPieces, word_at
 
 INLINE_BYTES: Final = 512 << 10
 INLINE_PIECES: Final = 256
@@ -41,23 +43,33 @@ LOCKED_ELEMENTS: Final = 500
 
 
 class RegionBase:
-    """A region by its address, in this process or on its GPU, and its length."""
+    """A region by its length, and the bounds of what may be moved to and from it."""
 
-    __slots__ = ("address", "nbytes")
+    __slots__ = ("extent", "nbytes")
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address: Final = address
+    def __init__(self, nbytes: int, extent: Extent) -> None:
         self.nbytes: Final = nbytes
+        self.extent: Final = extent
 
 
 class Mapped(RegionBase):
-    """A region that is mapped in this process."""
+    """A region in one segment that is mapped in this process."""
 
-    __slots__ = ("view",)
+    __slots__ = ("address", "view")
 
     def __init__(self, view: memoryview) -> None:
-        super().__init__(np.frombuffer(view, np.uint8).ctypes.data, len(view))
+        super().__init__(len(view), len(view))
+        self.address: Final = np.frombuffer(view, np.uint8).ctypes.data
         self.view: Final = view
+
+    def views(self, offsets: list[int], lengths: list[int]) -> Iterable[memoryview]:
+        """Return these pieces of it, but for those of no length."""
+        view = self.view
+        return (view[at : at + length] for at, length in zip(offsets, lengths, strict=True) if length)
+
+    def word_value(self, address: int) -> int | None:
+        """Return the word at this address; None where no word can be."""
+        return word_at(self.view, address)
 
 
 class Motion(ABC):

@@ -31,6 +31,7 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.transports.base import MissingBackend, TransportError
+from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.registered import LibraryFetch, MemoryTable, RegisteredAgent, RemoteMemory
 from pdflow_runtime.transports.streams.links import Guest
 from pdflow_runtime.transports.streams.messages import ReadOver, ReadRequest, ReadWordRequest
@@ -172,5 +173,5 @@ class MooncakeTransport(RegisteredAgent):
         raise StreamBrokenError("bytes are fetched from here, not asked for")
 
     def _hide(self) -> None:
-        if self._memory is not None:
+        if isinstance(self._memory, Mapped):
             self._local.unregister(self._memory.address)

@@ -24,7 +24,7 @@ class FetchingAgent(StreamAgent):
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None
         assert guest.remote is not None
-        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
+        pieces = unpack_pieces(message.pieces, guest.remote.extent, self._memory.extent)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
         if not self._welcome(guest, message.generation):

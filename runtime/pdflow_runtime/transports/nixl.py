@@ -10,15 +10,14 @@ No thread of NIXL's polls (it would burn half a core): the agent that fetches po
 from, for as long as a WRITE of it is unanswered or a reader has said that it reads. Over some of UCX's transports (TCP,
 and the first contact over any) bytes move only while both poll.
 
-Memory is this process's or, adopted, a GPU's. UCX chooses its transports by its own variables: UCX_NET_DEVICES=lo keeps
-it on this machine.
+Memory is this process's or, adopted, a GPU's; a READ of NIXL's is between memory of one kind and of one kind. UCX
+chooses its transports by its own variables: UCX_NET_DEVICES=lo keeps it on this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -26,23 +25,29 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-import numpy as np
 import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
+from pdflow.protocol.wire.limits import MAX_NAME_BYTES
+from pdflow_runtime.transports.adopting import AdoptedRegion, Segment
 from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
-from pdflow_runtime.transports.copying import RegionBase
 from pdflow_runtime.transports.registered import (
-    DRAM,
-    WORD_SLOTS,
     LibraryFetch,
     MemoryTable,
     RegisteredAgent,
     RemoteMemory,
+    of_one_kind,
+    with_words,
 )
 from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
-from pdflow_runtime.transports.streams.messages import WORD_BYTES, ReadOver, ReadRequest, ReadWordRequest, frame
+from pdflow_runtime.transports.streams.messages import (
+    MAX_HELLO_BYTES,
+    ReadOver,
+    ReadRequest,
+    ReadWordRequest,
+    frame,
+)
 from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
 log = logging.getLogger(__name__)
@@ -78,8 +83,10 @@ class NixlAgent:
         self._known: Counter[str] = Counter()
         """By remote agent, how many streams have brought its metadata."""
 
-    def register(self, address: int, nbytes: int, device: str = DRAM) -> None:
-        self._call("register_memory", [(address, nbytes, int(device or 0), "")], _kind(device))
+    def register(self, segments: Sequence[Segment]) -> None:
+        """Register segments that are all of one kind: on GPUs, or in the memory of this process."""
+        rows = [(segment.address, segment.nbytes, segment.gpu or 0, "") for segment in segments]
+        self._call("register_memory", rows, _kind(segments[0].gpu is not None))
 
     def metadata(self) -> bytes:
         """Return the metadata by which peers reach the memory that is registered."""
@@ -99,15 +106,15 @@ class NixlAgent:
                 self._call("remove_remote_agent", name)
 
     def begin_read(self, targets: MemoryTable, sources: MemoryTable, remote: str, *, wait: bool = True) -> Any:
-        """Begin a READ and return its handle, to be asked about with `ended` until it has ended. May itself take as
-        long as the bytes.
+        """Begin a READ between tables of one kind and return its handle, to be asked about with `ended` until it has
+        ended. May itself take as long as the bytes.
 
         None if somebody else calls NIXL just now, and we are not to wait.
         """
         if not self._lock.acquire(blocking=wait):
             return None
         try:
-            local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.device)) for t in (targets, sources))
+            local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.on_gpu[0])) for t in (targets, sources))
             handle = self._agent.initialize_xfer("READ", local, there, remote)
             self._agent.transfer(handle)
         except Exception as error:  # NIXL's errors have no base of their own
@@ -155,8 +162,8 @@ class NixlAgent:
                 raise TransportError(f"NIXL: {error or type(error).__name__}") from None
 
 
-def _kind(device: str) -> str:
-    return "VRAM" if device else "DRAM"
+def _kind(on_gpu: bool) -> str:
+    return "VRAM" if on_gpu else "DRAM"
 
 
 class NixlFetch(LibraryFetch):
@@ -166,27 +173,31 @@ class NixlFetch(LibraryFetch):
     _local: NixlAgent
 
     async def run(self) -> None:
-        rows = self._targets.rows
-        if not len(rows) or self.halted:
-            return
+        for sources, targets in of_one_kind(self._sources, self._targets):
+            if self.halted or self.failed or not len(targets.rows):
+                return
+            await self._run(sources, targets)
+
+    async def _run(self, sources: MemoryTable, targets: MemoryTable) -> None:
+        rows = targets.rows
         small = len(rows) <= INLINE_PIECES and rows[:, 1].sum() <= INLINE_BYTES
         try:
             # Over shared memory a small READ has ended when it has begun, in less time than a thread takes to wake.
-            handle = self._begin(False) if small else None
+            handle = self._begin(sources, targets, False) if small else None
             landed = self._local.ended(handle) if handle is not None else None
             if landed is None:
                 with trio.CancelScope(shield=True):  # What has begun goes on whether anybody waits or not.
-                    landed = await trio.to_thread.run_sync(self._fetch, handle)
+                    landed = await trio.to_thread.run_sync(self._fetch, sources, targets, handle)
         except TransportError as error:
             log.info("a READ of %s failed: %s", self.peer, error)
             landed = False
         self.failed = not (landed or self.halted)
 
-    def _begin(self, wait: bool) -> Any:
-        return self._local.begin_read(self._targets, self._sources, self.remote.name, wait=wait)
+    def _begin(self, sources: MemoryTable, targets: MemoryTable, wait: bool) -> Any:
+        return self._local.begin_read(targets, sources, self.remote.name, wait=wait)
 
-    def _fetch(self, handle: Any) -> bool:
-        handle = handle if handle is not None else self._begin(True)
+    def _fetch(self, sources: MemoryTable, targets: MemoryTable, handle: Any) -> bool:
+        handle = handle if handle is not None else self._begin(sources, targets, True)
         pause = threading.Event()
         while (ended := self._local.ended(handle)) is None:
             pause.wait(POLL_S)
@@ -208,17 +219,36 @@ class NixlTransport(RegisteredAgent):
         """Links to forgotten peers that may still be fetching."""
         self._bell = trio.Event()
 
-    def adopt(self, address: int, nbytes: int, gpu: int | None) -> None:
-        """Use a region that belongs to others, on this GPU or in this process, in place of `allocate`. It must outlive
-        this agent."""
-        word_buffer = mmap.mmap(-1, WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._device = DRAM if gpu is None else str(gpu)
-        self._own(RegionBase(address, nbytes), np.frombuffer(word_buffer, "<u8", WORD_SLOTS))
-        self._local.register(address, nbytes, self._device)
-        self._agent_metadata = self._register(memoryview(word_buffer), self._word_buffer.ctypes.data)
+    def adopt(self, segments: Sequence[Segment], own_bytes: int) -> memoryview:
+        """Use memory that somebody else has allocated, of this process or on GPUs; see `transports/adopting.py`."""
+        if own_bytes < 0:
+            raise TransportError(f"a region of {own_bytes} bytes cannot be had")
+        whole, words_at = with_words(own_bytes)
+        memory = AdoptedRegion(segments, whole[:own_bytes])
+        self._register_adopted(memory)
+        own = self._over(whole, memory, words_at)
+        described_bytes = len(self.describe())
+        if described_bytes > MAX_HELLO_BYTES - MAX_NAME_BYTES - 64:
+            self._shut()
+            raise TransportError(
+                f"a description of {len(segments)} segments takes {described_bytes:,} bytes, and peers read "
+                f"{MAX_HELLO_BYTES:,} at most: adopt fewer and larger segments"
+            )
+        return own
+
+    def join(self, owner: RegisteredAgent) -> memoryview:
+        if isinstance(owner._memory, AdoptedRegion):
+            self._register_adopted(owner._memory)
+        return super().join(owner)
+
+    def _register_adopted(self, memory: AdoptedRegion) -> None:
+        for on_gpu in (False, True):
+            segments = [segment for segment in memory.adopted if (segment.gpu is not None) == on_gpu]
+            if segments:
+                self._local.register(segments)
 
     def _register(self, whole: memoryview, address: int) -> bytes:
-        self._local.register(address, len(whole))
+        self._local.register([Segment(address, len(whole))])
         return self._local.metadata()
 
     def _add(self, metadata: bytes) -> str:

@@ -10,46 +10,48 @@ import contextlib
 import mmap
 import socket
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.transports.adopting import AdoptedRegion
 from pdflow_runtime.transports.base import EventSink, TransportError
-from pdflow_runtime.transports.copying import Mapped, Motion, RegionBase
+from pdflow_runtime.transports.copying import Mapped, Motion
 from pdflow_runtime.transports.moving import FetchingAgent
+from pdflow_runtime.transports.segments import DescribedSegment, DescribedSegments, SegmentMap, parse_segments
 from pdflow_runtime.transports.streams.links import AgentLink, Remote
 from pdflow_runtime.transports.streams.messages import VERSION, WORD_BYTES, AgentHello, Description, PackedPieces
 from pdflow_runtime.transports.streams.over_tcp import TcpStreams
 from pdflow_runtime.transports.streams.sockets import listening, tune
 
-DRAM: Final = ""
-MOST_DIGITS: Final = 3
-"""The most digits of a GPU's number."""
 WORD_SLOTS: Final = 512
 """Words that can be on their way to us at once: a page of them."""
 
 
 class MemoryTable(NamedTuple):
-    """A table of pieces of memory on one device."""
+    """A table of pieces of memory."""
 
-    device: str
+    on_gpu: Any
+    """[N] of bool."""
     rows: Any
-    """[N, 3]: address, length, GPU. Pieces of no length are left out."""
+    """[N, 3]: address, length, the GPU's number or 0. Pieces of no length are left out."""
+
+    def of(self, chosen: Any) -> MemoryTable:
+        return MemoryTable(self.on_gpu[chosen], self.rows[chosen])
 
 
 class RemoteMemory:
     """A peer's memory as the library reaches it."""
 
-    __slots__ = ("address", "device", "name", "nbytes")
+    __slots__ = ("extent", "name")
 
-    def __init__(self, name: str, address: int, nbytes: int, device: str) -> None:
-        self.device: Final = device
-        """A GPU's number, or DRAM."""
+    def __init__(self, name: str, extent: SegmentMap) -> None:
         self.name: Final = name
-        self.address: Final = address
-        self.nbytes: Final = nbytes
+        self.extent: Final = extent
 
 
 class LibraryFetch(Motion):
@@ -83,7 +85,8 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         self._agent_metadata = b""
         self._whole = memoryview(b"")
         """The region, and the words behind it."""
-        self._device = DRAM
+        self._segments: DescribedSegments
+        self._map: SegmentMap
         self._word_buffer: Any = None
         """The buffer in which words arrive, [WORD_SLOTS] of uint64; it is registered with the region, and described to
         no peer."""
@@ -119,37 +122,31 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def allocate(self, nbytes: int) -> memoryview:
         if nbytes <= 0:
             raise TransportError(f"a region of {nbytes} bytes cannot be had")
-        words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            # Words of its own, and of one that joins.
-            whole = mmap.mmap(-1, words_at + 2 * WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
-        with contextlib.suppress(OSError):  # A kernel without them.
-            # A READ of another process's memory has the kernel look up each page.
-            whole.madvise(mmap.MADV_HUGEPAGE)
-        return self._over(memoryview(whole), Mapped(memoryview(whole)[:nbytes]), words_at)
+        whole, words_at = with_words(nbytes)
+        return self._over(whole, Mapped(whole[:nbytes]), words_at)
 
     def join(self, owner: RegisteredAgent) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert isinstance(owner._memory, Mapped), "allocate comes first"
+        assert isinstance(owner._memory, Mapped | AdoptedRegion), "allocate comes first"
         return self._over(owner._whole, owner._memory, len(owner._whole) - WORD_SLOTS * WORD_BYTES)
 
-    def _over(self, whole: memoryview, memory: Mapped, words_at: int) -> memoryview:
-        self._own(memory, np.frombuffer(whole, "<u8", WORD_SLOTS, words_at))
-        self._whole = whole
-        self._agent_metadata = self._register(whole, memory.address)
-        return memory.view
-
-    def _own(self, memory: RegionBase, word_buffer: Any) -> None:
+    def _over(self, whole: memoryview, memory: Mapped | AdoptedRegion, words_at: int) -> memoryview:
+        """Have this region, with memory of ours that holds, or lies behind, all of it that is ours."""
         assert self._memory is None, "one region per agent"
-        self._memory, self._word_buffer = memory, word_buffer
+        self._memory, self._whole = memory, whole
+        self._word_buffer = np.frombuffer(whole, "<u8", WORD_SLOTS, words_at)
         self._listener = listening(self._host)
         self._port = self._listener.getsockname()[1]
+        self._agent_metadata = self._register(whole, Mapped(whole).address)
+        if isinstance(memory, AdoptedRegion):
+            self._segments, self._map, ours = memory.described, memory.map, memory.own
+        else:
+            self._segments = (DescribedSegment(0, memory.nbytes, memory.address),)
+            self._map, ours = SegmentMap(self._segments), memory.view
+        return ours
 
     def describe(self) -> bytes:
         assert self._memory is not None, "allocate comes first"
-        nbytes, address = self._memory.nbytes, self._memory.address
         return msgspec.msgpack.encode(
             Description(
                 self.name,
@@ -157,26 +154,25 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
                 self.token,
                 self._host,
                 self._port,
-                self._device,
-                nbytes,
-                address,
+                "",
+                self._memory.nbytes,
                 self._agent_metadata,
+                self._segments,
             )
         )
 
     def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
-        nbytes, address = self._memory.nbytes, self._memory.address
         return AgentHello(
             VERSION,
             self.me,
             self.incarnation,
             description.incarnation,
             description.token,
-            self._device,
-            nbytes,
-            address,
+            "",
+            self._memory.nbytes,
             self._agent_metadata,
+            self._segments,
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> RemoteMemory:
@@ -187,31 +183,32 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         return self._remote(hello)
 
     def _remote(self, description: Description | AgentHello) -> RemoteMemory:
-        if description.memory and not (description.memory.isdecimal() and len(description.memory) <= MOST_DIGITS):
-            raise TransportError("its memory is nowhere")
-        if description.address < 0:
-            raise TransportError(f"its memory cannot begin at {description.address}")
-        return RemoteMemory(self._add(description.agent), description.address, description.nbytes, description.memory)
+        extent = parse_segments(description.segments, description.nbytes)
+        if isinstance(extent, Malformed):
+            raise TransportError(f"it describes {extent.reason}")
+        return RemoteMemory(self._add(description.agent), extent)
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
         assert isinstance(remote, RemoteMemory)
         assert self._memory is not None
         sources, targets, lengths = pieces.columns()
-        theirs = _table(remote.device, remote.address, sources, lengths)
-        ours = _table(self._device, self._memory.address, targets, lengths)
+        theirs = _table(remote.extent, sources, lengths)
+        ours = _table(self._map, targets, lengths)
         return self._fetch(owner, peer, generation, remote, theirs, ours)
 
     # Words are fetched like everything else, into a place of their own.
 
     def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         assert isinstance(link.remote, RemoteMemory)
-        if address % WORD_BYTES or address + WORD_BYTES > link.remote.nbytes:
+        extent = link.remote.extent
+        if address % WORD_BYTES or address + WORD_BYTES > extent.nbytes or extent.is_crossed([address], [WORD_BYTES]):
             self._word_arrived(link, op, None)
             return
         self._last_slot = slot = (self._last_slot + 1) % WORD_SLOTS
         length = np.array([WORD_BYTES], np.uint64)
-        target = _table(DRAM, self._word_buffer.ctypes.data, length * np.uint64(slot), length)
-        source = _table(link.remote.device, link.remote.address, np.array([address], np.uint64), length)
+        at = self._word_buffer.ctypes.data + slot * WORD_BYTES
+        target = MemoryTable(np.zeros(1, bool), np.array([[at, WORD_BYTES, 0]], np.uint64))
+        source = _table(extent, np.array([address], np.uint64), length)
         link.word_reads.add(op)
         self._slots[op] = slot
         link.motions.append((op, self._fetch(link, link.peer, -1, link.remote, source, target)))
@@ -228,9 +225,35 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         super()._word_arrived(link, op, value)
 
 
-def _table(device: str, base: int, offsets: Any, lengths: Any) -> MemoryTable:
-    table = np.empty((len(lengths), 3), np.uint64)
-    np.add(offsets, np.uint64(base), out=table[:, 0])
-    table[:, 1] = lengths
-    table[:, 2] = int(device or 0)
-    return MemoryTable(device, table[table[:, 1] > 0])
+def with_words(nbytes: int) -> tuple[memoryview, int]:
+    """Return memory of this process that is registered as a whole, and where in it the words arrive that its agent
+    reads, and then those of one that joins: in the first page behind so many bytes. TransportError."""
+    words_at = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        whole = mmap.mmap(-1, words_at + 2 * WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+    with contextlib.suppress(OSError):  # A kernel without them.
+        # A READ of another process's memory has the kernel look up each page.
+        whole.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(whole), words_at
+
+
+def of_one_kind(sources: MemoryTable, targets: MemoryTable) -> Iterator[tuple[MemoryTable, MemoryTable]]:
+    """Yield the pieces in tables whose memory is of one kind: all on GPUs, or none."""
+    if all(table.on_gpu.all() or not table.on_gpu.any() for table in (sources, targets)):
+        yield sources, targets
+        return
+    kinds = 2 * sources.on_gpu + targets.on_gpu
+    for kind in np.unique(kinds):
+        chosen = kinds == kind
+        yield sources.of(chosen), targets.of(chosen)
+
+
+def _table(segments: SegmentMap, offsets: Any, lengths: Any) -> MemoryTable:
+    rows = np.empty((len(lengths), 3), np.uint64)
+    rows[:, 0], gpus = segments.addresses(offsets)
+    rows[:, 1] = lengths
+    rows[:, 2] = np.maximum(gpus, 0)
+    table, filled = MemoryTable(gpus >= 0, rows), lengths > 0
+    return table if filled.all() else table.of(filled)

@@ -10,11 +10,13 @@ Nothing is encrypted. Off loopback, only between hosts that trust their network,
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow_runtime.transports.asking import ANYWHERE, AskingAgent
+from pdflow_runtime.transports.adopting import MappedSegments, Segment
+from pdflow_runtime.transports.asking import ANYWHERE, AskingAgent, anonymous
+from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
@@ -33,6 +35,13 @@ from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrok
 class TcpTransport(AskingAgent):
     name: Final = "tcp"
 
+    def adopt(self, segments: Sequence[Segment], own_bytes: int) -> memoryview:
+        """Use memory of this process that somebody else has allocated; see `transports/adopting.py`."""
+        for segment in segments:
+            if segment.gpu is not None:
+                raise TransportError(f"tcp moves no bytes of a GPU, as GPU {segment.gpu} has to be adopted; use nixl")
+        return self._over(MappedSegments(segments, anonymous(own_bytes) if own_bytes else memoryview(bytearray())))
+
     def _reach(self, description: Description, hello: AgentHello) -> None:
         return None
 
@@ -40,18 +49,18 @@ class TcpTransport(AskingAgent):
         tune(sock)
 
     def _payload(self, pieces: PackedPieces) -> Iterable[memoryview]:
-        assert isinstance(self._memory, Mapped)
+        assert isinstance(self._memory, Mapped | MappedSegments)
         sources, _, lengths = pieces.lists()
-        return _views(self._memory.view, sources, lengths)
+        return self._memory.views(sources, lengths)
 
     def _landing(self, pieces: PackedPieces) -> Iterable[memoryview]:
-        assert isinstance(self._memory, Mapped)
+        assert isinstance(self._memory, Mapped | MappedSegments)
         _, targets, lengths = pieces.lists()
-        return _views(self._memory.view, targets, lengths)
+        return self._memory.views(targets, lengths)
 
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert self._memory is not None
-        pieces = unpack_pieces(message.pieces, ANYWHERE, self._memory.nbytes)
+        pieces = unpack_pieces(message.pieces, ANYWHERE, self._memory.extent)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
 
@@ -69,7 +78,3 @@ class TcpTransport(AskingAgent):
             await link.stream.discard(message.nbytes)
         elif await link.stream.fill(self._landing(pieces), lambda: link.reads.get(op) is pieces) and op in link.reads:
             self._ended(link, op, True)
-
-
-def _views(view: memoryview, offsets: list[int], lengths: list[int]) -> Iterable[memoryview]:
-    return (view[at : at + length] for at, length in zip(offsets, lengths, strict=True) if length)

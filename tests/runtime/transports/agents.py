@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -17,6 +18,7 @@ import pytest
 import trio
 
 from pdflow.layout.descriptors import Descriptor
+from pdflow_runtime.transports.adopting import Segment, address_of, adopt
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import Ended, Flushed, NotificationArrived, TransportEvent
 from pdflow_runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
@@ -39,7 +41,11 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "shm": ShmTransport,
     "tcp": TcpTransport,
     "nixl": NixlTransport,
-    "nixl, adopted": NixlTransport,
+    "nixl, tensor": NixlTransport,
+    "nixl, 1 segment": NixlTransport,
+    "nixl, 5 segments": NixlTransport,
+    "tcp, 1 segment": TcpTransport,
+    "tcp, 5 segments": TcpTransport,
     "nixl, VRAM": NixlTransport,
     "mooncake": MooncakeTransport,
     "nccl": partial(NcclTransport, library=StandIn()),
@@ -61,10 +67,16 @@ MOONCAKE = pytest.param(
         pytest.mark.skipif(not is_alone(), reason="it listens everywhere: test_mooncake.py runs it by itself"),
     ),
 )
-ADOPTED = pytest.param("nixl, adopted", marks=NIXL.marks)
+TENSOR = pytest.param("nixl, tensor", marks=NIXL.marks)
 """A region that is torch's."""
+TCP_ADOPTED = ("tcp, 1 segment", "tcp, 5 segments")
+ADOPTED = [
+    *TCP_ADOPTED,
+    *(pytest.param(kind, marks=NIXL.marks) for kind in ("nixl, 1 segment", "nixl, 5 segments")),
+]
+"""Regions of memory that the agent has not allocated, but for their last OWN_BYTES."""
 VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")))
-ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, MOONCAKE, VRAM]
+ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, MOONCAKE, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("nixl") is not None))]
 """By the server that children are forked from. NIXL's Python imports torch."""
@@ -101,10 +113,90 @@ class Tensor:
 
 def tensor_of(transport: StreamAgent, nbytes: int) -> Tensor:
     """The transport's region: on the GPU if there is one."""
-    assert isinstance(transport, NixlTransport)
     tensor = Tensor(nbytes, "cuda" if gpus() else "cpu")
-    transport.adopt(tensor.bytes.data_ptr(), nbytes, 0 if gpus() else None)
+    assert not adopt(transport, [Segment(tensor.bytes.data_ptr(), nbytes, 0 if gpus() else None)], 0)
     return tensor
+
+
+class Segmented:
+    """A region of several memories that tests read and write as they do a memoryview."""
+
+    def __init__(self, memories: Sequence[memoryview]) -> None:
+        self._memories = memories
+        self.borders = list(accumulate(map(len, memories)))
+
+    def __len__(self) -> int:
+        return self.borders[-1]
+
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        if isinstance(at, int):
+            return self[at : at + 1][0]  # type: ignore[index]
+        return b"".join(bytes(view) for view in self._views(at))
+
+    def __setitem__(self, at: slice, new: bytes | memoryview) -> None:
+        taken = 0
+        for view in self._views(at):
+            view[:] = memoryview(new)[taken : taken + len(view)]
+            taken += len(view)
+        assert taken == len(new)
+
+    def _views(self, at: slice) -> Iterator[memoryview]:
+        begin, end, _ = at.indices(len(self))
+        for memory, border in zip(self._memories, self.borders, strict=True):
+            start = border - len(memory)
+            if begin < border and start < end:
+                yield memory[max(begin - start, 0) : end - start]
+
+    def __bytes__(self) -> bytes:
+        return b"".join(map(bytes, self._memories))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(bytes(self))
+
+    def __eq__(self, other: object) -> bool:
+        return bytes(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+OWN_BYTES = 64 << 10
+BORDERS = {
+    "1 segment": [REGION_BYTES - OWN_BYTES],
+    "5 segments": [4099, 70_000, (2 << 20) + 13, (5 << 20) + 1, REGION_BYTES - OWN_BYTES],
+}
+"""The offsets behind the last byte of each adopted segment: own memory follows the last one without a gap."""
+
+
+def segmented_of(transport: StreamAgent, borders: Sequence[int]) -> Segmented:
+    """The transport's region, of memory that others have allocated."""
+    sizes = [border - start for start, border in zip((0, *borders), borders, strict=False)]
+    foreign = [memoryview(bytearray(size)) for size in sizes]
+    own = adopt(transport, [Segment(address_of(memory), len(memory)) for memory in foreign], OWN_BYTES)
+    return Segmented([*foreign, own])
+
+
+def memory_of(kind: str, transport: StreamAgent, nbytes: int) -> Any:
+    """The memory of an agent of this kind, as its peers see it."""
+    how = kind.partition(", ")[2]
+    if not how:
+        return transport.allocate(nbytes)
+    return segmented_of(transport, BORDERS[how]) if how in BORDERS else tensor_of(transport, nbytes)
+
+
+def within_segments(pieces: Sequence[tuple[int, int, int]], borders: Sequence[int]) -> list[Descriptor]:
+    """The same bytes in pieces that cross no border, at either side."""
+    found = []
+    for at, to, length in pieces:
+        done = 0
+        while True:
+            ends = [next((border for border in borders if border > begin + done), None) for begin in (at, to)]
+            left = [end - begin - done for begin, end in zip((at, to), ends, strict=True) if end is not None]
+            step = min([length - done, *left])
+            found.append(Descriptor(at + done, to + done, step))
+            done += step
+            if done == length:
+                break
+    return found
 
 
 class Agent:
@@ -114,7 +206,7 @@ class Agent:
         self.events: list[TransportEvent] = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._on_event)
-        self.memory: Any = tensor_of(self.transport, nbytes) if "," in kind else self.transport.allocate(nbytes)
+        self.memory: Any = memory_of(kind, self.transport, nbytes)
         self._last_op = 0
         self._wrote_to: dict[int, str] = {}
 
@@ -163,13 +255,17 @@ class Agent:
     ) -> int:
         self._last_op += 1
         self._wrote_to[self._last_op] = peer
-        self.transport.write(self._last_op, peer, [Descriptor(*piece) for piece in pieces], generation, notification)
+        self.transport.write(self._last_op, peer, self._pieces(pieces), generation, notification)
         return self._last_op
 
     def read(self, peer: str, pieces: Sequence[tuple[int, int, int]]) -> int:
         self._last_op += 1
-        self.transport.read(self._last_op, peer, [Descriptor(*piece) for piece in pieces])
+        self.transport.read(self._last_op, peer, self._pieces(pieces))
         return self._last_op
+
+    def _pieces(self, pieces: Sequence[tuple[int, int, int]]) -> list[Descriptor]:
+        """As whoever posts must, who knows where segments end: here all agents of a kind have the same ones."""
+        return within_segments(pieces, self.memory.borders if isinstance(self.memory, Segmented) else ())
 
     def notifications(self) -> list[bytes]:
         return [event.notification for event in self.events if isinstance(event, NotificationArrived)]

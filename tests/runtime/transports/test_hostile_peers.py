@@ -44,7 +44,7 @@ from pdflow_runtime.transports.streams.messages import (
     parse_description,
     unpack_pieces,
 )
-from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, Agent, agents, untouched
+from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, TCP_ADOPTED, Agent, agents, untouched
 
 ONE = pack([Descriptor(0, 0, 8)])
 BEYOND = pack([Descriptor(0, REGION_BYTES, 1)])
@@ -55,7 +55,7 @@ def a_group() -> bytes:
     return StandIn().ncclGetUniqueId().internal
 
 
-@pytest.fixture(params=EMBEDDED)
+@pytest.fixture(params=[*EMBEDDED, *TCP_ADOPTED])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -69,7 +69,7 @@ def unauthenticated_stream(description: bytes) -> Iterator[tuple[Description, tr
     sock.connect(described.host if unix else (described.host, described.port))
     region = OwnedRegion(REGION_BYTES) if unix else None
     path, group = str(region.path) if region else "", b"" if described.transport != NCCL else a_group()
-    hello = AgentHello(VERSION, "x.r0", 1, described.incarnation, described.token, path, REGION_BYTES, 0, group)
+    hello = AgentHello(VERSION, "x.r0", 1, described.incarnation, described.token, path, REGION_BYTES, group)
     with sock:
         yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
     if region is not None:

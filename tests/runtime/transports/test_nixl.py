@@ -12,7 +12,7 @@ import trio.testing
 from pdflow_runtime.transports.base import MissingBackend, TransportError, WordArrived
 from pdflow_runtime.transports.nixl import INSTALL, NixlTransport
 from pdflow_runtime.transports.streams.messages import Description
-from tests.runtime.transports.agents import ADOPTED, NIXL, REGION_BYTES, agents, pair
+from tests.runtime.transports.agents import NIXL, REGION_BYTES, TENSOR, agents, pair
 
 
 def test_a_missing_library_is_one_sentence_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ async def test_nobody_polls_while_nothing_is_in_flight(kind: str, capfd: pytest.
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("kind", [ADOPTED])
+@pytest.mark.parametrize("kind", [TENSOR])
 async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
     pytest.importorskip("torch")
     async with pair(kind) as (p, d):
@@ -58,8 +58,11 @@ async def test_a_region_may_be_somebody_else_s(kind: str) -> None:
 async def test_a_memory_that_begins_nowhere_is_not_reached(kind: str) -> None:
     async with agents(kind, "p.r0", "d.r0") as (p, d):
         description = msgspec.msgpack.decode(p.transport.describe(), type=Description)
-        with pytest.raises(TransportError, match="its memory cannot begin at -8"):
-            await d.transport.connect("p.r0", msgspec.msgpack.encode(msgspec.structs.replace(description, address=-8)))
+        wrong = msgspec.structs.replace(
+            description, segments=(msgspec.structs.replace(description.segments[0], address=-8),)
+        )
+        with pytest.raises(TransportError, match="segment 0 of a memory cannot begin at -8"):
+            await d.transport.connect("p.r0", msgspec.msgpack.encode(wrong))
 
 
 @pytest.mark.trio

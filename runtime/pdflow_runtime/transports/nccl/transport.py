@@ -110,7 +110,7 @@ class Bodies:
     """The bodies that go through one group, one after the other, beside the stream on which they are announced."""
 
     def __init__(self, nbytes: int, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
-        self.nbytes: Final = nbytes
+        self.extent: Final = nbytes
         """The size of the peer's memory."""
         self._label: Final = label
         self._group: Final = group
@@ -237,7 +237,6 @@ class NcclTransport(AskingAgent):
             description.token,
             "",
             self._memory.nbytes,
-            0,
             ident,
         )
 
@@ -276,7 +275,7 @@ class NcclTransport(AskingAgent):
     async def _receive(self, guest: Guest, message: Write) -> bool:
         assert isinstance(guest.remote, Bodies)
         assert self._memory is not None
-        pieces = unpack_pieces(message.pieces, guest.remote.nbytes, self._memory.nbytes)
+        pieces = unpack_pieces(message.pieces, guest.remote.extent, self._memory.extent)
         if isinstance(pieces, Malformed):
             raise StreamBrokenError(pieces.reason)
         if not self._welcome(guest, message.generation):

@@ -12,8 +12,10 @@ from typing import Final, Protocol
 import trio
 
 from pdflow.protocol.values import Address
+from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports.copying import Motion
-from pdflow_runtime.transports.streams.messages import Description, PackedPieces
+from pdflow_runtime.transports.segments import Extent
+from pdflow_runtime.transports.streams.messages import Description, PackedPieces, extent_of
 from pdflow_runtime.transports.streams.stream import SocketStream
 
 
@@ -21,7 +23,7 @@ class Remote(Protocol):
     """A peer's memory as it can be reached from here; None stands for memory that cannot be."""
 
     @property
-    def nbytes(self) -> int: ...
+    def extent(self) -> Extent: ...
 
 
 class AgentLink:
@@ -30,6 +32,7 @@ class AgentLink:
     __slots__ = (
         "bell",
         "description",
+        "extent",
         "lost",
         "motions",
         "open",
@@ -43,7 +46,11 @@ class AgentLink:
 
     def __init__(self, peer: Address, description: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
+        extent = extent_of(description)
+        assert not isinstance(extent, Malformed), "parse_description has looked at it"
         self.description: Final = description
+        self.extent: Final = extent
+        """The bounds of the peer's memory."""
         self.stream: Final = stream
         self.remote: Final = remote
         """The peer's memory, if it can be reached without the peer's agent."""

@@ -23,13 +23,14 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Value
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from pdflow.protocol.wire.malformed import Malformed, malformed, unpack
+from pdflow_runtime.transports.segments import DescribedSegments, Extent, SegmentMap, parse_segments
 
 LENGTH_BYTES: Final = 4
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """The largest message: some 340,000 pieces of one WRITE; vLLM's largest reports are of 112,000 (vllm #55434)."""
-MAX_HELLO_BYTES: Final = 32 << 10
-"""The largest message from a peer that has not introduced itself. NIXL's part of it is 0.5 KiB on one network device,
-more on many."""
+MAX_HELLO_BYTES: Final = 512 << 10
+"""The largest message from a peer that has not introduced itself. NIXL's part of it is 0.5 KiB and 44 bytes for each
+segment on one network device, more on many; ours is up to 31 bytes for each."""
 MAX_NOTIFICATION_BYTES: Final = 64 << 10
 TOKEN_BYTES: Final = 16
 WORD_BYTES: Final = 8
@@ -53,9 +54,10 @@ class Description(Value, frozen=True, gc=False, array_like=True):
     memory: str
     """The path of the region; empty where a peer cannot map it."""
     nbytes: int
-    address: int = 0
     agent: bytes = b""
     """The metadata of NIXL's agent or Mooncake's engine, by which it is reached."""
+    segments: DescribedSegments = ()
+    """The segments of the region, where it has several or peers fetch from their addresses."""
 
 
 class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
@@ -68,8 +70,8 @@ class AgentHello(Value, frozen=True, gc=False, array_like=True, tag="hello"):
     token: bytes
     memory: str
     nbytes: int
-    address: int = 0
     agent: bytes = b""
+    segments: DescribedSegments = ()
 
 
 class Welcome(Value, frozen=True, gc=False, array_like=True, tag="welcome"):
@@ -153,7 +155,7 @@ Message: TypeAlias = (
     | Data
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _descriptions: msgspec.msgpack.Decoder[Description] = msgspec.msgpack.Decoder(Description)
@@ -174,7 +176,15 @@ def parse_description(description: bytes) -> Description | Malformed:
         named = all(len(t) <= MAX_NAME_BYTES and t.isprintable() for t in (found.transport, found.host, found.memory))
         if len(found.token) != TOKEN_BYTES or not named or found.nbytes < 0 or not 0 <= found.port < 1 << 16:
             return malformed("no description of an agent")
+        extent = extent_of(found)
+        if isinstance(extent, Malformed):
+            return extent
     return found
+
+
+def extent_of(described: Description | AgentHello) -> Extent | Malformed:
+    """Return the bounds of the memory that a peer describes."""
+    return parse_segments(described.segments, described.nbytes) if described.segments else described.nbytes
 
 
 def same_token(shown: bytes, token: bytes) -> bool:
@@ -214,8 +224,9 @@ def pack(pieces: Iterable[Descriptor]) -> bytes:
     return array("Q", chain.from_iterable(pieces)).tobytes()
 
 
-def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> PackedPieces | Malformed:
-    """Return the pieces; Malformed unless every one lies within both regions."""
+def unpack_pieces(data: bytes, source: Extent, target: Extent) -> PackedPieces | Malformed:
+    """Return the pieces; Malformed unless every one lies within both regions, and within one segment of each."""
+    source_bytes, target_bytes = _bytes_of(source), _bytes_of(target)
     if len(data) % PIECE_BYTES:
         return malformed("a list of pieces that ends within a piece")
     lengths: Any
@@ -230,23 +241,30 @@ def unpack_pieces(data: bytes, source_bytes: int, target_bytes: int) -> PackedPi
         nbytes = int(lengths.sum())
     if beyond:
         return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
+    for extent, offsets in ((source, sources), (target, targets)):
+        if isinstance(extent, SegmentMap) and extent.is_crossed(offsets, lengths):
+            return malformed("a piece across the border of a segment, or between two")
     return PackedPieces(data, nbytes)
 
 
 def pack_checked(
-    pieces: Iterable[Descriptor], source_bytes: int, target_bytes: int
+    pieces: Iterable[Descriptor], source: Extent, target: Extent
 ) -> tuple[bytes, PackedPieces] | Malformed:
     """Pack the pieces of one operation for its message; Malformed if the message could not be read."""
     try:
         packed = pack(pieces)
     except OverflowError:
         packed = b"?"
-    checked = unpack_pieces(packed, source_bytes, target_bytes)
+    checked = unpack_pieces(packed, source, target)
     if isinstance(checked, Malformed):
         return checked
     if len(packed) > MAX_MESSAGE_BYTES - MAX_NOTIFICATION_BYTES - 64:
         return malformed(f"{checked.number} pieces are too many")
     return packed, checked
+
+
+def _bytes_of(extent: Extent) -> int:
+    return extent if isinstance(extent, int) else extent.nbytes
 
 
 def _beyond(offsets: Any, lengths: Any, nbytes: int) -> bool:
