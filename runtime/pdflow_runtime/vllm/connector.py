@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +41,7 @@ from pdflow_runtime.vllm.worker.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -47,6 +50,15 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
+
+stats: Any
+try:
+    stats = import_module("pdflow_runtime.vllm.stats")
+except Exception as error:  # Whatever the import of NIXL raises, which vLLM's metrics of transfers bring along.
+    log.warning("pdflow: there are no metrics of transfers: %s: %s", type(error).__name__, error)
+    stats = None
 
 
 @dataclass
@@ -91,18 +103,38 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: BlockPool | None = None
         self._guarded: GuardedSide | None = None
         self._worker: WorkerSide | None = None
+        self._measured: Any = None
+        """Takes the stats of this half, from `stats.py`; None where that is missing."""
         self._weights = 0
         if role == KVConnectorRole.SCHEDULER:
             self._weights = weights_of(vllm_config, self._instance.options)
         else:
             incarnation = broadcast_from_first(secrets.randbits(63) | 1)
             self._worker = WorkerSide(self._instance, tensor_parallel_rank(), incarnation)
+            self._measured = stats and stats.WorkerStats(self._worker.samples)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """Heads lie apart in blocks, so that a slice of heads of a block is one piece. MLA has one."""
         model = vllm_config.model_config
         return None if model is None or model.use_mla else "LBHNC"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return stats and stats.PdflowStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return stats and stats.PdflowPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return self._measured and self._measured.take()
 
     # The scheduler's half.
 
@@ -127,6 +159,7 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
             side = DecodeSide(self._instance, incarnation, self._weights, clock)
         side.bind_gpu_block_pool(self._pool)
         self._guarded = GuardedSide(side)
+        self._measured = stats and stats.GuardedStats(self._guarded)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._pool = gpu_block_pool

@@ -18,6 +18,7 @@ class BlockReferences:
 
     def __init__(self) -> None:
         self._held: Final[dict[int, list[Any]]] = {}
+        self._quarantined: Final[set[int]] = set()
 
     def __len__(self) -> int:
         """Return how many grants are held."""
@@ -28,10 +29,20 @@ class BlockReferences:
         """The number of blocks that are held."""
         return sum(len(blocks) for blocks in self._held.values())
 
+    @property
+    def quarantined(self) -> int:
+        """The number of blocks that are held though their request is over, since a writer may still reach them."""
+        return sum(len(self._held[generation]) for generation in self._quarantined)
+
     def hold(self, pool: Any, allocation: Allocation) -> None:
         blocks = [pool.blocks[number] for number in allocation.blocks]
         pool.touch(blocks)
         self._held[allocation.generation] = blocks
 
+    def quarantine(self, allocation: Allocation) -> None:
+        """Note that the request of these blocks is over. They are held on."""
+        self._quarantined.add(allocation.generation)
+
     def release(self, pool: Any, allocation: Allocation) -> None:
+        self._quarantined.discard(allocation.generation)
         pool.free_blocks(reversed(self._held.pop(allocation.generation)))

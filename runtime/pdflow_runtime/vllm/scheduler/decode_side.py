@@ -40,7 +40,7 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         self._failed: Final[list[str]] = []
         """Loads that workers report as failed in the next step."""
         core = self.core
-        core.do.update({Enqueue: self._enqueue, FreeBlocks: self._free, Quarantine: self.ignore})
+        core.do.update({Enqueue: self._enqueue, FreeBlocks: self._free, Quarantine: self._quarantine})
         core.perform.update(dict.fromkeys((Admit, Landed, EndDecode), self.ignore))
         core.perform.update({Commit: self._commit, Drop: self._drop, FreeBlocks: self._free})
         core.begin(self.port)
@@ -68,6 +68,9 @@ class DecodeSide(SchedulerSide[DecodeCore]):
     def _dropped(self, request_id: str) -> None:
         self._queued.discard(request_id)
         self.feed(EngineDropped(request_id, self._granted.pop(request_id, None)))
+
+    def _quarantine(self, _: Port, effect: Quarantine) -> None:
+        self.references.quarantine(effect.allocation)
 
     def _free(self, _: Port, effect: FreeBlocks) -> None:
         self.references.release(self.pool, effect.allocation)

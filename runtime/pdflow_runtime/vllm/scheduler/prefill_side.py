@@ -9,6 +9,7 @@ from typing import Any, Final
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.effects import AnswerPrefill, Enqueue
 from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant, Xid
 from pdflow.serving.core import Port
 from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released
@@ -45,8 +46,9 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         """Blocks of computed prompts, on which a reference is held until the protocol has released them."""
         self._answer: KvParams | None = None
         core = self.core
-        core.perform.update(dict.fromkeys((Enqueue, Computed, Released, EndPrefill, Forget), self.ignore))
+        core.perform.update(dict.fromkeys((Enqueue, Computed, EndPrefill, Forget), self.ignore))
         core.perform.update({AnswerPrefill: self._answered, FreePrompt: self._free, Drop: self._drop})
+        core.perform[Released] = self._released
         core.begin(self.port)
 
     # Effects.
@@ -54,6 +56,10 @@ class PrefillSide(SchedulerSide[PrefillCore]):
     def _drop(self, _: Port, effect: Drop) -> None:
         """vLLM has dropped the prompt when the connector learns of the abort."""
         self.feed(EngineDropped(effect.handle))
+
+    def _released(self, _: Port, effect: Released) -> None:
+        if effect.code is Code.EXPIRED:
+            self.samples.expired()
 
     def _answered(self, _: Port, effect: AnswerPrefill) -> None:
         self._answer = effect.params

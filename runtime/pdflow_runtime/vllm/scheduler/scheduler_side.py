@@ -18,6 +18,7 @@ from pdflow.protocol.effects import Note, SendLocal
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Allocation, Instant
 from pdflow.serving.core import Core, Port
+from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.scheduler.block_references import BlockReferences
@@ -57,6 +58,7 @@ class SchedulerSide(Generic[C]):
         self.ledger: Final = LoadLedger()
         self.references: Final = BlockReferences()
         """On blocks that the protocol has: grants at D, prompts that are sent from at P."""
+        self.samples: Final = TransferSamples()
         self.notes: Final[Counter[str]] = Counter()
         self.pool: Any = None
         """vLLM's BlockPool."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import trio
 
 from pdflow.protocol.effects import BumpWord, PostRead, PostWrite, ReadWord, SendLocal, StopWrite
-from pdflow.protocol.events import FrameOrdered, ReadOrdered, SourceReady
+from pdflow.protocol.events import FrameOrdered, HandshakeEnded, ReadOrdered, SourceReady
 from pdflow.protocol.ids import engine_of, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.producer.scheduler import ProducerScheduler
@@ -22,6 +22,7 @@ from pdflow.wiring.endpoints import consumer_rank, producer_rank, producer_sched
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
 from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook
+from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.step_metadata import DownMessage, decoded
@@ -52,6 +53,7 @@ class RankNode(RankedNode):
         self.address: Final = rank_address(info.engine, rank)
         super().__init__(self.address, config, transport)
         self.outbox: Final = Outbox()
+        self._samples: TransferSamples | None = None
         self._newest = 0
         self._stepped_ns = now_ns()
         self._open = False
@@ -76,6 +78,16 @@ class RankNode(RankedNode):
                 ReadWord: lambda _, effect: self.rank.read_word(effect),
             }
         )
+
+    def sampled_by(self, samples: TransferSamples) -> None:
+        """Measure from now on transfers and failed handshakes."""
+        self._samples = samples
+        self.rank.measured_by(samples)
+
+    def put(self, port: Port, event: Any) -> None:
+        if self._samples is not None and type(event) is HandshakeEnded and not event.ok:
+            self._samples.unreached()
+        super().put(port, event)
 
     def newest_generation(self) -> int:
         return self._newest

@@ -15,6 +15,7 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.nodes.ranks import AdoptedMemory
+from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
@@ -39,6 +40,7 @@ class WorkerSide:
         self.incarnation: Final = incarnation
         self.address: tuple[str, int] | None = None
         """Where the rank listens, once it does."""
+        self.samples: Final = TransferSamples()
         self._node: RankNode
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope: Final = trio.CancelScope()
@@ -75,6 +77,7 @@ class WorkerSide:
         if port:
             port += self.instance.dp_rank * self.instance.info.shards.ranks + self.rank
         node = self._node = RankNode(self.instance, self.rank, self.incarnation, memory, transport)
+        node.sampled_by(self.samples)
         node.secured_by(shared_secret(options.host), None)
         (listener,) = await trio.open_tcp_listeners(port, host=options.host)
         self.address = (options.host, listener.socket.getsockname()[1])
