@@ -34,7 +34,13 @@ from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
 from pdflow_runtime.vllm.scheduler.engine_clock import EngineClock
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide
 from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide
-from pdflow_runtime.vllm.seams import attention_of, broadcast_from_first, log_as_vllm, tensor_parallel_rank
+from pdflow_runtime.vllm.seams import (
+    attention_of,
+    broadcast_from_first,
+    computed_by_now,
+    log_as_vllm,
+    tensor_parallel_rank,
+)
 from pdflow_runtime.vllm.weights import weights_of
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -100,9 +105,10 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_as_vllm()
         self._instance: Instance = instance_of(vllm_config, kv_cache_config)
-        self._pool: BlockPool | None = None
         self._guarded: GuardedSide | None = None
         self._worker: WorkerSide | None = None
+        self._sample: torch.Tensor
+        """One of the KV tensors."""
         self._measured: Any = None
         """Takes the stats of this half, from `stats.py`; None where that is missing."""
         self._weights = 0
@@ -112,6 +118,11 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
             incarnation = broadcast_from_first(secrets.randbits(63) | 1)
             self._worker = WorkerSide(self._instance, tensor_parallel_rank(), incarnation)
             self._measured = stats and stats.WorkerStats(self._worker.samples)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """CUDA graphs of a whole step would not call `save_kv_layer`."""
+        return bool(extra_config.get("progressive", False))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -157,14 +168,15 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
             side = PrefillSide(self._instance, incarnation, self._weights, addresses, clock)
         else:
             side = DecodeSide(self._instance, incarnation, self._weights, clock)
-        side.bind_gpu_block_pool(self._pool)
+        assert self._kv_cache_manager is not None
+        side.bind(self._kv_cache_manager.block_pool, self._block_table)
         self._guarded = GuardedSide(side)
         self._measured = stats and stats.GuardedStats(self._guarded)
 
-    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._pool = gpu_block_pool
-        if self._guarded is not None:
-            self._guarded.side.bind_gpu_block_pool(gpu_block_pool)
+    def _block_table(self, request_id: str) -> list[int]:
+        assert self._kv_cache_manager is not None
+        numbers: list[int] = self._kv_cache_manager.get_block_ids(request_id)[0]
+        return numbers
 
     def on_new_request(self, request: Request) -> None:
         self._scheduler.on_new_request(request)
@@ -181,7 +193,8 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.update_state_after_alloc(request, numbers, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return StepMetadata(self._scheduler.take_down(), self._scheduler.take_failed())
+        scheduled = scheduler_output.num_scheduled_tokens
+        return StepMetadata(self._scheduler.take_down(scheduled), self._scheduler.take_failed())
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         answer = connector_output.kv_connector_worker_meta
@@ -208,13 +221,14 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         instance, options = self._instance, self._instance.options
+        self._sample = next(iter(kv_caches.values()))
         backend, packing = attention_of(self._vllm_config)
         shape, tp = instance.shape, instance.info.shards.tp
         memory = adopted_memory(kv_caches, shape, tp, backend, packing, instance.num_blocks)
         try:
             transport = transport_named(options.transport)
             at_host = transport if options.transport == "shm" else AtHost(transport, options.host)
-            self._rank.start(memory, at_host)
+            self._rank.start(memory, at_host, tuple(kv_caches))
         except TransportError as error:
             raise UnsupportedError(str(error)) from None
 
@@ -237,10 +251,10 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        pass
+        self._rank.layer_computed(layer_name, computed_by_now(kv_layer))
 
     def wait_for_save(self) -> None:
-        pass
+        self._rank.step_computed(computed_by_now(self._sample))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         failed = self._rank.take_failed()

@@ -40,6 +40,11 @@ class Instance:
     def shape(self) -> KvShape:
         return self.protocol.shape
 
+    @property
+    def offered_layers(self) -> int:
+        """How many pieces P offers a prompt in: one for each layer, or one for all layers."""
+        return self.shape.num_layers if self.options.progressive else 1
+
 
 def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
     """Return what this configuration says. UnsupportedError for what is not served."""
@@ -55,11 +60,17 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
     return Instance(
         role=role,
         info=EngineInfo(_engine_id(transfer.engine_id, options), Shards(parallel.tensor_parallel_size, 1, block_size)),
-        protocol=ProtocolConfig(shape=shape, pulls=options.transfer_mode == "pull", timers=options.timers()),
+        protocol=protocol_of(shape, options),
         num_blocks=kv_cache_config.num_blocks,
         options=options,
         dp_rank=parallel.data_parallel_index,
     )
+
+
+def protocol_of(shape: KvShape, options: Options) -> ProtocolConfig:
+    """Return what the endpoints of an instance are configured by. What is pushed is offered piece by piece."""
+    pulls = options.transfer_mode == "pull"
+    return ProtocolConfig(shape=shape, pulls=pulls, timers=options.timers(), in_pieces=not pulls)
 
 
 def _role(kv_role: str) -> Role:

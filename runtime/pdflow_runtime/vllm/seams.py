@@ -12,8 +12,10 @@ vLLM moves these between releases. Served is 0.32.0.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_tp_group
 
@@ -58,3 +60,14 @@ def log_as_vllm() -> None:
         ours.handlers = list(theirs.handlers)
         ours.setLevel(theirs.level)
         ours.propagate = False
+
+
+def computed_by_now(tensor: Any) -> Callable[[], None] | None:
+    """Return a function that waits until all that has been launched so far on this tensor's device is computed; None
+    where it is already."""
+    if tensor.device.type == "cpu":
+        return None
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    wait: Callable[[], None] = event.synchronize
+    return wait

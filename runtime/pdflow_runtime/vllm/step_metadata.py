@@ -1,22 +1,22 @@
 """What a scheduler's half and its workers' halves send each other with every step, encoded.
 
 Down, with the step's connector metadata, to all ranks: events for the endpoints of ranks, addresses of other engines'
-ranks, and the loads that are to be reported as failed. Up, with the step's output, from each rank: events for the
-scheduler's endpoint. An event is `[kind, fields]`, where the kind counts through `LocalEvent`; both ends are the same
-version of pdflow, in processes that vLLM has started.
+ranks, and what P may send as soon as this step has computed it. Up, with the step's output, from each rank: events for
+the scheduler's endpoint. An event is `[kind, fields]`, where the kind counts through `LocalEvent`; both ends are the
+same version of pdflow, in processes that vLLM has started.
 
 A step carries at most MOST_EVENTS down; what is left goes with the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, get_args
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
 from pdflow.protocol.events import LocalEvent
-from pdflow.protocol.values import Address
+from pdflow.protocol.values import Address, Xid
 
 MOST_EVENTS: Final = 4096
 """The most events of one step: some 2 MiB of registrations of 100 blocks."""
@@ -35,13 +35,25 @@ class EncodedEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fields: msgspec.Raw
 
 
+class Offer(NamedTuple):
+    """A piece of a prompt that may be sent once this step has computed this layer, or all layers."""
+
+    xid: Xid
+    layer: int
+    start: int
+    stop: int
+
+
 class DownMessage(msgspec.Struct, frozen=True, array_like=True):
     """From the scheduler's half to every rank."""
 
-    events: list[EncodedEvent]
-    addresses: list[tuple[Address, str, int]]
+    events: list[EncodedEvent] = []
+    addresses: list[tuple[Address, str, int]] = []
     """Where a rank, or all ranks of an engine, listen."""
-    open: bool
+    offers: list[Offer] = []
+    withdrawn: list[Xid] = []
+    """Prompts of which nothing is offered any more."""
+    open: bool = False
     """The scheduler's endpoint has something unfinished."""
 
 
@@ -67,10 +79,8 @@ def decoded(event: EncodedEvent) -> Any:
     return _decoders[event.kind].decode(event.fields)
 
 
-def encode_down(
-    events: Sequence[tuple[Address, Any]], addresses: Iterable[tuple[Address, str, int]], open: bool
-) -> bytes:
-    return _encode(DownMessage([encoded(to, event) for to, event in events], list(addresses), open))
+def encode_down(message: DownMessage) -> bytes:
+    return _encode(message)
 
 
 def decode_down(data: bytes) -> DownMessage:

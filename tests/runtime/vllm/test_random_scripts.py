@@ -28,7 +28,7 @@ class Script:
         # A prompt at the head of vLLM's queue that has no room keeps it from looking at those that are loaded behind
         # it: D's pool must hold what is open together.
         pools = self.engine((5, 8, 12, 64)), self.engine((12, 16, 64)) | how
-        self.pair = Pair(self.flip(), self.rng.choice((1, 2)), *pools)
+        self.pair = Pair(self.flip(), self.rng.choice((1, 2)), *pools, progressive=self.flip())
         self.count = 0
         self.decodes: list[str] = []
 
@@ -114,7 +114,7 @@ def test_random_scripts_reach_what_they_are_for() -> None:
     ends: set[Status] = set()
     codes: set[str] = set()
     core_events: set[str] = set()
-    for seed in range(60):
+    for seed in range(120):
         script = Script(seed)
         script.play(60)
         ends |= {status for status, _ in script.pair.d.answers.values()}

@@ -9,7 +9,7 @@ holds stays referenced, since a writer may still reach it, and every later reque
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
@@ -87,8 +87,8 @@ class GuardedSide:
         self._unreported.update(failed)
         return failed
 
-    def take_down(self) -> bytes | None:
-        return self._guarded(None, self.side.take_down)
+    def take_down(self, scheduled: Mapping[str, int]) -> bytes | None:
+        return self._guarded(None, self.side.take_down, scheduled)
 
     def update_output(self, output: Any, payloads: list[bytes] | None) -> None:
         """Handle a step's output, and add to its reports what vLLM waits for (`vllm.v1.outputs.KVConnectorOutput`).

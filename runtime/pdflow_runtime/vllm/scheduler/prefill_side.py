@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pdflow.methods.params.errors import ParamsError
@@ -12,16 +12,34 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant, Xid
 from pdflow.serving.core import Port
-from pdflow.serving.effects import Computed, Drop, EndPrefill, Forget, FreePrompt, Released
-from pdflow.serving.events import EngineDropped, PrefillFailed, PrefillRequested, PromptComputed, RequestAborted
+from pdflow.serving.effects import (
+    Computed,
+    Drop,
+    EndPrefill,
+    Forget,
+    FreePrompt,
+    OfferPiece,
+    Released,
+    WithdrawPieces,
+)
+from pdflow.serving.events import (
+    ChunkStarted,
+    EngineDropped,
+    LayerReady,
+    PrefillFailed,
+    PrefillRequested,
+    PromptComputed,
+    RequestAborted,
+)
 from pdflow.serving.prefill import PrefillCore
-from pdflow.serving.sending import Sending
+from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.wiring.endpoints import producer_scheduler
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.scheduler.content import content_digest
 from pdflow_runtime.vllm.scheduler.params import answer_of, is_prefill_leg, xid_of
 from pdflow_runtime.vllm.scheduler.requests import ended_well, was_aborted
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
+from pdflow_runtime.vllm.step_metadata import Offer
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +56,25 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         clock: Callable[[], Instant],
     ) -> None:
         endpoint = producer_scheduler(instance.protocol, instance.info, incarnation)
-        super().__init__(instance, PrefillCore(weights, Sending()), endpoint, incarnation, weights, clock)
+        # P announces a prompt when the step is scheduled that computes the last of it: so registrations are matched by
+        # then, and its bytes leave as soon as they are there, whenever vLLM reports the end of the step.
+        self._announces: Final = not instance.protocol.pulls
+        sending = ProgressiveSending(instance.offered_layers) if self._announces else Sending()
+        super().__init__(instance, PrefillCore(weights, sending), endpoint, incarnation, weights, clock)
         self.ranks: Final = ranks
         self._xids: Final[dict[str, Xid]] = {}
         """By vLLM's request, the name of its prompt's KV."""
+        self._uncomputed: Final[dict[str, Any]] = {}
+        """Requests of which no step has been scheduled that computes the last of their prompts."""
+        self._step = 0
         self._sources: Final[dict[Xid, Allocation]] = {}
-        """Blocks of computed prompts, on which a reference is held until the protocol has released them."""
+        """Blocks of announced and computed prompts, on which a reference is held until the protocol has released
+        them."""
         self._answer: KvParams | None = None
         core = self.core
         core.perform.update(dict.fromkeys((Enqueue, Computed, EndPrefill, Forget), self.ignore))
         core.perform.update({AnswerPrefill: self._answered, FreePrompt: self._free, Drop: self._drop})
+        core.perform.update({OfferPiece: self._offer, WithdrawPieces: self._withdraw})
         core.perform[Released] = self._released
         core.begin(self.port)
 
@@ -70,6 +97,14 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         if allocation is not None:
             self.references.release(self.pool, allocation)
 
+    def _offer(self, _: Port, effect: OfferPiece) -> None:
+        """Have the ranks offer a piece, once the step that is being scheduled has computed it."""
+        piece = effect.piece
+        self.offers.append(Offer(effect.handle, piece.layer, piece.start, piece.stop))
+
+    def _withdraw(self, _: Port, effect: WithdrawPieces) -> None:
+        self.withdrawn.append(effect.handle)
+
     # Hooks.
 
     def on_new_request(self, request: Any) -> None:
@@ -88,18 +123,38 @@ class PrefillSide(SchedulerSide[PrefillCore]):
             log.warning("request %s is prefilled for itself alone: %s", request_id, why)
             return
         self._xids[request_id] = xid
+        self._uncomputed[request_id] = request
         self.feed(PrefillRequested(xid, request_id, request.num_prompt_tokens, digest))
+
+    def step_scheduled(self, scheduled: Mapping[str, int]) -> None:
+        for request_id, request in tuple(self._uncomputed.items()) if self._announces else ():
+            new = scheduled.get(request_id, 0)
+            if new and request.num_computed_tokens + new >= request.num_prompt_tokens:
+                del self._uncomputed[request_id]
+                self._announce(self._xids[request_id], request)
+
+    def _announce(self, xid: Xid, request: Any) -> None:
+        """Report that this step computes the last of a prompt. The core answers by the pieces that may be sent when
+        layers are computed, which the ranks keep until then."""
+        source = self._hold(xid, self.block_table(request.request_id), request)
+        self._step += 1
+        self.feed(ChunkStarted(xid, source, request.num_prompt_tokens, self._step))
+        for layer in range(self.instance.offered_layers):
+            self.feed(LayerReady(self._step, layer))
+
+    def _hold(self, xid: Xid, blocks: list[int], request: Any) -> Allocation:
+        source = self._sources[xid] = self.allocation(blocks[: self.blocks_of(request.num_prompt_tokens)])
+        self.references.hold(self.pool, source)
+        return source
 
     def request_finished(self, request: Any, blocks: list[int]) -> dict[str, Any] | None:
         """Return the answer of the prefill leg, if the prompt has been computed."""
         xid = self._xids.pop(request.request_id, None)
+        self._uncomputed.pop(request.request_id, None)
         if xid is None or not self.core.knows(xid):
             return None
         if ended_well(request):
-            source = self.allocation(blocks[: self.blocks_of(request.num_prompt_tokens)])
-            self.references.hold(self.pool, source)
-            self._sources[xid] = source
-            self.feed(PromptComputed(xid, source))
+            self.feed(PromptComputed(xid, self._sources.get(xid) or self._hold(xid, blocks, request)))
         else:
             if was_aborted(request):
                 self.feed(RequestAborted(xid))
@@ -109,5 +164,5 @@ class PrefillSide(SchedulerSide[PrefillCore]):
 
     def assert_empty(self) -> None:
         super().assert_empty()
-        kept = (self._xids, self._sources, self._answer)
+        kept = (self._xids, self._uncomputed, self._sources, self._answer)
         assert not any(kept), f"{self.port.address} still keeps {kept}"

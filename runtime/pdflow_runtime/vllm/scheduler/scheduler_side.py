@@ -11,19 +11,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from pdflow.protocol.effects import Note, SendLocal
 from pdflow.protocol.events import TimeReached
-from pdflow.protocol.values import Address, Allocation, Instant
+from pdflow.protocol.values import Address, Allocation, Instant, Xid
 from pdflow.serving.core import Core, Port
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.scheduler.block_references import BlockReferences
 from pdflow_runtime.vllm.scheduler.ledger import LoadLedger
-from pdflow_runtime.vllm.step_metadata import MOST_EVENTS, UpMessage, decoded, encode_down
+from pdflow_runtime.vllm.step_metadata import (
+    MOST_EVENTS,
+    DownMessage,
+    Offer,
+    UpMessage,
+    decoded,
+    encode_down,
+    encoded,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +70,13 @@ class SchedulerSide(Generic[C]):
         self.notes: Final[Counter[str]] = Counter()
         self.pool: Any = None
         """vLLM's BlockPool."""
+        self.block_table: Callable[[str], list[int]] = lambda _: []
+        """Returns the blocks that vLLM has allocated for a request."""
         self._events: Final[deque[tuple[Address, Any]]] = deque()
         """Events for ranks' endpoints, which go down with the next steps."""
         self._addresses: Final[dict[Address, tuple[str, int]]] = {}
+        self.offers: Final[list[Offer]] = []
+        self.withdrawn: Final[list[Xid]] = []
         self._generation = 0
         core.add(self.port)
         self._file: Final = events_file(instance, incarnation, instance.info.engine)
@@ -107,8 +119,9 @@ class SchedulerSide(Generic[C]):
 
     # Hooks.
 
-    def bind_gpu_block_pool(self, pool: Any) -> None:
-        self.pool = pool
+    def bind(self, pool: Any, block_table: Callable[[str], list[int]]) -> None:
+        """Attach vLLM's block pool, and the function that returns a request's block table."""
+        self.pool, self.block_table = pool, block_table
 
     def on_new_request(self, request: Any) -> None:
         raise NotImplementedError
@@ -128,15 +141,29 @@ class SchedulerSide(Generic[C]):
         """Return the loads that the workers are to report as failed with this step."""
         return ()
 
-    def take_down(self) -> bytes | None:
-        """Return what goes to the ranks with this step; None if there is nothing to send and nothing is open."""
+    def step_scheduled(self, scheduled: Mapping[str, int]) -> None:
+        """Take note of what the next step computes: so many tokens of each request."""
+
+    def take_down(self, scheduled: Mapping[str, int]) -> bytes | None:
+        """Return what goes to the ranks with a step that computes so many tokens of each request; None if there is
+        nothing to send and nothing is open."""
+        self.step_scheduled(scheduled)
         is_open = bool(self.endpoint.unfinished())
-        if not (self._events or self._addresses or is_open or len(self.ledger)):
+        if not (self.has_orders() or is_open or len(self.ledger)):
             return None
-        events = [self._events.popleft() for _ in range(min(MOST_EVENTS, len(self._events)))]
         addresses = [(name, host, port) for name, (host, port) in self._addresses.items()]
-        self._addresses.clear()
-        return encode_down(events, addresses, is_open)
+        events = [self._events.popleft() for _ in range(min(MOST_EVENTS, len(self._events)))]
+        message = DownMessage(
+            [encoded(to, event) for to, event in events], addresses, self.offers, self.withdrawn, is_open
+        )
+        payload = encode_down(message)
+        for sent in (self._addresses, self.offers, self.withdrawn):
+            sent.clear()
+        return payload
+
+    def has_orders(self) -> bool:
+        """Whether something waits to go to the ranks."""
+        return bool(self._events or self._addresses or self.offers or self.withdrawn)
 
     def update_failed(self, failed: set[str]) -> set[str]:
         """Handle the workers' reports of failed loads, and return those of which vLLM waits for none."""
@@ -155,7 +182,7 @@ class SchedulerSide(Generic[C]):
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping though vLLM has no request to compute."""
-        return bool(self._events or self._addresses or self.endpoint.unfinished() or len(self.ledger))
+        return bool(self.has_orders() or self.endpoint.unfinished() or len(self.ledger))
 
     def close(self) -> None:
         """Close the events file, if there is one."""
@@ -164,5 +191,5 @@ class SchedulerSide(Generic[C]):
 
     def assert_empty(self) -> None:
         """Assert, at rest, that nothing of any request is kept."""
-        kept = (self._events, self._addresses, len(self.ledger), len(self.references), self.endpoint.unfinished())
+        kept = (self.has_orders(), len(self.ledger), len(self.references), self.endpoint.unfinished())
         assert not any(kept), f"{self.port.address} still keeps {kept}"

@@ -6,11 +6,13 @@ and what it orders comes in `receive`, in its order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import trio
 
+from pdflow.methods.lanes import LaneRules
+from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import BumpWord, PostRead, PostWrite, ReadWord, SendLocal, StopWrite
 from pdflow.protocol.events import FrameOrdered, HandshakeEnded, ReadOrdered, SourceReady
 from pdflow.protocol.ids import engine_of, rank_address
@@ -25,7 +27,7 @@ from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.step_metadata import DownMessage, decoded
+from pdflow_runtime.vllm.step_metadata import DownMessage, Offer, decoded
 from pdflow_runtime.vllm.worker.outbox import Outbox
 
 MOST_UNREPORTED: Final = 10_000
@@ -63,6 +65,8 @@ class RankNode(RankedNode):
         geometry = protocol.geometry()
         make = producer_rank if instance.role == "prefill" else consumer_rank
         self.rank: Final = self.add_rank(info, rank, make(protocol, geometry, info, incarnation, rank))
+        if protocol.in_pieces:
+            self.rank.transfers.adopt(LaneRules(in_layers=instance.options.progressive, as_offered=True))
         self._idle: Final[ProducerScheduler | None] = (
             producer_scheduler(protocol, info, incarnation) if instance.role == "prefill" else None
         )
@@ -114,6 +118,8 @@ class RankNode(RankedNode):
         if message is None:
             return
         self._learn_addresses(message.addresses)
+        for xid in message.withdrawn:
+            self.rank.transfers.withdraw(xid)
         for event in message.events:
             if event.to == self.address:
                 self._order(decoded(event))
@@ -151,6 +157,21 @@ class RankNode(RankedNode):
         elif type(event) is SourceReady and event.source.lease_word is not None:
             self.rank.expose(event.source.lease_word)
         self.put(self._port, event)
+
+    def offer_when_computed(self, offers: Sequence[Offer], wait: Callable[[], None] | None) -> None:
+        """Offer pieces of prompts to their WRITEs, when `wait` has returned, if it is given."""
+        if wait is None:
+            self._offer_now(offers)
+        else:
+            self.nursery.start_soon(self._offer_after, offers, wait)
+
+    async def _offer_after(self, offers: Sequence[Offer], wait: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(wait)
+        self._offer_now(offers)
+
+    def _offer_now(self, offers: Sequence[Offer]) -> None:
+        for xid, layer, start, stop in offers:
+            self.rank.transfers.offer(xid, Piece(layer, start, stop))
 
     # To the scheduler.
 

@@ -21,7 +21,7 @@ from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.options import UnsupportedError
 from pdflow_runtime.vllm.security import shared_secret
-from pdflow_runtime.vllm.step_metadata import decode_down, encode_up
+from pdflow_runtime.vllm.step_metadata import Offer, decode_down, encode_up
 from pdflow_runtime.vllm.worker.rank_node import RankNode
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,18 @@ class WorkerSide:
         """What has ended the rank's thread."""
         self._thread: threading.Thread | None = None
         self._failed: tuple[str, ...] = ()
+        self._layers: dict[str, int] = {}
+        self._offers: list[Offer] = []
+        """What may be sent once this step has computed it."""
         self._answers = False
         """The scheduler's half waits for an answer to this step, though there may be nothing to say."""
 
     # The thread.
 
-    def start(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
-        """Start the rank over this memory. UnsupportedError if it cannot listen or cannot have the memory."""
+    def start(self, memory: AdoptedMemory, transport: MakeTransport, layers: tuple[str, ...]) -> None:
+        """Start the rank over this memory. `layers`: their names, in the order of the model. UnsupportedError if it
+        cannot listen or cannot have the memory."""
+        self._layers = {name: number for number, name in enumerate(layers)}
         self._thread = threading.Thread(target=self._run, args=(memory, transport), name="pdflow", daemon=True)
         self._thread.start()
         if not self._started.wait(START_S):
@@ -117,7 +122,23 @@ class WorkerSide:
         self._failed += failed
         self._answers = payload is not None
         message = None if payload is None else decode_down(payload)
+        self._offers = [] if message is None else message.offers
         self._in_thread(self._node.receive, message)
+
+    def layer_computed(self, layer: str, wait: Callable[[], None] | None) -> None:
+        """Offer what this step has computed of a layer. `wait` returns when it has; None: it has already."""
+        if self._offers and self.instance.options.progressive:
+            number = self._layers.get(layer)
+            self._offer([each for each in self._offers if each.layer == number], wait)
+
+    def step_computed(self, wait: Callable[[], None] | None) -> None:
+        """Offer what is left of what this step has computed."""
+        self._offer(self._offers, wait)
+
+    def _offer(self, offers: list[Offer], wait: Callable[[], None] | None) -> None:
+        if offers:
+            self._offers = [each for each in self._offers if each not in offers]
+            self._in_thread(self._node.offer_when_computed, offers, wait)
 
     def take_failed(self) -> set[str]:
         failed, self._failed = self._failed, ()

@@ -11,7 +11,7 @@ in flight (0.33).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -116,7 +116,7 @@ class SchedulerHooks(Protocol):
     def on_new_request(self, request: Request) -> None: ...
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]: ...
     def update_state_after_alloc(self, request: Request, blocks: list[int], external: int) -> None: ...
-    def take_down(self) -> bytes | None: ...
+    def take_down(self, scheduled: Mapping[str, int]) -> bytes | None: ...
     def take_failed(self) -> tuple[str, ...]: ...
     def update_output(self, output: ConnectorOutput, payloads: list[bytes] | None) -> None: ...
     def request_finished(self, request: Request, blocks: list[int]) -> Any: ...
@@ -236,10 +236,11 @@ class VllmEngine:
             budget -= new
         if not output.preempted_req_ids:
             self._schedule_waiting(output, budget)
-        for request_id, new in output.num_scheduled_tokens.items():
-            self.requests[request_id].num_computed_tokens += new
         output.finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
-        output.payload, output.failed = self.connector.take_down(), self.connector.take_failed()
+        scheduled = output.num_scheduled_tokens
+        output.payload, output.failed = self.connector.take_down(scheduled), self.connector.take_failed()
+        for request_id, new in scheduled.items():
+            self.requests[request_id].num_computed_tokens += new
         return output
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:

@@ -7,7 +7,7 @@ out as they were when they were named, on either side.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pdflow.protocol.effects import (
     BumpWord,
@@ -21,15 +21,14 @@ from pdflow.protocol.effects import (
     Send,
     StopWrite,
 )
-from pdflow.protocol.events import Received, TimeReached
+from pdflow.protocol.events import Received, TimeReached, WriteEnded, WriteStopped
 from pdflow.protocol.ids import KvParams, engine_of, rank_address
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.effects import Admit, Computed, EndDecode, EndPrefill, Landed, Released
-from pdflow.wiring.endpoints import ProtocolConfig
 from pdflow_runtime.vllm.events_file import EventsFile, events_file
-from pdflow_runtime.vllm.instance import Instance, Role
+from pdflow_runtime.vllm.instance import Instance, Role, protocol_of
 from pdflow_runtime.vllm.options import Options
 from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide
@@ -70,12 +69,16 @@ class Pair(Network):
         p: dict[str, Any] | None = None,
         d: dict[str, Any] | None = None,
         events: str | None = None,
+        progressive: bool = False,
     ) -> None:
         super().__init__()
         agreed = Agreed(pulls=pulls)
         self.pulls = pulls
         self.events = events
+        self.progressive = progressive
         self.files: list[EventsFile] = []
+        self.unoffered: list[Item] = []
+        """WRITEs of prompts of which not all has been computed."""
         self.incarnations.update(INCARNATIONS)
         self.infos = {name: engine_info(name, tp) for name in INCARNATIONS}
         self.oracle = Oracle(agreed.geometry, agreed.done_is_remote)
@@ -108,8 +111,9 @@ class Pair(Network):
 
     def instance(self, role: Role) -> Instance:
         info = self.infos[ROLES[role]]
-        protocol = ProtocolConfig(shape=SHAPE, pulls=self.pulls)
-        options = Options(transfer_mode="pull" if self.pulls else "push", events=self.events)
+        mode: Literal["push", "pull"] = "pull" if self.pulls else "push"
+        options = Options(transfer_mode=mode, events=self.events, progressive=self.progressive)
+        protocol = protocol_of(SHAPE, options)
         return Instance(role=role, info=info, protocol=protocol, num_blocks=1000, options=options)
 
     def recorded(self, name: str) -> Any:
@@ -130,7 +134,7 @@ class Pair(Network):
         workers = [worker for address, worker in self.workers.items() if engine_of(address) == name]
         guarded = GuardedSide(side, must_not_break)
         engine = VllmEngine(guarded, workers, **how)
-        side.bind_gpu_block_pool(engine.pool)
+        side.bind(engine.pool, lambda request_id: engine.requests[request_id].block_ids)
         self.trace(name, guarded)
         allocation_of = side.allocation
 
@@ -187,7 +191,43 @@ class Pair(Network):
         self.workers[node].feed(event)
         return []
 
+    def begin(self, node: str, effect: Any) -> bool:
+        if type(effect) is StopWrite:
+            self.pending.append(Item("stop", node, node, effect))
+            return True
+        if type(effect) is PostWrite and not self.all_offered(node, effect):
+            self.unoffered.append(Item("WRITE", node, effect.to, effect))
+            return True
+        return super().begin(node, effect)
+
+    def all_offered(self, node: str, effect: PostWrite) -> bool:
+        """Whether all that a WRITE sends has been computed."""
+        pieces = self.instance("prefill").offered_layers
+        return self.workers[node].offered.get(effect.registration.xid, 0) == pieces
+
+    def begin_offered(self) -> None:
+        """Begin the WRITEs whose bytes are there now."""
+        for item in tuple(self.unoffered):
+            if self.all_offered(item.node, item.what):
+                self.unoffered.remove(item)
+                self.pending.append(item)
+
+    def end_unoffered(self, item: Item) -> None:
+        """A stop or a fence ends WRITEs of which nothing has been sent."""
+        for write in tuple(self.unoffered):
+            if item.kind == "stop" and write.what.op == item.what.op:
+                self.unoffered.remove(write)
+                self.feed(write.node, WriteStopped(write.what.op))
+            elif item.kind == "fence" and {write.node, write.peer} == {item.node, item.peer}:
+                self.unoffered.remove(write)
+                self.feed(write.node, WriteEnded(write.what.op, False))
+
     def carry_out(self, item: Item, ok: bool = True) -> None:
+        if item.kind in ("stop", "fence"):
+            self.end_unoffered(item)
+        if item.kind == "stop":
+            self.pending.remove(item)
+            return
         if item.kind == "fence":
             between = [i for i in self.pending if {i.node, i.peer} == {item.node, item.peer}]
             self.fenced += between
@@ -215,6 +255,7 @@ class Pair(Network):
         for _ in range(count):
             for engine in (self.p, self.d):
                 engine.step()
+                self.begin_offered()
             self.run()
             self.now += MS
             self.wake_workers()
@@ -269,7 +310,7 @@ class Pair(Network):
         """No request, no block and no reference is left, nobody is kept, and the oracle agrees."""
         self.holding = set()
         for _ in range(2_000):
-            if self.p.parked() and self.d.parked() and not self.pending:
+            if self.p.parked() and self.d.parked() and not self.pending and not self.unoffered:
                 break
             self.step()
             self.now += 99 * MS

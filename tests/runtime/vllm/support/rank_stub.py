@@ -10,7 +10,7 @@ from pdflow.protocol.events import SourceReady
 from pdflow.protocol.ids import rank_of
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Port
-from pdflow_runtime.vllm.step_metadata import decode_down, decoded, encode_up
+from pdflow_runtime.vllm.step_metadata import DownMessage, Offer, decode_down, decoded, encode_up
 
 
 class RankStub:
@@ -28,6 +28,10 @@ class RankStub:
         self.answers = False
         self.words: dict[int, int] = {}
         """Lease words that have been exposed, by index."""
+        self.offers: list[Offer] = []
+        """What may be sent once this step has computed it."""
+        self.offered: dict[str, int] = {}
+        """How many pieces of each prompt may be sent."""
         self.core.add(port)
         self.carry_out = do
 
@@ -55,7 +59,11 @@ class RankStub:
     def bind_metadata(self, payload: bytes | None, failed: tuple[str, ...]) -> None:
         self.failed += failed
         self.answers = payload is not None
-        for event in decode_down(payload).events if payload is not None else ():
+        message = DownMessage() if payload is None else decode_down(payload)
+        self.offers = message.offers
+        for xid in message.withdrawn:
+            self.offered.pop(xid, None)
+        for event in message.events:
             if event.to == self.port.address:
                 order = decoded(event)
                 if type(order) is SourceReady and order.source.lease_word is not None:
@@ -67,5 +75,8 @@ class RankStub:
         return set(failed)
 
     def take_up(self) -> bytes | None:
+        for offer in self.offers:
+            self.offered[offer.xid] = self.offered.get(offer.xid, 0) + 1
+        self.offers = []
         up, self.up = self.up, []
         return encode_up(rank_of(self.port.address), up) if up or self.answers else None
