@@ -18,7 +18,7 @@ with importing_vllm():
 
 pytestmark = MARKS
 
-SCHEDULES = 300
+SCHEDULES = 200
 USUAL = Mix(tps=((1, 1), (2, 2), (1, 2), (2, 1)))
 GROUPS = Mix(windows=((None, 32), (32, None), (None, None)))
 """Full attention beside a sliding window, as gpt-oss has it."""
@@ -30,16 +30,16 @@ def test_schedules_end_at_rest_and_reach_what_they_are_for() -> None:
         *("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_ABORTED", "FINISHED_ERROR"),
         *("FINISHED_ABORTED while it loads", "FINISHED_ERROR while it loads", "aborted WAITING", "aborted RUNNING"),
         *("aborted WAITING_FOR_REMOTE_KVS", "aborted WAITING_FOR_REMOTE_KVS loaded", "load failed", "received", "sent"),
-        *("hit", "matched, not allocated, matched again", "reset True", "reset False", "reset raises"),
+        *("hit", "matched, not allocated, matched again", "reset True", "reset False", "reset raises", "paused"),
     ):
-        assert seen[goal] >= 10, (goal, seen)
-    assert seen["preempted"] - seen["preempted by reset"] >= 30, seen
+        assert seen[goal] >= 5, (goal, seen)
+    assert seen["preempted"] - seen["preempted by reset"] >= 20, seen
 
 
 def test_two_kv_cache_groups() -> None:
     seen = played(range(SCHEDULES // 3), StubPair, GROUPS)
     for goal in ("received", "load failed", "sent", "hit", "preempted"):
-        assert seen[goal] >= 10, (goal, seen)
+        assert seen[goal] >= 5, (goal, seen)
 
 
 @pytest.mark.nightly

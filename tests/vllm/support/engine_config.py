@@ -55,6 +55,8 @@ class EngineSetting:
     tp: int = 1
     windows: tuple[int | None, ...] = (None,)
     uniproc: bool = False
+    engine_id: str | None = None
+    """None: one that vLLM draws."""
 
 
 @cache
@@ -107,6 +109,7 @@ def vllm_config(setting: EngineSetting, connector: str, module: str, extra_confi
         kv_connector=connector,
         kv_connector_module_path=module,
         kv_role=setting.role,
+        engine_id=setting.engine_id,
         kv_load_failure_policy="recompute" if setting.recompute else "fail",
         kv_connector_extra_config=extra_config,
     )

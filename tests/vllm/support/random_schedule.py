@@ -160,8 +160,7 @@ class RandomSchedule:
                 act = "restart"
             self.log.append(act)
             getattr(self, act)()
-        for name in sorted(self.paused):
-            self.engine(name).resume()
+        self.resume()
         self.pair.assert_at_rest()
 
     def flip(self, chance: float = 0.5) -> bool:
@@ -207,8 +206,8 @@ class RandomSchedule:
         xid = self.random.choice(fresh or ready)
         request_id = f"d-{xid}" if fresh else f"d-{xid}-{len(self.decodes)}"
         prompt = self.prompts[xid]
-        if self.mix.foreign and self.flip(0.1):
-            prompt = self.prompts[self.random.choice(ready)]
+        if self.mix.foreign and self.flip(0.2):
+            prompt = self.other_prompt(prompt)
         params = self.params[request_id] = self.pair.decode_params(xid, self.answers[xid], prompt)
         self.decodes.append(request_id)
         self.pair.d.add_request(
@@ -219,6 +218,13 @@ class RandomSchedule:
             stops_at=2 if self.flip(0.2) else None,
             prompt_logprobs=1 if self.flip(0.05) else None,
         )
+
+    def other_prompt(self, prompt: list[int]) -> list[int]:
+        """Another one of P's, or this one with another token somewhere."""
+        if self.flip():
+            return self.random.choice(list(self.prompts.values()))
+        position = self.random.randrange(len(prompt))
+        return [*prompt[:position], 19_999, *prompt[position + 1 :]]
 
     def alone(self) -> None:
         """A request that an engine serves without a peer."""
@@ -274,8 +280,14 @@ class RandomSchedule:
             self.paused.add(name)
 
     def resume(self) -> None:
+        """A pause that is complete ends with a reset of the caches, as sleep and a change of weights do. It raises if
+        anybody holds a block whom vLLM does not know to be at work."""
         for name in sorted(self.paused):
-            self.engine(name).resume()
+            engine = self.engine(name)
+            if engine.parked() and not engine.ledger.loading:
+                engine.finish_pause()
+                engine.seen["paused"] += 1
+            engine.resume()
         self.paused.clear()
 
     def restart(self) -> None:

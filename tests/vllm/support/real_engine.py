@@ -133,7 +133,7 @@ class RealEngine:
         workers: one object per rank with the hooks of a worker.
         lags: asked at each step whether its execution waits until its result is needed; see BedExecutor.
         connector_class: by name and module. It finds `connector` and `workers` in its extra config, as "scheduler" and
-            "workers".
+            "workers", unless another `extra_config` is given.
         setting: fields of EngineSetting.
 
     `seen` counts what has happened to requests; `tokens` has what clients were streamed.
@@ -146,10 +146,12 @@ class RealEngine:
         *,
         lags: Callable[[], bool] = lambda: False,
         connector_class: tuple[str, str] = HOOKED,
+        extra_config: dict[str, Any] | None = None,
         **setting: Any,
     ) -> None:
         self.setting = EngineSetting(tp=len(workers), **setting)
-        extra_config = {"scheduler": connector, "workers": list(workers)}
+        if extra_config is None:
+            extra_config = {"scheduler": connector, "workers": list(workers)}
         self.core = BedCore(self.setting, connector_class, extra_config, lags)
         self.scheduler: Any = self.core.scheduler
         self.connector = self.scheduler.connector
