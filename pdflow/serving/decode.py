@@ -73,6 +73,10 @@ class DecodeCore(Core):
         self.do[Resolve] = self._resolve
         self.landing.take_effects(self.do)
 
+    def set_weights(self, weights: int) -> None:
+        """Name the weights that the model computes with from now on."""
+        self.requests.weights = weights
+
     def knows(self, handle: Handle) -> bool:
         """Whether this name is taken: another request could not have it too."""
         requests = self.requests

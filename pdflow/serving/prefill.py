@@ -60,6 +60,10 @@ class PrefillCore(Core):
         self.do[ReleaseBlocks] = self._release
         self.sending.take_effects(self.do)
 
+    def set_weights(self, weights: int) -> None:
+        """Name the weights that the model computes with from now on."""
+        self.requests.weights = weights
+
     def knows(self, handle: Handle) -> bool:
         """Whether this name is taken: another prompt could not have it too."""
         return handle in self.requests.by_handle

@@ -209,6 +209,10 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids[0])
 
+    def reset_cache(self) -> bool | None:
+        self._scheduler.reset()
+        return True
+
     def has_pending_push_work(self) -> bool:
         return self._guarded is not None and self._guarded.has_pending_work()
 

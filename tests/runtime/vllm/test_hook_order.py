@@ -19,6 +19,7 @@ from pdflow.serving.decode_request import DecodeStage
 from pdflow.serving.effects import EndDecode, EndPrefill, Released
 from pdflow.serving.events import DecodeRequested
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json
+from pdflow_runtime.vllm.step_metadata import encode_up
 from tests.runtime.vllm.support.fake_engine import Request, Status
 from tests.runtime.vllm.support.pair import Pair
 
@@ -497,3 +498,103 @@ def test_kv_that_vllm_does_not_load_after_all_is_given_up(pulls: bool) -> None:
     pair.step(2)
     assert not any(pair.p.pool.references), "P has been told that nobody comes"
     pair.assert_at_rest()
+
+
+# Weights.
+
+
+@METHODS
+def test_kv_of_other_weights_is_refused_until_both_have_them(pulls: bool) -> None:
+    """vLLM resets its caches before it updates weights, and does not say what these are."""
+    pair = prefilled(pulls)
+    pair.d.connector.reset()
+    pair.submit_decode()
+    pair.step(8)
+    assert ended(pair) is Code.WEIGHTS
+    assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED, "it is computed here"
+    pair.idle(31 * S)
+    pair.step(2)
+    pair.p.connector.reset()
+    pair.submit_prefill("y")
+    pair.step(2)
+    pair.submit_decode("s", "y")
+    pair.step(8)
+    assert ended(pair, "s") is Code.NONE
+    pair.idle(31 * S)
+    pair.assert_at_rest()
+
+
+# Errors of ours.
+
+
+def broken(pair: Pair, side: str, hook: str) -> Any:
+    """Have a hook of this half raise from now on, and let its guard keep that from vLLM."""
+    engine = pair.p if side == "P" else pair.d
+    guarded: Any = engine.connector
+
+    def raises(*_: Any) -> None:
+        raise AssertionError("an assertion of an endpoint")
+
+    guarded._make_broken = lambda _: None
+    setattr(guarded.side, hook, raises)
+    return guarded
+
+
+@METHODS
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("hook", ["take_up", "take_down", "on_new_request", "get_num_new_matched_tokens"])
+def test_an_error_of_ours_at_d_costs_the_open_loads_and_nothing_else(pulls: bool, recompute: bool, hook: str) -> None:
+    """The load that is open fails, its blocks stay out of use, later requests are computed, and vLLM goes on."""
+    pair, request = loading(pulls, d={"recompute": recompute})
+    held = tuple(request.block_ids)
+    guarded = broken(pair, "D", hook)
+    pair.d.add_request(Request("later", 20, 2, pair.p.answers["p-x"][1]))
+    pair.step(12)
+    assert "an assertion of an endpoint" in guarded.broken
+    assert pair.d.answers["r"][0] is (Status.FINISHED_LENGTH_CAPPED if recompute else Status.FINISHED_ERROR)
+    assert pair.d.answers["later"][0] in (Status.FINISHED_LENGTH_CAPPED, pair.d.answers["r"][0])
+    assert [pair.d.pool.references[block] for block in held] == [1] * BLOCKS
+    pair.d.add_request(Request("last", 20, 2, pair.p.answers["p-x"][1]))
+    pair.step(4)
+    assert pair.d.answers["last"] == (Status.FINISHED_LENGTH_CAPPED, None)
+    assert pair.d.parked()
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_an_error_of_ours_at_d_while_a_load_is_being_reported(aborts: bool) -> None:
+    pair, _ = loading()
+    pair.fail("WRITE")
+    pair.holding = set()
+    pair.step()
+    broken(pair, "D", "update_failed")
+    if aborts:
+        pair.d.abort("r")
+    pair.step(6)
+    assert pair.d.answers["r"][0] is (Status.FINISHED_ABORTED if aborts else Status.FINISHED_LENGTH_CAPPED)
+    assert pair.d.requests == {}
+    assert pair.d.parked()
+
+
+@METHODS
+def test_an_error_of_ours_at_p_costs_no_prompt(pulls: bool) -> None:
+    """What D may still read stays as it is; later prompts are computed without a D that could come for them."""
+    pair = prefilled(pulls)
+    guarded = broken(pair, "P", "request_finished")
+    pair.submit_prefill("y")
+    pair.step(3)
+    assert guarded.broken
+    assert pair.p.answers["p-y"] == (Status.FINISHED_LENGTH_CAPPED, None)
+    assert pair.p.pool.references[:BLOCKS] == [1] * BLOCKS
+    assert pair.p.parked()
+
+
+def test_a_rank_that_has_ended_breaks_the_connector() -> None:
+    pair, _ = loading()
+    guarded: Any = pair.d.connector
+    guarded._make_broken = lambda _: None
+    worker = pair.workers["D.r0"]
+    worker.take_up = lambda: encode_up(0, [], "ValueError('a bug')")  # type: ignore[method-assign]
+    pair.step(6)
+    assert guarded.broken == "rank 0: ValueError('a bug')"
+    assert pair.d.answers["r"][0] is Status.FINISHED_LENGTH_CAPPED
+    assert pair.d.parked()

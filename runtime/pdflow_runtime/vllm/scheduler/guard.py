@@ -123,6 +123,9 @@ class GuardedSide:
                 return
         self.side.take_up(messages)
 
+    def reset(self) -> None:
+        self._guarded(None, self.side.reset)
+
     def has_pending_work(self) -> bool:
         if self.broken:
             return bool(len(self.side.ledger))

@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
 from pdflow.protocol.effects import Note, SendLocal
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.values import Address, Allocation, Instant, Xid
-from pdflow.serving.core import Core, Port
+from pdflow.serving.core import Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.prefill import PrefillCore
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
@@ -38,7 +41,7 @@ log = logging.getLogger(__name__)
 TIME_REACHED: Final = TimeReached()
 
 
-C = TypeVar("C", bound=Core)
+C = TypeVar("C", PrefillCore, DecodeCore)
 
 
 class SchedulerSide(Generic[C]):
@@ -58,10 +61,10 @@ class SchedulerSide(Generic[C]):
         clock: Callable[[], Instant],
     ) -> None:
         self.instance: Final = instance
-        self.core: Final = core
+        self.core: Final[C] = core
         self.port: Final = Port(instance.info.engine, endpoint, incarnation)
         self.endpoint: Final = endpoint
-        self.weights: Final = weights
+        self.weights = weights
         self.clock: Final = clock
         self.ledger: Final = LoadLedger()
         self.references: Final = BlockReferences()
@@ -179,6 +182,15 @@ class SchedulerSide(Generic[C]):
             at = self.endpoint.wake_at()
             if at is not None and at <= now:
                 self.core.feed(self.port, TIME_REACHED, now)
+
+    def reset(self) -> None:
+        """Take note that vLLM has given up its caches, as it does before the model gets other weights, of which it says
+        nothing: KV of before and after is never exchanged. Instances exchange KV again when all of them have been reset
+        as many times."""
+        digest = blake2b(self.weights.to_bytes(8, "little"), digest_size=8, person=b"vLLM reset").digest()
+        self.weights = int.from_bytes(digest, "little") >> 1
+        self.core.set_weights(self.weights)
+        log.info("pdflow: caches were reset; weights are named %016x from now on", self.weights)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping though vLLM has no request to compute."""
