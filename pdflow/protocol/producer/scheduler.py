@@ -54,7 +54,7 @@ class ProducerScheduler:
     timed = False
     """Whether this kind of endpoint has deadlines at all: a driver need not ask the others for `wake_at`."""
 
-    __slots__ = ("dialect", "engine", "incarnation", "leases_words", "minted_words", "products", "ranks")
+    __slots__ = ("begun_words", "dialect", "engine", "incarnation", "leases_words", "minted_words", "products", "ranks")
 
     def __init__(self, engine: EngineInfo, incarnation: int, dialect: Dialect, pulls: bool = True) -> None:
         self.engine = engine
@@ -66,6 +66,9 @@ class ProducerScheduler:
         self.ranks = tuple(rank_address(engine.engine, rank) for rank in range(engine.shards.ranks))
         self.products: dict[Xid, PromptRecord] = {}
         self.minted_words = 0
+        self.begun_words: dict[Xid, tuple[LeaseWord, ...]] = {}
+        """The lease words of prompts that have begun and not finished: ranks expose them before P's answer names them
+        to a D."""
 
     def handle(self, event: ProducerSchedulerEvent, now: Instant) -> Effects:
         """Handle one event and return its effects. The kinds that every prompt brings are tested first; `isinstance`
@@ -100,10 +103,12 @@ class ProducerScheduler:
         other = ProducerScheduler(self.engine, self.incarnation, self.dialect, self.leases_words)
         other.minted_words = self.minted_words
         other.products = self.products.copy()
+        other.begun_words = self.begun_words.copy()
         return other
 
     def fingerprint(self) -> Hashable:
-        return (self.minted_words, tuple(sorted(self.products.items())))
+        begun = (tuple(sorted(self.begun_words.items())),) if self.begun_words else ()
+        return (self.minted_words, tuple(sorted(self.products.items())), *begun)
 
     def _queued(self, event: PrefillQueued, now: Instant) -> Effects:
         if event.xid in self.products:
@@ -120,8 +125,15 @@ class ProducerScheduler:
         self.products[event.xid] = msgspec.structs.replace(
             product, allocation=event.allocation, holders=(1 << len(self.ranks)) - 1
         )
-        source = Source(event.allocation, event.num_tokens, event.digest, event.weights, None, False)
-        return tuple(SendLocal(rank, SourceReady(event.xid, product.request_id, source)) for rank in self.ranks)
+        rank_words = self._mint_words()
+        if rank_words:
+            self.begun_words[event.xid] = rank_words
+        local_events = []
+        for number, rank in enumerate(self.ranks):
+            lease_word = rank_words[number] if rank_words else None
+            source = Source(event.allocation, event.num_tokens, event.digest, event.weights, lease_word, False)
+            local_events.append(SendLocal(rank, SourceReady(event.xid, product.request_id, source)))
+        return tuple(local_events)
 
     def _finished(self, event: PrefillFinished, now: Instant) -> Effects:
         xid, allocation, num_tokens = event.xid, event.allocation, event.num_tokens
@@ -130,16 +142,15 @@ class ProducerScheduler:
         if product is None or product.complete:
             raise LocalProtocolError(f"prefill of {xid!r} finished, but it is not being prefilled")
         request_id = product.request_id
-        rank_words: tuple[LeaseWord, ...] = ()
+        rank_words = self.begun_words.pop(xid, ())
         local_events = []
         if product.allocation is None:
+            rank_words = self._mint_words()
             self.products[xid] = msgspec.structs.replace(
                 product, allocation=allocation, complete=True, holders=(1 << len(self.ranks)) - 1
             )
-            for rank in self.ranks:
-                lease_word = self._mint_word() if self.leases_words else None
-                if lease_word is not None:
-                    rank_words = (*rank_words, lease_word)
+            for number, rank in enumerate(self.ranks):
+                lease_word = rank_words[number] if rank_words else None
                 source = Source(allocation, num_tokens, digest, weights, lease_word)
                 local_events.append(SendLocal(rank, SourceReady(xid, request_id, source)))
         elif product.holders:
@@ -149,6 +160,10 @@ class ProducerScheduler:
             del self.products[xid]
         params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, rank_words, digest, weights)
         return (*local_events, AnswerPrefill(request_id, params))
+
+    def _mint_words(self) -> tuple[LeaseWord, ...]:
+        """Return a fresh lease word for each rank; none where prompts get none."""
+        return tuple([self._mint_word() for _ in self.ranks]) if self.leases_words else ()
 
     def _mint_word(self) -> LeaseWord:
         """Return a fresh 64-bit lease word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
@@ -162,6 +177,7 @@ class ProducerScheduler:
         if product is None or product.complete:
             # The prompt was finished before its client went away: the lease decides, as in vLLM.
             return (Note("producer scheduler: abort of a finished prefill"),)
+        self.begun_words.pop(event.xid, None)
         if product.holders:
             # What was sent of it may still be under way: the blocks come back when every rank has let go.
             self.products[event.xid] = msgspec.structs.replace(product, complete=True)

@@ -32,7 +32,7 @@ from pdflow.serving.events import (
     RequestAborted,
 )
 from pdflow.serving.prefill import PrefillCore
-from pdflow.serving.sending import ProgressiveSending, Sending
+from pdflow.serving.sending import ProgressiveSending
 from pdflow.wiring.endpoints import producer_scheduler
 from pdflow_runtime.vllm.instance import Instance
 from pdflow_runtime.vllm.scheduler.content import content_digest
@@ -56,11 +56,11 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         clock: Callable[[], Instant],
     ) -> None:
         endpoint = producer_scheduler(instance.protocol, instance.info, incarnation)
-        # P announces a prompt when the step is scheduled that computes the last of it: so registrations are matched by
-        # then, and its bytes leave as soon as they are there, whenever vLLM reports the end of the step.
-        self._announces: Final = not instance.protocol.pulls
-        sending = ProgressiveSending(instance.offered_layers) if self._announces else Sending()
-        super().__init__(instance, PrefillCore(weights, sending), endpoint, incarnation, weights, clock)
+        # P announces a prompt when the step is scheduled that computes the last of it. Push: registrations match by
+        # then, and its bytes leave as soon as they are there, whenever vLLM reports the end of the step. Pull: lease
+        # words are exposed before any D can know of them.
+        core = PrefillCore(weights, ProgressiveSending(instance.offered_layers))
+        super().__init__(instance, core, endpoint, incarnation, weights, clock)
         self.ranks: Final = ranks
         self._xids: Final[dict[str, Xid]] = {}
         """By vLLM's request, the name of its prompt's KV."""
@@ -71,7 +71,6 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         """Blocks of announced and computed prompts, on which a reference is held until the protocol has released
         them."""
         self._answer: KvParams | None = None
-        core = self.core
         core.perform.update(dict.fromkeys((Enqueue, Computed, EndPrefill, Forget), self.ignore))
         core.perform.update({AnswerPrefill: self._answered, FreePrompt: self._free, Drop: self._drop})
         core.perform.update({OfferPiece: self._offer, WithdrawPieces: self._withdraw})
@@ -98,9 +97,11 @@ class PrefillSide(SchedulerSide[PrefillCore]):
             self.references.release(self.pool, allocation)
 
     def _offer(self, _: Port, effect: OfferPiece) -> None:
-        """Have the ranks offer a piece, once the step that is being scheduled has computed it."""
+        """Have the ranks offer a piece, once the step that is being scheduled has computed it. A prompt that is read is
+        offered to nobody."""
         piece = effect.piece
-        self.offers.append(Offer(effect.handle, piece.layer, piece.start, piece.stop))
+        if not self.instance.protocol.pulls:
+            self.offers.append(Offer(effect.handle, piece.layer, piece.start, piece.stop))
 
     def _withdraw(self, _: Port, effect: WithdrawPieces) -> None:
         self.withdrawn.append(effect.handle)
@@ -127,7 +128,7 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         self.feed(PrefillRequested(xid, request_id, request.num_prompt_tokens, digest))
 
     def step_scheduled(self, scheduled: Mapping[str, int]) -> None:
-        for request_id, request in tuple(self._uncomputed.items()) if self._announces else ():
+        for request_id, request in tuple(self._uncomputed.items()):
             new = scheduled.get(request_id, 0)
             if new and request.num_computed_tokens + new >= request.num_prompt_tokens:
                 del self._uncomputed[request_id]
