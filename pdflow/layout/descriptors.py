@@ -67,6 +67,12 @@ class RankMemory(Value, frozen=True, gc=False):
         """Bytes of K or V of one layer of one block, all of this rank's heads."""
         return self.block_size * self.num_heads * self.cell_bytes
 
+    @property
+    def region_bytes(self) -> int:
+        """Bytes from the first byte of a region to its last one."""
+        planes = 1 if self.nesting == "layer-major" else self.num_layers * self.tensors_per_layer
+        return (self.num_blocks - 1) * self.block_stride + planes * self.plane_bytes
+
     def plane_address(self, layer: int, tensor: int, block: int) -> int:
         """Return the address of a plane; `layer` counts from this rank's first, `tensor` is 0 for K and 1 for V."""
         plane = layer * self.tensors_per_layer + tensor

@@ -3,11 +3,12 @@
 It turns "write this source's tokens into that grant" into descriptors, and reports how operations have ended. Which
 bytes may go is decided by the protocol; in what pieces, by `transfers.py`; how they go, by the transport.
 
-A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. KV that
-an engine has allocated itself is adopted: then the words lie in memory of the transport's own. A word
-takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least one KV
-block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it is said how
-many slots there are, and a lease whose slot another one takes is over.
+A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. Where
+another engine has allocated the KV, that is adopted, and the words lie in memory of the transport's own.
+
+A word takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least
+one KV block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it is
+said how many slots there are, and a lease whose slot another one takes is over.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from pdflow.protocol.events import FenceEnded, FlushEnded, Received, WordRead
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, Xid
-from pdflow.protocol.wire.checks import shards_problem
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notification
+from pdflow_runtime.nodes.rank_metadata import RankMetadata, read_metadata
 from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
-from pdflow_runtime.transports.adopting import Segment, adopt, own_start
+from pdflow_runtime.transports.adopting import Segment, adopt, is_within_one, own_start
 from pdflow_runtime.transports.base import (
     Ended,
     EventSink,
@@ -65,7 +66,8 @@ StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
 
 @attrs.frozen
 class AdoptedMemory:
-    """KV memory that somebody else has allocated, such as vLLM's tensors.
+    """KV memory that somebody else has allocated, such as vLLM's tensors. LayoutError if a region of it is not within
+    one segment.
 
     `memory` counts its region bases through the segments, as `transports/adopting.py` does. `interior` names how the
     inside of a block is laid out (attention backend, dtype, ISA): two ranks whose interiors differ exchange nothing.
@@ -75,29 +77,13 @@ class AdoptedMemory:
     segments: tuple[Segment, ...]
     interior: str = ""
 
-
-class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """The description of a rank's memory for a peer: its layout, and how the transport reaches it."""
-
-    memory: RankMemory
-    shards: Shards
-    words_at: int
-    slots: int
-    """The number of slots of lease words."""
-    transport: str
-    reach: bytes
-    kv_region: KvRegion | None = None
-    """The memory that its prompts are sent from or land in, unless that is the blocks."""
-    dtype: str = ""
-    """The dtype of its KV; "" if it is not known."""
-    void_generation: int = -1
-    """The newest generation that the peer which reads this was fenced from: it posts no WRITE into that or an older
-    one. Given where the transport's fences close, as these do not refuse what is posted over a later connection."""
-    interior: str = ""
-    """How the inside of a block is laid out, where that is not pdflow's to know."""
-
-
-_metadata_decoder: Final = msgspec.msgpack.Decoder(RankMetadata)
+    def __attrs_post_init__(self) -> None:
+        for base in self.memory.region_bases:
+            if not is_within_one(self.segments, base, self.memory.region_bytes):
+                raise LayoutError(
+                    f"blocks from {base} to {base + self.memory.region_bytes} are not within one of the "
+                    f"{len(self.segments)} segments of the memory that is adopted"
+                )
 
 
 class LayoutBook:
@@ -143,12 +129,11 @@ class Rank:
         dtype: str = "",
         adopted: AdoptedMemory | None = None,
     ) -> None:
-        if adopted is not None and staging_factory is not None:
-            raise ValueError("prompts cannot be staged beside memory that is adopted: nothing is copied from or to it")
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
-        self.shards: Final = shards
         memory = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
+        if adopted is not None:
+            _check_adopted(adopted.memory, memory, staging_factory)
         self.memory: Final = memory if adopted is None else adopted.memory
         self.layers: Final = stage_layers(shape.num_layers, shards.pp)[rank // shards.tp]
         """The number of the model's layers that it keeps."""
@@ -169,17 +154,25 @@ class Rank:
             view = adopt(self.transport, adopted.segments, self.slots * WORD_BYTES)
         else:
             view = self.transport.allocate(nbytes)
-        self.view: Final = view if adopted is None else memoryview(b"")
-        """Its region; empty where that is adopted."""
+        self._view: Final = view if adopted is None else None
         self._words: Final = view[self.words_at : end] if adopted is None else view[: self.slots * WORD_BYTES]
+        self._metadata: Final = RankMetadata(
+            self.memory,
+            shards,
+            self.words_at,
+            self.slots,
+            self.transport.name,
+            b"",
+            self.kv_region,
+            dtype,
+            interior="" if adopted is None else adopted.interior,
+        )
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}
         """Prompts that are sent from beside the blocks, and where they lie."""
         self.meter: MeasuresTransfers | None = None
         self.lost: Callable[[Address], None] = lambda peer: None
         """Called with a peer whose memory cannot be reached any more."""
-        self._dtype = dtype
-        self._interior = "" if adopted is None else adopted.interior
         self._layouts = layouts
         self._put = put
         self._numbers = count(1)
@@ -194,64 +187,30 @@ class Rank:
             self.transport, self._numbers, self._plan, put, incarnation, self._flush
         )
 
+    @property
+    def view(self) -> memoryview:
+        """Its region. ValueError where that is adopted: only its owner reads and writes it."""
+        if self._view is None:
+            raise ValueError(f"{self.address} has adopted its memory, which is its owner's to read and write")
+        return self._view
+
     def measured_by(self, meter: MeasuresTransfers) -> None:
         self.meter = self.transfers.meter = meter
 
     def metadata_for(self, peer: Address) -> bytes:
         """Return the metadata for this peer's `connect`."""
-        reach = self.transport.describe()
         return msgspec.msgpack.encode(
-            RankMetadata(
-                self.memory,
-                self.shards,
-                self.words_at,
-                self.slots,
-                self.transport.name,
-                reach,
-                self.kv_region,
-                self._dtype,
-                self._void.get(peer, -1),
-                self._interior,
+            msgspec.structs.replace(
+                self._metadata, reach=self.transport.describe(), void_generation=self._void.get(peer, -1)
             )
         )
 
     async def connect(self, peer: Address, metadata: bytes) -> None:
         """Connect to a peer's memory. ValueError if the metadata does not describe one that can be used
         from here."""
-        try:
-            known = _metadata_decoder.decode(metadata)
-        except msgspec.MsgspecError as cause:
-            raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
-        if known.transport != self.transport.name:
-            raise ValueError(f"{peer} moves KV over {known.transport}, {self.address} over {self.transport.name}")
-        self._check_dtype(peer, known)
-        memories = [known.memory] if known.kv_region is None else [known.memory, known.kv_region.memory]
-        if known.slots < 1 or shards_problem(known.shards) or not all(map(self._may_be, memories)):
-            raise ValueError(f"{peer} describes a memory that no engine of this model has")
+        known = read_metadata(peer, metadata, self.address, self._metadata)
         await self.transport.connect(peer, known.reach)
         self.peers[peer] = known
-
-    def _check_dtype(self, peer: Address, theirs: RankMetadata) -> None:
-        """Raise ValueError if the peer's KV is of another dtype or size than ours, in words that say what to change."""
-        fix = "give all engines one model.kv_dtype, or folders whose config.json name one dtype"
-        if theirs.dtype and self._dtype and theirs.dtype != self._dtype:
-            raise ValueError(f"{peer} keeps KV in {theirs.dtype}, {self.address} in {self._dtype}: {fix}")
-        cells = theirs.memory.cell_bytes, self.memory.cell_bytes
-        if cells[0] != cells[1]:
-            in_dtypes = [f" ({dtype})" if dtype else "" for dtype in (theirs.dtype, self._dtype)]
-            raise ValueError(
-                f"{peer} keeps {cells[0]} bytes{in_dtypes[0]} of KV for each token and head, {self.address} {cells[1]}"
-                f"{in_dtypes[1]}: {fix}, and one head_dim"
-            )
-
-    def _may_be(self, theirs: RankMemory) -> bool:
-        """True if layouts can be worked out for the peer's memory. Addresses may be anything: a transport knows what
-        lies in a region."""
-        ours = self.memory
-        same = (theirs.tensors_per_layer, theirs.cell_bytes) == (ours.tensors_per_layer, ours.cell_bytes)
-        planes = theirs.num_layers * theirs.tensors_per_layer
-        bases = len(theirs.region_bases) == (planes if theirs.nesting == "layer-major" else 1)
-        return same and bases and min(theirs.block_size, theirs.num_blocks, theirs.num_layers, theirs.num_heads) >= 1
 
     # The endpoint's effects. None waits.
 
@@ -384,17 +343,28 @@ class Rank:
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
             source, at = within(p_metadata, self.staged[registration.xid].blocks if placed else blocks, stop)
+            if source.order == "opaque":
+                # Such blocks go whole: the first one again, if an earlier piece has ended in it.
+                first -= (first - start) % source.block_size
             of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
             return descriptors(one, source, target, of_tokens, coalesce=True)
 
         return TransferPlan(pair.num_layers, pieces)
 
     def _known(self, rank: Address) -> RankMetadata:
-        if rank != self.address:
-            return self.peers[rank]
-        return RankMetadata(
-            self.memory, self.shards, self.words_at, self.slots, self.transport.name, b"", self.kv_region
-        )
+        return self._metadata if rank == self.address else self.peers[rank]
+
+
+def _check_adopted(adopted: RankMemory, expected: RankMemory, staging_factory: StagingFactory | None) -> None:
+    """Raise ValueError if this memory cannot be that of a rank whose own would be the other one."""
+    if staging_factory is not None:
+        raise ValueError("prompts cannot be staged beside KV memory that is adopted: nothing here reads or writes it")
+    for name in ("num_blocks", "block_size", "num_layers", "tensors_per_layer", "num_heads", "cell_bytes"):
+        if getattr(adopted, name) != getattr(expected, name):
+            raise LayoutError(
+                f"{name} is {getattr(adopted, name)} in the memory that is adopted, and {getattr(expected, name)} in "
+                "the model's rank"
+            )
 
 
 def within(metadata: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:

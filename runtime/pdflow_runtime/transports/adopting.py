@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,7 +52,19 @@ def adopt(transport: Transport, segments: Sequence[Segment], own_bytes: int) -> 
 
 def own_start(segments: Sequence[Segment]) -> int:
     """Return the offset at which the agent's own memory begins: that of the first page behind the segments."""
-    return -(-sum(segment.nbytes for segment in segments) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-_starts(segments)[-1] // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def is_within_one(segments: Sequence[Segment], offset: int, nbytes: int) -> bool:
+    """True if so many bytes from an offset on lie within one segment."""
+    starts = _starts(segments)
+    number = bisect_right(starts, offset)
+    return 0 < number < len(starts) and offset + nbytes <= starts[number]
+
+
+def _starts(segments: Sequence[Segment]) -> list[int]:
+    """Return the offset at which each segment begins, and the one at which the last one ends."""
+    return list(accumulate((segment.nbytes for segment in segments), initial=0))
 
 
 class AdoptedRegion(RegionBase):
@@ -62,11 +76,10 @@ class AdoptedRegion(RegionBase):
     def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
         if not segments:
             raise TransportError("no memory is given that could be adopted")
-        described: list[DescribedSegment] = []
-        start = 0
-        for segment in segments:
-            described.append(DescribedSegment(start, segment.nbytes, segment.address, segment.gpu))
-            start += segment.nbytes
+        described = [
+            DescribedSegment(start, segment.nbytes, segment.address, segment.gpu)
+            for start, segment in zip(_starts(segments), segments, strict=False)
+        ]
         if len(own):
             described.append(DescribedSegment(own_start(segments), len(own), address_of(own)))
         found = parse_segments(described, described[-1].start + described[-1].nbytes)
