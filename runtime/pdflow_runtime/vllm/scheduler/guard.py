@@ -29,8 +29,9 @@ class GuardedSide:
         self.broken = ""
         """Why the connector is broken; empty while it works."""
         self._make_broken: Final = make_broken
-        self._unreported: set[str] = set()
-        """Loads that workers have been asked to report as failed, since it broke."""
+        self._asked: Final[set[str]] = set()
+        """Loads that workers have been asked to report as failed, and have not. What else is reported as failed belongs
+        to another connector of a MultiConnector."""
 
     def _guarded(self, otherwise: T, hook: Callable[..., T], *args: Any) -> T:
         if self.broken:
@@ -75,16 +76,11 @@ class GuardedSide:
         return self._guarded(None, self.side.request_finished, request, blocks)
 
     def take_failed(self) -> tuple[str, ...]:
-        if not self.broken:
-            return self._guarded((), self.side.take_failed) or self._take_unreported()
-        return self._take_unreported()
-
-    def _take_unreported(self) -> tuple[str, ...]:
-        """Return what vLLM waits for, once, if the connector is broken."""
-        if not self.broken:
-            return ()
-        failed = tuple(each for each in self.side.ledger.waiting() if each not in self._unreported)
-        self._unreported.update(failed)
+        """Return the loads that workers are to report as failed with this step. Broken, all that vLLM waits for."""
+        failed = self._guarded((), self.side.take_failed)
+        if self.broken:
+            failed = tuple(each for each in self.side.ledger.waiting() if each not in self._asked)
+        self._asked.update(failed)
         return failed
 
     def take_down(self, scheduled: Mapping[str, int]) -> bytes | None:
@@ -93,8 +89,9 @@ class GuardedSide:
     def update_output(self, output: Any, payloads: list[bytes] | None) -> None:
         """Handle a step's output, and add to its reports what vLLM waits for (`vllm.v1.outputs.KVConnectorOutput`).
         `payloads`: what ranks have sent with it, or None."""
-        if output.failed_recving:
-            unexpected = self._update_failed(set(output.failed_recving))
+        if failed := self._asked.intersection(output.failed_recving or ()):
+            self._asked.difference_update(failed)
+            unexpected = self._update_failed(failed)
             output.finished_recving = (output.finished_recving or set()) - unexpected
         if payloads is not None:
             self._guarded(None, self._take_up, payloads)
@@ -111,7 +108,6 @@ class GuardedSide:
         for request_id in failed & before:
             if request_id in self.side.ledger:
                 self.side.ledger.fail(request_id)
-        self._unreported -= failed
         return failed - before
 
     def _take_up(self, payloads: list[bytes]) -> None:
