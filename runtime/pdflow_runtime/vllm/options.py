@@ -95,11 +95,15 @@ class Options:
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Return the options that vLLM was given. UnsupportedError for an unknown key or a value that is none."""
+    """Return the options that vLLM was given. UnsupportedError for an unknown key, a value that is none, and options
+    that exclude each other."""
     known = [field.name for field in attrs.fields(Options)]
     for key in given:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
             raise UnsupportedError(f"{_path(key)} is unknown: {hint}")
-    return Options(**given)
+    options = Options(**given)
+    if options.progressive and options.transfer_mode == "pull":
+        raise UnsupportedError(f"{_path('progressive')} is for push: with transfer_mode pull leave it out")
+    return options
