@@ -28,19 +28,21 @@ from pdflow.protocol.effects import (
     PostWrite,
     ReadWord,
     Send,
+    SendLocal,
     StopWrite,
 )
-from pdflow.protocol.events import PeerLost, TimeReached
+from pdflow.protocol.events import PeerLost, PrefillMissing, TimeReached
 from pdflow.protocol.ids import engine_of, rank_address, rank_of
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, Allocation, S
 from pdflow.serving.core import Port
 from pdflow.serving.effects import EndDecode, Released
-from pdflow.wiring.endpoints import consumer_rank, producer_rank
+from pdflow.wiring.endpoints import consumer_rank, producer_rank, producer_scheduler
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.vllm import connector as connector_module
 from pdflow_runtime.vllm.connector import PdflowConnector
 from pdflow_runtime.vllm.instance import Instance
+from pdflow_runtime.vllm.scheduler.engine_clock import EngineClock
 from pdflow_runtime.vllm.scheduler.params import read_answer
 from tests.runtime.vllm.support.rank_stub import RankStub
 from tests.support.network import Item, Network
@@ -53,6 +55,9 @@ HELD = (*OPERATIONS, "Register", "handshake", "Cancel", "CancelAck", "word", "Sy
 FAILING = (*OPERATIONS, "handshake", "word")
 ROLES = {"P": "kv_producer", "D": "kv_consumer"}
 WEIGHTS = 1
+FEW_TURNS = 5
+LEASES_NS = 31 * S
+"""After it, leases of P's ranks are over, which are timed outside of EngineCore."""
 
 
 class DrivenConnector(PdflowConnector):
@@ -74,20 +79,24 @@ class DrivenRank(RankStub):
         self.does(CARRIED)
         self.incarnation = incarnation
         self.address = "127.0.0.1", 1 + rank
+        self.idle_scheduler = producer_scheduler(protocol, instance.info, incarnation)
+        """What a parked EngineCore has, if it is P's."""
         self.samples = TransferSamples()
+
+    def answer_while_parked(self) -> None:
+        """As `RankNode` does: a prompt that D asks for is not known, where EngineCore has none and does not step."""
+        found = [event for _, event in self.up if type(event) is PrefillMissing]
+        self.up = [each for each in self.up if type(each[1]) is not PrefillMissing]
+        for event in found:
+            for effect in self.idle_scheduler.handle(event, self.clock()):
+                assert isinstance(effect, SendLocal)
+                self.feed(effect.event)
 
     def layer_computed(self, layer: str, done: Any) -> None:
         pass
 
     def step_computed(self, done: Any) -> None:
         pass
-
-
-class DrivenClock:
-    """In place of an EngineClock."""
-
-    def __init__(self, now: Callable[[], int]) -> None:
-        self.now = now
 
 
 class ConnectorPair(Network, EnginePair):
@@ -137,7 +146,7 @@ class ConnectorPair(Network, EnginePair):
         with ExitStack() as stack:
             for name, value in {
                 "WorkerSide": self._make_rank,
-                "EngineClock": lambda: DrivenClock(lambda: self.now),
+                "EngineClock": lambda: EngineClock(lambda: self.now),
                 "weights_of": lambda *_: WEIGHTS,
                 "broadcast_from_first": lambda _: incarnation,
                 "tensor_parallel_rank": lambda: next(ranks),
@@ -274,6 +283,10 @@ class ConnectorPair(Network, EnginePair):
 
     def idle(self, ns: int) -> None:
         until = self.now + ns
+        if ns >= S and self.p.parked():
+            for address, rank in self.ranks.items():
+                if engine_of(address) == self.names["P"]:
+                    rank.answer_while_parked()
         self.run()
         while (at := min((rank.wake_at() for rank in self.ranks.values()), default=math.inf)) < until:
             self.now = max(self.now, int(at))
@@ -289,12 +302,13 @@ class ConnectorPair(Network, EnginePair):
     def assert_at_rest(self) -> None:
         assert self.oracle is not None
         self.holding = set()
+        pauses = [LEASES_NS, *[S] * FEW_TURNS]
         for _ in range(2_000):
             if self.p.parked() and self.d.parked() and not self.pending:
                 break
             self.step()
             if not (self.p.scheduler.running or self.d.scheduler.running):
-                self.now += S // 2
+                self.idle(pauses.pop() if pauses else S)
         for engine in (self.p, self.d):
             engine.assert_at_rest()
             side: Any = engine.connector._scheduler.side

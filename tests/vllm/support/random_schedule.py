@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Protocol, TypeAlias
 
 import attrs
+from vllm.v1.request import RequestStatus
 
 from tests.vllm.support.real_engine import RealEngine
 
@@ -22,6 +23,7 @@ S = 1_000_000_000
 LENGTH = 60
 """Acts of a schedule."""
 BLOCK = 16
+LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 LENGTHS = (1, 15, 16, 17, 20, 32, 33, 40, 48, 60)
 FAMILIES = (list(range(100, 160)), list(range(200, 260)))
 """Prompts share a prefix of one of these."""
@@ -280,11 +282,12 @@ class RandomSchedule:
             self.paused.add(name)
 
     def resume(self) -> None:
-        """A pause that is complete ends with a reset of the caches, as sleep and a change of weights do. It raises if
-        anybody holds a block whom vLLM does not know to be at work."""
+        """A complete pause ends with a reset of the caches, as sleep and a change of weights do. It raises while vLLM
+        keeps blocks of loads, or a connector holds references without having pending work."""
         for name in sorted(self.paused):
             engine = self.engine(name)
-            if engine.parked() and not engine.ledger.loading:
+            loads = [each for each in engine.requests.values() if each.status is LOADING]
+            if engine.parked() and not loads:
                 engine.finish_pause()
                 engine.seen["paused"] += 1
             engine.resume()

@@ -305,6 +305,17 @@ class RealEngine:
         outputs, executed = self.core.step_fn()
         self._record(outputs)
         self.core.post_step(executed)
+        self.seen["loaded, behind one that failed"] += self._stuck_behind_failed()
+
+    def _stuck_behind_failed(self) -> bool:
+        """Whether the first of the requests that hold blocks has none, and no room, and loaded ones wait behind it."""
+        queue = self.scheduler.kv_holding_waiting
+        loaded = self.scheduler.finished_recving_kv_req_ids
+        if len(queue) < 2 or not loaded:
+            return False
+        first, *others = queue
+        stuck = first.status is not RequestStatus.WAITING_FOR_REMOTE_KVS and not first.num_computed_tokens
+        return stuck and any(each.request_id in loaded for each in others)
 
     def schedule(self) -> SchedulerOutput:
         """The first third of a step, for what is to happen between the thirds."""
