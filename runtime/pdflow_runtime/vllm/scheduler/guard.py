@@ -77,7 +77,8 @@ class GuardedSide:
 
     def take_failed(self) -> tuple[str, ...]:
         """Return the loads that workers are to report as failed with this step. Broken, all that vLLM waits for."""
-        failed = self._guarded((), self.side.take_failed)
+        nothing: tuple[str, ...] = ()
+        failed = self._guarded(nothing, self.side.take_failed)
         if self.broken:
             failed = tuple(each for each in self.side.ledger.waiting() if each not in self._asked)
         self._asked.update(failed)
