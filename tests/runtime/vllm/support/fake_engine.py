@@ -11,7 +11,7 @@ in flight (0.33).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -127,6 +127,8 @@ class WorkerHooks(Protocol):
     """The half of a connector in one worker."""
 
     def bind_metadata(self, payload: bytes | None, failed: tuple[str, ...]) -> None: ...
+    def layer_computed(self, layer: str, wait: Any) -> None: ...
+    def step_computed(self, wait: Any) -> None: ...
     def take_failed(self) -> set[str]: ...
     def take_up(self) -> bytes | None: ...
 
@@ -147,7 +149,12 @@ class VllmEngine:
         recompute: bool = True,
         async_scheduling: bool = False,
         defers_alloc: bool = False,
+        layers: tuple[str, ...] = (),
+        compute: Callable[[Any, str], None] = lambda worker, layer: None,
     ) -> None:
+        self.layers = layers
+        self.compute = compute
+        """Called with each worker and layer of a step that computes anything."""
         self.connector = connector
         self.workers: list[WorkerHooks] = workers
         self.pool = BlockPool(num_blocks)
@@ -317,6 +324,10 @@ class VllmEngine:
         recving = []
         for worker in self.workers:
             worker.bind_metadata(output.payload, output.failed)
+            for layer in self.layers if output.num_scheduled_tokens else ():
+                self.compute(worker, layer)
+                worker.layer_computed(layer, None)
+            worker.step_computed(None)
             failed = worker.take_failed()
             recving.append(set(failed))
             result.failed_recving |= failed

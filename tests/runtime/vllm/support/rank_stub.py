@@ -70,13 +70,18 @@ class RankStub:
                     self.words[order.source.lease_word.index] = order.source.lease_word.value
                 self.feed(order)
 
+    def layer_computed(self, layer: str, wait: Any) -> None:
+        """Offered with the whole step: whether it is sooner makes no difference to an endpoint."""
+
+    def step_computed(self, wait: Any) -> None:
+        for offer in self.offers:
+            self.offered[offer.xid] = self.offered.get(offer.xid, 0) + 1
+        self.offers = []
+
     def take_failed(self) -> set[str]:
         failed, self.failed = self.failed, ()
         return set(failed)
 
     def take_up(self) -> bytes | None:
-        for offer in self.offers:
-            self.offered[offer.xid] = self.offered.get(offer.xid, 0) + 1
-        self.offers = []
         up, self.up = self.up, []
         return encode_up(rank_of(self.port.address), up) if up or self.answers else None

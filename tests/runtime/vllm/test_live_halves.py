@@ -1,0 +1,248 @@
+"""Both halves of the connector with real ranks: threads, streams and transports over torch tensors, and no vLLM.
+
+P's engine writes a pattern into its tensors instead of computing. What lands at D must be that pattern, block by block,
+for every transport, method, layout and parallelism.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="KV tensors are torch's")
+
+from pdflow.layout.shapes import KvShape, MlaDims  # noqa: E402
+from pdflow.protocol.ids import EngineInfo, Shards  # noqa: E402
+from pdflow_runtime.transports.at_host import AtHost  # noqa: E402
+from pdflow_runtime.transports.nixl import NixlTransport, require  # noqa: E402
+from pdflow_runtime.transports.tcp import TcpTransport  # noqa: E402
+from pdflow_runtime.vllm.instance import Instance, Role, protocol_of  # noqa: E402
+from pdflow_runtime.vllm.options import Options  # noqa: E402
+from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide  # noqa: E402
+from pdflow_runtime.vllm.scheduler.guard import GuardedSide  # noqa: E402
+from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide  # noqa: E402
+from pdflow_runtime.vllm.worker.kv_memory import adopted_memory  # noqa: E402
+from pdflow_runtime.vllm.worker.worker_side import WorkerSide  # noqa: E402
+from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine  # noqa: E402
+from tests.runtime.vllm.support.pair import must_not_break  # noqa: E402
+
+LAYERS = ("layers.0", "layers.1", "layers.2")
+BLOCKS = 12
+BLOCK = 16
+HEADS = 4
+DIM = 8
+TIMEOUT_S = 20.0
+"""Seconds in which a request must end: on a busy machine, and for no other reason."""
+
+
+def _nixl() -> Any:
+    require()
+    return NixlTransport
+
+
+TRANSPORTS = [
+    pytest.param(lambda: TcpTransport, id="tcp"),
+    pytest.param(_nixl, id="nixl", marks=pytest.mark.nixl),
+]
+
+
+class Case(NamedTuple):
+    """A model and how its KV lies. `permutation`: of [layer, block, head, token, value] in memory, as vLLM has it."""
+
+    backend: str
+    permutation: tuple[int, ...] = (0, 1, 2, 3, 4)
+    mla: bool = False
+
+    def shape(self) -> KvShape:
+        if self.mla:
+            return KvShape(len(LAYERS), 1, DIM, 4, BLOCK, mla=MlaDims(DIM, 0))
+        return KvShape(len(LAYERS), HEADS, DIM, 4, BLOCK, packed=True)
+
+
+CASES = {
+    "whole heads": Case("CPU_ATTN"),
+    "LBHNC": Case("FLASH_ATTN"),
+    "LBNHC": Case("FLASH_ATTN", (0, 1, 3, 2, 4)),
+    "BLHNC": Case("FLASHINFER", (1, 0, 2, 3, 4)),
+    "MLA": Case("FLASHMLA", mla=True),
+}
+
+
+def caches(case: Case, tp: int) -> dict[str, Any]:
+    """The tensors of one rank: [block, head, token, content] for each layer; layer-compact ones in allocations of their
+    own."""
+    heads, content = (1, DIM) if case.mla else (HEADS // tp, 2 * DIM)
+    logical = (len(LAYERS), BLOCKS, heads, BLOCK, content)
+    if case.permutation[0] == 0:
+        one = tuple(axis - 1 for axis in case.permutation[1:])
+        inverse = [one.index(axis) for axis in range(4)]
+        physical = [logical[1:][axis] for axis in one]
+        return {layer: torch.zeros(physical).permute(inverse) for layer in LAYERS}
+    inverse = [case.permutation.index(axis) for axis in range(5)]
+    whole = torch.zeros([logical[axis] for axis in case.permutation]).permute(inverse)
+    return {layer: whole[number] for number, layer in enumerate(LAYERS)}
+
+
+class Side:
+    """One instance: its scheduler's half and its workers' halves around a fake engine."""
+
+    def __init__(
+        self, role: Role, tp: int, case: Case, transport: Any, options: Options, numbers: Iterator[int]
+    ) -> None:
+        shape = case.shape()
+        info = EngineInfo(f"{role}-{next(numbers)}", Shards(tp, 1, BLOCK))
+        protocol = protocol_of(shape, options)
+        instance = Instance(role=role, info=info, protocol=protocol, num_blocks=BLOCKS, options=options)
+        incarnation = next(numbers)
+        self.case, self.tp = case, tp
+        self.tensors = [caches(case, tp) for _ in range(tp)]
+        self.workers = [WorkerSide(instance, rank, incarnation) for rank in range(tp)]
+        for worker, tensors in zip(self.workers, self.tensors, strict=True):
+            memory = adopted_memory(tensors, shape, tp, case.backend, "", BLOCKS)
+            worker.start(memory, AtHost(transport, "127.0.0.1"), LAYERS)
+        ranks = tuple([worker.address for worker in self.workers if worker.address])
+        side: Any
+        if role == "prefill":
+            side = PrefillSide(instance, incarnation, 7, ranks, time.monotonic_ns)
+        else:
+            side = DecodeSide(instance, incarnation, 7, time.monotonic_ns)
+        self.side = side
+        guarded = GuardedSide(side, must_not_break)
+        self.engine = VllmEngine(
+            guarded, list(self.workers), num_blocks=BLOCKS, block_size=BLOCK, layers=LAYERS, compute=self.compute
+        )
+        side.bind(self.engine.pool, lambda request_id: self.engine.requests[request_id].block_ids)
+        self.named: list[tuple[int, ...]] = []
+        """The blocks of each allocation that the protocol was told of."""
+        allocation_of = side.allocation
+
+        def recorded(blocks: Any) -> Any:
+            allocation = allocation_of(blocks)
+            self.named.append(allocation.blocks)
+            return allocation
+
+        side.allocation = recorded
+
+    def compute(self, worker: WorkerSide, layer: str) -> None:
+        """Write what no other head, token or layer has, into every block that is not D's to write to."""
+        if self.side.instance.role == "prefill":
+            self.tensors[worker.rank][layer].copy_(pattern(self.case, self.tp, worker.rank, LAYERS.index(layer)))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+
+def pattern(case: Case, tp: int, rank: int, layer: int) -> Any:
+    """[block, head, token, content] of one rank and layer: numbers that name where they belong."""
+    heads, content = (1, DIM) if case.mla else (HEADS // tp, 2 * DIM)
+    first = 0 if case.mla else rank * heads
+    block, head, token, value = (
+        torch.arange(size).reshape([-1 if axis == at else 1 for axis in range(4)])
+        for at, size in enumerate((BLOCKS, heads, BLOCK, content))
+    )
+    return (((layer * BLOCKS + block) * HEADS + head + first) * BLOCK + token) * 2 * DIM + value + 1.0
+
+
+@contextmanager
+def sides(
+    transport: Any,
+    case: Case,
+    mode: Literal["push", "pull"] = "push",
+    tps: tuple[int, int] = (1, 1),
+    progressive: bool = False,
+) -> Iterator[tuple[Side, Side]]:
+    options = Options(transfer_mode=mode, transport="tcp", progressive=progressive)
+    numbers = count(1)
+    opened: list[Side] = []
+    try:
+        for role, tp in zip(("prefill", "decode"), tps, strict=True):
+            opened.append(Side(role, tp, case, transport, options, numbers))  # type: ignore[arg-type]
+        yield opened[0], opened[1]
+    finally:
+        for each in opened:
+            each.close()
+
+
+def until(those: tuple[Side, Side], condition: Callable[[], bool]) -> None:
+    """Step both engines until the condition holds."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "nothing comes of it"
+        for each in those:
+            each.engine.step()
+        time.sleep(0.001)
+
+
+def hand_over(p: Side, d: Side, name: str, tokens: int) -> tuple[Request, tuple[int, ...]]:
+    """A prompt from P to D, whose KV has landed there. Returns D's request and P's blocks."""
+    p.engine.add_request(Request(f"p-{name}", tokens, 1, {"do_remote_decode": True}))
+    until((p, d), lambda: f"p-{name}" in p.engine.answers)
+    status, answer = p.engine.answers[f"p-{name}"]
+    assert status is Status.FINISHED_LENGTH_CAPPED
+    request = Request(f"d-{name}", tokens, 2, answer)
+    d.engine.add_request(request)
+    until((p, d), lambda: request.status in (Status.RUNNING, Status.FINISHED_LENGTH_CAPPED))
+    return request, p.named[-1]
+
+
+def assert_landed(case: Case, d: Side, source: tuple[int, ...], target: tuple[int, ...], tokens: int) -> None:
+    """Every token of the prompt at D is what P's pattern has for its block at P."""
+    for rank, tensors in enumerate(d.tensors):
+        for number, layer in enumerate(LAYERS):
+            expected = pattern(case, d.tp, rank, number)
+            for index, (at, to) in enumerate(zip(source, target, strict=True)):
+                stop = BLOCK if case.backend == "CPU_ATTN" else min(BLOCK, tokens - index * BLOCK)
+                assert torch.equal(tensors[layer][to][:, :stop], expected[at][:, :stop]), (rank, layer, index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tps", [(1, 1), (2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_bytes_land_where_they_belong(
+    transport: Any, mode: Literal["push", "pull"], case: str, tps: tuple[int, int]
+) -> None:
+    model = CASES[case]
+    with sides(transport(), model, mode, tps) as (p, d):
+        for name, tokens in enumerate((1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 5)):
+            _, source = hand_over(p, d, str(name), tokens)
+            assert_landed(model, d, source, d.named[-1], tokens)
+            until((p, d), lambda: not p.engine.has_work() and not d.engine.has_work())
+        assert not any(p.engine.pool.references)
+        assert not any(d.engine.pool.references)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["whole heads", "LBHNC"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_layers_leave_while_the_prompt_is_computed(transport: Any, case: str) -> None:
+    model = CASES[case]
+    with sides(transport(), model, progressive=True) as (p, d):
+        _, source = hand_over(p, d, "x", 3 * BLOCK - 5)
+        assert_landed(model, d, source, d.named[-1], 3 * BLOCK - 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_ranks_of_other_layouts_refuse_each_other(mode: Literal["push", "pull"], caplog: Any) -> None:
+    """The prompt is computed at D."""
+    numbers = count(1)
+    options = Options(transfer_mode=mode, transport="tcp")
+    p = Side("prefill", 1, CASES["LBHNC"], TcpTransport, options, numbers)
+    d = Side("decode", 1, CASES["whole heads"], TcpTransport, options, numbers)
+    try:
+        request, _ = hand_over(p, d, "x", 20)
+        assert request.num_computed_tokens
+        assert not any(tensor.any() for tensor in d.tensors[0].values())
+        assert "FLASH_ATTN" in caplog.text
+        assert "CPU_ATTN" in caplog.text
+    finally:
+        p.close()
+        d.close()
