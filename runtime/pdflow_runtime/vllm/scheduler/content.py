@@ -1,24 +1,41 @@
 """The content of a request of vLLM's: everything, besides the weights, that the KV of its prompt is computed from.
 
-Token ids, the LoRA adapter, the identity and position of multimodal inputs, and the cache salt, as in the keys of
-vLLM's own prefix cache (vllm/v1/core/kv_cache_utils.py, `generate_block_hash_extra_keys`). A prompt that is given as
-embeddings has no content that could be named, so it is computed where it is served.
+Token ids, the LoRA adapter with all its tensors, the identity and position of multimodal inputs, and the cache salt.
+That is what vLLM's own prefix cache has in its keys (vllm/v1/core/kv_cache_utils.py, `generate_block_hash_extra_keys`),
+and the adapter's weights, of which vLLM takes the name alone. A prompt that is given as embeddings has no content that
+could be named, nor has an adapter whose files are not here: such a request is computed where it is served.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from pdflow.errors import PdflowError
+from pdflow_runtime.engines.weight_hash import hash_weights
 from pdflow_runtime.nodes.content import digest_of
+from pdflow_runtime.nodes.models import cache
+
+log = logging.getLogger(__name__)
+
+FileStamp: TypeAlias = tuple[str, int, int]
+"""A file's name, its size and when it was written."""
+_adapters: Final[dict[tuple[FileStamp, ...], str]] = {}
+"""Digests of adapters by their files: as many as this process has been asked for."""
 
 
-def content_digest(request: Any, weights: int) -> int | None:
-    """Return 64 bits over the content of a request's prompt and the weights; None if it cannot be named."""
+class UnnamedContentError(Exception):
+    """The content of a request cannot be named. The text says why."""
+
+
+def content_digest(request: Any, weights: int) -> int:
+    """Return 64 bits over the content of a request's prompt and the weights. UnnamedContentError."""
     tokens = request.prompt_token_ids
     if tokens is None or getattr(request, "prompt_embeds", None) is not None:
-        return None
+        raise UnnamedContentError("its prompt is given as embeddings")
     return digest_of(tokens, weights, _besides_tokens(request))
 
 
@@ -29,5 +46,20 @@ def _besides_tokens(request: Any) -> bytes:
     salt = getattr(request, "cache_salt", None)
     if lora is None and not features and not salt:
         return b""
+    adapter = None if lora is None else (lora.lora_name, _adapter(Path(lora.lora_path)))
     inputs = [(each.identifier, each.mm_position.offset, each.mm_position.length) for each in features]
-    return msgspec.json.encode([None if lora is None else lora.lora_name, inputs, salt])
+    return msgspec.json.encode([adapter, inputs, salt])
+
+
+def _adapter(folder: Path) -> str:
+    """Return a digest over all tensors of a LoRA adapter. UnnamedContentError if it has none that can be read."""
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        key = tuple((str(file), status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),))
+        if not key:
+            raise UnnamedContentError(f"its adapter has no *.safetensors in {folder}")
+        if key not in _adapters:
+            _adapters[key] = hash_weights(folder, cache() / "weights").digest.hex()
+    except (OSError, PdflowError) as error:
+        raise UnnamedContentError(f"its adapter cannot be read: {error}") from None
+    return _adapters[key]

@@ -17,7 +17,7 @@ from pdflow.serving.events import DecodeRequested, EngineAdmitted, EngineDropped
 from pdflow.serving.landing import Landing
 from pdflow.wiring.endpoints import consumer_scheduler
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.scheduler.content import content_digest
+from pdflow_runtime.vllm.scheduler.content import UnnamedContentError, content_digest
 from pdflow_runtime.vllm.scheduler.params import is_decode_leg, read_answer
 from pdflow_runtime.vllm.scheduler.requests import ended_well, waits_for_load
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
@@ -84,12 +84,12 @@ class DecodeSide(SchedulerSide[DecodeCore]):
             return
         try:
             parsed, at = read_answer(params, self.instance.options.method)
-        except ParamsError as error:
+            digest = content_digest(request, self.weights)
+        except (ParamsError, UnnamedContentError) as error:
             log.warning("request %s is computed here: %s", request_id, error)
             return
-        digest = content_digest(request, self.weights)
-        if digest is None or self.core.knows(request_id):
-            log.warning("request %s is computed here: its content cannot be named", request_id)
+        if self.core.knows(request_id):
+            log.warning("request %s is computed here: another of this id has not ended", request_id)
             return
         self.note_addresses(at.by_name(parsed.prefill).items())
         self._requests[request_id] = request

@@ -35,7 +35,7 @@ from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.sending import ProgressiveSending
 from pdflow.wiring.endpoints import producer_scheduler
 from pdflow_runtime.vllm.instance import Instance
-from pdflow_runtime.vllm.scheduler.content import content_digest
+from pdflow_runtime.vllm.scheduler.content import UnnamedContentError, content_digest
 from pdflow_runtime.vllm.scheduler.params import answer_of, is_prefill_leg, xid_of
 from pdflow_runtime.vllm.scheduler.requests import ended_well, was_aborted
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
@@ -115,13 +115,12 @@ class PrefillSide(SchedulerSide[PrefillCore]):
             return
         try:
             xid = xid_of(params, self.instance.options.method)
-        except ParamsError as error:
+            digest = content_digest(request, self.weights)
+        except (ParamsError, UnnamedContentError) as error:
             log.warning("request %s is prefilled for itself alone: %s", request_id, error)
             return
-        digest = content_digest(request, self.weights)
-        if digest is None or self.core.knows(xid) or request_id in self._xids:
-            why = "its prompt is given as embeddings" if digest is None else f"a prompt named {xid} is here already"
-            log.warning("request %s is prefilled for itself alone: %s", request_id, why)
+        if self.core.knows(xid) or request_id in self._xids:
+            log.warning("request %s is prefilled for itself alone: a prompt named %s is here already", request_id, xid)
             return
         self._xids[request_id] = xid
         self._uncomputed[request_id] = request
