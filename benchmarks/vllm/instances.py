@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -33,6 +34,8 @@ from benchmarks.vllm.model import MAX_MODEL_LEN, write_model
 ROOT: Final = Path(__file__).resolve().parents[2]
 INSIDE: Final = Path(__file__).resolve().with_name("inside")
 HOST: Final = "127.0.0.1"
+PORTS: Final = range(12_000, 32_000)
+"""Below Linux's ephemeral ports, which begin at 32768."""
 READY_S: Final = 300.0
 """How long a start may take: 30 s on a quiet machine, 200 s on one that has other work."""
 STOP_S: Final = 15.0
@@ -223,15 +226,19 @@ class Instance:
 
 
 def fresh_ports(count: int) -> list[int]:
-    """Return ports of the loopback that are free now."""
-    socks = [socket.socket() for _ in range(count)]
-    try:
-        for sock in socks:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()
+    """Return ports of the loopback that are free now, and that no system call gives away meanwhile: an instance takes
+    half a minute to bind them."""
+    found: list[int] = []
+    while len(found) < count:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as sock:
+            try:
+                sock.bind((HOST, port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
 
 
 def default_work() -> Path:

@@ -190,7 +190,7 @@ async def _another_prompts_params(scene: Scene) -> Finding:
     reply = await scene.decode(b, params, request_id)
     verdict = await scene.verdict_of(reply, b)
     # D computes the last token of the prompt itself, whatever KV it has of the others.
-    as_a = reply.ok and reply.tokens == await scene.reference.answer([*a[:-1], b[-1]], 16)
+    as_a = reply.ok and await scene.reference.agrees(reply.tokens, [*a[:-1], b[-1]], 16)
     facts = {"verdict": verdict, "answer of the other prompt": as_a, "seconds": reply.seconds}
     return Finding(verdict in RESOLVED, line(verdict, reply, answer_of_the_other_prompt=as_a), facts)
 
@@ -228,7 +228,7 @@ async def stale_reference(scene: Scene) -> Finding:
     await scene.prefill(current, new_request_id())
     reply = await scene.decode(new, stale, new_request_id())
     verdict = await scene.verdict_of(reply, new)
-    as_current = reply.ok and reply.tokens == await scene.reference.answer([*current[:-1], new[-1]], 16)
+    as_current = reply.ok and await scene.reference.agrees(reply.tokens, [*current[:-1], new[-1]], 16)
     facts = {"verdict": verdict, "status": reply.status, "answer of the previous prompt": as_current}
     return Finding(verdict in RESOLVED, line(verdict, reply, answer_of_the_previous_prompt=as_current), facts)
 
