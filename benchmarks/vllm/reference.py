@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from benchmarks.vllm.instances import Instance, Options
 
-
 TIE: Final = 1e-3
 """The gap of two log probabilities, float32, below which either token is right."""
 
