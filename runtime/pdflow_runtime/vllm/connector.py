@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -255,10 +256,10 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        self._rank.layer_computed(layer_name, computed_by_now(kv_layer))
+        self._rank.layer_computed(layer_name, partial(computed_by_now, kv_layer))
 
     def wait_for_save(self) -> None:
-        self._rank.step_computed(computed_by_now(self._sample))
+        self._rank.step_computed(partial(computed_by_now, self._sample))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         failed = self._rank.take_failed()

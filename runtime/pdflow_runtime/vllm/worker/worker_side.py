@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
@@ -29,6 +29,11 @@ log = logging.getLogger(__name__)
 START_S: Final = 30.0
 """The time that a rank's thread has to listen."""
 STOP_S: Final = 10.0
+
+
+Mark: TypeAlias = Callable[[], Callable[[], None] | None]
+"""Marks what has been launched on the device so far, and returns a function that waits until it is computed; None if it
+is already."""
 
 
 class WorkerSide:
@@ -125,18 +130,19 @@ class WorkerSide:
         self._offers = [] if message is None else message.offers
         self._in_thread(self._node.receive, message)
 
-    def layer_computed(self, layer: str, wait: Callable[[], None] | None) -> None:
-        """Offer what this step has computed of a layer. `wait` returns when it has; None: it has already."""
+    def layer_computed(self, layer: str, mark: Mark) -> None:
+        """Offer what this step computes of a layer, whose computation has been launched."""
         if self._offers and self.instance.options.progressive:
             number = self._layers.get(layer)
-            self._offer([each for each in self._offers if each.layer == number], wait)
+            self._offer([each for each in self._offers if each.layer == number], mark)
 
-    def step_computed(self, wait: Callable[[], None] | None) -> None:
-        """Offer what is left of what this step has computed."""
-        self._offer(self._offers, wait)
+    def step_computed(self, mark: Mark) -> None:
+        """Offer what is left of what this step computes."""
+        self._offer(self._offers, mark)
 
-    def _offer(self, offers: list[Offer], wait: Callable[[], None] | None) -> None:
+    def _offer(self, offers: list[Offer], mark: Mark) -> None:
         if offers:
+            wait = mark()
             self._offers = [each for each in self._offers if each not in offers]
             self._in_thread(self._node.offer_when_computed, offers, wait)
 

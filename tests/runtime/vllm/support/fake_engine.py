@@ -16,6 +16,10 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 
+def computed() -> None:
+    """All that has been launched is computed at once."""
+
+
 class Status(Enum):
     WAITING = auto()
     WAITING_FOR_REMOTE_KVS = auto()
@@ -127,8 +131,8 @@ class WorkerHooks(Protocol):
     """The half of a connector in one worker."""
 
     def bind_metadata(self, payload: bytes | None, failed: tuple[str, ...]) -> None: ...
-    def layer_computed(self, layer: str, wait: Any) -> None: ...
-    def step_computed(self, wait: Any) -> None: ...
+    def layer_computed(self, layer: str, mark: Any) -> None: ...
+    def step_computed(self, mark: Any) -> None: ...
     def take_failed(self) -> set[str]: ...
     def take_up(self) -> bytes | None: ...
 
@@ -326,8 +330,8 @@ class VllmEngine:
             worker.bind_metadata(output.payload, output.failed)
             for layer in self.layers if output.num_scheduled_tokens else ():
                 self.compute(worker, layer)
-                worker.layer_computed(layer, None)
-            worker.step_computed(None)
+                worker.layer_computed(layer, computed)
+            worker.step_computed(computed)
             failed = worker.take_failed()
             recving.append(set(failed))
             result.failed_recving |= failed

@@ -70,10 +70,10 @@ class RankStub:
                     self.words[order.source.lease_word.index] = order.source.lease_word.value
                 self.feed(order)
 
-    def layer_computed(self, layer: str, wait: Any) -> None:
+    def layer_computed(self, layer: str, mark: Any) -> None:
         """Offered with the whole step: whether it is sooner makes no difference to an endpoint."""
 
-    def step_computed(self, wait: Any) -> None:
+    def step_computed(self, mark: Any) -> None:
         for offer in self.offers:
             self.offered[offer.xid] = self.offered.get(offer.xid, 0) + 1
         self.offers = []
