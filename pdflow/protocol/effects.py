@@ -63,6 +63,8 @@ class PostRead(Value, frozen=True, gc=False):
     registration: Register
     nbytes: int
     notification: Completion | None
+    groups: tuple[tuple[int, ...], ...] = ()
+    """As of an Allocation, with `blocks`."""
 
 
 class ReadWord(Value, frozen=True, gc=False):

@@ -71,6 +71,8 @@ class KvParams(Value, frozen=True, gc=False):
     digest: int = 0
     weights: int = 0
     """The version of the weights that the prompt's KV was computed with: a pulling D compares before it reads (S4)."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """As of an Allocation, with `blocks`."""
 
 
 @lru_cache(maxsize=65536)

@@ -7,7 +7,8 @@ all protocol logic together).
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -30,12 +31,15 @@ S = 1_000_000_000
 NEVER: Instant = 1 << 62
 """A deadline that does not exist; later than any instant, and still an int of 64 bits."""
 
+NO_BLOCK: Final = -1
+"""In a block table, the entry of a position whose KV is not kept: vLLM's null block, outside of a sliding window."""
+
 
 class Value(msgspec.Struct, frozen=True, gc=False):
     """Base of cells, events, effects and messages. gc=False: values are trees, reference counting frees them."""
 
 
-class Allocation(Value, frozen=True, gc=False):
+class Allocation(Value, frozen=True, gc=False, omit_defaults=True):
     """KV blocks that one request holds in one engine's pool, named once for as long as their content is valid.
 
     `generation` is unique within its pool, so a late write into a later allocation of the same blocks can be
@@ -44,3 +48,25 @@ class Allocation(Value, frozen=True, gc=False):
 
     generation: int
     blocks: tuple[int, ...]
+    """All its blocks. Of one KV cache group without holes, this is the block table: in order of token position."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The block table of each KV cache group, with NO_BLOCK for what is not kept; empty if `blocks` says it all. One
+    pool serves all groups, so `blocks` has those of all tables, one after the other."""
+
+    @property
+    def tables(self) -> tuple[tuple[int, ...], ...]:
+        """The block table of each KV cache group, of one at least."""
+        return self.groups or (self.blocks,)
+
+
+def allocation_of(generation: int, tables: Sequence[Sequence[int]]) -> Allocation:
+    """Return what the block tables of all KV cache groups hold."""
+    blocks = blocks_of(tables)
+    if len(tables) == 1 and len(blocks) == len(tables[0]):
+        return Allocation(generation, blocks)
+    return Allocation(generation, blocks, tuple([tuple(table) for table in tables]))
+
+
+def blocks_of(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the blocks that block tables name, table by table."""
+    return tuple([block for table in tables for block in table if block != NO_BLOCK])

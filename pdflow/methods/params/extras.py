@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from pdflow.methods.params.fields import Kind, nested, param
-from pdflow.methods.params.kinds import ADDRESSES, ID, LEASE_WORDS, RANKS, U64, integer
+from pdflow.methods.params.kinds import ADDRESSES, GROUPS, ID, LEASE_WORDS, RANKS, U64, integer
 from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
 
 
@@ -26,6 +26,9 @@ class Extras:
     digest: int = param(U64, "what P's KV was computed from", default=0)
     weights: int = param(U64, "the version of P's weights", default=0)
     lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())
+    groups: tuple[tuple[int, ...], ...] | None = param(
+        GROUPS, "pull: P's block table of each KV cache group, from token 0 on, if there are several", default=None
+    )
     ranks: tuple[tuple[str, int], ...] | None = param(
         ADDRESSES, "where each of P's ranks listens, if ranks are processes of their own", default=None
     )

@@ -12,12 +12,15 @@ from typing import Any, Final
 from pdflow.methods.params.address import AddressError, split_address
 from pdflow.methods.params.errors import shown
 from pdflow.methods.params.fields import Kind
+from pdflow.protocol.values import NO_BLOCK
 from pdflow.protocol.wire.checks import Problem, text_problem
 from pdflow.protocol.wire.limits import (
     MAX_BLOCK_ID,
     MAX_BLOCKS,
+    MAX_GROUPS,
     MAX_ID_BYTES,
     MAX_NAME_BYTES,
+    MAX_POSITIONS,
     MAX_RANKS,
     MAX_TOKENS,
     MAX_U64,
@@ -119,6 +122,19 @@ def _thawed_lists(value: Any) -> Any:
     return [list(item) if isinstance(item, tuple) else item for item in value]
 
 
+def _groups(value: Any) -> Problem:
+    if not isinstance(value, tuple):
+        return f"is {shown(value)}"
+    if not 0 < len(value) <= MAX_GROUPS:
+        return f"has {len(value):,} KV cache groups"
+    if wrong := next((table for table in value if not isinstance(table, tuple)), None):
+        return f"holds {shown(wrong)}"
+    if sum(map(len, value)) > MAX_POSITIONS:
+        return f"has {sum(map(len, value)):,} entries"
+    entries = (entry for table in value for entry in table)
+    return next((f"holds an entry that {wrong}" for b in entries if (wrong := within(b, NO_BLOCK, MAX_BLOCK_ID))), "")
+
+
 def lists(expected: str, most: int, problem_of: Callable[[Any], Problem]) -> Kind:
     """Return the kind of a list of entries for one prompt; or of one item for each of several prompts, null or a list
     of entries."""
@@ -182,6 +198,13 @@ BLOCKS = Kind(
     problem=_blocks,
     freeze=_one_group,
     thaw=lambda blocks: [list(blocks)],
+)
+GROUPS = Kind(
+    expected=f"a list of at most {MAX_GROUPS} lists, with {MAX_POSITIONS:,} entries in all: block ids of 0 to "
+    f"{MAX_BLOCK_ID:,}, and {NO_BLOCK} where a group keeps no block",
+    problem=_groups,
+    freeze=_frozen_lists,
+    thaw=_thawed_lists,
 )
 TOKEN_LISTS = lists("token ids", MAX_PROMPT_TOKENS, lambda entry: within(entry, 0, MAX_TOKEN_ID))
 KEY_LISTS = lists("keys", MAX_BLOCKS, lambda entry: bounded_text(entry, MAX_ID_BYTES))

@@ -76,7 +76,8 @@ class ConsumerReads:
         p, d = read.params.prefill.shards, self.engine.shards
         nbytes = self.geometry.nbytes(read.op.p_rank, self.rank, p, d, read.registration.num_tokens)
         notification = None if self.dialect.lease_words else Completion(read.params.request_id, read.readers)
-        return (PostRead(read.op, read.source, read.params.blocks, read.registration, nbytes, notification),)
+        blocks, groups = read.params.blocks, read.params.groups
+        return (PostRead(read.op, read.source, blocks, read.registration, nbytes, notification, groups),)
 
     def wait(self, read: ReadCell) -> None:
         """Keep a READ until there is a connection to its source."""

@@ -158,7 +158,8 @@ class ProducerScheduler:
             local_events = [SendLocal(rank, SourceCompleted(xid)) for rank in self.ranks]
         else:
             del self.products[xid]
-        params = KvParams(self.engine, xid, request_id, num_tokens, allocation.blocks, rank_words, digest, weights)
+        blocks, groups = allocation.blocks, allocation.groups
+        params = KvParams(self.engine, xid, request_id, num_tokens, blocks, rank_words, digest, weights, groups)
         return (*local_events, AnswerPrefill(request_id, params))
 
     def _mint_words(self) -> tuple[LeaseWord, ...]:

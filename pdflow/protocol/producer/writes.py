@@ -96,7 +96,8 @@ def requested_range(registration: Register, source: Source, ctx: ProducerContext
     vLLM's PUSH_REG names only D's blocks, which stand for the prompt's tail: the position is computed from the token
     count, so that the pairing itself is always by position (R52).
     """
-    blocks = len(registration.target.blocks)
+    tables = registration.target.tables
+    blocks = min(map(len, tables))
     size = registration.shards.block_size
     ours = ctx.shards.block_size
     if size != ours and not (ctx.dialect.unequal_blocks and (size % ours == 0 or ours % size == 0)):
@@ -112,7 +113,7 @@ def requested_range(registration: Register, source: Source, ctx: ProducerContext
     start, num_tokens = registration.token_start, registration.num_tokens
     if start + num_tokens != source.num_tokens or registration.digest != source.digest:
         return Code.CONTENT
-    if num_tokens <= 0:
+    if num_tokens <= 0 or len(tables) != len(source.allocation.tables):
         return Code.LAYOUT
     if not ctx.into_staging and (start % size or blocks * size < num_tokens):
         return Code.LAYOUT

@@ -23,12 +23,15 @@ from pdflow.protocol.messages import (
     SyncReply,
     Taken,
 )
+from pdflow.protocol.values import blocks_of
 from pdflow.protocol.wire.limits import (
     MAX_BLOCK_ID,
     MAX_BLOCK_TOKENS,
     MAX_BLOCKS,
+    MAX_GROUPS,
     MAX_ID_BYTES,
     MAX_NAME_BYTES,
+    MAX_POSITIONS,
     MAX_RANKS,
     MAX_SYNC_REGS,
     MAX_SYNC_XIDS,
@@ -75,6 +78,16 @@ def blocks_problem(blocks: tuple[int, ...]) -> Problem:
     )
 
 
+def groups_problem(groups: tuple[tuple[int, ...], ...], blocks: tuple[int, ...]) -> Problem:
+    """Check the block tables of several KV cache groups, whose blocks must be these."""
+    if len(groups) > MAX_GROUPS:
+        return f"{len(groups)} KV cache groups, at most {MAX_GROUPS} are allowed"
+    positions = sum(map(len, groups))
+    if positions > MAX_POSITIONS:
+        return f"{positions} entries of block tables, at most {MAX_POSITIONS} are allowed"
+    return "" if not groups or blocks_of(groups) == blocks else "blocks are not those of the KV cache groups"
+
+
 def shards_problem(shards: Shards) -> Problem:
     return (
         range_problem("tp", shards.tp, 1, MAX_RANKS)
@@ -101,6 +114,7 @@ def register_problem(message: Register) -> Problem:
         or range_problem("d_rank", message.d_rank, 0, message.shards.ranks - 1)
         or range_problem("generation", message.target.generation, 0, MAX_U64)
         or blocks_problem(message.target.blocks)
+        or groups_problem(message.target.groups, message.target.blocks)
         or range_problem("token_start", message.token_start, 0, MAX_TOKENS)
         or range_problem("num_tokens", message.num_tokens, 0, MAX_TOKENS)
         or range_problem("digest", message.digest, 0, MAX_U64)

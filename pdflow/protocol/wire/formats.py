@@ -59,7 +59,12 @@ def regenerated(document: str) -> str:
 
 
 def _keys(kind: type[msgspec.Struct]) -> str:
-    return ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(kind))
+    """Return the names of a map's keys; those that are left out where they are empty say so."""
+    omits = kind.__struct_config__.omit_defaults
+    return ", ".join(
+        f"`{field.name}`" + (" (if not empty)" if omits and not field.required else "")
+        for field in msgspec.structs.fields(kind)
+    )
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:

@@ -24,6 +24,12 @@ MAX_HEARTBEAT_IDS = 65_536
 MAX_BLOCKS = 65_536
 """Block ids in one registration: 2**20 tokens in blocks of 16."""
 
+MAX_GROUPS = 64
+"""KV cache groups of one model. gpt-oss has 2; a model with one full layer to five with a sliding window has 6."""
+
+MAX_POSITIONS = 4 * MAX_BLOCKS
+"""Entries of the block tables of all groups together, those without a block included."""
+
 MAX_BLOCK_ID = 2**32 - 1
 """The largest block id: it fits 5 bytes of msgpack, which is what the size formulas count for each."""
 

@@ -64,7 +64,9 @@ def _names(kind: type[msgspec.Struct]) -> int:
     return _map((str(config.tag_field), *kind.__struct_fields__)) + _text(str(config.tag))
 
 
-_REG, _SHARDS, _ALLOCATION, _ITEM = _names(Reg), _names(Shards), _names(Allocation), _names(SyncItem)
+_REG, _SHARDS, _ITEM = _names(Reg), _names(Shards), _names(SyncItem)
+_GROUPS = _text("groups")
+_ALLOCATION = _names(Allocation) - _GROUPS
 _FRAME = {
     kind: HEADER_BYTES + _names(kind)
     for kind in (Hello, Register, RegisterAck, Done, Fail, Cancel, CancelAck, Release, Taken, Sync, SyncReply)
@@ -144,6 +146,7 @@ def _register(m: Register) -> int:
         + w[m.target.generation.bit_length()]
         + _array(blocks)
         + BLOCK_ID_BYTES * blocks
+        + (_groups(m.target.groups) if m.target.groups else 0)
         + w[m.token_start.bit_length()]
         + w[m.num_tokens.bit_length()]
         + w[m.digest.bit_length()]
@@ -151,6 +154,12 @@ def _register(m: Register) -> int:
         + w[m.floor.bit_length()]
         + _text(m.prefill_request_id)
     )
+
+
+def _groups(tables: tuple[tuple[int, ...], ...]) -> int:
+    """Return the bytes of the block tables of several KV cache groups."""
+    entries = sum([_array(len(table)) + BLOCK_ID_BYTES * len(table) for table in tables])
+    return _GROUPS + _array(len(tables)) + entries
 
 
 def _register_ack(m: RegisterAck) -> int:

@@ -169,7 +169,7 @@ def push_reg(message: Register, address: PushAddress, *, transfer_id: bool, pdf:
         address.decode_host,
         address.decode_port,
         message.shards.tp,
-        (message.target.blocks,),
+        message.target.tables,
         address.remote_engine_id,
         address.remote_host,
         address.remote_port,

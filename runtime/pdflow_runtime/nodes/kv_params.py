@@ -22,7 +22,7 @@ from pdflow.methods.params.mooncake import MooncakeV1Decode, MooncakeV1Prefill
 from pdflow.methods.params.nixl import NixlPrefill, NixlPullDecode, NixlPushDecode
 from pdflow.methods.params.parse import parse, to_json
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards, rank_address
-from pdflow.protocol.values import Address, EngineId, Xid
+from pdflow.protocol.values import Address, EngineId, Xid, blocks_of
 
 _OWN: Final = ("nixl-push", "nixl-pull", MOONCAKE_V1.name)
 _OTHERS: Final = {name: method for name, method in METHODS.items() if name not in _OWN}
@@ -90,6 +90,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         digest=params.digest,
         weights=params.weights,
         lease=tuple((lease_word.index, lease_word.value) for lease_word in params.rank_words),
+        groups=params.groups or None if METHODS[method].pulls else None,
         ranks=at.ranks or None,
     )
     common: dict[str, Any] = {
@@ -125,15 +126,19 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         return known, at
     assert isinstance(parsed, NixlPullDecode | NixlPushDecode)
     info = EngineInfo(parsed.remote_engine_id, Shards(parsed.tp_size, parsed.pp_size, extras.block_size))
+    blocks, groups = tuple(parsed.remote_block_ids or ()), extras.groups or ()
+    if groups and blocks_of(groups) != blocks:
+        raise ParamsError("pdflow.groups", "names other blocks than remote_block_ids", "the block tables of P's groups")
     params = KvParams(
         info,
         extras.xid,
         parsed.remote_request_id,
         parsed.remote_num_tokens or 0,
-        tuple(parsed.remote_block_ids or ()),
+        blocks,
         tuple(LeaseWord(index, value) for index, value in extras.lease),
         extras.digest,
         extras.weights,
+        groups,
     )
     ranks = extras.ranks or ()
     if ranks and len(ranks) != info.shards.ranks:

@@ -6,7 +6,7 @@ import hashlib
 
 from pdflow.protocol.ids import Reg, Shards
 from pdflow.protocol.messages import Completion, Done, Heartbeat, Register
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import NO_BLOCK, Allocation, allocation_of
 from pdflow.protocol.wire import handshake, strict, vllm
 
 PUSH_REG = bytes.fromhex(
@@ -117,3 +117,37 @@ def test_a_strict_done() -> None:
     )
     assert strict.encode_frame(done) == golden
     assert strict.decode_done(golden) == done
+
+
+def strict_register(target: Allocation) -> Register:
+    return Register(Reg("D", 7, 3, "r"), "x", 1, Shards(2, 1, 16), target, 32, 47, 5, 6, 2)
+
+
+REGISTER_BEGIN = (
+    b"\x8c\xa4type\xa3REG\xa3reg\x84\xa6engine\xa1D\xabincarnation\x07\xa3seq\x03\xaarequest_id\xa1r\xa3xid\xa1x"
+    b"\xa6d_rank\x01\xa6shards\x83\xa2tp\x02\xa2pp\x01\xaablock_size\x10\xa6target"
+)
+REGISTER_END = (
+    b"\xabtoken_start\x20\xaanum_tokens\x2f\xa6digest\x05\xa7weights\x06\xa5floor\x02\xb2prefill_request_id\xa0"
+)
+ONE_GROUP = b"\x82\xaageneration\x09\xa6blocks\x93\x01\x02\x03"
+TWO_GROUPS = b"\x83\xaageneration\x09\xa6blocks\x94\x01\x02\x03\x05\xa6groups\x92\x93\x01\x02\x03\x93\xff\xff\x05"
+
+
+def test_a_strict_register_of_one_kv_cache_group() -> None:
+    """Peers that know no groups send and read the same bytes."""
+    message = strict_register(Allocation(9, (1, 2, 3)))
+    body = REGISTER_BEGIN + ONE_GROUP + REGISTER_END
+    golden = (len(body) + 1).to_bytes(4, "big") + b"\x01" + body
+    assert strict.encode_frame(message) == golden
+    assert strict.decode_frame(golden) == message
+
+
+def test_a_strict_register_of_two_kv_cache_groups() -> None:
+    """The second one keeps nothing of the first two blocks."""
+    message = strict_register(allocation_of(9, ((1, 2, 3), (NO_BLOCK, NO_BLOCK, 5))))
+    assert message.target == Allocation(9, (1, 2, 3, 5), ((1, 2, 3), (NO_BLOCK, NO_BLOCK, 5)))
+    body = REGISTER_BEGIN + TWO_GROUPS + REGISTER_END
+    golden = (len(body) + 1).to_bytes(4, "big") + b"\x01" + body
+    assert strict.encode_frame(message) == golden
+    assert strict.decode_frame(golden) == message

@@ -29,7 +29,7 @@ from pdflow.protocol.messages import (
     SyncReply,
     Taken,
 )
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import NO_BLOCK, Allocation, allocation_of
 from pdflow.protocol.wire.limits import MAX_BLOCK_ID, MAX_FRAME_BYTES, MAX_ID_BYTES, MAX_REASON_CHARS, MAX_U63, MAX_U64
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.sizes import BLOCK_ID_BYTES, RANK_BYTES, frame_size
@@ -50,7 +50,9 @@ names = text.filter(lambda s: len(s.encode()) < 250)
 regs = st.builds(Reg, names, u64, u63, ids)
 shards = st.builds(Shards, st.integers(1, 64), st.integers(1, 64), st.integers(1, 65_536))
 blocks = st.lists(st.integers(0, MAX_BLOCK_ID), min_size=1, max_size=40).map(tuple)
-allocations = st.builds(Allocation, u64, blocks)
+tables = st.lists(st.just(NO_BLOCK) | st.integers(0, MAX_BLOCK_ID), max_size=40)
+grouped = st.tuples(u64, st.lists(tables, min_size=1, max_size=20)).map(lambda drawn: allocation_of(*drawn))
+allocations = st.builds(Allocation, u64, blocks) | grouped.filter(lambda allocation: allocation.blocks)
 registers = st.builds(Register, regs, ids, st.just(0), shards, allocations, u32, u32, u64, u64, u63, st.just("") | ids)
 items = st.builds(SyncItem, regs, st.sampled_from(Progress), st.sampled_from(Code), st.booleans())
 addresses = st.tuples(names, rank).map(lambda t: f"{t[0]}.r{t[1]}")
@@ -82,6 +84,11 @@ ONE_OF_EACH: tuple[Frame, ...] = (
 )
 
 
+OF_TWO_GROUPS = Register(
+    REG, "x", 1, Shards(2, 1, 16), allocation_of(5, ((1, 300, 70_000), (NO_BLOCK, 2, 3))), 0, 48, 7, 1, 2, "cmpl-p"
+)
+
+
 def test_samples_cover_every_frame() -> None:
     assert [type(frame) for frame in ONE_OF_EACH] == list(get_args(Frame))
 
@@ -89,7 +96,8 @@ def test_samples_cover_every_frame() -> None:
 def block_id_slack(frame: Frame) -> int:
     """What the size formula counts beyond the bytes, as documented: ids and targets at their widest."""
     if isinstance(frame, Register):
-        return sum(BLOCK_ID_BYTES - len(msgspec.msgpack.encode(b)) for b in frame.target.blocks)
+        named = (*frame.target.blocks, *(entry for table in frame.target.groups for entry in table))
+        return sum(BLOCK_ID_BYTES - len(msgspec.msgpack.encode(b)) for b in named)
     if isinstance(frame, RegisterAck):
         return sum(RANK_BYTES - len(msgspec.msgpack.encode(r)) for r in frame.targets)
     return 0
@@ -109,6 +117,8 @@ def test_size_at_the_widths_of_lists(count: int) -> None:
     sync = Sync(1, 1, ("x",) * count, (REG,) * min(count, 60_000))
     reply = SyncReply(1, (SyncItem(REG, Progress.SENT, Code.NONE, True),) * min(count, 40_000))
     assert frame_size(register) == len(encode_frame(register))
+    in_groups = msgspec.structs.replace(register, target=allocation_of(1, ((MAX_BLOCK_ID,) * count, ())))
+    assert frame_size(in_groups) == len(encode_frame(in_groups))
     for frame in (sync, reply):
         assert frame_size(frame) == len(msgspec.msgpack.encode(frame)) + 5
 
@@ -203,6 +213,13 @@ def register(**change: object) -> Register:
         register(target=Allocation(1, (-1,))),
         register(target=Allocation(1, (2**32,))),
         register(target=Allocation(1, (1,) * 65_537)),
+        register(target=Allocation(1, (), ((NO_BLOCK,),))),
+        register(target=Allocation(1, (1, 2), ((1,),))),
+        register(target=Allocation(1, (1, 2), ((2,), (1,)))),
+        register(target=Allocation(1, (1,), ((1, -2),))),
+        register(target=Allocation(1, (1, 2**32), ((1,), (2**32,)))),
+        register(target=allocation_of(1, ((1,),) * 65)),
+        register(target=allocation_of(1, ((1,), (NO_BLOCK,) * 262_144))),
         register(num_tokens=-1),
         register(digest=2**128),
         register(reg=Reg("", 1, 1, "r")),
@@ -273,7 +290,7 @@ def test_r32_strict_decoders_survive_any_bytes(data: bytes) -> None:
     survive(data)
 
 
-@pytest.mark.parametrize("frame", ONE_OF_EACH, ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize("frame", [*ONE_OF_EACH, OF_TWO_GROUPS], ids=lambda f: type(f).__name__)
 def test_r34_strict_decoders_survive_every_mutated_byte(frame: Frame) -> None:
     packed = encode_frame(frame)
     rng = random.Random(len(packed))

@@ -8,6 +8,7 @@ import pytest
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import EngineInfo, KvParams, LeaseWord, Shards
+from pdflow.protocol.values import NO_BLOCK, blocks_of
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json, read_decode, read_prefill
 
 AT = Coordinates("127.0.0.1", 5600)
@@ -24,6 +25,25 @@ def test_params_are_read_as_written(method: str) -> None:
     if method != "mooncake-v1":
         params = msgspec.structs.replace(params, request_id="r1")
     assert read_decode(method, via_json(decode_json(params, AT, method))) == (params, AT)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.pulls])
+def test_block_tables_of_kv_cache_groups_are_read_as_written(method: str) -> None:
+    groups = ((3, 4), (NO_BLOCK, 9))
+    params = msgspec.structs.replace(ANSWERED, blocks=blocks_of(groups), groups=groups)
+    payload = via_json(decode_json(params, AT, method))
+    assert read_decode(method, payload) == (params, AT)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [[[3, 4], [9]], [[3], [4, 9]], [], [[]] * 65, [3, 4], [[3, 4], [-2]], [[3, True]], [[3, 4], [-1] * 262_144]],
+)
+def test_block_tables_that_no_prefill_has_are_one_error(groups: object) -> None:
+    payload = decode_json(ANSWERED, AT, "nixl-pull")
+    payload["pdflow"]["groups"] = groups
+    with pytest.raises(ParamsError, match=r"pdflow\.groups"):
+        read_decode("nixl-pull", payload)
 
 
 def test_a_prefill_leg_has_the_addresses_of_the_store_nodes() -> None:
