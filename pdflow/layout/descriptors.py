@@ -42,7 +42,7 @@ Nesting: TypeAlias = Literal["layer-major", "block-major"]
 PlaneOrder: TypeAlias = Literal["HND", "NHD", "opaque"]
 
 
-class RankMemory(Value, frozen=True, gc=False):
+class RankMemory(Value, frozen=True, gc=False, omit_defaults=True):
     """The memory in which one rank keeps its KV: `num_layers * tensors_per_layer` regions if layer-major, one if
     block-major.
 
@@ -61,6 +61,9 @@ class RankMemory(Value, frozen=True, gc=False):
     cell_bytes: int
     nesting: Nesting
     order: PlaneOrder
+    layer_groups: tuple[int, ...] = ()
+    """The KV cache group of each layer, which says whose block table it has; empty if there is one group. Layers of
+    different groups may share a region, as a block belongs to one group at a time."""
 
     @property
     def plane_bytes(self) -> int:
@@ -72,6 +75,10 @@ class RankMemory(Value, frozen=True, gc=False):
         """Bytes from the first byte of a region to its last one."""
         planes = 1 if self.nesting == "layer-major" else self.num_layers * self.tensors_per_layer
         return (self.num_blocks - 1) * self.block_stride + planes * self.plane_bytes
+
+    def groups_of(self, layer: int, num_layers: int) -> tuple[int, ...]:
+        """Return the KV cache groups of so many layers, from this one of the rank's on."""
+        return self.layer_groups[layer : layer + num_layers] or (0,) * num_layers
 
     def plane_address(self, layer: int, tensor: int, block: int) -> int:
         """Return the address of a plane; `layer` counts from this rank's first, `tensor` is 0 for K and 1 for V."""

@@ -51,6 +51,21 @@ class Pair(Value, frozen=True, gc=False):
     bytes_per_token: int
 
 
+def of_layer(pair: Pair, layer: int) -> Pair:
+    """Return the pair of one of its layers, counted from its first."""
+    return Pair(
+        pair.p_rank,
+        pair.d_rank,
+        pair.source_layer + layer,
+        pair.target_layer + layer,
+        1,
+        pair.source_head,
+        pair.target_head,
+        pair.num_heads,
+        pair.bytes_per_token,
+    )
+
+
 def writers(
     shape: KvShape, p_tp: int, p_pp: int, d_tp: int, *, initiator: Initiator = "push", rule: Rule = "exactly-once"
 ) -> tuple[Pair, ...]:

@@ -26,12 +26,14 @@ def strided_memory(
     cell_bytes: int,
     tensors_per_layer: int = 1,
     opaque: bool = False,
+    layer_groups: tuple[int, ...] = (),
 ) -> RankMemory:
     """Return the memory of a rank whose blocks, heads and tokens lie at these distances from each other, in bytes.
 
     `bases` are the addresses of block 0 of each layer; with several tensors per layer, of each of them, layer by layer.
     The `cell_bytes` of one token and head must lie together. `opaque`: what lies inside a head of a block is not known,
-    so only whole ones are moved. LayoutError for a layout with gaps inside a block.
+    so only whole ones are moved. `layer_groups`: as a RankMemory has them. LayoutError for a layout with gaps inside a
+    block.
     """
     for name, value in (
         ("num_blocks", num_blocks),
@@ -47,6 +49,8 @@ def strided_memory(
             f"{len(bases)} regions of {tensors_per_layer} per layer, the first at {min(bases, default=0)}: "
             "each layer needs all of its regions, at addresses of 0 or more"
         )
+    if layer_groups and len(layer_groups) * tensors_per_layer != len(bases):
+        raise LayoutError(f"{len(layer_groups)} layers are in KV cache groups, and {len(bases)} regions are given")
     order = _order(head_stride, token_stride, block_size, num_heads, cell_bytes, opaque)
     plane_bytes = block_size * num_heads * cell_bytes
     if num_blocks > 1 and block_stride < plane_bytes:
@@ -62,6 +66,7 @@ def strided_memory(
         cell_bytes=cell_bytes,
         nesting="layer-major",
         order=order,
+        layer_groups=layer_groups,
     )
 
 

@@ -60,6 +60,11 @@ def read_metadata(peer: Address, metadata: bytes, rank: Address, ours: RankMetad
             f"{peer} lays out the inside of blocks as {_named(theirs.interior)}, {rank} as {_named(ours.interior)}: "
             "give both engines one attention backend, KV dtype and kind of CPU"
         )
+    if theirs.memory.layer_groups != ours.memory.layer_groups:
+        raise ValueError(
+            f"{peer} keeps the layers of its model in other KV cache groups than {rank}: give both engines one model "
+            "and one setting of the hybrid KV cache manager"
+        )
     memories = [theirs.memory] if theirs.kv_region is None else [theirs.memory, theirs.kv_region.memory]
     possible = all(_may_be(memory, ours.memory) for memory in memories)
     if theirs.slots < 1 or shards_problem(theirs.shards) or not possible:

@@ -23,8 +23,9 @@ import attrs
 import msgspec
 
 from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
+from pdflow.layout.groups import table_descriptors
 from pdflow.layout.pairing import runs_within
-from pdflow.layout.ranks import Initiator, Pair, Rule, writers
+from pdflow.layout.ranks import Initiator, Pair, Rule, of_layer, writers
 from pdflow.layout.regions import KvRegion, lying
 from pdflow.layout.shapes import KvShape, LayoutError, stage_layers
 from pdflow.methods.shipment import Piece
@@ -36,7 +37,7 @@ from pdflow.protocol.values import Address, Allocation, Xid
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notification
 from pdflow_runtime.nodes.rank_metadata import RankMetadata, read_metadata
-from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
+from pdflow_runtime.nodes.transfers import BlockTables, InFlightTransfers, TransferPlan
 from pdflow_runtime.transports.adopting import Segment, adopt, is_within_one, own_start
 from pdflow_runtime.transports.base import (
     Ended,
@@ -329,7 +330,7 @@ class Rank:
 
     # From where to where.
 
-    def _plan(self, op: Op, p: Address, d: Address, blocks: Sequence[int], registration: Register) -> TransferPlan:
+    def _plan(self, op: Op, p: Address, d: Address, tables: BlockTables, registration: Register) -> TransferPlan:
         """Plan a transfer; see `transfers.MakePlan`. What is sent from beside the blocks may have its place only when
         it is sent."""
         start, stop = registration.token_start, registration.token_start + registration.num_tokens
@@ -337,17 +338,16 @@ class Rank:
         if registration.target.generation <= d_metadata.void_generation:
             raise LayoutError(f"{d} has fenced {p} since it granted generation {registration.target.generation}")
         pair = self._layouts.pair(p_metadata.shards, d_metadata.shards, op.p_rank, op.d_rank)
-        target, to = within(d_metadata, registration.target.blocks, registration.num_tokens)
+        target, to = within(d_metadata, registration.target.tables, registration.num_tokens)
         placed = p == self.address and self.kv_region is not None
 
         def pieces(layer: int | None, first: int, last: int) -> list[Descriptor]:
             one = pair if layer is None else of_layer(pair, layer)
-            source, at = within(p_metadata, self.staged[registration.xid].blocks if placed else blocks, stop)
+            source, at = within(p_metadata, self.staged[registration.xid].tables if placed else tables, stop)
             if source.order == "opaque":
                 # Such blocks go whole: the first one again, if an earlier piece has ended in it.
                 first -= (first - start) % source.block_size
-            of_tokens = runs_within(at, source.block_size, to, target.block_size, start, first, last)
-            return descriptors(one, source, target, of_tokens, coalesce=True)
+            return table_descriptors(one, source, target, at, to, start, first, last)
 
         return TransferPlan(pair.num_layers, pieces)
 
@@ -367,15 +367,13 @@ def _check_adopted(adopted: RankMemory, expected: RankMemory, staging_factory: S
             )
 
 
-def within(metadata: RankMetadata, blocks: Sequence[int], tokens: int) -> tuple[RankMemory, Sequence[int]]:
-    """Return where a prompt lies in a rank's memory: in its blocks, or beside them if the rank has memory there."""
-    return (metadata.memory, blocks) if metadata.kv_region is None else lying(metadata.kv_region, blocks, tokens)
-
-
-def of_layer(pair: Pair, layer: int) -> Pair:
-    """Return the pair of one of its layers."""
-    source_layer, target_layer = pair.source_layer + layer, pair.target_layer + layer
-    return msgspec.structs.replace(pair, source_layer=source_layer, target_layer=target_layer, num_layers=1)
+def within(metadata: RankMetadata, tables: BlockTables, tokens: int) -> tuple[RankMemory, BlockTables]:
+    """Return where a prompt lies in a rank's memory: in the blocks of its tables, or, if the rank has memory beside its
+    blocks, at the extents there, which stand in the only table."""
+    if metadata.kv_region is None:
+        return metadata.memory, tables
+    memory, extents = lying(metadata.kv_region, tables[0], tokens)
+    return memory, (extents,)
 
 
 def end_of(region: KvRegion) -> int:

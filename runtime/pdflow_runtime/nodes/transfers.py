@@ -45,9 +45,12 @@ class TransferPlan(NamedTuple):
     """Returns the descriptors of one of these layers, or of all, from a token to another."""
 
 
-MakePlan: TypeAlias = Callable[[Op, Address, Address, Sequence[int], Register], TransferPlan]
-"""Plans an operation between P's rank and D's, given P's blocks and what D has granted. KeyError if the other rank has
-not said how it is reached, LayoutError if nothing can go between the two."""
+BlockTables: TypeAlias = Sequence[Sequence[int]]
+"""The block table of each KV cache group."""
+
+MakePlan: TypeAlias = Callable[[Op, Address, Address, BlockTables, Register], TransferPlan]
+"""Plans an operation between P's rank and D's, given P's block tables and what D has granted. KeyError if the other
+rank has not said how it is reached, LayoutError if nothing can go between the two."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -114,17 +117,17 @@ class InFlightTransfers:
 
     def write(self, effect: PostWrite, me: Address) -> None:
         assert isinstance(effect.notification, Done), "only strict is spoken here"
-        self._begin(effect, effect.to, effect.source.blocks, p=me, d=effect.to)
+        self._begin(effect, effect.to, effect.source.tables, p=me, d=effect.to)
 
     def read(self, effect: PostRead, me: Address) -> None:
-        self._begin(effect, effect.source, effect.blocks, p=effect.source, d=me)
+        self._begin(effect, effect.source, effect.groups or (effect.blocks,), p=effect.source, d=me)
 
     def _begin(
-        self, effect: PostWrite | PostRead, peer: Address, blocks: Sequence[int], *, p: Address, d: Address
+        self, effect: PostWrite | PostRead, peer: Address, tables: BlockTables, *, p: Address, d: Address
     ) -> None:
         registration = effect.registration
         try:
-            plan = self._make_plan(effect.op, p, d, blocks, registration)
+            plan = self._make_plan(effect.op, p, d, tables, registration)
         except (KeyError, LayoutError) as error:
             log.warning("a transfer with %s cannot be posted: %s", peer, error)
             self._put(over(effect, False))
