@@ -148,6 +148,12 @@ def test_a_transfer_fails_once_for_each_order(tmp_path: Path) -> None:
     assert agent.transfer(second) == "PROC"
     assert (agent.check_xfer_state(first), agent.check_xfer_state(second)) == ("ERR", "DONE")
     assert agent.get_xfer_telemetry(second) == 1
+    order = tmp_path / "hold-transfer"
+    order.touch()
+    assert (agent.transfer(second), agent.check_xfer_state(second)) == ("PROC", "PROC")
+    order.unlink()
+    assert agent.check_xfer_state(second) == "PROC", "it is posted only now"
+    assert agent.check_xfer_state(second) == "DONE"
     (tmp_path / "no-telemetry").touch()
     with pytest.raises(MissingError):
         agent.get_xfer_telemetry(second)

@@ -56,21 +56,35 @@ def _change(module: Any, folder: str) -> None:
     agent = module.nixl_agent
     transfer, check, telemetry = agent.transfer, agent.check_xfer_state, agent.get_xfer_telemetry
     failed: set[int] = set()
+    held: dict[int, tuple[Any, ...]] = {}
 
-    def transfer_or_fail(self: Any, handle: Any, *rest: Any, **named: Any) -> str:
+    def ordered(fault: str) -> bool:
+        return os.path.exists(os.path.join(folder, fault))
+
+    def transfer_or_fail(self: Any, handle: Any, *rest: Any) -> str:
+        failed.discard(id(handle))  # an id is used again after its handle has gone
+        held.pop(id(handle), None)
+        if ordered("hold-transfer"):
+            held[id(handle)] = rest
+            return "PROC"
         try:
             os.unlink(os.path.join(folder, "fail-transfer"))
         except FileNotFoundError:
-            failed.discard(id(handle))  # an id is used again after its handle has gone
-            return str(transfer(self, handle, *rest, **named))
+            return str(transfer(self, handle, *rest))
         failed.add(id(handle))
         return "ERR"
 
     def check_or_fail(self: Any, handle: Any) -> str:
-        return "ERR" if id(handle) in failed else str(check(self, handle))
+        if id(handle) in failed:
+            return "ERR"
+        if id(handle) in held:
+            if ordered("hold-transfer"):
+                return "PROC"
+            return str(transfer(self, handle, *held.pop(id(handle))))
+        return str(check(self, handle))
 
     def telemetry_or_none(self: Any, handle: Any) -> Any:
-        if os.path.exists(os.path.join(folder, "no-telemetry")):
+        if ordered("no-telemetry"):
             raise module.nixlBind.nixlNoTelemetryError("NIXL_ERR_NO_TELEMETRY")
         return telemetry(self, handle)
 
