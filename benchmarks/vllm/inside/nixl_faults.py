@@ -1,8 +1,9 @@
 """Faults of NIXL inside an instance, ordered by files in a folder. The connectors, stock and pdflow, do not know it.
 
-fail-transfer    the next transfer is not posted, and its state is ERR; the file goes, so that it is one
-no-telemetry     while the file is there, a transfer's telemetry is missing (nixlNoTelemetryError, as from a NIXL that
-                 was built without it)
+- fail-transfer: the next transfer is not posted, and its state is ERR; the file goes, so that it is one.
+- hold-transfer: while the file is there, transfers are not posted, and their state is PROC.
+- no-telemetry: while the file is there, a transfer's telemetry is missing (nixlNoTelemetryError, as from a NIXL that was
+  built without it).
 """
 
 import os
