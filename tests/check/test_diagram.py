@@ -246,6 +246,7 @@ SCOPES = [
     Scope(requests=2, same_product=True, dup=1, prefill_abort=1),
     Scope(dialect=VLLM_COMPAT, drop=1, sync=1),
     Scope(p_tp=2, d_tp=2, lagging=True, lose=1),
+    Scope(p_restart=1, down=True, lose=1, refused=1, sync=2),
     Scope(dialect=VLLM_COMPAT, attempts=2, p_restart=1, prefill_abort=1),
     Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, prefill_abort=1, err=1),
 ]

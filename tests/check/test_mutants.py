@@ -32,7 +32,12 @@ LONG = {"one-flush-is-enough", "fence-counts-as-flush", "takers-counted", "first
 LONG |= {"completions-counted", "last-handle-decides", "floor-forgotten", "p-restart-unnoticed", "lost-wake-up"}
 LONG |= {"new-life-answers-for-the-old", "compat-drops-early-completions", "release-of-what-is-held-forgotten"}
 LONG |= {"the-last-stop-decides", "a-stop-cuts-what-is-posted", "freed-under-a-copy", "room-is-kept-when-aborted"}
-LONG |= {"any-attempts-pieces-pass", "first-piece-is-not-reported", "error-behind-the-start"}
+LONG |= {
+    "any-attempts-pieces-pass",
+    "first-piece-is-not-reported",
+    "error-behind-the-start",
+    "refusal-settles-its-pair",
+}
 """Two handles, ranks, requests, attempts, lives or ends, or a copy at the end: their shortest stories have more than
 twelve steps."""
 
@@ -53,7 +58,7 @@ def test_what_survives_still_does(name: str) -> None:
 
 
 LARGE = {"completions-counted", "first-answer-frees", "fence-counts-as-flush", "silence-frees", "floor-forgotten"}
-LARGE |= {"floor-too-high", "compat-zombie-registrations"}
+LARGE |= {"floor-too-high", "compat-zombie-registrations", "refusal-settles-its-pair"}
 """Seconds without the mutant. So are, all together, those of survivors: of them nobody asks whether a hunt was fair."""
 
 

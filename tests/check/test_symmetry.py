@@ -31,6 +31,9 @@ ALIKE = {
     "compat, one prompt": Scope(dialect=VLLM_COMPAT, requests=2, same_product=True, err=1, **QUIET),
     "two P engines, a restart": Scope(requests=2, p_engines=2, p_restart=1, concurrent=False, **QUIET),
     "two P engines, an orphan": Scope(requests=2, p_engines=2, p_restart=1, orphan=True, concurrent=False, **QUIET),
+    "two P engines, one is down": Scope(
+        requests=2, p_engines=2, p_restart=1, down=True, concurrent=False, clocks=False, **QUIET
+    ),
     "two D engines, a restart": Scope(requests=2, d_engines=2, d_restart=1, concurrent=False, **QUIET),
     "two D engines, compat": Scope(dialect=VLLM_COMPAT, requests=2, d_engines=2, dup=1, **QUIET),
     "pull, a clock": Scope(pulls=True, requests=2, horizon=1, abort=0),

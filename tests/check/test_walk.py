@@ -43,6 +43,7 @@ GOALS = {
     "resolved IO",
     "resolved UNREACHABLE",
     "resolved PEER_RESTARTED",
+    "resolved by a refusal",
     "resolved STALE",
 }
 

@@ -43,6 +43,7 @@ TROUBLE = {
     "lose notice",
     "flush fails",
     "unreachable",
+    "falsely refused",
 }
 """What leads away from where most of it is to be seen."""
 
@@ -55,6 +56,8 @@ def not_live(scope: Scope) -> str:
         return "a store's node has a driver of its own"
     if scope.orphan:
         return "no rank outlives its engine: they are in one process"
+    if scope.down:
+        return "a live engine that has died is started again at once here"
     if scope.attempts:
         return "the router's driver has tests of its own"
     if scope.lagging:
@@ -134,6 +137,8 @@ SCOPES = {
     "frames lost and doubled": Scope(drop=1, delay=1, dup=1, sync=1, cancel=1),
     "two ranks at P": Scope(p_tp=2, lose=1, err=1),
     "two ranks at D": Scope(d_tp=2, dup=1, unreachable=1),
+    "refused, though P lives": Scope(requests=2, lose=2, refused=2, sync=3, cancel=2),
+    "pull, refused, though P lives": Scope(pulls=True, requests=2, lose=2, refused=2, sync=3),
     "one prompt twice, deaths": Scope(requests=2, same_product=True, p_restart=1, d_restart=1),
     "in pieces": Scope(chunks=2, done_is_remote=False, err=1, dup=1),
     "one pool": Scope(requests=3, pool=1, err=1),

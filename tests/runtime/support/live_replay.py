@@ -55,6 +55,7 @@ BLOCKS = 300
 
 HAVING_BLOCKS = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED)
 AT_ONCE = ("finish", "admit", "decode", "abort", "task", "unreachable", "flush fails", "notice", "ended", "lose")
+AT_ONCE += ("falsely refused",)
 """Moves that are made without waiting: what peers say goes through a door that does."""
 
 
@@ -122,6 +123,7 @@ class LiveReplay:
             "late": self.arrive_late,
             "task": self.task,
             "unreachable": self.unreachable,
+            "falsely refused": self.falsely_refused,
             "flush fails": self.flush_fails,
             "lose": self.lose,
             "restart": self.restart,
@@ -484,11 +486,14 @@ class LiveReplay:
         await node.ranks[name].connect(peer, other.ranks[peer].metadata_for(name))
         node.put(node.ports[name], HandshakeEnded(peer, True, other.config.incarnation))
 
-    def unreachable(self, i: int) -> None:
+    def unreachable(self, i: int, refused: bool = False) -> None:
         _, node, target = self.world.space.tasks_of(self.state)[i]
         name = self.cluster.nodes[node]
         at = self.nodes[engine_of(name)]
-        at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[target], False, 0))
+        at.put(at.ports[name], HandshakeEnded(self.cluster.nodes[target], False, 0, refused))
+
+    def falsely_refused(self, i: int) -> None:
+        self.unreachable(i, True)
 
     def flush_fails(self, i: int) -> None:
         _, node, target = self.world.space.tasks_of(self.state)[i]

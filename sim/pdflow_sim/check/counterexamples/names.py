@@ -12,7 +12,7 @@ from typing import Any
 from pdflow.protocol.events import FrameOrdered
 from pdflow.protocol.ids import Op, Reg
 from pdflow.protocol.messages import Heartbeat, Sync, SyncReply
-from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.acts import ON_TASK, Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.state.shadow_state import OPERATION_TASKS
 from pdflow_sim.check.state.space import State, StateSpace
@@ -42,14 +42,14 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"{verb} r{move[1]}"
     if verb == "tick":
         return f"{verb} {'PD'[move[1]]}"
-    if verb == "restart":
+    if verb in ("restart", "kill", "start"):
         return f"{verb} {cluster.engines[move[1]]}"
     if verb == "outlive":
         return f"restart {cluster.engines[move[1]]}, and its ranks live on"
     if verb == "timer":
         timer = space.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_key_text(timer.key)} at {cluster.nodes[move[1]]}"
-    if verb in ("task", "unreachable", "flush fails"):
+    if verb in ON_TASK:
         kind, node, target = space.tasks_of(state)[move[1]]
         ends = f"{cluster.nodes[node]} -> {cluster.nodes[target]}" if kind not in OPERATION_TASKS else ""
         what = ends or _operation(space, target)

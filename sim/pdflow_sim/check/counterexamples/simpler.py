@@ -14,6 +14,7 @@ from pdflow_sim.check.state.cluster import ScopeCluster
 
 PLAIN: dict[str, Any] = {"orphan": False, "chunks": 1, "lagging": False, "same_product": False, "same_base": False}
 PLAIN |= {
+    "down": False,
     "pool": 0,
     "p_pool": 0,
     "progressive": False,

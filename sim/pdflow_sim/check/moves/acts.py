@@ -19,6 +19,8 @@ Acts: TypeAlias = dict[str, Act]
 """The act of each verb."""
 Possible: TypeAlias = Callable[[State], Iterable[Move]]
 """Returns the moves of one kind that are possible in a state, in one fixed order."""
+ON_TASK = frozenset({"task", "unreachable", "refused", "falsely refused", "flush fails"})
+"""Verbs of moves by which a transport's task ends."""
 LostLinks: TypeAlias = Callable[[State, Move], list[int]]
 """Returns the links whose frames are lost with a move."""
 
@@ -29,6 +31,7 @@ class Reads(IntEnum):
     SHADOW = 0
     LATE = 1
     TASKS = 2
+    """With operations; and with the shadow state, where engines may be down."""
     OPERATIONS = 3
 
 

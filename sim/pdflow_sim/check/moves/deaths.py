@@ -10,7 +10,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.engines import Engines
 from pdflow_sim.check.moves.onesided import Operations
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.cluster import role_of
+from pdflow_sim.check.state.cluster import Nobody, role_of
 from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -35,15 +35,21 @@ class Deaths:
         self._born: dict[tuple[int, int], list[int]] = {}
 
     def acts(self) -> Acts:
-        return {"restart": self.restart, "outlive": self.outlive}
+        return {"restart": self.restart, "outlive": self.outlive, "kill": self.kill, "start": self.start}
 
     def moves(self, state: State) -> Iterator[Move]:
-        scope, left, restarts = self.space.scope, self.space.left(state), self.space.shadow_of(state).restarts
+        scope, left, shadow = self.space.scope, self.space.left(state), self.space.shadow_of(state)
         for engine in range(len(self.cluster.engines)):
-            if left[self.death_of(engine)]:
+            if scope.down and shadow.down[engine]:
+                if not scope.horizon:
+                    yield ("start", engine)
+            elif left[self.death_of(engine)]:
                 yield ("restart", engine)
-                if scope.orphan and engine < scope.p_engines and not restarts[engine]:
-                    yield ("outlive", engine)
+                if engine < scope.p_engines:
+                    if scope.orphan and not shadow.restarts[engine]:
+                        yield ("outlive", engine)
+                    if scope.down:
+                        yield ("kill", engine)
 
     def death_of(self, engine: int) -> FaultKind:
         return FaultKind.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else FaultKind.D_RESTART
@@ -57,9 +63,31 @@ class Deaths:
     def restart(self, draft: Draft, move: Move) -> None:
         self.start_again(draft, move[1])
 
+    def kill(self, draft: Draft, move: Move) -> None:
+        """Kill an engine's processes. Each D rank that is connected finds that broken, sooner or later."""
+        space, cluster, name = self.space, self.cluster, self.cluster.engines[move[1]]
+        self.end_processes(draft, move[1])
+        space.put_shadow(draft, "down", move[1], 1)
+        for node in cluster.nodes:
+            if engine_of(node) == name:
+                draft[cluster.at[node]] = space.endpoint(node, Nobody())
+        ends = [pair for pair in cluster.links[: cluster.between_engines] if engine_of(pair[1]) == name]
+        ends = [(rank, peer) for rank, peer in ends if peer in space.body(draft, rank).peers.connected]
+        broken = (("lost", cluster.at[rank], cluster.at[peer]) for rank, peer in ends)
+        draft[space.task] = space.tasks.of(tuple(sorted((*space.tasks_of(draft), *broken))))
+
+    def start(self, draft: Draft, move: Move) -> None:
+        """Start processes of an engine that is down."""
+        self.space.put_shadow(draft, "down", move[1], 0)
+        self.start_processes(draft, move[1])
+
     def start_again(self, draft: Draft, engine: int) -> None:
-        """Kill an engine's processes and start others under the same name. No process is left that could be told how
-        the old incarnation's operations end."""
+        """Kill an engine's processes and start others under the same name."""
+        self.end_processes(draft, engine)
+        self.start_processes(draft, engine)
+
+    def end_processes(self, draft: Draft, engine: int) -> None:
+        """End an engine's processes. None is left that could be told how its operations end."""
         space, cluster = self.space, self.cluster
         name = cluster.engines[engine]
         space.spend(draft, self.death_of(engine))
@@ -73,15 +101,7 @@ class Deaths:
             if cluster.d_of[i].engine == name and stage != RequestStage.UNREGISTERED:
                 space.put_shadow(draft, "stages", i, RequestStage.FREED)
                 space.put_shadow(draft, "barred", i, cluster.everything)
-        restarts = space.shadow_of(draft).restarts[engine] + 1
-        space.put_shadow(draft, "restarts", engine, restarts)
-        first = cluster.at[name]
-        born = self._born.get((engine, restarts))
-        if born is None:
-            bodies = cluster.born(name, restarts)
-            born = [space.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
-            self._born[engine, restarts] = born
-        draft[first : first + len(born)] = born
+        space.put_shadow(draft, "restarts", engine, space.shadow_of(draft).restarts[engine] + 1)
         for link, ends in enumerate(cluster.links):
             if name in map(engine_of, ends):
                 draft[space.first_link + link] = 0
@@ -90,6 +110,18 @@ class Deaths:
         draft[space.bag] = space.bags.of(kept)
         tasks = tuple(task for task in space.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
         draft[space.task] = space.tasks.of(tasks)
+
+    def start_processes(self, draft: Draft, engine: int) -> None:
+        """Start processes of an engine whose former ones have ended."""
+        space, cluster = self.space, self.cluster
+        name, restarts = cluster.engines[engine], space.shadow_of(draft).restarts[engine]
+        first = cluster.at[name]
+        born = self._born.get((engine, restarts))
+        if born is None:
+            bodies = cluster.born(name, restarts)
+            born = [space.endpoint(cluster.nodes[slot], body) for slot, body in enumerate(bodies, first)]
+            self._born[engine, restarts] = born
+        draft[first : first + len(born)] = born
 
     def outlive(self, draft: Draft, move: Move) -> None:
         """Restart an engine while the ranks of the old incarnation keep running. Their requests to the transport are

@@ -30,6 +30,7 @@ PRICES = {
     "drop": FaultKind.DROP,
     "duplicate": FaultKind.DUP,
     "error": FaultKind.ERR,
+    "falsely refused": FaultKind.REFUSED,
     "flush fails": FaultKind.ERR,
     "hang up": FaultKind.ABORT,
     "lose": FaultKind.LOSE,
@@ -82,7 +83,8 @@ class Ordered:
         space, timers = self.space, self.timers
         left = (*space.left(state), 1)
         op = state[space.op]
-        keys = ((state[space.shadow],), (state[space.bag],), (op, state[space.task]), (op,))
+        down = state[space.shadow] if space.scope.down else 0
+        keys = ((state[space.shadow],), (state[space.bag],), (op, state[space.task], down), (op,))
         moves: list[Move] = []
         for reads, key in enumerate(keys):
             found = self.known[reads].get(key)
@@ -132,7 +134,7 @@ class Ordered:
     def _price(self, state: State, move: Move) -> int:
         if move[0] == "timer":
             return BUDGETED_TIMERS.get(self.space.armed[state[move[1]]][move[2]].kind, FREE)
-        if move[0] == "restart":
+        if move[0] in ("restart", "kill"):
             return self.components.deaths.death_of(move[1])
         return PRICES.get(move[0], FREE)
 

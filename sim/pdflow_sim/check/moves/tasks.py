@@ -1,17 +1,18 @@
-"""Moves of transports that answer endpoints' requests: handshakes, fences, flushes, lease words."""
+"""Moves of transports that answer endpoints' requests: handshakes, fences, flushes, lease words. And of connections to
+an engine that has died, which each peer finds broken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from pdflow.protocol.effects import ReadWord
-from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, SourceReady, WordRead
+from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, PeerLost, SourceReady, WordRead
 from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
 from pdflow_sim.check.scopes.scope import FaultKind
-from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, RequestStage
+from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -29,6 +30,7 @@ class Tasks:
         self.operations = operations
         self.ends: dict[str, Callable[[Draft, int, int], None]] = {
             "handshake": self.connected,
+            "lost": self.lost,
             "fence": self.fenced,
             "flush": self.flushed,
             "word": self.word_read,
@@ -37,17 +39,36 @@ class Tasks:
         """The act of a task that ends well, by its kind."""
 
     def acts(self) -> Acts:
-        return {"task": self.end, "unreachable": self.unreachable, "flush fails": self.flush_fails}
+        return {
+            "task": self.end,
+            "unreachable": self.unreachable,
+            "refused": self.refused,
+            "falsely refused": self.falsely_refused,
+            "flush fails": self.flush_fails,
+        }
 
     def moves(self, state: State) -> Iterator[Move]:
         left = self.space.left(state)
         for i, (kind, node, target) in enumerate(self.space.tasks_of(state)):
-            if kind != "flush" or self.operations.flushed(state, node, target):
+            if kind == "handshake":
+                yield from self.handshake_moves(state, i, node, target)
+            elif kind != "flush" or self.operations.flushed(state, node, target):
                 yield ("task", i)
-            if kind == "handshake" and left[FaultKind.UNREACHABLE]:
-                yield ("unreachable", i)
             if kind == "flush" and left[FaultKind.ERR]:
                 yield ("flush fails", i)
+
+    def handshake_moves(self, state: State, i: int, node: int, target: int) -> Iterator[Move]:
+        """Yield the ways in which a handshake may end. D opens the connections, so that only D is refused."""
+        cluster, left = self.cluster, self.space.left(state)
+        down = self.space.shadow_of(state).down
+        if down and down[cluster.number[engine_of(cluster.nodes[target])]]:
+            yield ("refused", i)
+        else:
+            yield ("task", i)
+            if left[FaultKind.REFUSED] and cluster.nodes[node] in cluster.d_ranks:
+                yield ("falsely refused", i)
+        if left[FaultKind.UNREACHABLE]:
+            yield ("unreachable", i)
 
     def end(self, draft: Draft, move: Move) -> None:
         kind, node, target = self.space.take_task(draft, move[1])
@@ -57,6 +78,9 @@ class Tasks:
         name, to = self.cluster.nodes[node], self.cluster.nodes[peer]
         incarnation = self.space.incarnation(self.space.shadow_of(draft), to)
         self.turns.event(draft, name, HandshakeEnded(to, True, incarnation))
+
+    def lost(self, draft: Draft, node: int, peer: int) -> None:
+        self.turns.event(draft, self.cluster.nodes[node], PeerLost(self.cluster.nodes[peer]))
 
     def flushed(self, draft: Draft, node: int, peer: int) -> None:
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], True))
@@ -116,6 +140,29 @@ class Tasks:
         self.space.spend(draft, FaultKind.UNREACHABLE)
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], HandshakeEnded(self.cluster.nodes[peer], False, 0))
+
+    def falsely_refused(self, draft: Draft, move: Move) -> None:
+        """Refuse a handshake, though the peer lives."""
+        self.space.spend(draft, FaultKind.REFUSED)
+        target = self.space.tasks_of(draft)[move[1]][2]
+        self.space.note_refusal(draft, self.cluster.number[engine_of(self.cluster.nodes[target])])
+        self.refused(draft, move)
+
+    def refused(self, draft: Draft, move: Move) -> None:
+        """Refuse a handshake of D's. No request may go on waiting for what it had registered over a connection that is
+        lost (L1)."""
+        space, cluster = self.space, self.cluster
+        _, node, target = space.take_task(draft, move[1])
+        name, peer = cluster.nodes[node], cluster.nodes[target]
+        connected = peer in space.body(draft, name).peers.connected
+        self.turns.event(draft, name, HandshakeEnded(peer, False, 0, True))
+        if connected or space.scope.lagging or not space.scope.dialect.control_frames:
+            return
+        shadow, ends = space.shadow_of(draft), (engine_of(peer), engine_of(name))
+        pair = cluster.bit.get((rank_of(peer), rank_of(name)), 0)
+        for i, stage in enumerate(shadow.stages):
+            if stage == RequestStage.ADMITTED and cluster.ends_of(i) == ends and pair & ~shadow.landed[i]:
+                raise Broken("L1", f"{cluster.requests[i]} waits for {peer}, which has refused {name}")
 
     def flush_fails(self, draft: Draft, move: Move) -> None:
         """Let a flush fail: posted operations may have landed, or not."""

@@ -11,6 +11,7 @@ from pdflow_sim.check.mutants.identity import IDENTITY
 from pdflow_sim.check.mutants.leases import LEASES
 from pdflow_sim.check.mutants.mutant import Mutant
 from pdflow_sim.check.mutants.pieces import PIECES
+from pdflow_sim.check.mutants.refusals import REFUSALS
 from pdflow_sim.check.mutants.repair import REPAIR
 from pdflow_sim.check.mutants.staging import STAGING
 from pdflow_sim.check.mutants.timing import TIMING
@@ -22,6 +23,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "Who is meant": IDENTITY,
     "What is said, and said again": REPAIR,
     "What rests on clocks": TIMING,
+    "When P refuses D's reconnect": REFUSALS,
     "What goes in pieces": PIECES,
     "What an engine does with a request": CORES,
     "What an engine sends early, or from beside its blocks": STAGING,

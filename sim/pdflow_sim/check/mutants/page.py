@@ -22,9 +22,9 @@ and a test holds this page against it; both were written by `python docs/generat
 Invariants are those of PROTOCOL.md, section 6: S1 D's blocks, S2 P's blocks, S3 complete, S4 the right prompt, S6 one
 outcome, S7 no false claim, L6 nobody pays for another's trouble. L: with faults over, it never ends, with nothing but
 SYNC and repeated CANCELs to help. L1 to L3 stand for scopes with no clocks, where nothing takes as long as any timer:
-there nothing may need one. Where a scope says neither, any armed timer may fire at any moment; with clocks it fires
-when it is due, and ticks count as steps. *Source* names a mutant of the list that this began with (M1 to M18), a rule
-of PROTOCOL.md, and races.
+there nothing may need one; and L1 that no request waits for a P that has refused D. Where a scope says neither, any
+armed timer may fire at any moment; with clocks it fires when it is due, and ticks count as steps. *Source* names a
+mutant of the list that this began with (M1 to M18), a rule of PROTOCOL.md, and races.
 """
 
 SURVIVORS = """\

@@ -12,6 +12,7 @@ from pdflow_sim.check.scopes.engine_scopes import ENGINES
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
+from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 
@@ -332,6 +333,7 @@ SCOPES = (
     *CORES,
     *ENGINES,
     *ORPHANS,
+    *REFUSALS,
     *BY_METHOD,
 )
 

@@ -36,6 +36,7 @@ class FaultKind(IntEnum):
     DELAY = 13
     WITHDRAW = 14
     PREEMPT = 15
+    REFUSED = 16
 
 
 BUDGETED_TIMERS = {
@@ -120,6 +121,7 @@ class Scope:
     dup: int = budget("frames that arrive a second time, whenever they like")
     err: int = budget("operations that end badly, whose bytes may land all the same")
     unreachable: int = budget("handshakes that fail")
+    refused: int = budget("handshakes of D that P's address refuses, though P lives")
     lose: int = budget("connections that break")
     abort: int = budget("requests that their client gives up", 1)
     prefill_abort: int = budget("prefills that end without KV")
@@ -128,6 +130,9 @@ class Scope:
     orphan: bool = False
     """The rank processes of P may outlive its first death: no peer hears from them, and they finish what they have
     begun."""
+    down: bool = False
+    """P may stay dead for a while: connections to it break, and its address refuses others. Where engines have clocks
+    it does not start again at all."""
     sync: int = budget("SYNCs or heartbeats by the clock")
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline comes", 1)

@@ -20,13 +20,14 @@ from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import State
 
-UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive"})
+UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive", "kill"})
 """Moves that may always happen, which nothing waits for."""
 LOSSES = (FaultKind.DROP, FaultKind.LOSE)
 SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """Faults that only a clock can notice. Where an engine is gone, requests that it serves are not judged; all others are
 (L6)."""
-REPORTED_FAULTS = (FaultKind.ERR, FaultKind.UNREACHABLE, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
+UNREACHED = (FaultKind.UNREACHABLE, FaultKind.REFUSED)
+REPORTED_FAULTS = (FaultKind.ERR, *UNREACHED, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """Faults that may rightly end a request that nobody gave up, and that are reported to the peer that waits, where the
 dialect has a message for it."""
 
@@ -70,7 +71,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.revoked_attempts(state)
     if not spent.intersection(REPORTED_FAULTS) and failed > given_up:
         return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
-    if FaultKind.UNREACHABLE in spent:
+    if spent.intersection(UNREACHED):
         return None
     limit = world.space.cluster.timers.release_lease_ns
     if FaultKind.DELAY not in spent and (strict or world.space.scope.pulls or world.space.scope.hit_tokens == TOKENS):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pdflow.protocol.effects import PostWrite
 from pdflow.workload.rng import Stream
-from pdflow_sim.check.moves.acts import Move
+from pdflow_sim.check.moves.acts import ON_TASK, Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.routed.cluster import ROUTER
 from pdflow_sim.check.state.space import State
@@ -39,7 +39,7 @@ def chain(world: Transitions, state: State, move: Move) -> Hashable:
         return ("timer", move[1], space.armed[state[move[1]]][move[2]])
     if verb in ON_OPERATIONS:
         return ("operation", space.ops_of(state)[move[1]][0])
-    if verb in ("task", "unreachable", "flush fails"):
+    if verb in ON_TASK:
         return space.tasks_of(state)[move[1]]
     if verb == "late":
         return ("late", *space.bags.values[state[space.bag]][move[1]])
@@ -60,7 +60,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[cluster.links[move[1]][1]]
     if verb == "late":
         return cluster.at[cluster.links[space.bags.values[state[space.bag]][move[1]][0]][1]]
-    if verb in ("task", "unreachable", "flush fails"):
+    if verb in ON_TASK:
         return space.tasks_of(state)[move[1]][1]
     if verb in ON_OPERATIONS:
         poster, _, effect = space.operations(space.ops_of(state)[move[1]][0])
@@ -68,7 +68,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[effect.to] if at_target else cluster.at[poster]
     if verb == "lose":
         return cluster.at[cluster.links[move[1]][0]]
-    if verb in ("restart", "outlive", "room"):
+    if verb in ("restart", "outlive", "kill", "start", "room"):
         return cluster.at[cluster.engines[move[1]]]
     if verb == "copied":
         return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]

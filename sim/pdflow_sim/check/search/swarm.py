@@ -44,6 +44,7 @@ REPEATED = {
     FaultKind.DUP: 3,
     FaultKind.ERR: 2,
     FaultKind.UNREACHABLE: 2,
+    FaultKind.REFUSED: 2,
     FaultKind.LOSE: 2,
 }
 REPEATED |= {FaultKind.SYNC: 3, FaultKind.CANCEL: 3}

@@ -28,7 +28,7 @@ LONGEST = 2_000
 """Number of moves after which a run is cut short, far beyond what any has taken."""
 TWISTS = (0, 1, 2, 3, 5, 7)
 """Fault-free schedules to try before it is reported that something never ends."""
-FAULTS = frozenset((*PRICES, "restart"))
+FAULTS = frozenset((*PRICES, "restart", "kill"))
 ON_WIRE = frozenset(("read", "land"))
 
 

@@ -17,7 +17,7 @@ from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Allocation, EngineId, RequestId, Xid
+from pdflow.protocol.values import Address, Allocation, EngineId, Instant, RequestId, Xid
 from pdflow.serving.events import PrefillRequested
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole
 from pdflow_sim.check.engines.plan import EnginePlan
@@ -67,9 +67,12 @@ ORPHAN = "orphan "
 
 
 class Nobody:
-    """A placeholder in the slot of a process that does not exist yet."""
+    """A placeholder in the slot of a process that does not exist yet, or not any more. What reaches it is lost."""
 
     incarnation = 0
+
+    def __init__(self) -> None:
+        self.cells: dict[Any, Any] = {}
 
     def fork(self) -> Nobody:
         return self
@@ -78,6 +81,9 @@ class Nobody:
         return ()
 
     def fingerprint(self) -> tuple[Any, ...]:
+        return ()
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
         return ()
 
 
@@ -93,6 +99,8 @@ class ScopeCluster:
             raise ValueError("streams: only the router's endpoint is told of tokens")
         if scope.orphan and (scope.horizon or scope.attempts):
             raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
+        if scope.down and (scope.orphan or scope.attempts or scope.method):
+            raise ValueError("down: not with orphans, the router's endpoint or a transfer method")
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
         if self.method is not None:
             _fits(self.method, scope)
@@ -200,7 +208,8 @@ class ScopeCluster:
         """Return the shadow state before the first move."""
         none = (0,) * len(self.requests)
         queued, unregistered = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNREGISTERED,) * len(self.requests)
-        return ShadowState(queued, unregistered, none, none, (0,) * len(self.engines), none)
+        alive = (0,) * len(self.engines)
+        return ShadowState(queued, unregistered, none, none, alive, none, alive if self.scope.down else ())
 
     def first_events(self) -> list[tuple[Address, Any]]:
         """Return (address, event) of every event before the first move: each prompt is queued at P."""

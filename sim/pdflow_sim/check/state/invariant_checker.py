@@ -29,7 +29,7 @@ from pdflow.protocol.effects import (
     SendLocal,
     StopWrite,
 )
-from pdflow.protocol.events import DecodeQueued, FrameOrdered, Received
+from pdflow.protocol.events import DecodeQueued, FrameOrdered, PeerFenced, Received, ReconnectRefused
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
@@ -300,8 +300,14 @@ class InvariantChecker:
         ):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
         p_engine, _ = self.cluster.ends_of(i)
-        if effect.code is Code.PEER_RESTARTED and not draft.restarts[self.cluster.number[p_engine]]:
+        engine = self.cluster.number[p_engine]
+        died, refused = draft.restarts[engine], draft.refused and draft.refused[engine]
+        if effect.code is Code.PEER_RESTARTED and not died:
             raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
+        if effect.code is Code.PEER_DEAD and not (died or refused or self.cluster.scope.horizon):
+            raise Broken("L6", f"{effect.request_id} is given up as if its engine were dead, and it has refused nobody")
+        if type(event) is ReconnectRefused:
+            self.goal("resolved by a refusal")
         if draft.stages[i] == RequestStage.GIVEN:
             self.goal("resolved before its admission was reported")
         holds = draft.stages[i] in (RequestStage.GIVEN, RequestStage.ADMITTED)
@@ -315,6 +321,8 @@ class InvariantChecker:
         if self.has_in_flight(draft, i):
             raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
         draft.stages[i] = RequestStage.FREED
+        if type(event) is PeerFenced and draft.down and draft.down[self.cluster.number[self.cluster.ends_of(i)[0]]]:
+            self.goal("fenced while P is down")
 
     # What cores say beside.
 

@@ -127,6 +127,10 @@ class ShadowState(NamedTuple):
     barred: tuple[int, ...]
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to operations that P may still
     post."""
+    down: tuple[int, ...] = ()
+    """Where P may stay dead: by engine, whether no process of it is there now."""
+    refused: tuple[int, ...] = ()
+    """By engine, whether it has refused a handshake while it lived; empty while none has."""
     clients: tuple[int, ...] = ()
     """With the router's endpoint in the world: by client, its ClientStage."""
     legs: tuple[int, ...] = ()
@@ -136,7 +140,20 @@ class ShadowState(NamedTuple):
 class PartialState:
     """Operations, tasks and shadow state while the effects of one turn change them."""
 
-    __slots__ = ("barred", "clients", "content", "landed", "legs", "ops", "products", "restarts", "stages", "tasks")
+    __slots__ = (
+        "barred",
+        "clients",
+        "content",
+        "down",
+        "landed",
+        "legs",
+        "ops",
+        "products",
+        "refused",
+        "restarts",
+        "stages",
+        "tasks",
+    )
 
     def __init__(
         self, ops: tuple[tuple[int, int], ...], tasks: tuple[tuple[str, int, int], ...], shadow: ShadowState
@@ -149,6 +166,8 @@ class PartialState:
         self.content = list(shadow.content)
         self.restarts = shadow.restarts
         self.barred = shadow.barred
+        self.down = shadow.down
+        self.refused = shadow.refused
         self.clients = shadow.clients
         self.legs = shadow.legs
 
@@ -160,6 +179,8 @@ class PartialState:
             tuple(self.content),
             self.restarts,
             self.barred,
+            self.down,
+            self.refused,
             self.clients,
             self.legs,
         )

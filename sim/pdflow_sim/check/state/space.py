@@ -192,6 +192,14 @@ class StateSpace:
             )
         draft[self.shadow] = found
 
+    def note_refusal(self, draft: Draft, engine: int) -> None:
+        """Record that an engine has refused a handshake, though it lives."""
+        shadow = self.shadow_of(draft)
+        if not shadow.refused:
+            shadow = shadow._replace(refused=(0,) * len(self.cluster.engines))
+            draft[self.shadow] = self.shadows.of(shadow)
+        self.put_shadow(draft, "refused", engine, 1)
+
     def put_ops(self, draft: Draft, ops: list[tuple[int, int]]) -> None:
         draft[self.op] = self.ops.of(tuple(sorted((op, flags) for op, flags in ops if flags & FLAGS & ~ORPHAN)))
 

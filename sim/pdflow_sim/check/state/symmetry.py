@@ -264,6 +264,8 @@ class Slots:
                 content=_moved(shadow.content, requests),
                 restarts=_moved(shadow.restarts, self.engine),
                 barred=_moved(shadow.barred, requests),
+                down=_moved(shadow.down, self.engine) if shadow.down else (),
+                refused=_moved(shadow.refused, self.engine) if shadow.refused else (),
             )
         )
 

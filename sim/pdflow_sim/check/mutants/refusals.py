@@ -1,0 +1,84 @@
+"""Mutants of the rule for a refused reconnect: what it says of a request, and what it does not say of its blocks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext, Stepped
+from pdflow.protocol.consumer.rank import ConsumerRank
+from pdflow.protocol.consumer.rules import fenced, freed, reconnect_refused
+from pdflow.protocol.effects import Effects, Outcome, Resolve
+from pdflow.protocol.events import HandshakeEnded, PeerFenced, ReconnectRefused
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Instant
+from pdflow_sim.check.mutants.mutant import Mutant, Swap
+from pdflow_sim.check.scopes.scope import Scope
+
+
+def _refusal_frees(cell: ConsumerCell, event: ReconnectRefused, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = freed(cell, ctx)
+    return after, (Resolve(cell.request_id, Outcome.FAILED, Code.PEER_DEAD), *effects)
+
+
+def _refusal_is_a_fence(cell: ConsumerCell, event: ReconnectRefused, now: Instant, ctx: ConsumerContext) -> Stepped:
+    return fenced(cell, PeerFenced(event.peer, event.d_rank, event.newest), now, ctx)
+
+
+def _refusal_settles_its_pair(
+    cell: ConsumerCell, event: ReconnectRefused, now: Instant, ctx: ConsumerContext
+) -> Stepped:
+    after, effects = reconnect_refused(cell, event, now, ctx)
+    bits = sum(1 << i for i, (p_rank, _) in enumerate(cell.pairs) if event.peer.endswith(f".r{p_rank}"))
+    return after.with_settled(bits), effects
+
+
+def _timeout_is_a_refusal(self: ConsumerRank, event: HandshakeEnded, now: Instant) -> Effects:
+    return _handshake_ended(self, msgspec.structs.replace(event, refused=not event.ok), now)
+
+
+_handshake_ended = ConsumerRank._handshake_ended
+
+DOWN = Scope(p_restart=1, down=True, sync=1)
+
+REFUSALS: tuple[Mutant, ...] = (
+    Mutant(
+        name="refusal-unnoticed",
+        drops="A reconnect that P refuses resolves what waits for P. It would wait for P's silence.",
+        source="7.4 peer dead; L1; R44; R48",
+        guards=("refusals_resolve",),
+        scope=DOWN,
+        breaks="L1",
+    ),
+    Mutant(
+        name="timeout-is-a-refusal",
+        drops="Only a refusal says that no process listens. A slow network would end what a living P writes.",
+        source="7.4 peer dead; L6",
+        patches=(Swap(_handshake_ended, _timeout_is_a_refusal),),
+        scope=Scope(lose=1, unreachable=1, sync=1),
+        breaks="L6",
+    ),
+    Mutant(
+        name="refusal-frees",
+        drops="A refusal resolves the request, not its blocks. What a dead P's NIC has begun would land in another's.",
+        source="7.4 Proof of death; F9; H6",
+        patches=(Swap(reconnect_refused, _refusal_frees),),
+        scope=DOWN,
+        breaks="S1",
+    ),
+    Mutant(
+        name="refusal-is-a-fence",
+        drops="A refusal is no fence, whether P lives or not. What its NIC has begun would land in another's blocks.",
+        source="7.4 Proof of death; F9",
+        patches=(Swap(reconnect_refused, _refusal_is_a_fence),),
+        scope=Scope(lose=1, refused=1, sync=1),
+        breaks="S1",
+    ),
+    Mutant(
+        name="refusal-settles-its-pair",
+        drops="A rank that refuses may still write. Its pair would count as ended when another rank's has.",
+        source="7.4 quarantine; F9",
+        patches=(Swap(reconnect_refused, _refusal_settles_its_pair),),
+        scope=Scope(p_tp=2, lose=1, refused=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="S1",
+    ),
+)

@@ -1,0 +1,165 @@
+"""Named scopes in which P's address refuses D's reconnects, and the goals that each must reach to count.
+
+P may be dead for a while, or, with clocks, for good (`down`); or it lives, and the refusal is wrong (`refused`). Either
+way the request is resolved in the turn of the refusal (L1), and its blocks wait for an answer or a fence (S1).
+"""
+
+from __future__ import annotations
+
+from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
+from pdflow_sim.check.scopes.scope import Scope
+
+REFUSED = frozenset({"resolved by a refusal"}) | resolved("PEER_DEAD", "UNREACHABLE")
+FENCED = frozenset({"fenced while P is down"})
+
+REFUSALS = (
+    # P lives. Nobody gives up, so that every CANCEL follows from a refusal.
+    Named(
+        "refused, though P lives",
+        Scope(lose=1, refused=1, sync=2, cancel=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED,
+        26684,
+        84409,
+    ),
+    Named(
+        "refused, though P lives, a WRITE in two pieces and an error",
+        Scope(lose=1, refused=1, chunks=2, err=1, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED | resolved("IO"),
+        11712,
+        34689,
+    ),
+    Named(
+        "refused, though P lives, among ranks that lag",
+        Scope(lose=1, refused=1, lagging=True, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED,
+        26061,
+        86885,
+    ),
+    Named(
+        "pull, refused, though P lives",
+        Scope(pulls=True, lose=1, refused=1, err=1, sync=1),
+        ENDS | REFUSED | resolved("STALE", "IO"),
+        2929,
+        6782,
+    ),
+    Named(
+        "router, refused, though P lives",
+        Scope(attempts=1, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED,
+        15826,
+        55177,
+    ),
+    Named(
+        "refused, and an orphan lives on",
+        Scope(p_restart=1, orphan=True, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED | {"an orphan posts", "an orphan is barred"},
+        12733,
+        38982,
+    ),
+    # P dies.
+    Named(
+        "P is down",
+        Scope(p_restart=1, down=True, drop=1, sync=2, deadline=0, stall=0),
+        EVERY_END | REFUSED | resolved("PEER_RESTARTED", "NO_REQUEST"),
+        116274,
+        470653,
+    ),
+    Named(
+        "P is down twice",
+        Scope(p_restart=2, down=True, sync=2, abort=0, deadline=0, stall=0),
+        ENDS | REFUSED | resolved("PEER_RESTARTED"),
+        21159,
+        64946,
+    ),
+    Named(
+        "P is down, ranks that lag",
+        Scope(p_restart=1, down=True, lagging=True, sync=1, abort=0, deadline=0, stall=0),
+        ENDS | REFUSED | resolved("PEER_RESTARTED"),
+        11208,
+        35635,
+    ),
+    Named(
+        "P is down, two requests, one pool",
+        Scope(p_restart=1, down=True, requests=2, pool=1, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        ENDS | REFUSED | resolved("PEER_RESTARTED"),
+        37379,
+        106432,
+    ),
+    Named(
+        "pull, P is down",
+        Scope(pulls=True, p_restart=1, down=True, err=1, sync=1),
+        ENDS | REFUSED | resolved("PEER_RESTARTED", "STALE", "IO"),
+        4951,
+        10406,
+    ),
+    Named(
+        "P is dead, with clocks for four ticks",
+        Scope(p_restart=1, down=True, horizon=4, concurrent=False, abort=0),
+        EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
+        197106,
+        615840,
+    ),
+    Named(
+        "pull, P is dead, with clocks for four ticks",
+        Scope(pulls=True, p_restart=1, down=True, horizon=4, abort=0),
+        ENDS | REFUSED | resolved("PEER_RESTARTED", "STALE"),
+        93594,
+        240561,
+    ),
+    Named(
+        "two P engines without clocks, one is down",
+        Scope(p_engines=2, requests=2, p_restart=1, down=True, clocks=False, abort=0),
+        DELIVERED | {"delivered beside a death"},
+        14928,
+        50476,
+    ),
+    # Larger ones.
+    Named(
+        "refused twice, though P lives",
+        Scope(lose=1, refused=2, sync=2, cancel=1, deadline=0, stall=0),
+        EVERY_END | REFUSED,
+        373592,
+        1357020,
+        nightly=True,
+    ),
+    Named(
+        "refused, though P lives, with clocks for three ticks",
+        Scope(lose=1, refused=1, horizon=3, abort=0),
+        EVERY_END | REFUSED,
+        666693,
+        1895817,
+        nightly=True,
+    ),
+    Named(
+        "P is down, two to one rank",
+        Scope(p_restart=1, down=True, p_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED | resolved("PEER_RESTARTED"),
+        288712,
+        1206755,
+        nightly=True,
+    ),
+    Named(
+        "P is down, one to two ranks",
+        Scope(p_restart=1, down=True, d_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        ENDS | REFUSED | {"late REG refused"} | resolved("PEER_RESTARTED"),
+        200987,
+        765631,
+        nightly=True,
+    ),
+    Named(
+        "two P engines, one is down",
+        Scope(p_engines=2, requests=2, p_restart=1, down=True, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        ENDS | REFUSED | {"delivered beside a death"},
+        328019,
+        1381094,
+        nightly=True,
+    ),
+    Named(
+        "P is dead, with clocks for six ticks",
+        Scope(p_restart=1, down=True, horizon=6, abort=0),
+        EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
+        1316561,
+        4831775,
+        nightly=True,
+    ),
+)
