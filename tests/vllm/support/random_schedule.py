@@ -270,10 +270,20 @@ class RandomSchedule:
         """vLLM raises if blocks are held that no running request has. Then it has preempted all the same."""
         engine = self.engine(self.random.choice("PD"))
         try:
-            reset = engine.reset_prefix_cache(reset_running_requests=self.flip(), reset_connector=self.flip())
+            reset = engine.reset_prefix_cache(reset_running_requests=self.flip())
             engine.seen[f"reset {reset}"] += 1
         except RuntimeError:
             engine.seen["reset raises"] += 1
+        if self.flip(0.1):
+            self.reset_connector(engine)
+
+    def reset_connector(self, engine: RealEngine) -> None:
+        """As before a change of weights, which mostly reaches all instances: a connector may tell KV of before it from
+        KV of after it by the number of resets."""
+        engine.reset_prefix_cache(reset_connector=True)
+        if self.flip(0.8):
+            other = self.pair.d if engine is self.pair.p else self.pair.p
+            other.reset_prefix_cache(reset_connector=True)
 
     def pause(self) -> None:
         if self.flip(0.2):
@@ -289,6 +299,8 @@ class RandomSchedule:
             loads = [each for each in engine.requests.values() if each.status is LOADING]
             if engine.parked() and not loads:
                 engine.finish_pause()
+                self.pair.p.reset_prefix_cache(reset_connector=engine is self.pair.d)
+                self.pair.d.reset_prefix_cache(reset_connector=engine is self.pair.p)
                 engine.seen["paused"] += 1
             engine.resume()
         self.paused.clear()
