@@ -1,4 +1,4 @@
-"""What the half in EngineCore counts for its metrics: leases that ended, and blocks in quarantine."""
+"""What the half in EngineCore counts for its metrics and logs: ended leases, blocks in quarantine, missing KV."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ def test_blocks_are_in_quarantine_between_the_end_of_a_request_and_that_of_its_w
     assert (references.blocks, references.quarantined) == (0, 0)
     pair.idle(31 * S)
     pair.assert_at_rest()
+
+
+def test_a_request_without_kv_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    pair = prefilled()
+    pair.idle(31 * S)
+    pair.step(2)
+    pair.submit_decode()
+    pair.step(8)
+    assert "request r gets no KV from its prefill: expired" in caplog.text
+    pair.idle(31 * S)
+    pair.assert_at_rest()
+
+
+def test_a_request_that_goes_well_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    pair = prefilled()
+    pair.submit_decode()
+    pair.step(8)
+    assert "gets no KV" not in caplog.text

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Quarantine
+from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation, Instant
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
@@ -41,7 +42,7 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         """Loads that workers report as failed in the next step."""
         core = self.core
         core.do.update({Enqueue: self._enqueue, FreeBlocks: self._free, Quarantine: self._quarantine})
-        core.perform.update(dict.fromkeys((Admit, Landed, EndDecode), self.ignore))
+        core.perform.update({Admit: self.ignore, Landed: self.ignore, EndDecode: self._ended})
         core.perform.update({Commit: self._commit, Drop: self._drop, FreeBlocks: self._free})
         core.begin(self.port)
 
@@ -54,6 +55,11 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         request_id = effect.request_id
         self.references.release(self.pool, self._granted.pop(request_id))
         self.ledger.end(request_id)
+
+    def _ended(self, _: Port, effect: EndDecode) -> None:
+        """Log why a request gets no KV: vLLM's own error of it does not say."""
+        if effect.code not in (Code.NONE, Code.CANCELLED):
+            log.warning("request %s gets no KV from its prefill: %s", effect.handle, effect.code.name.lower())
 
     def _drop(self, _: Port, effect: Drop) -> None:
         """Report a load as failed, if vLLM waits for one or is about to; otherwise nothing has to be given up."""
