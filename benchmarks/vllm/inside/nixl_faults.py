@@ -2,7 +2,7 @@
 
 - fail-transfer: the next transfer is not posted, and its state is ERR; the file goes, so that it is one.
 - hold-transfer: while the file is there, transfers are not posted, and their state is PROC.
-- no-telemetry: while the file is there, a transfer's telemetry is missing (nixlNoTelemetryError, as from a NIXL that was
+- no-telemetry: while the file is there, a transfer has no telemetry (nixlNoTelemetryError, as from a NIXL that was
   built without it).
 """
 
