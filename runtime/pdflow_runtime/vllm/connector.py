@@ -126,6 +126,11 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         return bool(extra_config.get("progressive", False))
 
     @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """From 0.33 on. `instance_of` refuses it too."""
+        return False
+
+    @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """Heads lie apart in blocks, so that a slice of heads of a block is one piece. MLA has one."""
         model = vllm_config.model_config

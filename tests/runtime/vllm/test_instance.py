@@ -61,6 +61,7 @@ class Given:
     speculative: object = None
     groups: tuple[SimpleNamespace, ...] = attrs.field(factory=lambda: (group(full()),))
     heads: int = 2
+    model: dict[str, Any] = attrs.field(factory=dict)
 
     def instance(self) -> Instance:
         parallel = {
@@ -76,7 +77,7 @@ class Given:
             ),
             parallel_config=SimpleNamespace(**parallel | self.parallel),
             speculative_config=self.speculative,
-            model_config=SimpleNamespace(get_total_num_kv_heads=lambda: self.heads),
+            model_config=SimpleNamespace(get_total_num_kv_heads=lambda: self.heads, **self.model),
         )
         return instance_of(config, SimpleNamespace(num_blocks=1000, kv_cache_groups=list(self.groups)))
 
@@ -160,6 +161,12 @@ def test_pipeline_parallelism() -> None:
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(name: str) -> None:
     assert refusal(parallel={name: 2}) == f"context parallelism is not served: set {name} to 1"
+
+
+def test_sleep_mode() -> None:
+    text = refusal(model={"enable_sleep_mode": True})
+    assert text == "sleep mode is not served: peers may still write into the KV that it frees; turn it off"
+    assert Given(model={"enable_sleep_mode": False}).instance()
 
 
 def test_speculative_decoding() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,17 @@ MARKS = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore"), pytest.mark.use
 
 
 @contextmanager
-def importing_vllm() -> Iterator[None]:
-    """Around imports of vLLM, which warn. Skips the module where the version that the bed is of is not installed."""
+def importing_any_vllm() -> Iterator[Any]:
+    """Around imports of vLLM, which warn. Skips the module where it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+        yield pytest.importorskip("vllm", reason="vLLM is not installed")
+
+
+@contextmanager
+def importing_vllm() -> Iterator[None]:
+    """Skips the module also where another version is installed than the bed is of."""
+    with importing_any_vllm() as vllm:
         if vllm.__version__ != VERSION:
             pytest.skip(f"this is vLLM {vllm.__version__}, the bed is of {VERSION}", allow_module_level=True)
         yield
