@@ -84,9 +84,8 @@ SECOND = (
     (
         "a handshake that failed counts as under way",
         "peers.py",
-        "    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:\n"
-        "        self.connecting.discard(peer)\n",
-        "    def refused(self, peer: Address, now: Instant, timers: Timers) -> None:\n",
+        "        self.connecting.discard(peer)\n        self.connected.discard(peer)\n",
+        "        self.connected.discard(peer)\n",
     ),
     (
         "a stall is noted when it moves away, not when it comes nearer",
