@@ -19,7 +19,7 @@ from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors
 from pdflow.layout.pairing import TokenRun, runs_within
 from pdflow.layout.ranks import Pair, of_layer
 from pdflow.layout.shapes import LayoutError
-from pdflow.protocol.values import NO_BLOCK
+from pdflow.protocol.values import NO_BLOCK, BlockTables
 
 
 def runs_kept(
@@ -53,8 +53,8 @@ def table_descriptors(
     pair: Pair,
     source: RankMemory,
     target: RankMemory,
-    source_tables: Sequence[Sequence[int]],
-    target_tables: Sequence[Sequence[int]],
+    source_tables: BlockTables,
+    target_tables: BlockTables,
     token_start: int,
     first: int,
     last: int,

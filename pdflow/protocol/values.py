@@ -31,6 +31,9 @@ S = 1_000_000_000
 NEVER: Instant = 1 << 62
 """A deadline that does not exist; later than any instant, and still an int of 64 bits."""
 
+BlockTables: TypeAlias = Sequence[Sequence[int]]
+"""The block table of each KV cache group of a model: its blocks by token position."""
+
 NO_BLOCK: Final = -1
 """In a block table, the entry of a position whose KV is not kept: vLLM's null block, outside of a sliding window."""
 
@@ -59,7 +62,7 @@ class Allocation(Value, frozen=True, gc=False, omit_defaults=True):
         return self.groups or (self.blocks,)
 
 
-def allocation_of(generation: int, tables: Sequence[Sequence[int]]) -> Allocation:
+def allocation_of(generation: int, tables: BlockTables) -> Allocation:
     """Return what the block tables of all KV cache groups hold."""
     blocks = blocks_of(tables)
     if len(tables) == 1 and len(blocks) == len(tables[0]):
@@ -67,6 +70,6 @@ def allocation_of(generation: int, tables: Sequence[Sequence[int]]) -> Allocatio
     return Allocation(generation, blocks, tuple([tuple(table) for table in tables]))
 
 
-def blocks_of(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def blocks_of(tables: BlockTables) -> tuple[int, ...]:
     """Return the blocks that block tables name, table by table."""
     return tuple([block for table in tables for block in table if block != NO_BLOCK])

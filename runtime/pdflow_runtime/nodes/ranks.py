@@ -33,11 +33,11 @@ from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, Received, WordRead
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Shards, rank_address
 from pdflow.protocol.messages import Register
-from pdflow.protocol.values import Address, Allocation, Xid
+from pdflow.protocol.values import Address, Allocation, BlockTables, Xid
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notification
 from pdflow_runtime.nodes.rank_metadata import RankMetadata, read_metadata
-from pdflow_runtime.nodes.transfers import BlockTables, InFlightTransfers, TransferPlan
+from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
 from pdflow_runtime.transports.adopting import Segment, adopt, is_within_one, own_start
 from pdflow_runtime.transports.base import (
     Ended,

@@ -11,7 +11,7 @@ since no notice follows it. What that DONE means is the endpoint's to decide: it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import attrs
@@ -24,7 +24,7 @@ from pdflow.protocol.effects import PostRead, PostWrite
 from pdflow.protocol.events import ReadEnded, WriteEnded, WriteStopped
 from pdflow.protocol.ids import Op
 from pdflow.protocol.messages import Done, Register
-from pdflow.protocol.values import Address, Instant, Xid
+from pdflow.protocol.values import Address, BlockTables, Instant, Xid
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.notifications import notification_of
 
@@ -44,9 +44,6 @@ class TransferPlan(NamedTuple):
     pieces: Callable[[int | None, int, int], list[Descriptor]]
     """Returns the descriptors of one of these layers, or of all, from a token to another."""
 
-
-BlockTables: TypeAlias = Sequence[Sequence[int]]
-"""The block table of each KV cache group."""
 
 MakePlan: TypeAlias = Callable[[Op, Address, Address, BlockTables, Register], TransferPlan]
 """Plans an operation between P's rank and D's, given P's block tables and what D has granted. KeyError if the other

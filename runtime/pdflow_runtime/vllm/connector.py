@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -25,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from pdflow.protocol.values import NO_BLOCK
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.named import transport_named
@@ -43,7 +45,7 @@ from pdflow_runtime.vllm.seams import (
     tensor_parallel_rank,
 )
 from pdflow_runtime.vllm.weights import weights_of
-from pdflow_runtime.vllm.worker.kv_memory import adopted_memory
+from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, in_model_order, layer_groups
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -175,14 +177,25 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             side = DecodeSide(self._instance, incarnation, self._weights, clock)
         assert self._kv_cache_manager is not None
-        side.bind(self._kv_cache_manager.block_pool, self._block_table)
+        side.bind(self._kv_cache_manager.block_pool, self._block_tables)
         self._guarded = GuardedSide(side)
         self._measured = stats and stats.GuardedStats(self._guarded)
 
-    def _block_table(self, request_id: str) -> list[int]:
+    def _block_tables(self, request_id: str) -> list[list[int]]:
         assert self._kv_cache_manager is not None
-        numbers: list[int] = self._kv_cache_manager.get_block_ids(request_id)[0]
-        return numbers
+        return self._tables(self._kv_cache_manager.get_block_ids(request_id))
+
+    def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return vLLM's block tables, in which its null block stands for what is not kept, as pdflow's."""
+        assert self._kv_cache_manager is not None
+        null = self._kv_cache_manager.block_pool.null_block.block_id
+        return [[NO_BLOCK if block == null else block for block in table] for table in block_ids]
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A preempted prompt may finish with the output of a step under way: a prompt that is computed keeps its
+        blocks by references of its own."""
+        return False
 
     def on_new_request(self, request: Request) -> None:
         self._scheduler.on_new_request(request)
@@ -195,8 +208,8 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         return groups
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        numbers = blocks.get_block_ids()[0] if num_external_tokens else []
-        self._scheduler.update_state_after_alloc(request, numbers, num_external_tokens)
+        tables = self._tables(blocks.get_block_ids()) if num_external_tokens else []
+        self._scheduler.update_state_after_alloc(request, tables, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         scheduled = scheduler_output.num_scheduled_tokens
@@ -208,12 +221,12 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.update_output(connector_output, payloads)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, self._scheduler.request_finished(request, block_ids)
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished(request, block_ids[0])
+        return False, self._scheduler.request_finished(request, self._tables(block_ids))
 
     def reset_cache(self) -> bool | None:
         self._scheduler.reset()
@@ -231,10 +244,12 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         instance, options = self._instance, self._instance.options
+        kv_caches = in_model_order(kv_caches)
         self._sample = next(iter(kv_caches.values()))
         backend, packing = attention_of(self._vllm_config)
         shape, tp = instance.shape, instance.info.shards.tp
-        memory = adopted_memory(kv_caches, shape, tp, backend, packing, instance.num_blocks)
+        groups = layer_groups(kv_caches, instance.groups)
+        memory = adopted_memory(kv_caches, shape, tp, backend, packing, instance.num_blocks, groups)
         try:
             transport = transport_named(options.transport)
             at_host = transport if options.transport == "shm" else AtHost(transport, options.host)

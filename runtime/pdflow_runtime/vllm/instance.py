@@ -21,8 +21,21 @@ Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: Final[dict[str, Role]] = {"kv_producer": "prefill", "kv_consumer": "decode"}
 FRESH_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(_dp[0-9]+)?")
 """The form of the engine_id that vLLM draws at each start, with what it appends for a data-parallel rank."""
-FULL_ATTENTION: Final = ("FullAttentionSpec", "MLAAttentionSpec")
-"""The classes of KV cache of which every block of a prompt is kept, and holds tokens by their position."""
+ALONE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
+"""The classes of KV cache whose blocks hold tokens by their position. A sliding window keeps those of the last ones."""
+TOGETHER: Final = ("FullAttentionSpec", "SlidingWindowSpec")
+"""Those that the groups of one model may be of."""
+ALIKE: Final = ("block_size", "num_kv_heads", "head_size", "head_size_v", "dtype")
+"""What groups must have in common: their layers then have one layout, and any block may be any group's."""
+
+
+@attrs.frozen
+class KvGroup:
+    """Layers of one block table."""
+
+    layers: tuple[str, ...]
+    window: int | None = None
+    """Tokens that are kept; None: all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +48,14 @@ class Instance:
     num_blocks: int
     options: Options
     dp_rank: int = 0
+    groups: tuple[KvGroup, ...] = (KvGroup(()),)
+
+    def exchanged(self, prompt_tokens: int) -> int:
+        """Return of how many tokens of a prompt the KV is exchanged: of all, or, with sliding windows, of all but the
+        last. vLLM computes that one anew, but lays out D's windows for the token behind those that are loaded: after a
+        load of the whole prompt, the window of its last token may begin in a block that D does not keep."""
+        slides = any(group.window is not None for group in self.groups)
+        return prompt_tokens - 1 if slides and prompt_tokens > 1 else prompt_tokens
 
     @property
     def shape(self) -> KvShape:
@@ -56,16 +77,19 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
         raise UnsupportedError("sleep mode is not served: peers may still write into the KV that it frees; turn it off")
     if vllm_config.speculative_config is not None:
         raise UnsupportedError("speculative decoding is not served: its draft layers have KV of their own; turn it off")
-    group = _one_group(kv_cache_config)
-    block_size = group.kv_cache_spec.block_size
-    shape = _shape(vllm_config.model_config, group)
+    groups = _groups(kv_cache_config)
+    spec, layers = groups[0].kv_cache_spec, sum(len(group.layer_names) for group in groups)
+    shape = _shape(vllm_config.model_config, spec, layers)
     return Instance(
         role=role,
-        info=EngineInfo(_engine_id(transfer.engine_id, options), Shards(parallel.tensor_parallel_size, 1, block_size)),
+        info=EngineInfo(
+            _engine_id(transfer.engine_id, options), Shards(parallel.tensor_parallel_size, 1, spec.block_size)
+        ),
         protocol=protocol_of(shape, options),
         num_blocks=kv_cache_config.num_blocks,
         options=options,
         dp_rank=parallel.data_parallel_index,
+        groups=tuple(KvGroup(tuple(group.layer_names), _window(group.kv_cache_spec)) for group in groups),
     )
 
 
@@ -103,25 +127,41 @@ def _engine_id(engine_id: str, options: Options) -> str:
     return engine_id
 
 
-def _one_group(kv_cache_config: Any) -> Any:
-    """Return the one group of KV cache that all layers of the model are in."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+def _groups(kv_cache_config: Any) -> list[Any]:
+    """Return the groups of KV cache that the layers of the model are in, if they can be served."""
+    groups: list[Any] = kv_cache_config.kv_cache_groups
+    specs = [group.kv_cache_spec for group in groups]
+    kinds = [type(spec).__name__ for spec in specs]
+    if len(groups) == 1 and not _is_served(groups[0], ALONE):
+        raise UnsupportedError(f"KV caches of {kinds[0]} are not served; those of {', '.join(ALONE)} are")
+    if len(groups) != 1 and not (groups and all(_is_served(group, TOGETHER) for group in groups)):
         raise UnsupportedError(
-            f"models with {len(groups)} KV cache groups ({kinds}) are not served; "
-            "--disable-hybrid-kv-cache-manager makes one group of attention layers"
+            f"models with {len(groups)} KV cache groups ({', '.join(kinds)}) are not served; groups that are all "
+            f"{' or '.join(TOGETHER)} are, and --disable-hybrid-kv-cache-manager makes one group of attention layers"
         )
-    (group,) = groups
-    kind = type(group.kv_cache_spec).__name__
-    if kind not in FULL_ATTENTION or getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
-        raise UnsupportedError(f"KV caches of {kind} are not served; those of {' and '.join(FULL_ATTENTION)} are")
-    return group
+    for name in ALIKE if len(groups) > 1 else ():
+        found = [getattr(spec, name) for spec in specs]
+        if any(value != found[0] for value in found):
+            raise UnsupportedError(
+                f"KV cache groups of {name} {', '.join(map(str, found))} are not served: they must have one {name}"
+            )
+    return groups
 
 
-def _shape(model: Any, group: Any) -> KvShape:
+def _is_served(group: Any, kinds: tuple[str, ...]) -> bool:
+    """Whether a group is of one of these kinds, one state for each token, and moved as a whole."""
+    spec = group.kv_cache_spec
+    special = getattr(group, "is_eagle_group", False) or not getattr(group, "enable_kv_transfer", True)
+    return type(spec).__name__ in kinds and getattr(spec, "tokens_per_state", 1) == 1 and not special
+
+
+def _window(spec: Any) -> int | None:
+    window: int | None = spec.sliding_window if type(spec).__name__ == "SlidingWindowSpec" else None
+    return window
+
+
+def _shape(model: Any, spec: Any, layers: int) -> KvShape:
     """Return the shape of the whole model's KV."""
-    spec, layers = group.kv_cache_spec, len(group.layer_names)
     itemsize = spec.dtype.itemsize
     if type(spec).__name__ == "MLAAttentionSpec":
         return KvShape(layers, 1, spec.head_size, itemsize, spec.block_size, mla=MlaDims(spec.head_size, 0))

@@ -13,7 +13,7 @@ from pdflow.layout.shapes import KvShape, MlaDims
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import S
-from pdflow_runtime.vllm.instance import Instance, instance_of
+from pdflow_runtime.vllm.instance import Instance, KvGroup, instance_of
 from pdflow_runtime.vllm.options import Options, UnsupportedError, read_options
 
 FRESH = "32c82529-8417-4bb8-9b12-3e8fdef0ab8a"
@@ -29,16 +29,28 @@ class MLAAttentionSpec(SimpleNamespace):
 
 
 class SlidingWindowSpec(SimpleNamespace):
-    pass
+    """As of full attention, with a window."""
 
 
 class MambaSpec(SimpleNamespace):
     pass
 
 
+ATTENTION = {
+    "block_size": 128,
+    "num_kv_heads": 2,
+    "head_size": 64,
+    "head_size_v": 64,
+    "dtype": SimpleNamespace(itemsize=4),
+}
+
+
 def full(**changed: Any) -> FullAttentionSpec:
-    values = {"block_size": 128, "head_size": 64, "head_size_v": 64, "dtype": SimpleNamespace(itemsize=4)}
-    return FullAttentionSpec(**values | changed)
+    return FullAttentionSpec(**ATTENTION | changed)
+
+
+def sliding(window: int = 1024, **changed: Any) -> SlidingWindowSpec:
+    return SlidingWindowSpec(**ATTENTION | {"sliding_window": window} | changed)
 
 
 def latent(**changed: Any) -> MLAAttentionSpec:
@@ -144,6 +156,25 @@ def test_mla_has_one_latent_a_token() -> None:
     assert instance.info.shards.block_size == 64
 
 
+def test_several_groups_share_one_shape() -> None:
+    """Layers are counted over all groups. With a window, the last token's KV is not exchanged."""
+    one, other = group(full(), 3), SimpleNamespace(kv_cache_spec=sliding(), layer_names=["x.0", "x.1"])
+    instance = Given(groups=(one, other)).instance()
+    assert instance.shape == KvShape(5, 2, 64, 4, 128, packed=True)
+    assert instance.groups == (KvGroup(("layers.0", "layers.1", "layers.2")), KvGroup(("x.0", "x.1"), 1024))
+    assert [instance.exchanged(tokens) for tokens in (1, 2, 128)] == [1, 1, 127]
+
+
+def test_a_model_may_have_sliding_windows_alone() -> None:
+    instance = Given(groups=(group(sliding(4096)),)).instance()
+    assert [each.window for each in instance.groups] == [4096]
+    assert instance.exchanged(100) == 99
+
+
+def test_without_windows_all_tokens_are_exchanged() -> None:
+    assert Given().instance().exchanged(100) == 100
+
+
 # Refused.
 
 
@@ -190,10 +221,37 @@ def test_an_engine_id_that_is_no_name(engine_id: str) -> None:
     assert text == f"engine_id {engine_id!r} must be 1 to 200 printable bytes without '.r'"
 
 
-def test_models_with_several_groups_of_kv() -> None:
-    text = refusal(groups=(group(full()), group(SlidingWindowSpec()), group(MambaSpec())))
-    assert text.startswith(
-        "models with 3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, MambaSpec) are not served; "
+@pytest.mark.parametrize(
+    "kind", ["MambaSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec", "SlidingWindowMLASpec", "CrossAttentionSpec"]
+)
+def test_models_with_groups_of_other_kinds(kind: str) -> None:
+    other = type(kind, (SimpleNamespace,), {})()
+    assert refusal(groups=(group(full()), group(sliding()), group(other))) == (
+        f"models with 3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, {kind}) are not served; groups that "
+        "are all FullAttentionSpec or SlidingWindowSpec are, and --disable-hybrid-kv-cache-manager makes one group of "
+        "attention layers"
+    )
+
+
+@pytest.mark.parametrize("special", [{"is_eagle_group": True}, {"enable_kv_transfer": False}])
+def test_groups_of_draft_layers_and_of_kv_that_is_not_moved(special: dict[str, bool]) -> None:
+    other = SimpleNamespace(kv_cache_spec=full(), layer_names=["draft"], **special)
+    assert refusal(groups=(group(full()), other)).startswith("models with 2 KV cache groups (FullAttentionSpec, Full")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("block_size", 64, "128, 64"),
+        ("num_kv_heads", 1, "2, 1"),
+        ("head_size", 32, "64, 32"),
+        ("head_size_v", 32, "64, 32"),
+        ("dtype", SimpleNamespace(itemsize=2), "namespace(itemsize=4), namespace(itemsize=2)"),
+    ],
+)
+def test_groups_that_differ(name: str, value: object, found: str) -> None:
+    assert refusal(groups=(group(full()), group(sliding(**{name: value})))) == (
+        f"KV cache groups of {name} {found} are not served: they must have one {name}"
     )
 
 
@@ -201,10 +259,9 @@ def test_models_without_kv() -> None:
     assert refusal(groups=()).startswith("models with 0 KV cache groups () are not served; ")
 
 
-@pytest.mark.parametrize("spec", [SlidingWindowSpec(block_size=128), MambaSpec(block_size=128)])
-def test_kv_of_which_not_every_block_is_kept(spec: SimpleNamespace) -> None:
-    assert refusal(groups=(group(spec),)) == (
-        f"KV caches of {type(spec).__name__} are not served; those of FullAttentionSpec and MLAAttentionSpec are"
+def test_kv_that_is_a_state() -> None:
+    assert refusal(groups=(group(MambaSpec(block_size=128)),)) == (
+        "KV caches of MambaSpec are not served; those of FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec are"
     )
 
 

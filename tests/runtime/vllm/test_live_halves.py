@@ -116,7 +116,7 @@ class Side:
         self.engine = VllmEngine(
             guarded, list(self.workers), num_blocks=BLOCKS, block_size=BLOCK, layers=LAYERS, compute=self.compute
         )
-        side.bind(self.engine.pool, lambda request_id: self.engine.requests[request_id].block_ids)
+        side.bind(self.engine.pool, lambda request_id: self.engine.requests[request_id].tables)
         self.named: list[tuple[int, ...]] = []
         """The blocks of each allocation that the protocol was told of."""
         allocation_of = side.allocation

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pdflow.protocol.values import S
+from pdflow.protocol.values import NO_BLOCK, S
+from pdflow_runtime.vllm.instance import Instance
 from tests.runtime.vllm.support.fake_engine import Request, Status
 from tests.runtime.vllm.support.pair import Pair
 
@@ -20,16 +21,19 @@ FAILING = ("WRITE", "READ", "handshake", "word")
 
 
 class Script:
-    """Args: `seed` decides on everything."""
+    """Args: `seed` decides on everything, but for the sliding `windows` of the KV cache groups."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, windows: tuple[int | None, ...] = (None,)) -> None:
         self.rng = random.Random(seed)
         how = {"recompute": self.flip(), "defers_alloc": self.flip(0.3)}
         # A prompt at the head of vLLM's queue that has no room keeps it from looking at those that are loaded behind
         # it: D's pool must hold what is open together.
         pools = self.engine((5, 8, 12, 64)), self.engine((12, 16, 64)) | how
-        self.pair = Pair(self.flip(), self.rng.choice((1, 2)), *pools, progressive=self.flip())
+        for pool in pools:
+            pool["num_blocks"] *= len(windows)
+        self.pair = Pair(self.flip(), self.rng.choice((1, 2)), *pools, progressive=self.flip(), windows=windows)
         self.count = 0
+        self.prompts: dict[str, int] = {}
         self.decodes: list[str] = []
 
     def flip(self, chance: float = 0.5) -> bool:
@@ -59,7 +63,9 @@ class Script:
     def prefill(self) -> None:
         if self.count < 5:
             self.count += 1
-            self.pair.submit_prefill(f"x{self.count}", self.rng.choice((20, 40, 60)))
+            xid, tokens = f"x{self.count}", self.rng.choice((20, 40, 60))
+            self.prompts[xid] = tokens
+            self.pair.submit_prefill(xid, tokens)
 
     def decode(self) -> None:
         answers = self.pair.p.answers
@@ -67,7 +73,7 @@ class Script:
         ready = [x for x in taken if f"d-{x}" not in self.decodes and answers.get(f"p-{x}", (0, None))[1] is not None]
         if ready:
             xid = self.rng.choice(ready)
-            tokens = self.pair.params_of(xid).num_tokens
+            tokens = self.prompts[xid]
             self.decodes.append(f"d-{xid}")
             self.pair.submit_decode(f"d-{xid}", xid, tokens, self.rng.choice((1, 3, 12)), self.rng.choice((0, 0, 16)))
 
@@ -101,6 +107,29 @@ class Script:
 def test_random_scripts_end_at_rest(seeds: range) -> None:
     for seed in seeds:
         Script(seed).play(60)
+
+
+SLIDING = [(None, 29), (16, None, 33), (32,)]
+"""A load of 60 tokens that is laid out for the token behind them keeps 28 of 29 that its last token attends to."""
+
+
+@pytest.mark.parametrize("windows", SLIDING, ids=str)
+def test_random_scripts_of_sliding_windows_end_at_rest(windows: tuple[int | None, ...]) -> None:
+    """Some loads have holes at D, which P may not have where D has none (`Pair.assert_has_what_d_keeps`)."""
+    loads = []
+    for seed in range(100):
+        script = Script(seed, windows)
+        script.play(60)
+        loads += script.pair.moved
+    assert all(len(allocation.tables) == len(windows) for allocation in loads)
+    assert sum(any(NO_BLOCK in table for table in allocation.tables) for allocation in loads) >= 20
+
+
+def test_scripts_find_windows_that_are_laid_out_for_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Instance, "exchanged", lambda _, prompt_tokens: prompt_tokens)
+    scripts = [Script(seed, SLIDING[0]) for seed in range(40)]
+    with pytest.raises(AssertionError, match="attends to what is not kept"):
+        any(script.play(60) for script in scripts)
 
 
 @pytest.mark.nightly

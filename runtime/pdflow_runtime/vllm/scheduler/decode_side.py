@@ -9,7 +9,7 @@ from typing import Any, Final
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Quarantine
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, Instant
+from pdflow.protocol.values import Allocation, BlockTables, Instant
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.decode_request import DecodeStage
@@ -40,6 +40,8 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         self._granted: Final[dict[str, Allocation]] = {}
         self._failed: Final[list[str]] = []
         """Loads that workers report as failed in the next step."""
+        self._recomputed: Final[set[str]] = set()
+        """Requests whose loads have failed, of which vLLM has not asked since."""
         core = self.core
         core.do.update({Enqueue: self._enqueue, FreeBlocks: self._free, Quarantine: self._quarantine})
         core.perform.update({Admit: self.ignore, Landed: self.ignore, EndDecode: self._ended})
@@ -99,36 +101,43 @@ class DecodeSide(SchedulerSide[DecodeCore]):
             return
         self.note_addresses(at.by_name(parsed.prefill).items())
         self._requests[request_id] = request
-        tokens = request.num_prompt_tokens
+        tokens = self.instance.exchanged(request.num_prompt_tokens)
         self.feed(DecodeRequested(request_id, parsed, self.blocks_of(tokens), tokens, digest))
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens of the prompt are to be loaded: None while the protocol holds the request back, 0 once
         its load is over."""
         request_id = request.request_id
+        if request_id in self._recomputed:
+            # vLLM keeps it before all loads, where it would hold them up until it has blocks again. With this answer it
+            # queues with those that are computed here.
+            self._recomputed.discard(request_id)
+            return None, False
         if self.core.stage_of(request_id) is not DecodeStage.PENDING:
             return 0, False
         if request_id not in self._queued:
             return None, False
-        return request.num_prompt_tokens - computed, True
+        external = self.instance.exchanged(request.num_prompt_tokens) - computed
+        return external, external > 0
 
-    def update_state_after_alloc(self, request: Any, blocks: list[int], external: int) -> None:
+    def update_state_after_alloc(self, request: Any, tables: BlockTables, external: int) -> None:
         """Report to the core that a request has blocks, and that all but the first tokens of its prompt may be put
         there. vLLM may load nothing though it was offered KV: then the request is given up as a load."""
         request_id = request.request_id
         if self.core.stage_of(request_id) is not DecodeStage.PENDING:
             if external and request_id in self._requests:
-                self._begin_load(request, blocks, external)
+                self._begin_load(request, tables, external)
             return
         if not external:
             self.feed(RequestAborted(request_id))
             return
-        self._begin_load(request, blocks, external)
+        self._begin_load(request, tables, external)
 
-    def _begin_load(self, request: Any, blocks: list[int], external: int) -> None:
-        request_id, here = request.request_id, request.num_prompt_tokens - external
+    def _begin_load(self, request: Any, tables: BlockTables, external: int) -> None:
+        request_id, tokens = request.request_id, self.instance.exchanged(request.num_prompt_tokens)
+        here = tokens - external
         first = here // self.instance.info.shards.block_size
-        allocation = self.allocation(blocks[first : self.blocks_of(request.num_prompt_tokens)])
+        allocation = self.allocation([table[first : self.blocks_of(tokens)] for table in tables])
         self.references.hold(self.pool, allocation)
         self._granted[request_id] = allocation
         self._queued.discard(request_id)
@@ -148,16 +157,19 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         for request_id in sorted(failed):
             if request_id in self.ledger:
                 self.ledger.fail(request_id)
+                if request_id in self._requests:
+                    self._recomputed.add(request_id)
             else:
                 unexpected.add(request_id)
             self._dropped(request_id)
         return unexpected
 
-    def request_finished(self, request: Any, blocks: list[int]) -> dict[str, Any] | None:
+    def request_finished(self, request: Any, tables: BlockTables) -> dict[str, Any] | None:
         request_id = request.request_id
         if self.core.stage_of(request_id) is not None:
             self.feed(EngineFinished(request_id) if ended_well(request) else RequestAborted(request_id))
         self._requests.pop(request_id, None)
+        self._recomputed.discard(request_id)
         return None
 
     def has_pending_work(self) -> bool:
@@ -165,5 +177,5 @@ class DecodeSide(SchedulerSide[DecodeCore]):
 
     def assert_empty(self) -> None:
         super().assert_empty()
-        kept = (self._requests, self._queued, self._granted, self._failed)
+        kept = (self._requests, self._queued, self._granted, self._failed, self._recomputed)
         assert not any(kept), f"{self.port.address} still keeps {kept}"

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from pdflow.protocol.values import BlockTables
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
 from pdflow_runtime.vllm.step_metadata import decode_up
 
@@ -66,14 +67,14 @@ class GuardedSide:
         nothing: tuple[int | None, bool] = (0, False)
         return self._guarded(nothing, self.side.get_num_new_matched_tokens, request, computed)
 
-    def update_state_after_alloc(self, request: Any, blocks: list[int], external: int) -> None:
+    def update_state_after_alloc(self, request: Any, tables: BlockTables, external: int) -> None:
         """Broken, the connector offers no KV; a load that vLLM begins all the same, as it was offered before, fails."""
-        self._guarded(None, self.side.update_state_after_alloc, request, blocks, external)
+        self._guarded(None, self.side.update_state_after_alloc, request, tables, external)
         if self.broken and external and request.request_id not in self.side.ledger:
             self.side.ledger.begin(request.request_id)
 
-    def request_finished(self, request: Any, blocks: list[int]) -> dict[str, Any] | None:
-        return self._guarded(None, self.side.request_finished, request, blocks)
+    def request_finished(self, request: Any, tables: BlockTables) -> dict[str, Any] | None:
+        return self._guarded(None, self.side.request_finished, request, tables)
 
     def take_failed(self) -> tuple[str, ...]:
         """Return the loads that workers are to report as failed with this step. Broken, all that vLLM waits for."""

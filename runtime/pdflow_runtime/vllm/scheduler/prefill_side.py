@@ -10,7 +10,7 @@ from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.effects import AnswerPrefill, Enqueue
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, Instant, Xid
+from pdflow.protocol.values import Allocation, BlockTables, Instant, Xid
 from pdflow.serving.core import Port
 from pdflow.serving.effects import (
     Computed,
@@ -66,11 +66,14 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         """By vLLM's request, the name of its prompt's KV."""
         self._uncomputed: Final[dict[str, Any]] = {}
         """Requests of which no step has been scheduled that computes the last of their prompts."""
+        self._announced: Final[dict[str, tuple[Any, int]]] = {}
+        """Announced requests that have not finished, with how often each had been preempted before."""
         self._step = 0
         self._sources: Final[dict[Xid, Allocation]] = {}
         """Blocks of announced and computed prompts, on which a reference is held until the protocol has released
         them."""
-        self._answer: KvParams | None = None
+        self._answers: Final[dict[Xid, KvParams]] = {}
+        """Of prompts that are computed, until their requests finish."""
         core.perform.update(dict.fromkeys((Enqueue, Computed, EndPrefill, Forget), self.ignore))
         core.perform.update({AnswerPrefill: self._answered, FreePrompt: self._free, Drop: self._drop})
         core.perform.update({OfferPiece: self._offer, WithdrawPieces: self._withdraw})
@@ -88,7 +91,7 @@ class PrefillSide(SchedulerSide[PrefillCore]):
             self.samples.expired()
 
     def _answered(self, _: Port, effect: AnswerPrefill) -> None:
-        self._answer = effect.params
+        self._answers[effect.params.xid] = effect.params
 
     def _free(self, _: Port, effect: FreePrompt) -> None:
         """Give up the reference on a prompt's blocks. vLLM's own reference ends with `request_finished`."""
@@ -119,50 +122,73 @@ class PrefillSide(SchedulerSide[PrefillCore]):
         except (ParamsError, UnnamedContentError) as error:
             log.warning("request %s is prefilled for itself alone: %s", request_id, error)
             return
-        if self.core.knows(xid) or request_id in self._xids:
+        if self.core.knows(xid) or xid in self._answers or request_id in self._xids:
             log.warning("request %s is prefilled for itself alone: a prompt named %s is here already", request_id, xid)
             return
         self._xids[request_id] = xid
         self._uncomputed[request_id] = request
-        self.feed(PrefillRequested(xid, request_id, request.num_prompt_tokens, digest))
+        self.feed(PrefillRequested(xid, request_id, self._exchanged(request), digest))
 
     def step_scheduled(self, scheduled: Mapping[str, int]) -> None:
+        for request_id, (request, preemptions) in tuple(self._announced.items()):
+            if request.num_preemptions > preemptions:
+                del self._announced[request_id]
+                self._preempted(self._xids[request_id])
         for request_id, request in tuple(self._uncomputed.items()):
             new = scheduled.get(request_id, 0)
             if new and request.num_computed_tokens + new >= request.num_prompt_tokens:
                 del self._uncomputed[request_id]
+                self._announced[request_id] = request, request.num_preemptions
                 self._announce(self._xids[request_id], request)
+
+    def _preempted(self, xid: Xid) -> None:
+        """Report that an announced prompt is computed: the step that does it is under way. vLLM drops that step's
+        output and computes the prompt once more, which needs as many blocks again; so D or the lease must be able to
+        end what is held here before the request finishes."""
+        prompt = self.core.request_of(xid)
+        if prompt is not None and not prompt.computed:
+            self.feed(PromptComputed(xid, self._sources[xid]))
 
     def _announce(self, xid: Xid, request: Any) -> None:
         """Report that this step computes the last of a prompt. The core answers by the pieces that may be sent when
         layers are computed, which the ranks keep until then."""
-        source = self._hold(xid, self.block_table(request.request_id), request)
+        source = self._hold(xid, self.block_tables(request.request_id), request)
         self._step += 1
-        self.feed(ChunkStarted(xid, source, request.num_prompt_tokens, self._step))
+        self.feed(ChunkStarted(xid, source, self._exchanged(request), self._step))
         for layer in range(self.instance.offered_layers):
             self.feed(LayerReady(self._step, layer))
 
-    def _hold(self, xid: Xid, blocks: list[int], request: Any) -> Allocation:
-        source = self._sources[xid] = self.allocation(blocks[: self.blocks_of(request.num_prompt_tokens)])
+    def _exchanged(self, request: Any) -> int:
+        return self.instance.exchanged(request.num_prompt_tokens)
+
+    def _hold(self, xid: Xid, tables: BlockTables, request: Any) -> Allocation:
+        end = self.blocks_of(self._exchanged(request))
+        source = self._sources[xid] = self.allocation([table[:end] for table in tables])
         self.references.hold(self.pool, source)
         return source
 
-    def request_finished(self, request: Any, blocks: list[int]) -> dict[str, Any] | None:
+    def request_finished(self, request: Any, tables: BlockTables) -> dict[str, Any] | None:
         """Return the answer of the prefill leg, if the prompt has been computed."""
         xid = self._xids.pop(request.request_id, None)
         self._uncomputed.pop(request.request_id, None)
-        if xid is None or not self.core.knows(xid):
+        self._announced.pop(request.request_id, None)
+        if xid is None:
             return None
-        if ended_well(request):
-            self.feed(PromptComputed(xid, self._sources.get(xid) or self._hold(xid, blocks, request)))
-        else:
-            if was_aborted(request):
-                self.feed(RequestAborted(xid))
-            self.feed(PrefillFailed(xid))
-        answer, self._answer = self._answer, None
+        prompt = self.core.request_of(xid)
+        if prompt is not None and not prompt.computed:
+            self._ended(xid, request, tables)
+        answer = self._answers.pop(xid, None)
         return None if answer is None else answer_of(answer, self.ranks, self.instance.options.method)
+
+    def _ended(self, xid: Xid, request: Any, tables: BlockTables) -> None:
+        if ended_well(request):
+            self.feed(PromptComputed(xid, self._sources.get(xid) or self._hold(xid, tables, request)))
+            return
+        if was_aborted(request):
+            self.feed(RequestAborted(xid))
+        self.feed(PrefillFailed(xid))
 
     def assert_empty(self) -> None:
         super().assert_empty()
-        kept = (self._xids, self._uncomputed, self._sources, self._answer)
+        kept = (self._xids, self._uncomputed, self._announced, self._sources, self._answers)
         assert not any(kept), f"{self.port.address} still keeps {kept}"

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from pdflow.protocol.effects import Note, SendLocal
 from pdflow.protocol.events import TimeReached
-from pdflow.protocol.values import Address, Allocation, Instant, Xid
+from pdflow.protocol.values import Address, Allocation, BlockTables, Instant, Xid, allocation_of
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.prefill import PrefillCore
@@ -73,7 +73,7 @@ class SchedulerSide(Generic[C]):
         self.notes: Final[Counter[str]] = Counter()
         self.pool: Any = None
         """vLLM's BlockPool."""
-        self.block_table: Callable[[str], list[int]] = lambda _: []
+        self.block_tables: Callable[[str], BlockTables] = lambda _: []
         """Returns the blocks that vLLM has allocated for a request."""
         self._events: Final[deque[tuple[Address, Any]]] = deque()
         """Events for ranks' endpoints, which go down with the next steps."""
@@ -107,10 +107,10 @@ class SchedulerSide(Generic[C]):
         """Hand an event to the rules of the role, with all that follows from it."""
         self.core.feed(self.core.role, event, self.clock())
 
-    def allocation(self, blocks: Iterable[int]) -> Allocation:
+    def allocation(self, tables: BlockTables) -> Allocation:
         """Return these blocks under a generation of their own: vLLM's have none."""
         self._generation += 1
-        return Allocation(self._generation, tuple(blocks))
+        return allocation_of(self._generation, tables)
 
     def note_addresses(self, addresses: Iterable[tuple[Address, tuple[str, int]]]) -> None:
         """Have ranks learn where other ranks listen, before the events that follow."""
@@ -122,9 +122,9 @@ class SchedulerSide(Generic[C]):
 
     # Hooks.
 
-    def bind(self, pool: Any, block_table: Callable[[str], list[int]]) -> None:
-        """Attach vLLM's block pool, and the function that returns a request's block table."""
-        self.pool, self.block_table = pool, block_table
+    def bind(self, pool: Any, block_tables: Callable[[str], BlockTables]) -> None:
+        """Attach vLLM's block pool, and the function that returns a request's block tables."""
+        self.pool, self.block_tables = pool, block_tables
 
     def on_new_request(self, request: Any) -> None:
         raise NotImplementedError
@@ -133,10 +133,10 @@ class SchedulerSide(Generic[C]):
         """Return how many tokens vLLM is to load behind the `computed` ones; None: it asks again in its next step."""
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: list[int], external: int) -> None:
-        """Take note of a request's block table, when so many of its tokens are to be loaded."""
+    def update_state_after_alloc(self, request: Any, tables: BlockTables, external: int) -> None:
+        """Take note of a request's block tables, when so many of its tokens are to be loaded."""
 
-    def request_finished(self, request: Any, blocks: list[int]) -> dict[str, Any] | None:
+    def request_finished(self, request: Any, tables: BlockTables) -> dict[str, Any] | None:
         """Take note that vLLM is done with a request, and return the parameters for its client."""
         raise NotImplementedError
 

@@ -8,13 +8,15 @@ cut; or, on CPUs, heads of blocks that are packed for the instructions of the CP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from pdflow.layout.shapes import KvShape, LayoutError
 from pdflow.layout.strided import strided_memory
 from pdflow_runtime.nodes.ranks import AdoptedMemory
 from pdflow_runtime.transports.adopting import Segment
+from pdflow_runtime.vllm.instance import KvGroup
 from pdflow_runtime.vllm.options import UnsupportedError
 
 Interior: TypeAlias = Literal["cells", "whole heads"]
@@ -34,8 +36,32 @@ INTERIORS: Final[Mapping[str, Interior]] = {
 32 tokens. The others: vLLM RFC #42082, whose content is K and V of one token, or MLA's latent."""
 
 
+def in_model_order(caches: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors by the numbers in the names of their layers: of several KV cache groups, vLLM has them group by
+    group. P and D must count layers alike, and the first ones are computed first."""
+    return {name: caches[name] for name in sorted(caches, key=_numbers)}
+
+
+def _numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]
+
+
+def layer_groups(layers: Iterable[str], groups: Sequence[KvGroup]) -> tuple[int, ...]:
+    """Return the number of the KV cache group of each layer; nothing if there is one group."""
+    if len(groups) == 1:
+        return ()
+    numbers = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+    return tuple([numbers[layer] for layer in layers])
+
+
 def adopted_memory(
-    caches: Mapping[str, Any], shape: KvShape, tp: int, backend: str, packing: str, num_blocks: int
+    caches: Mapping[str, Any],
+    shape: KvShape,
+    tp: int,
+    backend: str,
+    packing: str,
+    num_blocks: int,
+    layer_groups: tuple[int, ...] = (),
 ) -> AdoptedMemory:
     """Return the memory of a rank whose layers have these tensors, in the order of the model's layers.
 
@@ -43,6 +69,8 @@ def adopted_memory(
         backend: the name of the attention backend of all layers.
         packing: names what the interior of a block depends on besides the backend, such as the CPU's instructions.
         num_blocks: of vLLM's block pool. Kernel blocks that are smaller than those are not served.
+        layer_groups: the number of each layer's KV cache group, if there are several. Layers of different groups may
+            share a tensor.
 
     UnsupportedError for a backend, a layout or a shape that is not served.
     """
@@ -76,6 +104,7 @@ def adopted_memory(
             num_heads=heads,
             cell_bytes=content * item,
             opaque=interior == "whole heads",
+            layer_groups=layer_groups,
         )
     except LayoutError as error:
         raise UnsupportedError(

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from pdflow.protocol.values import NO_BLOCK, BlockTables, blocks_of
+
 
 def computed() -> None:
     """All that has been launched is computed at once."""
@@ -58,7 +60,12 @@ class Request:
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
-        self.block_ids: list[int] = []
+        self.tables: list[list[int]] = []
+        """Its block table in each KV cache group."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        return list(blocks_of(self.tables))
 
     @property
     def num_tokens(self) -> int:
@@ -119,11 +126,11 @@ class SchedulerHooks(Protocol):
 
     def on_new_request(self, request: Request) -> None: ...
     def get_num_new_matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]: ...
-    def update_state_after_alloc(self, request: Request, blocks: list[int], external: int) -> None: ...
+    def update_state_after_alloc(self, request: Request, tables: BlockTables, external: int) -> None: ...
     def take_down(self, scheduled: Mapping[str, int]) -> bytes | None: ...
     def take_failed(self) -> tuple[str, ...]: ...
     def update_output(self, output: ConnectorOutput, payloads: list[bytes] | None) -> None: ...
-    def request_finished(self, request: Request, blocks: list[int]) -> Any: ...
+    def request_finished(self, request: Request, tables: BlockTables) -> Any: ...
     def has_pending_work(self) -> bool: ...
 
 
@@ -138,7 +145,8 @@ class WorkerHooks(Protocol):
 
 
 class VllmEngine:
-    """Args: `recompute`: a prompt whose load has failed is computed here (kv_load_failure_policy), otherwise it fails.
+    """Args: `windows`: the tokens that each KV cache group keeps, None for all; `recompute`: a prompt whose load has
+    failed is computed here (kv_load_failure_policy), otherwise it fails.
 
     `answers` has what became of each request that is over: its status, and the kv_transfer_params for its client.
     """
@@ -154,9 +162,11 @@ class VllmEngine:
         async_scheduling: bool = False,
         defers_alloc: bool = False,
         layers: tuple[str, ...] = (),
+        windows: tuple[int | None, ...] = (None,),
         compute: Callable[[Any, str], None] = lambda worker, layer: None,
     ) -> None:
         self.layers = layers
+        self.windows = windows
         self.compute = compute
         """Called with each worker and layer of a step that computes anything."""
         self.connector = connector
@@ -226,7 +236,7 @@ class VllmEngine:
         deferred, self.deferred = self.deferred, []
         for request, external in deferred:
             if not request.status.is_finished:
-                self.connector.update_state_after_alloc(request, list(request.block_ids), external)
+                self.connector.update_state_after_alloc(request, copied(request.tables), external)
         output = SchedulerOutput()
         budget = self.max_num_batched_tokens
         for request in tuple(self.running):
@@ -235,7 +245,7 @@ class VllmEngine:
             new = min(request.num_tokens - request.num_computed_tokens, budget)
             if new <= 0:
                 continue
-            while not self._allocate(request, request.num_computed_tokens + new):
+            while not self._allocate(request, self._processed(request), request.num_computed_tokens + new):
                 victim = self.running.pop()
                 self._preempt(victim)
                 output.preempted_req_ids.append(victim.request_id)
@@ -275,12 +285,12 @@ class VllmEngine:
             assert not loads or external > 0
             new = 0 if loads else min(request.num_tokens - computed, budget)
             assert loads or new > 0
-            if not self._allocate(request, computed + new):
+            if not self._allocate(request, computed, computed + new):
                 break
             if loads and self.defers_alloc:
                 self.deferred.append((request, external))
             else:
-                self.connector.update_state_after_alloc(request, list(request.block_ids), external)
+                self.connector.update_state_after_alloc(request, copied(request.tables), external)
             self.waiting.popleft()
             if loads:
                 request.status = Status.WAITING_FOR_REMOTE_KVS
@@ -303,17 +313,42 @@ class VllmEngine:
             self.failed_recving.remove(request_id)
             self._free_blocks_of(request)
         else:
-            full = len(request.block_ids) * self.block_size
+            full = len(request.tables[0]) * self.block_size
             request.num_computed_tokens = min(full, request.num_tokens - 1)
+            for table, window in zip(request.tables, self.windows, strict=True):
+                attended = 0 if window is None else max(0, request.num_computed_tokens - window + 1)
+                assert NO_BLOCK not in table[attended // self.block_size :], f"{request_id} attends to what is not kept"
         request.status = Status.PREEMPTED if request.num_preemptions else Status.WAITING
         return True
 
-    def _allocate(self, request: Request, num_tokens: int) -> bool:
-        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
-        if missing > len(self.pool.free):
+    def _allocate(self, request: Request, computed: int, num_tokens: int) -> bool:
+        """Give a request blocks for so many tokens, of which the first `computed` ones are there or will be loaded: of
+        these, a sliding window keeps only what the next token attends to."""
+        request.tables = request.tables or [[] for _ in self.windows]
+        self._remove_skipped(request, computed)
+        whole, missing = -(-num_tokens // self.block_size), []
+        for table, skipped in zip(request.tables, self._skipped(computed), strict=True):
+            missing.append((min(whole, max(0, skipped - len(table))), max(0, whole - max(skipped, len(table)))))
+        if sum(new for _, new in missing) > len(self.pool.free):
             return False
-        request.block_ids += self.pool.get_new_blocks(max(0, missing))
+        for table, (holes, new) in zip(request.tables, missing, strict=True):
+            table += [NO_BLOCK] * holes + self.pool.get_new_blocks(new)
         return True
+
+    def _processed(self, request: Request) -> int:
+        """Tokens of which no step is in flight any more: at least these."""
+        return request.num_computed_tokens - (self.max_num_batched_tokens if self.async_scheduling else 0)
+
+    def _skipped(self, computed: int) -> list[int]:
+        """The first blocks that the token behind the computed ones does not attend to, for each group."""
+        return [0 if window is None else max(0, computed - window + 1) // self.block_size for window in self.windows]
+
+    def _remove_skipped(self, request: Request, computed: int) -> None:
+        for table, skipped in zip(request.tables, self._skipped(computed), strict=True):
+            for index in reversed(range(min(skipped, len(table)))):
+                if table[index] != NO_BLOCK:
+                    self.pool.free_blocks([table[index]])
+                    table[index] = NO_BLOCK
 
     def _preempt(self, request: Request) -> None:
         assert request.status is Status.RUNNING
@@ -374,7 +409,9 @@ class VllmEngine:
                 self._free_blocks(request)
 
     def _free_request(self, request: Request, delay: bool = False) -> None:
-        params = self.connector.request_finished(request, list(request.block_ids))
+        if request.tables:
+            self._remove_skipped(request, self._processed(request))
+        params = self.connector.request_finished(request, copied(request.tables))
         self.finished_req_ids.append(request.request_id)
         self.answers[request.request_id] = (request.status, params)
         if not delay:
@@ -387,4 +424,8 @@ class VllmEngine:
 
     def _free_blocks_of(self, request: Request) -> None:
         self.pool.free_blocks(request.block_ids)
-        request.block_ids = []
+        request.tables = []
+
+
+def copied(tables: BlockTables) -> list[list[int]]:
+    return [list(table) for table in tables]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pdflow.layout.groups import runs_kept
 from pdflow.protocol.effects import (
     BumpWord,
     Fence,
@@ -24,11 +25,12 @@ from pdflow.protocol.effects import (
 from pdflow.protocol.events import Received, TimeReached, WriteEnded, WriteStopped
 from pdflow.protocol.ids import KvParams, engine_of, rank_address
 from pdflow.protocol.invariants.oracle import Oracle
-from pdflow.protocol.values import MS, Allocation
+from pdflow.protocol.messages import Register
+from pdflow.protocol.values import MS, Allocation, BlockTables
 from pdflow.serving.core import Port
 from pdflow.serving.effects import Admit, Computed, EndDecode, EndPrefill, Landed, Released
 from pdflow_runtime.vllm.events_file import EventsFile, events_file
-from pdflow_runtime.vllm.instance import Instance, Role, protocol_of
+from pdflow_runtime.vllm.instance import Instance, KvGroup, Role, protocol_of
 from pdflow_runtime.vllm.options import Options
 from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide
@@ -57,7 +59,8 @@ def must_not_break(why: str) -> None:
 
 
 class Pair(Network):
-    """Args: `tp`: ranks of either engine; `p` and `d`: how vLLM is started there; `events`: where endpoints write.
+    """Args: `tp`: ranks of either engine; `p` and `d`: how vLLM is started there; `events`: where endpoints write;
+    `windows`: of the KV cache groups.
 
     What is under way waits in `pending`, as in a Cluster; a step of both engines takes a millisecond.
     """
@@ -70,12 +73,16 @@ class Pair(Network):
         d: dict[str, Any] | None = None,
         events: str | None = None,
         progressive: bool = False,
+        windows: tuple[int | None, ...] = (None,),
     ) -> None:
         super().__init__()
         agreed = Agreed(pulls=pulls)
         self.pulls = pulls
         self.events = events
         self.progressive = progressive
+        self.windows = windows
+        self.moved: list[Allocation] = []
+        """What WRITEs and READs have landed in."""
         self.files: list[EventsFile] = []
         self.unoffered: list[Item] = []
         """WRITEs of prompts of which not all has been computed."""
@@ -114,7 +121,8 @@ class Pair(Network):
         mode: Literal["push", "pull"] = "pull" if self.pulls else "push"
         options = Options(transfer_mode=mode, events=self.events, progressive=self.progressive)
         protocol = protocol_of(SHAPE, options)
-        return Instance(role=role, info=info, protocol=protocol, num_blocks=1000, options=options)
+        groups = tuple([KvGroup((), window) for window in self.windows])
+        return Instance(role=role, info=info, protocol=protocol, num_blocks=1000, options=options, groups=groups)
 
     def recorded(self, name: str) -> Any:
         return lambda _, effect: self.record[name].append(effect)
@@ -133,8 +141,8 @@ class Pair(Network):
     def start(self, name: str, side: Any, how: dict[str, Any]) -> VllmEngine:
         workers = [worker for address, worker in self.workers.items() if engine_of(address) == name]
         guarded = GuardedSide(side, must_not_break)
-        engine = VllmEngine(guarded, workers, **how)
-        side.bind(engine.pool, lambda request_id: engine.requests[request_id].block_ids)
+        engine = VllmEngine(guarded, workers, windows=self.windows, **how)
+        side.bind(engine.pool, lambda request_id: engine.requests[request_id].tables)
         self.trace(name, guarded)
         allocation_of = side.allocation
 
@@ -238,9 +246,18 @@ class Pair(Network):
         if ok and item.kind == "WRITE":
             self.assert_owned("P", item.what.source)
             self.assert_owned("D", item.what.registration.target)
+            self.assert_has_what_d_keeps(item.what.source.tables, item.what.registration)
         elif ok and item.kind == "READ":
             self.assert_owned("D", item.what.registration.target)
+            self.assert_has_what_d_keeps(item.what.groups or (item.what.blocks,), item.what.registration)
         super().carry_out(item, ok)
+
+    def assert_has_what_d_keeps(self, tables: BlockTables, registration: Register) -> None:
+        """In each KV cache group, P has a block of every token that D has one of."""
+        self.moved.append(registration.target)
+        start, size = registration.token_start, registration.shards.block_size
+        for source, target in zip(tables, registration.target.tables, strict=True):
+            assert runs_kept(source, size, target, size, start, start, start + registration.num_tokens)
 
     def assert_owned(self, name: str, allocation: Allocation) -> None:
         pool = (self.p if name == "P" else self.d).pool
