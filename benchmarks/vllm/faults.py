@@ -50,6 +50,7 @@ def chosen(faults: str | None) -> list[Case]:
 async def observe(connector: str, fault: Case, work: Path, reference: Reference) -> dict[str, Any]:
     """Do a fault to a fresh pair, and return what was seen."""
     scene = Scene(connector, fault.setup, work, reference)
+    scene.p.label = scene.d.label = f"{fault.key}-"
     started = trio.current_time()
     try:
         with trio.fail_after(CASE_S):

@@ -83,6 +83,8 @@ class Instance:
         self.port = 0
         self.side_port = 0
         self.folder = work / name
+        self.label = ""
+        """The beginning of the names of log files."""
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._pids: list[int] = []
@@ -91,7 +93,7 @@ class Instance:
     @property
     def log(self) -> Path:
         """The log of the latest start."""
-        return self.folder / f"{self.starts}.log"
+        return self.folder / f"{self.label}{self.starts}.log"
 
     @property
     def client(self) -> Client:

@@ -253,7 +253,7 @@ async def read_after_lease(scene: Scene) -> Finding:
 
 
 async def _many_leases(scene: Scene, concurrent: bool) -> Finding:
-    count, max_tokens = 128, 96
+    count, max_tokens = 128, 256
     prompts = [prompt(150, f"leases/{concurrent}/{index}") for index in range(count)]
     params = await scene.prefill(prompt(100, "leases"), request_id := new_request_id())
     await scene.decode(prompt(100, "leases"), params, request_id)
