@@ -167,6 +167,8 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Begin, now that all ranks listen."""
         ranks = [each for _, each in sorted(metadata.items()) if isinstance(each, RankAddress)]
+        if metadata and not ranks:
+            raise UnsupportedError("another connector says where its ranks are: list PdflowConnector as the first one")
         if len(ranks) != self._instance.info.shards.ranks:
             raise UnsupportedError(f"{len(ranks)} of {self._instance.info.shards.ranks} ranks have said where they are")
         incarnation, clock = ranks[0].incarnation, EngineClock().now
