@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.vllm.support.required import MARKS, importing_vllm
 
 with importing_vllm():
+    from pdflow_runtime.vllm.connector import PdflowConnector
+    from pdflow_runtime.vllm.instance import Instance
     from pdflow_runtime.vllm.scheduler import decode_side, prefill_side
     from pdflow_runtime.vllm.scheduler.block_references import BlockReferences
     from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
@@ -36,6 +39,23 @@ def test_schedules_end_at_rest_and_reach_what_they_are_for() -> None:
         *("EndDecode CONTENT", "EndDecode NO_REQUEST", "EndDecode UNREACHABLE", "EndDecode CANCELLED"),
     ):
         assert seen[goal] >= 5, (goal, seen)
+
+
+SLIDING = attrs.evolve(MIX, windows=((None, 24), (40, None), (None, 16, 33), (24,)))
+
+
+def test_schedules_with_sliding_windows_end_at_rest() -> None:
+    """Where a load keeps nothing outside of windows, and where P has none of it any more."""
+    seen = played(range(SCHEDULES), ConnectorPair, SLIDING)
+    for goal in ("FINISHED_LENGTH_CAPPED", "received", "hit", "load failed", "Released NONE"):
+        assert seen[goal] >= 5, (goal, seen)
+    assert seen["blocks outside of windows"] >= 20, seen
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(1_000, 5_000, 2_000))
+def test_many_schedules_with_sliding_windows_end_at_rest(first: int) -> None:
+    played(range(first, first + 2_000), ConnectorPair, SLIDING)
 
 
 @pytest.mark.nightly
@@ -95,3 +115,24 @@ def test_schedules_find_mutants(owner: Any, name: str, mutant: Any, monkeypatch:
         monkeypatch.setattr(each, name, mutant)
     with pytest.raises(AssertionError, match="seed"):
         played(range(SCHEDULES), ConnectorPair, MIX)
+
+
+def loads_the_last_token(self: Instance, prompt_tokens: int) -> int:
+    return prompt_tokens
+
+
+def keeps_the_first_group_alone(self: Any, block_ids: Any) -> list[list[int]]:
+    return [list(block_ids[0]) for _ in block_ids]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [(Instance, "exchanged", loads_the_last_token), (PdflowConnector, "_tables", keeps_the_first_group_alone)],
+    ids=lambda value: getattr(value, "__name__", "") if callable(value) else "",
+)
+def test_schedules_with_sliding_windows_find_mutants(
+    owner: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises(AssertionError, match="seed"):
+        played(range(SCHEDULES), ConnectorPair, SLIDING)

@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 
+from pdflow.layout.groups import runs_kept
 from pdflow.protocol.effects import (
     BumpWord,
     Fence,
@@ -244,13 +245,17 @@ class ConnectorPair(Network, EnginePair):
         registration = item.what.registration
         p, d = (item.node, item.peer) if item.kind == "WRITE" else (item.peer, item.node)
         self._assert_owned(engine_of(d), registration.target)
-        source = item.what.blocks if item.kind == "READ" else item.what.source.blocks
         if item.kind == "WRITE":
             self._assert_owned(engine_of(p), item.what.source)
-        first = registration.token_start // self.setting.p["block_size"]
-        target = registration.target.blocks
-        memory = self.engines[engine_of(d)].memories[rank_of(d)]
-        memory.copy_from(self.engines[engine_of(p)].memories[rank_of(p)], source[first : first + len(target)], target)
+            sources = item.what.source.tables
+        else:
+            sources = item.what.groups or (item.what.blocks,)
+        start, size = registration.token_start, self.setting.p["block_size"]
+        memory, source = (self.engines[engine_of(rank)].memories[rank_of(rank)] for rank in (d, p))
+        for group, (at, to) in enumerate(zip(sources, registration.target.tables, strict=True)):
+            runs = runs_kept(at, size, to, size, start, start, start + registration.num_tokens)
+            memory.copy_from(source, [run.source_block for run in runs], [run.target_block for run in runs], group)
+            self.ends["blocks outside of windows"] += len(to) - len(runs)
 
     def _assert_owned(self, name: str, allocation: Allocation) -> None:
         engine = self.engines[name]

@@ -102,7 +102,8 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         self.note_addresses(at.by_name(parsed.prefill).items())
         self._requests[request_id] = request
         tokens = self.instance.exchanged(request.num_prompt_tokens)
-        self.feed(DecodeRequested(request_id, parsed, self.blocks_of(tokens), tokens, digest))
+        most_blocks = self.blocks_of(tokens) * len(self.instance.groups)
+        self.feed(DecodeRequested(request_id, parsed, most_blocks, tokens, digest))
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens of the prompt are to be loaded: None while the protocol holds the request back, 0 once
