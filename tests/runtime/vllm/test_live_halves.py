@@ -18,15 +18,16 @@ torch = pytest.importorskip("torch", reason="KV tensors are torch's")
 
 from pdflow.layout.shapes import KvShape, MlaDims  # noqa: E402
 from pdflow.protocol.ids import EngineInfo, Shards  # noqa: E402
+from pdflow.protocol.values import NO_BLOCK, BlockTables, blocks_of  # noqa: E402
 from pdflow_runtime.transports.at_host import AtHost  # noqa: E402
 from pdflow_runtime.transports.nixl import NixlTransport, require  # noqa: E402
 from pdflow_runtime.transports.tcp import TcpTransport  # noqa: E402
-from pdflow_runtime.vllm.instance import Instance, Role, protocol_of  # noqa: E402
+from pdflow_runtime.vllm.instance import Instance, KvGroup, Role, protocol_of  # noqa: E402
 from pdflow_runtime.vllm.options import Options  # noqa: E402
 from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide  # noqa: E402
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide  # noqa: E402
 from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide  # noqa: E402
-from pdflow_runtime.vllm.worker.kv_memory import adopted_memory  # noqa: E402
+from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, layer_groups  # noqa: E402
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide  # noqa: E402
 from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine  # noqa: E402
 from tests.runtime.vllm.support.pair import must_not_break  # noqa: E402
@@ -52,11 +53,24 @@ TRANSPORTS = [
 
 
 class Case(NamedTuple):
-    """A model and how its KV lies. `permutation`: of [layer, block, head, token, value] in memory, as vLLM has it."""
+    """A model and how its KV lies. `permutation`: of [layer, block, head, token, value] in memory, as vLLM has it.
+    `grouped`: the second layer is in a group of its own, with this `window`, and has the tensor of the first one, as
+    layers of unlike groups do in vLLM."""
 
     backend: str
     permutation: tuple[int, ...] = (0, 1, 2, 3, 4)
     mla: bool = False
+    grouped: bool = False
+    window: int | None = None
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        if not self.grouped:
+            return (KvGroup(LAYERS),)
+        return KvGroup((LAYERS[0], LAYERS[2])), KvGroup((LAYERS[1],), self.window)
+
+    def group_of(self, layer: str) -> int:
+        return next(number for number, group in enumerate(self.groups) if layer in group.layers)
 
     def shape(self) -> KvShape:
         if self.mla:
@@ -70,12 +84,23 @@ CASES = {
     "LBNHC": Case("FLASH_ATTN", (0, 1, 3, 2, 4)),
     "BLHNC": Case("FLASHINFER", (1, 0, 2, 3, 4)),
     "MLA": Case("FLASHMLA", mla=True),
+    "whole heads, sliding": Case("CPU_ATTN", grouped=True, window=20),
+    "LBHNC, two groups": Case("FLASH_ATTN", grouped=True),
+    "LBHNC, sliding": Case("FLASH_ATTN", grouped=True, window=20),
+    "BLHNC, sliding": Case("FLASHINFER", (1, 0, 2, 3, 4), grouped=True, window=20),
 }
 
 
 def caches(case: Case, tp: int) -> dict[str, Any]:
     """The tensors of one rank: [block, head, token, content] for each layer; layer-compact ones in allocations of their
     own."""
+    found = _caches(case, tp)
+    if case.grouped:
+        found[LAYERS[1]] = found[LAYERS[0]]
+    return found
+
+
+def _caches(case: Case, tp: int) -> dict[str, Any]:
     heads, content = (1, DIM) if case.mla else (HEADS // tp, 2 * DIM)
     logical = (len(LAYERS), BLOCKS, heads, BLOCK, content)
     if case.permutation[0] == 0:
@@ -97,13 +122,14 @@ class Side:
         shape = case.shape()
         info = EngineInfo(f"{role}-{next(numbers)}", Shards(tp, 1, BLOCK))
         protocol = protocol_of(shape, options)
-        instance = Instance(role=role, info=info, protocol=protocol, num_blocks=BLOCKS, options=options)
+        groups, windows = case.groups, tuple([group.window for group in case.groups])
+        instance = Instance(role=role, info=info, protocol=protocol, num_blocks=BLOCKS, options=options, groups=groups)
         incarnation = next(numbers)
         self.case, self.tp = case, tp
         self.tensors = [caches(case, tp) for _ in range(tp)]
         self.workers = [WorkerSide(instance, rank, incarnation) for rank in range(tp)]
         for worker, tensors in zip(self.workers, self.tensors, strict=True):
-            memory = adopted_memory(tensors, shape, tp, case.backend, "", BLOCKS)
+            memory = adopted_memory(tensors, shape, tp, case.backend, "", BLOCKS, layer_groups(LAYERS, groups))
             worker.start(memory, AtHost(transport, "127.0.0.1"), LAYERS)
         ranks = tuple([worker.address for worker in self.workers if worker.address])
         side: Any
@@ -114,24 +140,33 @@ class Side:
         self.side = side
         guarded = GuardedSide(side, must_not_break)
         self.engine = VllmEngine(
-            guarded, list(self.workers), num_blocks=BLOCKS, block_size=BLOCK, layers=LAYERS, compute=self.compute
+            guarded,
+            list(self.workers),
+            num_blocks=BLOCKS,
+            block_size=BLOCK,
+            layers=LAYERS,
+            windows=windows,
+            compute=self.compute,
         )
         side.bind(self.engine.pool, lambda request_id: self.engine.requests[request_id].tables)
-        self.named: list[tuple[int, ...]] = []
-        """The blocks of each allocation that the protocol was told of."""
+        self.named: list[tuple[tuple[int, ...], ...]] = []
+        """The block tables of each allocation that the protocol was told of."""
         allocation_of = side.allocation
 
-        def recorded(blocks: Any) -> Any:
-            allocation = allocation_of(blocks)
-            self.named.append(allocation.blocks)
+        def recorded(tables: Any) -> Any:
+            allocation = allocation_of(tables)
+            self.named.append(allocation.tables)
             return allocation
 
         side.allocation = recorded
 
     def compute(self, worker: WorkerSide, layer: str) -> None:
-        """Write what no other head, token or layer has, into every block that is not D's to write to."""
+        """Write what no other head, token or layer has, into the blocks of P's requests."""
         if self.side.instance.role == "prefill":
-            self.tensors[worker.rank][layer].copy_(pattern(self.case, self.tp, worker.rank, LAYERS.index(layer)))
+            computed = pattern(self.case, self.tp, worker.rank, LAYERS.index(layer))
+            for request in self.engine.requests.values():
+                blocks = list(blocks_of([request.tables[self.case.group_of(layer)]]))
+                self.tensors[worker.rank][layer][blocks] = computed[blocks]
 
     def close(self) -> None:
         for worker in self.workers:
@@ -179,7 +214,7 @@ def until(those: tuple[Side, Side], condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def hand_over(p: Side, d: Side, name: str, tokens: int) -> tuple[Request, tuple[int, ...]]:
+def hand_over(p: Side, d: Side, name: str, tokens: int) -> tuple[Request, BlockTables]:
     """A prompt from P to D, whose KV has landed there. Returns D's request and P's blocks."""
     p.engine.add_request(Request(f"p-{name}", tokens, 1, {"do_remote_decode": True}))
     until((p, d), lambda: f"p-{name}" in p.engine.answers)
@@ -191,12 +226,17 @@ def hand_over(p: Side, d: Side, name: str, tokens: int) -> tuple[Request, tuple[
     return request, p.named[-1]
 
 
-def assert_landed(case: Case, d: Side, source: tuple[int, ...], target: tuple[int, ...], tokens: int) -> None:
-    """Every token of the prompt at D is what P's pattern has for its block at P."""
+def assert_landed(case: Case, d: Side, source: BlockTables, target: BlockTables, tokens: int) -> None:
+    """Every token that D keeps of the prompt is what P's pattern has for its block at P."""
+    tokens = d.side.instance.exchanged(tokens)
     for rank, tensors in enumerate(d.tensors):
         for number, layer in enumerate(LAYERS):
             expected = pattern(case, d.tp, rank, number)
-            for index, (at, to) in enumerate(zip(source, target, strict=True)):
+            group = case.group_of(layer)
+            for index, (at, to) in enumerate(zip(source[group], target[group], strict=True)):
+                if to == NO_BLOCK:
+                    continue
+                assert at != NO_BLOCK
                 stop = BLOCK if case.backend == "CPU_ATTN" else min(BLOCK, tokens - index * BLOCK)
                 assert torch.equal(tensors[layer][to][:, :stop], expected[at][:, :stop]), (rank, layer, index)
 
@@ -215,12 +255,15 @@ def test_bytes_land_where_they_belong(
             _, source = hand_over(p, d, str(name), tokens)
             assert_landed(model, d, source, d.named[-1], tokens)
             until((p, d), lambda: not p.engine.has_work() and not d.engine.has_work())
+            holes = [table.count(NO_BLOCK) for table in d.named[-1]]
+            skipped = 0 if model.window is None else max(0, tokens - model.window) // BLOCK
+            assert holes == [0, skipped][: len(model.groups)]
         assert not any(p.engine.pool.references)
         assert not any(d.engine.pool.references)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["whole heads", "LBHNC"])
+@pytest.mark.parametrize("case", ["whole heads", "LBHNC", "whole heads, sliding", "LBHNC, sliding"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_layers_leave_while_the_prompt_is_computed(transport: Any, case: str) -> None:
     model = CASES[case]
@@ -231,18 +274,27 @@ def test_layers_leave_while_the_prompt_is_computed(transport: Any, case: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["push", "pull"])
-def test_ranks_of_other_layouts_refuse_each_other(mode: Literal["push", "pull"], caplog: Any) -> None:
+@pytest.mark.parametrize(
+    ("cases", "found"),
+    [
+        (("LBHNC", "whole heads"), ("FLASH_ATTN", "CPU_ATTN")),
+        (("LBHNC", "LBHNC, two groups"), ("other KV cache groups",)),
+    ],
+    ids=str,
+)
+def test_ranks_of_other_layouts_refuse_each_other(
+    mode: Literal["push", "pull"], cases: tuple[str, str], found: tuple[str, ...], caplog: Any
+) -> None:
     """The prompt is computed at D."""
     numbers = count(1)
     options = Options(transfer_mode=mode, transport="tcp")
-    p = Side("prefill", 1, CASES["LBHNC"], TcpTransport, options, numbers)
-    d = Side("decode", 1, CASES["whole heads"], TcpTransport, options, numbers)
+    p = Side("prefill", 1, CASES[cases[0]], TcpTransport, options, numbers)
+    d = Side("decode", 1, CASES[cases[1]], TcpTransport, options, numbers)
     try:
         request, _ = hand_over(p, d, "x", 20)
         assert request.num_computed_tokens
         assert not any(tensor.any() for tensor in d.tensors[0].values())
-        assert "FLASH_ATTN" in caplog.text
-        assert "CPU_ATTN" in caplog.text
+        assert all(name in caplog.text for name in found)
     finally:
         p.close()
         d.close()
