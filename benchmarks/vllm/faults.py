@@ -4,7 +4,7 @@ Each fault is done to a real pair of vLLM instances. One row per fault: what pdf
 seen to do, and whether that is met. `--faults 4` means all rows of number 4, `--list` lists them. A connector is a name
 (`stock-push`, ...) or a family (`stock`, `pdflow`), whose mode each fault chooses.
 
-Results are kept in FILE after each fault; what is there is not done again without --again. The table is made of all
+Results are kept in FILE after each fault; what is done is not done again without --again. The table is made of all
 that FILE has. Exits with 1 if a requirement is not met by a connector of pdflow.
 """
 
@@ -56,12 +56,12 @@ async def observe(connector: str, fault: Case, work: Path, reference: Reference)
         with trio.fail_after(CASE_S):
             await scene.start()
             finding = await fault.run(scene)
-        result = attrs.asdict(finding)
+        result = attrs.asdict(finding) | {"done": True}
     except* (AssertionError, StartError, OSError, trio.TooSlowError, KeyError) as errors:
         traceback.print_exception(errors)
         first = errors.exceptions[0]
         text = str(first).splitlines()[0] if str(first) else type(first).__name__
-        result = {"met": False, "observed": f"not done: {text}", "facts": {}}
+        result = {"met": False, "observed": f"not done: {text}", "facts": {}, "done": False}
     finally:
         with trio.CancelScope(shield=True):
             await scene.stop()
@@ -80,7 +80,8 @@ async def run(arguments: argparse.Namespace) -> int:
                 if connector not in NAMES:
                     raise SystemExit(f"no connector is called {connector!r}; there are {', '.join(NAMES)}")
                 kept = results.setdefault(column, {})
-                if origin_of(connector) not in fault.origins or (fault.key in kept and not arguments.again):
+                known = not arguments.again and kept.get(fault.key, {}).get("done")
+                if known or origin_of(connector) not in fault.origins:
                     continue
                 kept[fault.key] = await observe(connector, fault, arguments.work, reference)
                 print(f"{connector} {fault.key}: {kept[fault.key]}", file=sys.stderr, flush=True)
@@ -120,7 +121,9 @@ def verdict(results: dict[str, dict[str, Any]], key: str) -> str:
         if key not in kept:
             continue
         met = kept[key]["met"]
-        if origin_of(name) == "stock":
+        if not kept[key]["done"]:
+            found.append(f"{name}: not done")
+        elif origin_of(name) == "stock":
             found.append("not shown on stock" if met else "shown on stock")
         else:
             found.append(f"{name}: {'met' if met else 'NOT MET'}")

@@ -107,7 +107,7 @@ def test_each_row_of_the_table_has_a_fault_that_says_what_is_done() -> None:
 
 
 def test_the_table_says_what_shows_on_stock_and_what_pdflow_does_not_meet() -> None:
-    seen = {"observed": "hung | 60 s", "facts": {}}
+    seen = {"observed": "hung | 60 s", "facts": {}, "done": True}
     results = {
         "stock": {"10": seen | {"met": False}, "2": seen | {"met": True}},
         "pdflow": {"10": seen | {"met": False}, "2": seen | {"met": True}},
