@@ -4,7 +4,7 @@
 #     benchmarks/vllm/environment.sh [FOLDER]     (.venv-vllm beside the repository's files, if none is named)
 #
 # About 4 GB and 75 to 300 s; nothing is done where FOLDER has it already. vLLM's pins stay as they are: what pip check
-# says besides is listed below, and anything else ends this with an error.
+# says besides is listed below, and anything else ends this with status 3.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:-"$root/.venv-vllm"}
@@ -27,14 +27,14 @@ after=$("$python" -m pip freeze --exclude-editable | grep -iE '^(torch|vllm|tran
 if [ "$before" != "$after" ]; then
     echo "pdflow[vllm] moved a pin of vLLM's:" >&2
     printf '%s\n' "before: $before" "after: $after" >&2
-    exit 1
+    exit 3
 fi
 # Known: what was left out above, and what the wheel for CPUs says of its own platform.
 rest=$("$python" -m pip check | grep -vE 'torchaudio|torchcodec|torchvision|nixl-cu13|is not supported on this platform|No broken' || true)
 if [ -n "$rest" ]; then
     echo "pip check:" >&2
     echo "$rest" >&2
-    exit 1
+    exit 3
 fi
 touch "$stamp"
 echo "$python"
