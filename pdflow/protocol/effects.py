@@ -11,6 +11,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TypeAlias
 
+from msgspec import UNSET, UnsetType
+
 from pdflow.protocol.events import LocalEvent
 from pdflow.protocol.ids import KvParams, LeaseWord, Op
 from pdflow.protocol.messages import Code, Completion, Done, Message, Register
@@ -63,8 +65,8 @@ class PostRead(Value, frozen=True, gc=False):
     registration: Register
     nbytes: int
     notification: Completion | None
-    groups: tuple[tuple[int, ...], ...] = ()
-    """As of an Allocation, with `blocks`."""
+    groups: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    """As of KvParams."""
 
 
 class ReadWord(Value, frozen=True, gc=False):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from msgspec import UNSET, UnsetType
+
 from pdflow.protocol.values import Address, EngineId, RequestId, Value, Xid
 
 
@@ -71,8 +73,8 @@ class KvParams(Value, frozen=True, gc=False):
     digest: int = 0
     weights: int = 0
     """The version of the weights that the prompt's KV was computed with: a pulling D compares before it reads (S4)."""
-    groups: tuple[tuple[int, ...], ...] = ()
-    """As of an Allocation, with `blocks`."""
+    groups: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    """As of an Allocation, with `blocks`. Not recorded where there is one group, as before there were several."""
 
 
 @lru_cache(maxsize=65536)

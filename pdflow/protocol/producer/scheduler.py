@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from typing import assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, AnswerPrefill, Effects, Note, ReleaseBlocks, SendLocal
@@ -158,7 +159,7 @@ class ProducerScheduler:
             local_events = [SendLocal(rank, SourceCompleted(xid)) for rank in self.ranks]
         else:
             del self.products[xid]
-        blocks, groups = allocation.blocks, allocation.groups
+        blocks, groups = allocation.blocks, allocation.groups or UNSET
         params = KvParams(self.engine, xid, request_id, num_tokens, blocks, rank_words, digest, weights, groups)
         return (*local_events, AnswerPrefill(request_id, params))
 

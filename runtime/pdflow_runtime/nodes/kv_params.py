@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import attrs
+from msgspec import UNSET
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.mooncake import MOONCAKE_V1
@@ -138,7 +139,7 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         tuple(LeaseWord(index, value) for index, value in extras.lease),
         extras.digest,
         extras.weights,
-        groups,
+        groups or UNSET,
     )
     ranks = extras.ranks or ()
     if ranks and len(ranks) != info.shards.ranks:

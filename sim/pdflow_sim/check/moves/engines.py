@@ -161,7 +161,7 @@ class Engines:
     def requested_at_d(self, draft: Draft, i: int, params: KvParams) -> None:
         cluster = self.cluster
         digest = DIGEST + cluster.product_of[i]
-        self.at_d(draft, i, DecodeRequested(cluster.requests[i], params, cluster.d_blocks, TOKENS, digest))
+        self.at_d(draft, i, DecodeRequested(cluster.requests[i], params, cluster.request_blocks, TOKENS, digest))
 
     def admit(self, draft: Draft, move: Move) -> None:
         """Admit a request: D's engine has a seat and blocks for it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow_sim.check.scopes.core_scopes import CORES
 from pdflow_sim.check.scopes.engine_scopes import ENGINES
+from pdflow_sim.check.scopes.group_scopes import GROUPS
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
@@ -334,6 +335,7 @@ SCOPES = (
     *ENGINES,
     *ORPHANS,
     *REFUSALS,
+    *GROUPS,
     *BY_METHOD,
 )
 

@@ -92,6 +92,9 @@ class Scope:
     """Tokens in a block of D's. A block of P's has 16."""
     hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
     """How many of a prompt's tokens D's prefix cache has when the request is admitted; all: no KV is transferred."""
+    groups: int = attrs.field(default=1, validator=between(1, 2))
+    """KV cache groups, which have their blocks from one pool. The second has a sliding window: P and D keep the KV of
+    the last tokens of a prompt there, and have no block for the others."""
     late: bool = False
     """Engines report some time later what they have done: D's that a request has blocks, P's that it has computed a
     prompt, both that something is copied."""

@@ -12,12 +12,13 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import Grain, MemoryKind, Method
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.dialect import STRICT
 from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Allocation, EngineId, Instant, RequestId, Xid
+from pdflow.protocol.values import NO_BLOCK, Address, Allocation, EngineId, Instant, RequestId, Xid, allocation_of
 from pdflow.serving.events import PrefillRequested
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole
 from pdflow_sim.check.engines.plan import EnginePlan
@@ -104,6 +105,8 @@ class ScopeCluster:
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
         if self.method is not None:
             _fits(self.method, scope)
+        if scope.groups > 1 and (scope.method or scope.dialect is not STRICT):
+            raise ValueError("groups: not with a transfer method, and in strict only")
         if scope.hit_tokens % scope.d_block:
             raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
         self.scope = scope
@@ -143,11 +146,18 @@ class ScopeCluster:
         self.pairs = self.geometry.pairs(self.p.shards, self.d.shards)
         self.bit = {pair: 1 << i for i, pair in enumerate(self.pairs)}
         self.everything = (1 << len(self.pairs)) - 1
-        self.sources = [Allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i)) for i in range(len(self.xids))]
+        self.sources = [
+            self._allocation(SOURCE + i, (100 + 2 * i, 101 + 2 * i), 150 + i) for i in range(len(self.xids))
+        ]
         self.d_blocks = TOKENS // scope.d_block
-        """How many of its own blocks D needs for a prompt."""
+        """How many of its own blocks D needs for a prompt, in a KV cache group that keeps all of it."""
+        self.request_blocks = self.d_blocks + scope.groups - 1
+        """How many it needs in all groups."""
         needed_blocks = self.d_blocks - scope.hit_tokens // scope.d_block
-        self.targets = [Allocation(TARGET + i, self._blocks(i)[:needed_blocks]) for i in range(len(self.requests))]
+        self.targets = [
+            self._allocation(TARGET + i, self._blocks(i)[:needed_blocks], 500 + self._slot(i))
+            for i in range(len(self.requests))
+        ]
         self.plan = None if self.method is None else self._plan(self.method)
         self.decodes = scope.decodes or (self.method is not None and self.method.staged_at_d)
         """Whether D's engine still has something to do after a request's KV has landed, before the request is over."""
@@ -195,10 +205,20 @@ class ScopeCluster:
             for link in ((p_rank, d_rank), (d_rank, p_rank))
         ]
 
+    def _slot(self, i: int) -> int:
+        """Return where in D's pool a request has its blocks; in a small pool, that of an earlier request."""
+        return i % self.scope.pool if self.scope.pool else i
+
     def _blocks(self, i: int) -> tuple[int, ...]:
-        """Return D's blocks of a request; in a small pool, the blocks of an earlier request."""
-        first = 200 + self.d_blocks * (i % self.scope.pool if self.scope.pool else i)
+        """Return D's blocks of a request."""
+        first = 200 + self.d_blocks * self._slot(i)
         return tuple(range(first, first + self.d_blocks))
+
+    def _allocation(self, generation: int, blocks: tuple[int, ...], last: int) -> Allocation:
+        """Return these blocks; with two KV cache groups, and the second one's block of the last tokens."""
+        if self.scope.groups == 1 or not blocks:
+            return Allocation(generation, blocks)
+        return allocation_of(generation, (blocks, (*[NO_BLOCK] * (len(blocks) - 1), last)))
 
     def ends_of(self, i: int) -> tuple[EngineId, EngineId]:
         """Return the P engine and the D engine of a request."""

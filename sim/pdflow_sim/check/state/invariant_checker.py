@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
+from pdflow.layout.groups import runs_kept
 from pdflow.protocol.effects import (
     AnswerPrefill,
     Commit,
@@ -32,12 +33,12 @@ from pdflow.protocol.effects import (
 from pdflow.protocol.events import DecodeQueued, FrameOrdered, PeerFenced, Received, ReconnectRefused
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
-from pdflow.protocol.values import Address
+from pdflow.protocol.values import NO_BLOCK, Address
 from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
 from pdflow_sim.check.engines.plan import WaitsForRoom
 from pdflow_sim.check.engines.roles import GivenBack, Loads, PromptReady, Withdrawn
 from pdflow_sim.check.scopes.scope import TOKENS
-from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SOURCE, TARGET, ScopeCluster, role_of
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SHAPE, SOURCE, TARGET, ScopeCluster, role_of
 from pdflow_sim.check.state.shadow_state import (
     BINDING,
     DECODING,
@@ -203,7 +204,23 @@ class InvariantChecker:
         bit = self.cluster.bit[effect.op.p_rank, effect.op.d_rank]
         if draft.landed[i] & bit or any(known == op and flags & IN_FLIGHT for known, flags in draft.ops):
             raise Broken("S3", f"{node} posts {self.cluster.requests[i]} twice")
+        if self.cluster.scope.groups > 1:
+            self.by_tables(node, effect)
         draft.ops.append((op, IN_FLIGHT | READING))
+
+    def by_tables(self, node: Address, effect: PostWrite | PostRead) -> None:
+        """Check that in each KV cache group P has a block of every token that D keeps (S4)."""
+        registration = effect.registration
+        sources = effect.groups or (effect.blocks,) if isinstance(effect, PostRead) else effect.source.tables
+        targets, first = registration.target.tables, registration.token_start
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                sizes = SHAPE.block_size, registration.shards.block_size
+                runs_kept(source, sizes[0], target, sizes[1], first, first, first + registration.num_tokens)
+        except ValueError as error:
+            raise Broken("S4", f"{node} moves KV by other block tables than its request has: {error}") from None
+        if any(NO_BLOCK in target for target in targets):
+            self.goal("moved but for what D does not keep")
 
     def reading(self, draft: PartialState, product: int) -> bool:
         """True if a WRITE may still read this prompt's blocks. A READ that does is D's risk, and shows as stale."""
@@ -268,7 +285,7 @@ class InvariantChecker:
         ends = [(self.cluster.ends_of(j), stage) for j, stage in enumerate(draft.stages)]
         others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
         bound = sum(d == d_engine and p == p_engine and stage in BINDING for (p, d), stage in ends)
-        if others and bound and (bound + 1) * self.cluster.d_blocks > self.cluster.scope.pool_blocks // 4:
+        if others and bound and (bound + 1) * self.cluster.request_blocks > self.cluster.scope.pool_blocks // 4:
             what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
             raise Broken("L6", what)
 

@@ -66,7 +66,7 @@ class Names:
         incarnations: dict[int, int] = {}
         fields: dict[str, Any] = {"generation": {}, "blocks": {}, "digest": {}, "index": {}}
         of_incarnations = dict.fromkeys(("incarnation", "incarnations", "retired", "settings"), incarnations)
-        self.numbers: dict[str, Any] = {**fields, **of_incarnations}
+        self.numbers: dict[str, Any] = {**fields, "groups": fields["blocks"], **of_incarnations}
         """By the name of the field that holds numbers: a table, or another object with `get`, of what they become."""
 
     @classmethod
