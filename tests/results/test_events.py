@@ -167,3 +167,22 @@ def test_every_value_of_the_protocol_has_a_form() -> None:
     assert rebuild(plain(event), classes) == event
     aborted = events.PrefillAborted("x", messages.Code.IO)
     assert rebuild(plain(aborted), classes) == aborted
+
+
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        (values.Allocation(1, (2,)), ["type", "generation", "blocks"]),
+        (values.allocation_of(1, ((2,), (values.NO_BLOCK,))), ["type", "generation", "blocks", "groups"]),
+    ],
+    ids=["one group", "two groups"],
+)
+def test_what_was_added_later_is_written_where_there_is_some(value: values.Allocation, fields: list[str]) -> None:
+    body = plain(value)
+    assert list(body) == fields
+    assert rebuild(json.loads(json.dumps(body)), {"Allocation": values.Allocation}) == value
+
+
+def test_other_fields_may_not_be_missing() -> None:
+    with pytest.raises(ValueError, match="Allocation has the fields generation, blocks, groups, not type, blocks"):
+        rebuild({"type": "Allocation", "blocks": []}, {"Allocation": values.Allocation})

@@ -117,7 +117,10 @@ def plain(value: Any) -> Any:
     if kind is tuple or kind is list:
         return [plain(item) for item in value]
     if isinstance(value, msgspec.Struct):
-        return {"type": kind.__name__, **{name: plain(getattr(value, name)) for name in value.__struct_fields__}}
+        omitted = _omitted(kind)
+        fields = [(name, getattr(value, name)) for name in value.__struct_fields__]
+        written = {name: plain(item) for name, item in fields if name not in omitted or item != omitted[name]}
+        return {"type": kind.__name__, **written}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -129,6 +132,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value
     raise TypeError(f"{kind.__name__} has no form in {FORMAT} version {VERSION}")
+
+
+_omitted_of: dict[type[msgspec.Struct], dict[str, Any]] = {}
+
+
+def _omitted(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the value of each field that is left out where it has this value, as the struct's own encoding does."""
+    found = _omitted_of.get(kind)
+    if found is None:
+        omits = kind.__struct_config__.omit_defaults
+        found = _omitted_of[kind] = {
+            field.name: field.default
+            for field in msgspec.structs.fields(kind)
+            if field.default is msgspec.UNSET or (omits and not field.required)
+        }
+    return found
 
 
 def read_events(path: Path) -> tuple[EventsHeader, Iterator[EventLine]]:
@@ -193,10 +212,10 @@ def rebuild(body: Any, classes: Mapping[str, type[msgspec.Struct]]) -> Any:
     kind = classes.get(body["type"])
     if kind is None:
         raise ValueError(f"unknown class {body['type']}")
-    readers = _readers(kind)
-    if body.keys() - {"type"} != readers.keys():
+    readers, names = _readers(kind), body.keys() - {"type"}
+    if not readers.keys() - _omitted(kind).keys() <= names <= readers.keys():
         raise ValueError(f"{kind.__name__} has the fields {', '.join(readers)}, not {', '.join(body)}")
-    return kind(**{name: _value(body[name], readers[name], classes) for name in readers})
+    return kind(**{name: _value(body[name], readers[name], classes) for name in names})
 
 
 Enums = Mapping[str, enum.Enum]
