@@ -125,7 +125,8 @@ async def _restarts(scene: Scene) -> Finding:
         tokens = prompt(300, f"restarts/{name}/{scene.setup.static_ids}")
         legs = await scene.send(tokens, timeout_s=30)
         verdict = await scene.verdict_of(legs, tokens)
-        results[name] = f"{verdict} after {legs.seconds:.1f} s"
+        loaded = "" if await scene.loaded_tokens() else ", computed by D"
+        results[name] = f"{verdict} after {legs.seconds:.1f} s{loaded}"
     met = all(result.startswith("right") for result in results.values())
     observed = "; ".join(f"{name} restarted: {result}" for name, result in results.items())
     return Finding(met, observed, {"results": results})

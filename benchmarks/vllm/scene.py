@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 import trio
 
-from benchmarks.vllm.client import Legs, Reply, new_request_id, total, two_legs
+from benchmarks.vllm.client import Legs, Reply, new_request_id, prompt_tokens_by_source, total, two_legs
 from benchmarks.vllm.connectors import mode_of, origin_of
 from benchmarks.vllm.instances import SIDE_PORT, Instance, Options
 from benchmarks.vllm.model import prompt
@@ -159,6 +159,11 @@ class Scene:
         """Return whether a fresh request goes through both legs and is answered with the right tokens."""
         tokens = prompt(200, f"sane/{name}/{self.p.starts}/{self.d.starts}")
         return await self.verdict_of(await self.send(tokens, timeout_s=timeout_s), tokens) == "right tokens"
+
+    async def loaded_tokens(self) -> int:
+        """Return how many prompt tokens D has got from P so far, since it started."""
+        sources = prompt_tokens_by_source(await self.d.client.metrics())
+        return sources.get("external_kv_transfer", 0)
 
     async def alive(self) -> dict[str, bool]:
         """Return for each instance whether its engine core runs, by /health."""

@@ -80,11 +80,13 @@ async def garbage(scene: Scene) -> Finding:
     known = await scene.sane("garbage")
     await scene.restart(scene.d)
     new = await scene.sane("garbage/new D")
+    loaded = await scene.loaded_tokens() > 0
     alive = await scene.alive()
     for sock in silent:
         sock.close()
-    observed = f"next request right: {known}; first of a new D right: {new}; alive {alive}"
-    return Finding(known and new and all(alive.values()), observed, {"known": known, "new": new, "alive": alive})
+    observed = f"next request right: {known}; first of a new D right: {new}, with KV from P: {loaded}; alive {alive}"
+    facts = {"known": known, "new": new, "loaded": loaded, "alive": alive}
+    return Finding(known and new and loaded and all(alive.values()), observed, facts)
 
 
 @case("8", "one WRITE fails", "resolved within 1 s; both sides free", Setup(faulty_nixl=True))
