@@ -58,6 +58,15 @@ class Finding:
     facts: dict[str, Any] = attrs.field(factory=dict)
 
 
+def said(value: Any) -> str:
+    """Return what the table says of a value, or of a value for each side: `P 0, D 3`."""
+    if isinstance(value, dict):
+        return ", ".join(f"{side} {said(each)}" for side, each in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
 class Scene:
     """One pair and what is done to it. `p` and `d` run between `start` and `stop`."""
 

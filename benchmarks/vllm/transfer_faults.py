@@ -15,7 +15,7 @@ from benchmarks.vllm.client import new_request_id
 from benchmarks.vllm.instances import HOST
 from benchmarks.vllm.model import prompt
 from benchmarks.vllm.request_faults import AT_ONCE_S, RESOLVED, line
-from benchmarks.vllm.scene import Finding, Scene, Setup
+from benchmarks.vllm.scene import Finding, Scene, Setup, said
 
 GARBAGE: Final[tuple[bytes, ...]] = (
     b"",
@@ -84,7 +84,8 @@ async def garbage(scene: Scene) -> Finding:
     alive = await scene.alive()
     for sock in silent:
         sock.close()
-    observed = f"next request right: {known}; first of a new D right: {new}, with KV from P: {loaded}; alive {alive}"
+    observed = f"next request right: {said(known)}; first of a new D right: {said(new)}, with KV from P: {said(loaded)}"
+    observed += f"; alive {said(alive)}"
     facts = {"known": known, "new": new, "loaded": loaded, "alive": alive}
     return Finding(known and new and loaded and all(alive.values()), observed, facts)
 
