@@ -125,7 +125,7 @@ class Peers:
         return [step._replace(side=self.ends.side) for step in self._possible()]
 
     def _possible(self) -> list[Peer]:
-        found = [Peer(what, NOBODY, rank) for rank in self.asked for what in ("connected", "unreachable")]
+        found = [Peer(what, NOBODY, rank) for rank in self.asked for what in ("connected", "unreachable", "refused")]
         found += [Peer("fenced", NOBODY, rank) for rank in self.fences]
         found += [Peer("lost", NOBODY, rank) for rank in sorted(self.connected)]
         for r, rank in self.open:
@@ -161,12 +161,12 @@ class Peers:
         me, peer = self.me(rank), self.peer(rank)
         event: Any = None
         match what:
-            case "connected" | "unreachable" if rank in self.asked:
+            case "connected" | "unreachable" | "refused" if rank in self.asked:
                 self.asked.remove(rank)
                 ok = what == "connected"
                 if ok:
                     self.connected.add(rank)
-                event = HandshakeEnded(peer, ok, self.incarnation if ok else 0)
+                event = HandshakeEnded(peer, ok, self.incarnation if ok else 0, what == "refused")
             case "fenced" if rank in self.fences:
                 self.fences.remove(rank)
                 self.connected.discard(rank)
