@@ -105,7 +105,7 @@ class ScopeCluster:
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
         if self.method is not None:
             _fits(self.method, scope)
-        if scope.groups > 1 and (scope.method or scope.dialect is not STRICT):
+        if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
             raise ValueError("groups: not with a transfer method, and in strict only")
         if scope.hit_tokens % scope.d_block:
             raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
