@@ -52,8 +52,8 @@ class Engines:
             async with client.request(
                 "POST", "127.0.0.1", self.ports[name][0], "/v1/completions", headers, data
             ) as answer:
-                said = msgspec.json.decode(await answer.read())
-                return answer.status, said.get("error", {}).get("code") or "", trio.current_time()
+                result = msgspec.json.decode(await answer.read())
+                return answer.status, result.get("error", {}).get("code") or "", trio.current_time()
         except UpstreamError:
             return 0, "", trio.current_time()
         finally:

@@ -214,7 +214,7 @@ def test_an_engine_that_decodes_alone_has_started_the_answer_too(play: Play) -> 
         assert world.records.outcome == [outcome]
 
 
-CUT = 'kind = "crash", engine = "p-0", at_s = 0.04, in_flight = "cut"'
+CRASH_CUT_OFF = 'kind = "crash", engine = "p-0", at_s = 0.04, in_flight = "cut"'
 
 
 def test_what_a_nic_has_begun_lands(play: Play) -> None:
@@ -224,7 +224,7 @@ def test_what_a_nic_has_begun_lands(play: Play) -> None:
 
 
 def test_a_dead_p_refuses_ds_next_sync(play: Play) -> None:
-    world = play(ONE | TEN_PER_MS | fault(CUT))
+    world = play(ONE | TEN_PER_MS | fault(CRASH_CUT_OFF))
     assert world.records.reason == [DIED]
     assert world.totals.duration_ns == 1 * S
 
@@ -237,7 +237,7 @@ def test_where_no_refusal_gets_through_a_dead_p_is_silent(
     play: Play, dialect: str, partition: str | None, resolved_s: int
 ) -> None:
     """Over a partition; and vLLM's side channel does not tell a dead peer from a slow one."""
-    faults = fault(CUT) if partition is None else fault(partition, CUT)
+    faults = fault(CRASH_CUT_OFF) if partition is None else fault(partition, CRASH_CUT_OFF)
     world = play(ONE | TEN_PER_MS | {"transfer.dialect": dialect, "transfer.deadline_s": 20} | faults)
     assert world.records.outcome == ["failed"]
     assert resolved_s * S <= world.totals.duration_ns < (resolved_s + 2) * S
