@@ -20,7 +20,7 @@ from benchmarks.vllm.client import ASK_PREFILL, Legs, Reply, new_request_id
 from benchmarks.vllm.instances import Instance
 from benchmarks.vllm.model import prompt
 from benchmarks.vllm.request_faults import LEASE_S, MALFORMED
-from benchmarks.vllm.scene import Finding, Scene, Setup, shown, unknown
+from benchmarks.vllm.scene import Finding, Scene, Setup, cell, unknown
 
 REQUESTS: Final = int(os.environ.get("CHAOS_REQUESTS", "1000"))
 CONCURRENCY: Final = 16
@@ -182,6 +182,8 @@ async def chaos(scene: Scene) -> Finding:
     sane = await scene.sane("chaos")
     met = not bad and not it.deaths and all(alive.values()) and not any(held.values()) and sane
     observed = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    observed += f"; engine cores that died: {dict(it.deaths) or 0}; blocks held: {shown(held)}; next request right: {shown(sane)}"
+    observed += (
+        f"; engine cores that died: {dict(it.deaths) or 0}; blocks held: {cell(held)}; next request right: {cell(sane)}"
+    )
     facts = {"counts": dict(counts), "bad": bad, "kills": dict(it.kills), "deaths": dict(it.deaths), "held": held}
     return Finding(met, observed, facts)

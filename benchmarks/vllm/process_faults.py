@@ -12,7 +12,7 @@ from benchmarks.vllm.client import Legs, Reply, new_request_id
 from benchmarks.vllm.instances import Instance
 from benchmarks.vllm.model import prompt
 from benchmarks.vllm.request_faults import RESOLVED, line
-from benchmarks.vllm.scene import Finding, Scene, Setup, shown
+from benchmarks.vllm.scene import Finding, Scene, Setup, cell
 
 REFUSED_S: Final = 2.0
 """A killed process on this host refuses connections: requests are resolved so soon after."""
@@ -90,7 +90,7 @@ async def killed_during(scene: Scene) -> Finding:
     # Eight prompts of 1,900 tokens take D a second to compute, which is no waiting for P.
     met = set(verdicts) <= set(RESOLVED) and seconds <= REFUSED_S + 2.0 and not held and again
     observed = (
-        f"{summary(verdicts)}, the last {seconds:.1f} s after the kill; blocks held: D {held}; next P: {shown(again)}"
+        f"{summary(verdicts)}, the last {seconds:.1f} s after the kill; blocks held: D {held}; next P: {cell(again)}"
     )
     return Finding(met, observed, {"verdicts": verdicts, "seconds": seconds, "held": held, "next P": again})
 
@@ -112,7 +112,7 @@ async def killed_after(scene: Scene) -> Finding:
         await scene.p.kill()
     held = (await scene.held())["D"]
     again = await _p_again(scene)
-    observed = f"{verdict}; blocks held: D {held}; right with the next P: {shown(again)}"
+    observed = f"{verdict}; blocks held: D {held}; right with the next P: {cell(again)}"
     met = verdict == "right tokens" and not held and again
     return Finding(met, observed, {"verdict": verdict, "held": held, "next P": again})
 
@@ -182,7 +182,9 @@ async def p_restarted_under_load(scene: Scene) -> Finding:
     held = await scene.held()
     sane = await scene.sane("p-restart/after")
     met = set(counts) <= set(RESOLVED) and all(alive.values()) and not any(held.values()) and sane
-    observed = f"{summary(list(verdicts))}; alive {shown(alive)}; blocks held: {shown(held)}; next request right: {shown(sane)}"
+    observed = (
+        f"{summary(list(verdicts))}; alive {cell(alive)}; blocks held: {cell(held)}; next request right: {cell(sane)}"
+    )
     facts = {"counts": counts, "alive": alive, "held": held, "sane": sane, "longest_s": longest(through)}
     return Finding(met, observed, facts)
 
@@ -230,7 +232,9 @@ async def _stopped_finding(scene: Scene, instance: Instance, seconds: float, wit
     sane = await scene.sane("woken")
     held = await scene.held()
     met = set(verdicts) == {"right tokens"} and slowest <= within_s and sane and not any(held.values())
-    observed = f"{summary(verdicts)}, the slowest after {slowest:.1f} s; next request right: {shown(sane)}; held: {shown(held)}"
+    observed = (
+        f"{summary(verdicts)}, the slowest after {slowest:.1f} s; next request right: {cell(sane)}; held: {cell(held)}"
+    )
     return Finding(met, observed, {"verdicts": verdicts, "slowest_s": slowest, "sane": sane, "held": held})
 
 

@@ -13,7 +13,7 @@ import trio
 from benchmarks.vllm.cases import case
 from benchmarks.vllm.client import ASK_PREFILL, Reply, new_request_id
 from benchmarks.vllm.model import MAX_MODEL_LEN, prompt
-from benchmarks.vllm.scene import Finding, Scene, Setup, in_advance, shown, unknown
+from benchmarks.vllm.scene import Finding, Scene, Setup, cell, in_advance, unknown
 
 NO_REQUEST_S: Final = 12.0
 """`no_request` and 2 s."""
@@ -88,7 +88,7 @@ async def hang_up(scene: Scene) -> Finding:
     sane = all(alive.values()) and await scene.sane("hang-up")
     met = sane and not any(held.values())
     observed = (
-        f"blocks held after 2 s: P {held['P']}, D {held['D']}; alive {shown(alive)}; next request right: {shown(sane)}"
+        f"blocks held after 2 s: P {held['P']}, D {held['D']}; alive {cell(alive)}; next request right: {cell(sane)}"
     )
     return Finding(met, observed, {"held": held, "alive": alive, "sane": sane})
 
@@ -288,7 +288,7 @@ async def _many_leases(scene: Scene, concurrent: bool) -> Finding:
     met = counts == {"right tokens": count} and not any(held.values())
     observed = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     facts = {"counts": counts, "longest_s": longest, "held": held}
-    return Finding(met, f"{observed}; longest {longest:.0f} s, lease {LEASE_S} s; blocks held: {shown(held)}", facts)
+    return Finding(met, f"{observed}; longest {longest:.0f} s, lease {LEASE_S} s; blocks held: {cell(held)}", facts)
 
 
 LEASES: Final = Setup(lease_s=LEASE_S, d_arguments=("--max-num-seqs", "2"))
@@ -329,6 +329,6 @@ async def prefill_4xx(scene: Scene) -> Finding:
     sane = await scene.sane("4xx")
     met = status == 400 and sane and not any(held.values())
     observed = (
-        f"{status} at once; blocks held after 2 s: P {held['P']}, D {held['D']}; next request right: {shown(sane)}"
+        f"{status} at once; blocks held after 2 s: P {held['P']}, D {held['D']}; next request right: {cell(sane)}"
     )
     return Finding(met, observed, {"status": status, "held": held, "sane": sane})

@@ -58,10 +58,10 @@ class Finding:
     facts: dict[str, Any] = attrs.field(factory=dict)
 
 
-def shown(value: Any) -> str:
-    """Return what the table says of a value, or of a value for each side: `P 0, D 3`."""
+def cell(value: Any) -> str:
+    """Return what a cell of the table says of a value, or of a value for each side: `P 0, D 3`."""
     if isinstance(value, dict):
-        return ", ".join(f"{side} {shown(each)}" for side, each in value.items())
+        return ", ".join(f"{side} {cell(each)}" for side, each in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

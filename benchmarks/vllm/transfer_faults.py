@@ -15,7 +15,7 @@ from benchmarks.vllm.client import new_request_id
 from benchmarks.vllm.instances import HOST
 from benchmarks.vllm.model import prompt
 from benchmarks.vllm.request_faults import AT_ONCE_S, RESOLVED, line
-from benchmarks.vllm.scene import Finding, Scene, Setup, shown
+from benchmarks.vllm.scene import Finding, Scene, Setup, cell
 
 GARBAGE: Final[tuple[bytes, ...]] = (
     b"",
@@ -84,10 +84,8 @@ async def garbage(scene: Scene) -> Finding:
     alive = await scene.alive()
     for sock in silent:
         sock.close()
-    observed = (
-        f"next request right: {shown(known)}; first of a new D right: {shown(new)}, with KV from P: {shown(loaded)}"
-    )
-    observed += f"; alive {shown(alive)}"
+    observed = f"next request right: {cell(known)}; first of a new D right: {cell(new)}, with KV from P: {cell(loaded)}"
+    observed += f"; alive {cell(alive)}"
     facts = {"known": known, "new": new, "loaded": loaded, "alive": alive}
     return Finding(known and new and loaded and all(alive.values()), observed, facts)
 
