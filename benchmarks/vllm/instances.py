@@ -36,8 +36,8 @@ INSIDE: Final = Path(__file__).resolve().with_name("inside")
 HOST: Final = "127.0.0.1"
 PORTS: Final = range(12_000, 32_000)
 """Below Linux's ephemeral ports, which begin at 32768."""
-READY_S: Final = 300.0
-"""How long a start may take: 30 s on a quiet machine, 200 s on one that has other work."""
+READY_S: Final = 600.0
+"""How long a start may take: 30 s on a quiet machine, over 300 s on one with ten times as much to do."""
 STOP_S: Final = 15.0
 SIDE_PORT: Final = "side port"
 MODULE: Final = "vllm.entrypoints.openai.api_server"
