@@ -136,10 +136,7 @@ class SimulationBuilder(EngineBuilder):
         active = ActiveFaults(plan_of(self.scenario), self.streams, self.slots, self.metrics)
         witness = Witness(self.clock, self.nodes)
         timeout_ns = seconds_to_ns(self.scenario.transfer.handshake_timeout_s)
-        streams = self.dialect.control_frames
-        return FaultyFabric(
-            self.clock, self.metrics, self.paths(), self.fabric_settings(), active, witness, timeout_ns, streams
-        )
+        return FaultyFabric(self.clock, self.metrics, self.paths(), self.fabric_settings(), active, witness, timeout_ns)
 
     def fabric_settings(self) -> FabricSettings:
         table = self.scenario.network

@@ -4,10 +4,6 @@ It takes the network's place when the run is built; nodes do not know which of t
 whatever incarnation of its receiver there is when it arrives; an operation counts only for the incarnations that it was
 posted between. A NIC whose peer does not answer retries until its transport times out: a partition that heals before
 that costs only time.
-
-Where frames go over streams (`streams`), those of a dead engine break, which its peers see one hop later, and its
-address refuses others. Across a partition neither gets through. D opens the streams, and it is D that acts on their
-end. Otherwise a dead engine is as silent as a partitioned one, and a handshake with it waits for its timeout.
 """
 
 from __future__ import annotations
@@ -22,9 +18,8 @@ from pdflow.faults.plan import (
     Partition,
     Reorder,
 )
-from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Send
-from pdflow.protocol.events import HandshakeEnded, PeerLost, ReadEnded, Received, WordRead, WriteEnded
+from pdflow.protocol.events import HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
 from pdflow.protocol.ids import Op, engine_of
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, EngineId, Instant
@@ -77,8 +72,7 @@ class HandshakeTry(NamedTuple):
 
 
 class FaultyFabric(Fabric):
-    """The network with faults. Args: as Fabric's; `handshake_timeout_ns`: how long a handshake waits for its reply;
-    `streams`: whether frames go over streams that D opens, or as vLLM's, by a side channel and notifications."""
+    """The network with faults. Args: as Fabric's; `handshake_timeout_ns`: how long a handshake waits for its reply."""
 
     def __init__(
         self,
@@ -89,13 +83,11 @@ class FaultyFabric(Fabric):
         faults: ActiveFaults,
         witness: Witness,
         handshake_timeout_ns: int,
-        streams: bool,
     ) -> None:
         super().__init__(clock, metrics, paths, settings)
         self.faults = faults
         self.witness = witness
         self.handshake_timeout_ns = handshake_timeout_ns
-        self.streams = streams
         self.transport_timeout_ns = faults.plan.transport_timeout_ns
         self.held: dict[tuple[Address, Address], list[list[Delivery]]] = {}
         """Messages that wait to be overtaken, by sender and receiver: each is emptied when it goes."""
@@ -200,10 +192,7 @@ class FaultyFabric(Fabric):
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         there = self.ports[peer]
         node = there.node
-        partitioned = self.faults.is_partitioned(a, b) or self.faults.is_partitioned(b, a)
-        if not node.alive and not partitioned and self.opens_streams(port):
-            port.node.feed(port, HandshakeEnded(peer, False, 0, True))
-        elif not node.alive or partitioned:
+        if not node.alive or self.faults.is_partitioned(a, b) or self.faults.is_partitioned(b, a):
             self.clock.call(until - now, self.unanswered, handshake)
         elif node.paused_until > now:
             if node.paused_until < until:
@@ -213,19 +202,6 @@ class FaultyFabric(Fabric):
         elif port is self.ports[port.address]:
             self.seen[port.address, peer] = there.incarnation
             port.node.feed(port, HandshakeEnded(peer, True, there.incarnation))
-
-    def opens_streams(self, port: SimPort) -> bool:
-        """True if this rank opens the streams to its peers."""
-        return self.streams and port.side is Side.D
-
-    def break_streams(self, node: SimEngineNode) -> None:
-        """Break the streams to an engine that has died: those who opened them see it one hop later."""
-        for me, peer in self.seen:
-            port = self.ports[me]
-            if engine_of(peer) in node.engines and port.node.alive and self.opens_streams(port):
-                a, b = self.faults.slot_of(peer), self.faults.slot_of(me)
-                if not self.faults.is_partitioned(a, b):
-                    self.clock.call(self.control_ns, self.arrived, (port, PeerLost(peer)))
 
     def unanswered(self, handshake: HandshakeTry) -> None:
         handshake.port.node.feed(handshake.port, HandshakeEnded(handshake.peer, False, 0))

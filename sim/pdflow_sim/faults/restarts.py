@@ -1,10 +1,10 @@
 """Engines that crash, and restart empty: a new node in the slot of the old one.
 
 The memory of a dead process is gone, and so is everything that it had yet to send to its peers. What its NICs had been
-given may land all the same. No protocol endpoint is notified of a death: peers find out by their own timers or, where
-frames go over streams, when these break (`faulty_fabric`). The router's connections break, which it sees one hop later;
-so it sees, by its health check or a heartbeat, that the engine is up again. Where engines send heartbeats, it goes on
-sending legs to a dead one until it misses them, and each is refused.
+given may land all the same. No protocol endpoint is notified of a death: peers find out by their own timers. The
+router's connections break, which it sees one hop later; so it sees, by its health check or a heartbeat, that the engine
+is up again. Where engines send heartbeats, it goes on sending legs to a dead one until it misses them, and each is
+refused.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class EngineLifecycle:
         for key in [key for key in word_values if engine_of(key[0]) == node.name]:
             del word_values[key]
         self.fabric.invalidate(node)
-        self.fabric.break_streams(node)
         if self.shipping is not None:
             self.shipping.died(node)
         if not fault.lands:

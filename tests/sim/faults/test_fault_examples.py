@@ -64,13 +64,10 @@ def test_completions_that_are_lost_cost_strict_a_sync_and_compat_a_deadline() ->
     assert longest_ttft_s(compat) > 20
 
 
-def test_a_dead_peer_is_noticed_because_it_refuses() -> None:
-    """A SYNC, and a second attempt. In vllm-compat nobody refuses, and the deadline is all there is."""
+def test_a_dead_peer_is_noticed_by_its_silence() -> None:
     done = run("prefill-gone")
     assert set(done.world.records.outcome) == {"completed"}
-    assert 1 < longest_ttft_s(done) < 3
-    compat = run("prefill-gone", "vllm-compat")
-    assert longest_ttft_s(compat) > 15
+    assert 15 < longest_ttft_s(done) < 18
 
 
 def test_another_id_for_every_incarnation() -> None:
