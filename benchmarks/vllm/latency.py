@@ -28,6 +28,7 @@ from benchmarks.vllm.processes import cpu_s
 
 CELLS: Final = ((100, 1), (100, 16), (1000, 1), (1000, 16))
 COLUMNS: Final = "none,stock-push,stock-push+progress,pdflow-push,pdflow-pull"
+BLOCK: Final = 128
 WARM_UPS: Final = 3
 IDLE_S: Final = 10.0
 STEPS: Final = 400
@@ -57,6 +58,10 @@ class Column:
 
 async def measure(column: Column, p: Client | None, d: Client, samples: int, name: str) -> None:
     """Measure each cell `samples` times, interleaved. `p`: None for one vLLM alone."""
+    # Whole blocks and one token: all but that token is in the prefix cache the second time.
+    cached = {size: prompt(-(-size // BLOCK) * BLOCK + 1, f"cached/{name}/{size}") for size, _ in CELLS}
+    for tokens in cached.values():
+        await d.complete(tokens, 1, timeout_s=TIMEOUT_S)
     for index in range(-WARM_UPS, samples):
         for cell in CELLS:
             tokens, max_tokens = prompt(cell[0], f"latency/{name}/{index}/{cell}"), cell[1]
@@ -74,8 +79,7 @@ async def measure(column: Column, p: Client | None, d: Client, samples: int, nam
                 found.failed += 1
                 continue
             found.whole.append(whole)
-            again = await d.complete(tokens, 1, timeout_s=TIMEOUT_S)
-            found.cached.append(again.seconds)
+            found.cached.append((await d.complete(cached[cell[0]], 1, timeout_s=TIMEOUT_S)).seconds)
 
 
 async def measure_steps(column: Column, d: Client, name: str) -> None:
