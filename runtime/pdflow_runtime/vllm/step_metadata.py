@@ -55,6 +55,8 @@ class DownMessage(msgspec.Struct, frozen=True, array_like=True):
     """Prompts of which nothing is offered any more."""
     open: bool = False
     """The scheduler's endpoint has something unfinished."""
+    computes: bool = True
+    """The step computes something."""
 
 
 class UpMessage(msgspec.Struct, frozen=True, array_like=True):

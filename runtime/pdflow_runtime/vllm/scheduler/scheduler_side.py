@@ -157,7 +157,12 @@ class SchedulerSide(Generic[C]):
         addresses = [(name, host, port) for name, (host, port) in self._addresses.items()]
         events = [self._events.popleft() for _ in range(min(MOST_EVENTS, len(self._events)))]
         message = DownMessage(
-            [encoded(to, event) for to, event in events], addresses, self.offers, self.withdrawn, is_open
+            events=[encoded(to, event) for to, event in events],
+            addresses=addresses,
+            offers=self.offers,
+            withdrawn=self.withdrawn,
+            open=is_open,
+            computes=bool(scheduled),
         )
         payload = encode_down(message)
         for sent in (self._addresses, self.offers, self.withdrawn):

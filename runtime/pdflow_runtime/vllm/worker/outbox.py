@@ -15,6 +15,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
+        self._filled: Final = threading.Condition(self._lock)
         self._events: deque[tuple[Address, Any]] = deque()
         self._responded: Final[set[Address]] = set()
         """Peers whose response is among the events: one says as much as many."""
@@ -29,6 +30,13 @@ class Outbox:
                     return
                 self._responded.add(event.peer)
             self._events.append((to, event))
+            self._filled.notify()
+
+    def wait(self, most_s: float) -> None:
+        """Wait until there is an event, but not longer than `most_s`."""
+        with self._filled:
+            if not self._events:
+                self._filled.wait(most_s)
 
     def take(self) -> list[tuple[Address, Any]]:
         with self._lock:

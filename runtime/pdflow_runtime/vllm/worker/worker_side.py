@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 START_S: Final = 30.0
 """The time that a rank's thread has to listen."""
 STOP_S: Final = 10.0
+MOST_WAIT_S: Final = 0.002
+"""How long a step that computes nothing waits for something to report. vLLM steps again and again while a transfer is
+open, with 1 ms of sleep between: waiting here ends with the event, and leaves the cores to others meanwhile. A request
+that arrives waits for it."""
 
 
 Mark: TypeAlias = Callable[[], Callable[[], None] | None]
@@ -59,6 +63,8 @@ class WorkerSide:
         """What may be sent once this step has computed it."""
         self._answers = False
         """The scheduler's half waits for an answer to this step, though there may be nothing to say."""
+        self._computes = True
+        """This step computes something."""
 
     # The thread.
 
@@ -127,6 +133,7 @@ class WorkerSide:
         self._failed += failed
         self._answers = payload is not None
         message = None if payload is None else decode_down(payload)
+        self._computes = message is None or message.computes
         self._offers = [] if message is None else message.offers
         self._in_thread(self._node.receive, message)
 
@@ -153,6 +160,8 @@ class WorkerSide:
     def take_up(self) -> bytes | None:
         """Return what goes to the scheduler's half with this step's output; None if there is nothing, and it waits for
         nothing."""
+        if not self._computes and self._error is None:
+            self._node.outbox.wait(MOST_WAIT_S)
         events: list[tuple[Address, Any]] = self._node.outbox.take()
         if not events and not self._answers and self._error is None:
             return None
