@@ -24,6 +24,7 @@ from benchmarks.vllm.arrivals import KINDS, Difference, Phase, compare, phases, 
 from benchmarks.vllm.client import Legs, Reply, prompt_tokens_by_source, total, two_legs
 from benchmarks.vllm.connectors import NAMES
 from benchmarks.vllm.instances import Instance, Options, alone, default_work, pair
+from benchmarks.vllm.model import BLOCK_SIZES, MODELS
 
 RELEASE_S = 5.0
 """How long blocks may take to come back after the last answer."""
@@ -36,6 +37,7 @@ def options(arguments: argparse.Namespace, connector: str, tp: int, core: str) -
         extra = (*extra, *arguments.argument)
     return Options(
         connector=connector,
+        model=arguments.model,
         tp=tp,
         block_size=arguments.block_size,
         dtype=arguments.dtype,
@@ -51,7 +53,7 @@ async def of_alone(arguments: argparse.Namespace, plan: list[Phase]) -> tuple[li
 
     Kept in the work folder: they depend on nothing but vLLM, the arrivals and the options.
     """
-    what = [arguments.dtype, arguments.block_size, arguments.chunk, arguments.output]
+    what = [arguments.model, arguments.dtype, arguments.block_size, arguments.chunk, arguments.output]
     key = blake2b(json.dumps([what, [attrs.asdict(phase) for phase in plan]]).encode(), digest_size=8).hexdigest()
     file = arguments.work / f"alone-{key}.json"
     if file.is_file():
@@ -113,7 +115,7 @@ async def run(arguments: argparse.Namespace) -> int:
     differences: list[Difference] = []
     failures = 0
     print(
-        f"{arguments.connector}, {arguments.dtype}, block {arguments.block_size}, TP {arguments.p_tp}-{arguments.d_tp}"
+        f"{arguments.connector}, {arguments.model}, {arguments.dtype}, block {arguments.block_size}, TP {arguments.p_tp}-{arguments.d_tp}"
     )
     for phase, expected, given in zip(plan, reference, answers, strict=True):
         different, failed = compare(phase, expected, given)
@@ -142,7 +144,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--output", type=int, default=16, help="tokens per answer")
     parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--block-size", type=int, help="128 by default, 16 for deepseek")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--p-tp", type=int, default=1)
     parser.add_argument("--d-tp", type=int, default=1)
@@ -155,7 +158,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=default_work())
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.block_size = arguments.block_size or BLOCK_SIZES[arguments.model]
+    return arguments
 
 
 if __name__ == "__main__":

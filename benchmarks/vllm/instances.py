@@ -29,7 +29,7 @@ import trio
 from benchmarks.vllm import processes
 from benchmarks.vllm.client import Client
 from benchmarks.vllm.connectors import Role, kv_transfer_config
-from benchmarks.vllm.model import MAX_MODEL_LEN, write_model
+from benchmarks.vllm.model import MAX_MODEL_LEN, Model, write_model
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 INSIDE: Final = Path(__file__).resolve().with_name("inside")
@@ -57,12 +57,13 @@ class Options:
     """One of `connectors.NAMES`."""
     tp: int = 1
     block_size: int = 128
-    """In tokens; a multiple of 32 on CPU."""
+    """In tokens; a multiple of 32 on CPU, and 16 for MLA."""
     dtype: str = "float32"
     core: str = "0"
     """VLLM_CPU_OMP_THREADS_BIND: one list of cores per TP rank, separated by |."""
     policy: str | None = None
     """kv_load_failure_policy: `recompute` or `fail`; None for vLLM's default."""
+    model: Model = "llama"
     model_seed: int = 0
     engine_id: str | None = None
     extra_config: dict[str, Any] = attrs.field(factory=dict)
@@ -101,7 +102,7 @@ class Instance:
 
     def command(self) -> list[str]:
         options = self.options
-        model = write_model(self._work, options.model_seed)
+        model = write_model(self._work, options.model_seed, options.model)
         command = [sys.executable, "-m", MODULE, "--model", str(model), "--served-model-name", "tiny"]
         command += ["--host", HOST, "--port", str(self.port), "--enforce-eager", "--dtype", options.dtype]
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16"]

@@ -23,6 +23,7 @@ Interior: TypeAlias = Literal["cells", "whole heads"]
 
 INTERIORS: Final[Mapping[str, Interior]] = {
     "CPU_ATTN": "whole heads",
+    "CPU_MLA": "cells",
     "FLASH_ATTN": "cells",
     "FLASHINFER": "cells",
     "TRITON_ATTN": "cells",
