@@ -20,6 +20,8 @@ Role: TypeAlias = Literal["prefill", "decode", "alone"]
 QUIET: Final = "benchmarks.vllm.quiet_nixl"
 """The module of the stock connectors without a progress thread."""
 PDFLOW: Final = ("PdflowConnector", "pdflow_runtime.vllm.connector")
+DIGESTING: Final = ("DigestingConnector", "benchmarks.vllm.digesting")
+"""The same, which also writes digests of KV blocks."""
 KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 NAMES: Final = (
     "none",
@@ -40,11 +42,16 @@ def mode_of(name: str) -> str:
 
 
 def kv_transfer_config(
-    name: str, role: Role, engine_id: str | None = None, extra: dict[str, Any] | None = None
+    name: str,
+    role: Role,
+    engine_id: str | None = None,
+    extra: dict[str, Any] | None = None,
+    pdflow: tuple[str, str] = PDFLOW,
 ) -> str | None:
     """Return the JSON for `--kv-transfer-config`; None where no connector is loaded. ValueError for an unknown name.
 
     `extra` goes into `kv_connector_extra_config`, over what the name says. Without `engine_id` vLLM draws a fresh one.
+    `pdflow`: class and module of pdflow's connector.
     """
     if name not in NAMES:
         raise ValueError(f"no connector is called {name!r}; there are {', '.join(NAMES)}")
@@ -58,7 +65,7 @@ def kv_transfer_config(
         quiet = {"kv_connector": f"Quiet{plain}", "kv_connector_module_path": QUIET}
         config |= {"kv_connector": plain} if "progress" in features else quiet
     else:
-        config |= {"kv_connector": PDFLOW[0], "kv_connector_module_path": PDFLOW[1]}
+        config |= {"kv_connector": pdflow[0], "kv_connector_module_path": pdflow[1]}
         settings |= {"transfer_mode": mode, "transport": "tcp" if "tcp" in features else "nixl"}
         if "progressive" in features:
             settings["progressive"] = True

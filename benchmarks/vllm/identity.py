@@ -2,15 +2,18 @@
 
 The same prompts arrive in the same order and at the same concurrency at one vLLM alone (twice: what it differs from
 itself is the measure) and at a pair. Greedy. Printed: prompts, failures, answers that differ with the gap of the two
-likeliest tokens where they part, where D's prompt tokens came from, and the blocks still held afterwards.
+likeliest tokens where they part, where D's prompt tokens came from, and the blocks still held afterwards. With
+--digests (pdflow's connector alone) also whether all KV blocks at D are byte for byte those at P.
 
-Exits with 1 if a request failed, or more answers differ than vLLM alone differs from itself.
+Exits with 1 if a request failed, or more answers differ than vLLM alone differs from itself, or
+with --only-digests if a block does: for models that vLLM alone answers otherwise as soon as it decodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from functools import partial
 from hashlib import blake2b
@@ -22,7 +25,8 @@ import trio
 
 from benchmarks.vllm.arrivals import KINDS, Difference, Phase, compare, phases, send_phase
 from benchmarks.vllm.client import Legs, Reply, prompt_tokens_by_source, total, two_legs
-from benchmarks.vllm.connectors import NAMES
+from benchmarks.vllm.connectors import NAMES, origin_of
+from benchmarks.vllm.digesting import compare as compare_blocks
 from benchmarks.vllm.instances import Instance, Options, alone, default_work, pair
 from benchmarks.vllm.model import BLOCK_SIZES, MODELS
 
@@ -45,6 +49,7 @@ def options(arguments: argparse.Namespace, connector: str, tp: int, core: str) -
         policy=arguments.policy,
         arguments=extra,
         extra_config=json.loads(arguments.extra_config),
+        digests=arguments.work / "digests" if arguments.digests and connector != "none" else None,
     )
 
 
@@ -109,6 +114,9 @@ async def held(*instances: Instance) -> dict[str, float]:
 
 
 async def run(arguments: argparse.Namespace) -> int:
+    if arguments.digests:
+        shutil.rmtree(arguments.work / "digests", ignore_errors=True)
+        (arguments.work / "digests").mkdir(parents=True)
     plan = phases(arguments.prompts, arguments.block_size, arguments.concurrency, arguments.seed, arguments.kinds)
     reference, noise = await of_alone(arguments, plan)
     answers, state = await of_pair(arguments, plan)
@@ -132,10 +140,16 @@ async def run(arguments: argparse.Namespace) -> int:
     print(f"  {sum(len(each) for each in answers)} prompts, {len(differences)} differ; vLLM alone from itself: {noise}")
     print(f"  D's prompt tokens by source: {state['sources']}")
     print(f"  share of blocks held afterwards: {state['held']}")
+    blocks = compare_blocks(arguments.work / "digests") if arguments.digests else None
+    if blocks is not None:
+        print(f"  {blocks}", *blocks.differ[:5], sep="\n    ")
+        state["blocks"] = attrs.asdict(blocks)
     if arguments.json is not None:
         kept = {"differences": [attrs.asdict(each) for each in differences], "noise": noise, "failures": failures}
         arguments.json.write_text(json.dumps(kept | state | {"prompts": arguments.prompts}, indent=2))
-    return int(failures > 0 or len(differences) > noise)
+    wrong_blocks = blocks is not None and (blocks.differ or not blocks.blocks)
+    wrong_tokens = len(differences) > noise and not arguments.only_digests
+    return int(bool(failures or wrong_tokens or wrong_blocks))
 
 
 def parse() -> argparse.Namespace:
@@ -156,9 +170,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--argument", action="append", help="a further argument of vLLM's server: --argument=--x=y")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a leg counts as hung")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--digests", action="store_true", help="compare KV blocks of D with P's")
+    parser.add_argument("--only-digests", action="store_true", help="compare KV blocks, and report tokens for what they are")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=default_work())
     arguments = parser.parse_args()
+    arguments.digests |= arguments.only_digests
+    if arguments.digests and origin_of(arguments.connector) != "pdflow":
+        parser.error("--digests needs a connector of pdflow's")
     arguments.block_size = arguments.block_size or BLOCK_SIZES[arguments.model]
     return arguments
 

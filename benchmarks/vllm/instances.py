@@ -28,7 +28,8 @@ import trio
 
 from benchmarks.vllm import processes
 from benchmarks.vllm.client import Client
-from benchmarks.vllm.connectors import Role, kv_transfer_config
+from benchmarks.vllm.connectors import DIGESTING, PDFLOW, Role, kv_transfer_config
+from benchmarks.vllm.digesting import FOLDER
 from benchmarks.vllm.model import MAX_MODEL_LEN, Model, write_model
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -72,6 +73,8 @@ class Options:
     arguments: tuple[str, ...] = ()
     """Further arguments of the API server; the last of an option counts."""
     environment: dict[str, str] = attrs.field(factory=dict)
+    digests: Path | None = None
+    """A folder for digests of KV blocks (`digesting.py`)."""
 
 
 class Instance:
@@ -108,7 +111,8 @@ class Instance:
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16"]
         command += ["--block-size", str(options.block_size), "--tensor-parallel-size", str(options.tp)]
         extra = {key: self.side_port if value == SIDE_PORT else value for key, value in options.extra_config.items()}
-        config = kv_transfer_config(options.connector, self.role, options.engine_id, extra)
+        pdflow = PDFLOW if options.digests is None else DIGESTING
+        config = kv_transfer_config(options.connector, self.role, options.engine_id, extra, pdflow)
         if config is not None:
             if options.policy is not None:
                 config = json.dumps(json.loads(config) | {"kv_load_failure_policy": options.policy})
@@ -131,6 +135,7 @@ class Instance:
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
             "GLOO_SOCKET_IFNAME": "lo",
             "UCX_NET_DEVICES": "lo",
+            **({} if self.options.digests is None else {FOLDER: str(self.options.digests)}),
             **self.options.environment,
         }
 

@@ -1,0 +1,148 @@
+"""pdflow's connector, which also writes digests of KV blocks: of P's when a prompt is computed, of D's when it has landed.
+
+A block's digest is over the bytes of one head of one layer of it: of the whole block where its inside is opaque, of the
+prompt's tokens where it is a cell a token. Read through vLLM's tensors, and not through the addresses that a transfer
+has been given. `compare` holds D's digests against P's.
+
+Each process writes a file of its own in the folder that BENCH_DIGESTS names, a line for each prompt and rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from pdflow.protocol.events import Source
+    from pdflow.protocol.messages import Register
+
+FOLDER: Final = "BENCH_DIGESTS"
+
+Place: TypeAlias = tuple[int, int, int]
+"""A layer, a head of the whole model, and a block's number in a prompt."""
+Digests: TypeAlias = dict[Place, str]
+
+
+@attrs.frozen
+class Comparison:
+    """Of all blocks that have landed at a D: how many were compared with P's, and what differs."""
+
+    prompts: int
+    blocks: int
+    """By layer and head."""
+    differ: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.blocks:,} digests of blocks of {self.prompts} prompts at D, {len(self.differ)} differ from P's"
+
+
+def compare(folder: Path) -> Comparison:
+    """Compare what D's ranks have written in a folder with what P's have."""
+    found: dict[str, dict[str, Digests]] = {"prefill": {}, "decode": {}}
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            blocks = found[record["role"]].setdefault(record["xid"], {})
+            blocks.update({(layer, head, block): digest for layer, head, block, digest in record["digests"]})
+    compared, differ = 0, []
+    for xid, landed in found["decode"].items():
+        sent = found["prefill"].get(xid, {})
+        for place, digest in landed.items():
+            if place not in sent:
+                continue  # outside of P's window: D keeps a block for it, and nothing was moved
+            compared += 1
+            if sent[place] != digest:
+                differ.append(f"{xid}: layer {place[0]}, head {place[1]}, block {place[2]}")
+    return Comparison(len(found["decode"]), compared, tuple(differ))
+
+
+class Recorder:
+    """Writes what one rank's blocks hold. Args: `caches`: its tensors by layer, [block, head, token, content]; `first`:
+    the number of its first head; `groups`: the KV cache group of each layer; `opaque`: blocks are digested whole."""
+
+    def __init__(self, file: Path, role: str, caches: list[Any], first: int, groups: list[int], opaque: bool) -> None:
+        self._file: Final = file.open("a")
+        self._role, self._caches, self._first, self._groups, self._opaque = role, caches, first, groups, opaque
+        self._sources: Final[dict[str, Source]] = {}
+        self._registered: Final[dict[Any, Register]] = {}
+
+    def observe(self, event: Any, effects: tuple[Any, ...]) -> None:
+        """Take note of what an endpoint of this rank was given and what it has answered."""
+        from pdflow.protocol.effects import SendLocal
+        from pdflow.protocol.events import (
+            FrameOrdered,
+            PairLanded,
+            ReadOrdered,
+            SourceCompleted,
+            SourceReady,
+        )
+        from pdflow.protocol.messages import Register
+
+        match event:
+            case SourceReady():
+                self._sources[event.xid] = event.source
+            case SourceCompleted():
+                source = self._sources.pop(event.xid)
+                self._write(event.xid, source.allocation.tables, 0, source.num_tokens)
+            case FrameOrdered(message=Register() as registration) | ReadOrdered(registration=registration):
+                self._registered[registration.reg] = registration
+        for effect in effects:
+            if isinstance(effect, SendLocal) and isinstance(effect.event, PairLanded):
+                # The last of several P ranks: by then all heads are there.
+                registration = self._registered[effect.event.op.reg]
+                stop = registration.token_start + registration.num_tokens
+                self._write(registration.xid, registration.target.tables, registration.token_start, stop)
+
+    def _write(self, xid: str, tables: Any, start: int, stop: int) -> None:
+        digests = list(self._digests(tables, start, stop))
+        self._file.write(json.dumps({"role": self._role, "xid": xid, "digests": digests}) + "\n")
+        self._file.flush()
+
+    def _digests(self, tables: Any, start: int, stop: int) -> Iterator[tuple[int, int, int, str]]:
+        for layer, (cache, group) in enumerate(zip(self._caches, self._groups, strict=True)):
+            size = cache.shape[2]
+            for index, block in enumerate(tables[group], start // size):
+                if block < 0:
+                    continue
+                first, last = max(start - index * size, 0), min(stop - index * size, size)
+                tokens = slice(None) if self._opaque else slice(first, last)
+                if first and not self._opaque:
+                    continue  # P's digest is over all tokens of the block
+                for head in range(cache.shape[1]):
+                    data = cache[block, head, tokens].contiguous().flatten().numpy().tobytes()
+                    yield layer, self._first + head, index, blake2b(data, digest_size=8).hexdigest()
+
+
+def _connector() -> type:
+    """Return the class, which only a process of vLLM's can make."""
+    from pdflow_runtime.vllm.connector import PdflowConnector
+    from pdflow_runtime.vllm.seams import attention_of
+    from pdflow_runtime.vllm.worker.kv_memory import INTERIORS, in_model_order, layer_groups
+
+    class DigestingConnector(PdflowConnector):
+        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+            super().register_kv_caches(kv_caches)
+            kv_caches = in_model_order(kv_caches)
+            instance, rank = self._instance, self._rank
+            caches = [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in kv_caches.values()]
+            groups = list(layer_groups(kv_caches, instance.groups)) or [0] * len(caches)
+            opaque = INTERIORS[attention_of(self._vllm_config)[0]] == "whole heads"
+            heads = instance.shape.stored_heads
+            first = 0 if heads == 1 else rank.rank * caches[0].shape[1]
+            file = Path(os.environ[FOLDER]) / f"{instance.role}-{rank.rank}-{os.getpid()}.jsonl"
+            recorder = Recorder(file, instance.role, caches, first, groups, opaque)
+            rank._node.observe = lambda address, event, effects, now: recorder.observe(event, effects)
+
+    return DigestingConnector
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DigestingConnector":
+        raise AttributeError(name)
+    return globals().setdefault(name, _connector())
