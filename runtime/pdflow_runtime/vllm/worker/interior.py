@@ -1,0 +1,98 @@
+"""A digest of the inside of a block, as the attention backend of this instance writes it. Peers compare theirs on first
+contact: where they differ, the same keys and values would mean something else after a transfer.
+
+Known keys and values are written into vLLM's null block, which no request reads, by the function that writes those of
+requests (`do_kv_cache_update` of the layer's implementation); what is digested are the bytes at the addresses that a
+transfer would move. So a digest covers the backend's packing, the CPU's instructions, and the layout that the connector
+has read off the strides. All heads get the same, and the first one is digested: ranks of different TP have one digest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+import torch
+
+from pdflow.layout.descriptors import RankMemory
+
+log = logging.getLogger(__name__)
+
+NULL_BLOCK: Final = 0
+TOKENS: Final = 8
+"""Tokens whose cells are digested where a block is a cell a token: every block size is a multiple of it, or smaller."""
+
+
+def interior_digest(layer: Any, caches: list[Any], memory: RankMemory) -> bytes:
+    """Return the digest, empty where the layer's implementation has no such function or it fails.
+
+    Args:
+        layer: the first layer of the model's attention, or None.
+        caches: the KV tensors of all layers, as vLLM has them.
+        memory: what the connector makes of them, with addresses counted through their allocations.
+    """
+    cache = caches[0]
+    if not hasattr(getattr(layer, "impl", None), "do_kv_cache_update"):
+        log.warning("pdflow: peers cannot compare the inside of blocks: no function is known that writes them")
+        return b""
+    before = cache[NULL_BLOCK].clone()
+    try:
+        _write(layer, cache, memory.block_size)
+        pieces = list(_pieces(memory))
+        data = b"".join(_bytes_at(caches, at, length) for at, length in pieces)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        log.warning("pdflow: peers cannot compare the inside of blocks: %s: %s", type(error).__name__, error)
+        return b""
+    finally:
+        cache[NULL_BLOCK] = before
+    digest = blake2b(data, digest_size=16).digest()
+    log.info("pdflow: blocks of known content are %s", digest.hex())
+    return digest
+
+
+def _write(layer: Any, cache: Any, tokens: int) -> None:
+    """Write known keys and values of so many tokens, a block of them, into the null block."""
+    impl = layer.impl
+    slots = torch.arange(tokens, device=cache.device) + NULL_BLOCK * tokens
+    if hasattr(impl, "kv_lora_rank"):
+        latent = _pattern(tokens, 1, impl.kv_lora_rank, 7, cache).squeeze(1)
+        rotary = _pattern(tokens, 1, impl.qk_rope_head_dim, 11, cache)
+        impl.do_kv_cache_update(latent, rotary, cache, slots, impl.kv_cache_dtype, layer._k_scale)
+    else:
+        keys = _pattern(tokens, layer.num_kv_heads, layer.head_size, 7, cache)
+        values = _pattern(tokens, layer.num_kv_heads, layer.head_size_v, 11, cache)
+        impl.do_kv_cache_update(layer, keys, values, cache, slots)
+
+
+def _pattern(tokens: int, heads: int, size: int, step: int, cache: Any) -> Any:
+    """Return [tokens, heads, size] values that every float of 16 bits has exactly; the same for each head."""
+    positions = torch.arange(tokens, device=cache.device).view(-1, 1, 1) * step
+    numbers = (positions + torch.arange(size, device=cache.device) * 3) % 61 - 30
+    return (numbers / 32).to(cache.dtype).expand(tokens, heads, size).contiguous()
+
+
+def _pieces(memory: RankMemory) -> Iterator[tuple[int, int]]:
+    """Yield the addresses and lengths of what is digested: the first head of the null block, whole or of some tokens."""
+    base = memory.plane_address(0, 0, NULL_BLOCK)
+    cell, tokens = memory.cell_bytes, min(TOKENS, memory.block_size)
+    if memory.order == "opaque":
+        yield base, memory.block_size * cell
+    elif memory.order == "HND":
+        yield base, tokens * cell
+    else:
+        for token in range(tokens):
+            yield base + token * memory.num_heads * cell, cell
+
+
+def _bytes_at(caches: list[Any], at: int, length: int) -> bytes:
+    """Return bytes of the tensors' allocations, counted through them in their order."""
+    start = 0
+    for storage in {cache.untyped_storage().data_ptr(): cache.untyped_storage() for cache in caches}.values():
+        if start <= at < start + storage.nbytes():
+            flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            found: bytes = flat[at - start : at - start + length].cpu().numpy().tobytes()
+            return found
+        start += storage.nbytes()
+    raise ValueError(f"{at} is in none of the allocations")
