@@ -1,4 +1,4 @@
-"""pdflow's connector, which also writes digests of KV blocks: of P's when a prompt is computed, of D's when it has landed.
+"""pdflow's connector, which also writes digests of KV blocks: P's once computed, D's once landed.
 
 A block's digest is over the bytes of one head of one layer of it: of the whole block where its inside is opaque, of the
 prompt's tokens where it is a cell a token. Read through vLLM's tensors, and not through the addresses that a transfer
@@ -137,7 +137,7 @@ def _connector() -> type:
             first = 0 if heads == 1 else rank.rank * caches[0].shape[1]
             file = Path(os.environ[FOLDER]) / f"{instance.role}-{rank.rank}-{os.getpid()}.jsonl"
             recorder = Recorder(file, instance.role, caches, first, groups, opaque)
-            rank._node.observe = lambda address, event, effects, now: recorder.observe(event, effects)
+            rank._node.observe = lambda _, event, effects, __: recorder.observe(event, effects)
 
     return DigestingConnector
 

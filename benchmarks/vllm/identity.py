@@ -122,9 +122,8 @@ async def run(arguments: argparse.Namespace) -> int:
     answers, state = await of_pair(arguments, plan)
     differences: list[Difference] = []
     failures = 0
-    print(
-        f"{arguments.connector}, {arguments.model}, {arguments.dtype}, block {arguments.block_size}, TP {arguments.p_tp}-{arguments.d_tp}"
-    )
+    kind = f"{arguments.model}, {arguments.dtype}, block {arguments.block_size}"
+    print(f"{arguments.connector}, {kind}, TP {arguments.p_tp}-{arguments.d_tp}")
     for phase, expected, given in zip(plan, reference, answers, strict=True):
         different, failed = compare(phase, expected, given)
         print(
@@ -171,7 +170,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a leg counts as hung")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--digests", action="store_true", help="compare KV blocks of D with P's")
-    parser.add_argument("--only-digests", action="store_true", help="compare KV blocks, and report tokens for what they are")
+    parser.add_argument("--only-digests", action="store_true", help="judge by KV blocks, not by tokens")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=default_work())
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 
 | name | is | KV cache |
 | --- | --- | --- |
-| llama | pdflow's own tiny Llama (hidden 256, 4 layers, 4 query and 2 KV heads of 64, vocabulary 512) | full attention |
+| llama | pdflow's own tiny Llama (4 layers of 256, 4 query and 2 KV heads of 64, vocabulary 512) | full attention |
 | gemma | Gemma 3: of three layers, two have a sliding window of 256 tokens | two groups, one with a sliding window |
 | deepseek | DeepSeek-V2 with dense layers | one latent of 576 values a token (MLA) |
 

@@ -7,14 +7,15 @@ import socket
 from contextlib import suppress
 from typing import Any, Final
 
+import attrs
 import trio
 
 from benchmarks.live_cuts import disconnect, wires
 from benchmarks.vllm.cases import case
-from benchmarks.vllm.client import new_request_id
+from benchmarks.vllm.client import Reply, new_request_id
 from benchmarks.vllm.instances import HOST
 from benchmarks.vllm.model import prompt
-from benchmarks.vllm.request_faults import AT_ONCE_S, RESOLVED, line
+from benchmarks.vllm.request_faults import AT_ONCE_S, line
 from benchmarks.vllm.scene import Finding, Scene, Setup, cell
 
 GARBAGE: Final[tuple[bytes, ...]] = (
@@ -90,10 +91,10 @@ async def garbage(scene: Scene) -> Finding:
     return Finding(known and new and loaded and all(alive.values()), observed, facts)
 
 
-@case("8", "one WRITE fails", "resolved within 1 s; both sides free", Setup(faulty_nixl=True))
-async def write_fails(scene: Scene) -> Finding:
-    """NIXL reports ERR for one transfer, which it has not begun. Over tcp: all connections between P and D are cut
-    while the decode leg of a long prompt waits."""
+async def _write_fails(scene: Scene) -> tuple[Reply, str, Finding]:
+    """Have NIXL report ERR for one transfer, which it has not begun. Over tcp: all connections between P and D are cut
+    while the decode leg of a long prompt waits. Return the answer, how the request ended, and a finding of all but
+    these."""
     await scene.sane("write-fails")
     tokens, request_id = prompt(1900, "write-fails"), new_request_id()
     params = await scene.prefill(tokens, request_id)
@@ -106,10 +107,23 @@ async def write_fails(scene: Scene) -> Finding:
         failed = not order.exists()
     verdict = await scene.verdict_of(reply, tokens)
     held = await scene.held()
-    # 1,900 tokens take D 0.5 s to compute.
-    met = failed and verdict in RESOLVED and reply.seconds <= AT_ONCE_S + 1.0 and not any(held.values())
     facts = {"verdict": verdict, "seconds": reply.seconds, "held": held, "failed": failed}
-    return Finding(met, line(verdict, reply, held) + ("" if failed else "; no transfer failed"), facts)
+    observed = line(verdict, reply, held) + ("" if failed else "; no transfer failed")
+    return reply, verdict, Finding(failed and not any(held.values()), observed, facts)
+
+
+@case("8", "one WRITE fails", "right tokens; both sides free", Setup(faulty_nixl=True))
+async def write_fails(scene: Scene) -> Finding:
+    """D computes the prompt: how long that takes is the machine's matter, and the next row has the wait for P."""
+    _, verdict, finding = await _write_fails(scene)
+    return attrs.evolve(finding, met=finding.met and verdict == "right tokens")
+
+
+@case("8-fail", "the same, policy fail", "an error within 1 s; both sides free", Setup(faulty_nixl=True, policy="fail"))
+async def failed_write(scene: Scene) -> Finding:
+    """The request fails as soon as D knows that no KV will come."""
+    reply, verdict, finding = await _write_fails(scene)
+    return attrs.evolve(finding, met=finding.met and verdict == "error" and reply.seconds <= AT_ONCE_S)
 
 
 async def _with_cut(scene: Scene, tokens: list[int], params: dict[str, Any], request_id: str) -> Any:

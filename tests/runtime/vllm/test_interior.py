@@ -56,7 +56,13 @@ def layer(impl: Any, heads: int = HEADS) -> Any:
 
 
 def digest(
-    impl: Any, *, backend: str = "FLASH_ATTN", tp: int = 1, block: int = 16, nhd: bool = False, dtype: Any = torch.float32
+    impl: Any,
+    *,
+    backend: str = "FLASH_ATTN",
+    tp: int = 1,
+    block: int = 16,
+    nhd: bool = False,
+    dtype: Any = torch.float32,
 ) -> bytes:
     heads = HEADS // tp
     shape = (BLOCKS, block, heads, 2 * DIM) if nhd else (BLOCKS, heads, block, 2 * DIM)
@@ -70,7 +76,9 @@ def digest(
 
 
 def test_it_is_alike_for_every_tp_block_size_and_order_of_heads() -> None:
-    alike = {digest(CellWriter(), tp=tp, block=block, nhd=nhd) for tp in (1, 2, 4) for block in (16, 32) for nhd in (0, 1)}
+    alike = {
+        digest(CellWriter(), tp=tp, block=block, nhd=nhd) for tp in (1, 2, 4) for block in (16, 32) for nhd in (0, 1)
+    }
     assert len(alike) == 1
     assert alike != {b""}
 

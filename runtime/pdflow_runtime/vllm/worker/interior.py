@@ -74,7 +74,7 @@ def _pattern(tokens: int, heads: int, size: int, step: int, cache: Any) -> Any:
 
 
 def _pieces(memory: RankMemory) -> Iterator[tuple[int, int]]:
-    """Yield the addresses and lengths of what is digested: the first head of the null block, whole or of some tokens."""
+    """Yield the addresses and lengths of what is digested: the null block's first head, whole or of some tokens."""
     base = memory.plane_address(0, 0, NULL_BLOCK)
     cell, tokens = memory.cell_bytes, min(TOKENS, memory.block_size)
     if memory.order == "opaque":
