@@ -22,6 +22,8 @@ QUIET: Final = "benchmarks.vllm.quiet_nixl"
 PDFLOW: Final = ("PdflowConnector", "pdflow_runtime.vllm.connector")
 DIGESTING: Final = ("DigestingConnector", "benchmarks.vllm.digesting")
 """The same, which also writes digests of KV blocks."""
+TIMING: Final = ("TimingConnector", "benchmarks.vllm.timing")
+"""The same, which also counts the CPU time of its hooks."""
 KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 NAMES: Final = (
     "none",
