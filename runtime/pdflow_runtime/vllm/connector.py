@@ -256,7 +256,8 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         groups = layer_groups(kv_caches, instance.groups)
         memory = adopted_memory(kv_caches, shape, tp, backend, packing, instance.num_blocks, groups)
         layer = attention_layer(self._vllm_config, next(iter(kv_caches)))
-        digest = interior_digest(layer, list(kv_caches.values()), memory.memory)
+        dtype = self._vllm_config.model_config.dtype
+        digest = interior_digest(layer, list(kv_caches.values()), memory.memory, dtype)
         memory = attrs.evolve(memory, interior_digest=digest)
         try:
             transport = transport_named(options.transport)

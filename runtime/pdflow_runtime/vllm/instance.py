@@ -48,6 +48,8 @@ class Instance:
     num_blocks: int
     options: Options
     dp_rank: int = 0
+    in_lockstep: bool = False
+    """Data-parallel engines step together: one that has nothing to compute holds the others up."""
     groups: tuple[KvGroup, ...] = (KvGroup(()),)
 
     def exchanged(self, prompt_tokens: int) -> int:
@@ -73,6 +75,11 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
     options = read_options(transfer.kv_connector_extra_config or {})
     role = _role(transfer.kv_role)
     _check_parallel(parallel)
+    if options.progressive and getattr(parallel, "use_ubatching", False):
+        raise UnsupportedError(
+            "progressive is not served with dual batch overlap, which computes a layer in two parts: leave out one of "
+            "kv_connector_extra_config.progressive and --enable-dbo"
+        )
     if getattr(vllm_config.model_config, "enable_sleep_mode", False):
         raise UnsupportedError("sleep mode is not served: peers may still write into the KV that it frees; turn it off")
     if vllm_config.speculative_config is not None:
@@ -89,6 +96,7 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
         num_blocks=kv_cache_config.num_blocks,
         options=options,
         dp_rank=parallel.data_parallel_index,
+        in_lockstep=parallel.data_parallel_size > 1,
         groups=tuple(KvGroup(tuple(group.layer_names), _window(group.kv_cache_spec)) for group in groups),
     )
 

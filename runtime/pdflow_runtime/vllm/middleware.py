@@ -81,9 +81,10 @@ async def _read(receive: Receive) -> tuple[list[Message], bytes | None]:
 
 
 class _Body(msgspec.Struct):
-    """Of a request's body, the field that is checked. The others are skipped."""
+    """Of a request's body, the fields that are checked. The others are skipped."""
 
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+    n: Any = None
 
 
 _body: Final = msgspec.json.Decoder(_Body)
@@ -92,10 +93,20 @@ _body: Final = msgspec.json.Decoder(_Body)
 def error_of(body: bytes) -> ParamsError | None:
     """Return what is wrong with the kv_transfer_params in a request's body, if that is ours to say."""
     try:
-        mapping = msgspec.json.decode(_body.decode(body).kv_transfer_params)
+        given = _body.decode(body)
+        mapping = msgspec.json.decode(given.kv_transfer_params)
     except (msgspec.DecodeError, RecursionError):
         return None  # vLLM answers what is no JSON, and no object.
-    return wrong_params(mapping) if isinstance(mapping, Mapping) else None
+    if not isinstance(mapping, Mapping):
+        return None
+    if is_leg(mapping) and type(given.n) is int and given.n > 1:
+        return ParamsError("n", f"is {given.n}", f"1 in a request with {FIELD}, as a prompt has one decode leg")
+    return wrong_params(mapping)
+
+
+def is_leg(mapping: Mapping[str, Any]) -> bool:
+    """Whether these are the parameters of a prefill leg or of a decode leg."""
+    return bool(mapping.get("do_remote_decode") or mapping.get("do_remote_prefill"))
 
 
 def wrong_params(mapping: Mapping[str, Any]) -> ParamsError | None:

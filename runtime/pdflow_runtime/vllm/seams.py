@@ -38,7 +38,7 @@ VERSIONS: Final[Mapping[str, frozenset[str]]] = {
 """Versions that have been looked at, and the hooks that each has besides those of 0.32.0."""
 UNUSED: Final = frozenset(
     (
-        *("role", "requires_kv_delivery", "supports_divergent_local_hybrid_hits", "get_finished_count"),
+        *("role", "supports_divergent_local_hybrid_hits", "get_finished_count"),
         *("get_mem_pool_context", "set_host_xfer_buffer_ops", "reset_capture_state", "finish_forward"),
         *("has_connector_metadata", "clear_connector_metadata", "handle_preemptions", "get_finished"),
         *("get_block_ids_with_load_errors", "get_kv_connector_kv_cache_events", "take_events"),
@@ -97,7 +97,8 @@ def computed_by_now(tensor: Any) -> Callable[[], None] | None:
     where it is already."""
     if tensor.device.type == "cpu":
         return None
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # Without `blocking` whoever waits spins, and each layer of a progressive push has a thread that waits.
+    event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     wait: Callable[[], None] = event.synchronize
     return wait

@@ -55,8 +55,8 @@ class DownMessage(msgspec.Struct, frozen=True, array_like=True):
     """Prompts of which nothing is offered any more."""
     open: bool = False
     """The scheduler's endpoint has something unfinished."""
-    computes: bool = True
-    """The step computes something."""
+    waits: bool = False
+    """The step computes nothing, and may wait for something to report."""
 
 
 class UpMessage(msgspec.Struct, frozen=True, array_like=True):

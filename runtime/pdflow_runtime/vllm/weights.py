@@ -29,7 +29,8 @@ NOT_COMPUTED_WITH: Final = frozenset(
         *("max_position_embeddings", "model_max_length", "eos_token_id", "bos_token_id", "pad_token_id"),
     )
 )
-"""Keys of a model's configuration by which no KV differs, or that name a folder or a version."""
+"""Keys of a model's configuration by which no KV differs, or that name a folder or a version. Of rotary embeddings that
+are scaled, `_rotary` has what else counts."""
 
 
 def weights_of(vllm_config: Any, options: Options) -> int:
@@ -40,10 +41,27 @@ def weights_of(vllm_config: Any, options: Options) -> int:
     tensors = f"version {named}" if named is not None else _hashed(model)
     config = {key: each for key, each in model.hf_config.to_dict().items() if key not in NOT_COMPUTED_WITH}
     dtypes = [str(model.dtype), str(vllm_config.cache_config.cache_dtype), str(model.quantization)]
-    text = msgspec.json.encode([SCHEME, tensors, sorted(config.items()), dtypes], enc_hook=str)
+    computed_with = [SCHEME, tensors, sorted(config.items()), dtypes, *_rotary(model, model.hf_config.to_dict())]
+    text = msgspec.json.encode(computed_with, enc_hook=str)
     weights = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
     log.info("pdflow: weights %016x, computed in %s, KV kept in %s", weights, dtypes[0], dtypes[1])
     return weights
+
+
+def _rotary(model: Any, config: dict[str, Any]) -> list[Any]:
+    """Return what scaled rotary embeddings depend on besides the keys that are hashed: the number of positions, and of
+    longrope whether this instance serves longer texts than the model was trained for, by which vLLM chooses its factors
+    (vllm/model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py). Nothing if none is scaled."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    kinds = {str(kind) for one in each if (kind := one.get("rope_type") or one.get("type"))} - {"default"}
+    if not kinds:
+        return []
+    positions = config.get("max_position_embeddings")
+    if kinds.isdisjoint(("longrope", "su")):
+        return [positions]
+    trained = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return [positions, model.max_model_len > (trained or positions or 0)]
 
 
 def _hashed(model: Any) -> str:

@@ -451,6 +451,34 @@ def test_a_second_prompt_of_a_name_is_computed_for_itself_alone(caplog: pytest.L
     pair.assert_at_rest()
 
 
+@METHODS
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_second_decode_leg_of_a_prompt_is_computed_at_once(
+    pulls: bool, loaded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a request with n > 1, of which vLLM makes several: P sends a prompt once, and has it no more after that."""
+    pair = prefilled(pulls)
+    pair.submit_decode()
+    pair.step(8 if loaded else 1)
+    pair.submit_decode("r-2")
+    pair.step(8)
+    assert ended(pair) is Code.NONE
+    assert "r-2 is computed here: another has the KV of prompt x" in caplog.text
+    assert pair.d.answers["r-2"][0] is Status.FINISHED_LENGTH_CAPPED
+    pair.assert_at_rest()
+
+
+def test_what_has_no_blocks_yet_keeps_no_engine_stepping() -> None:
+    """A pause, in which vLLM computes no request that waits, would not end for its sake."""
+    pair = prefilled()
+    pair.submit_decode()
+    pair.submit_prefill("y")
+    pair.d.connector.take_down({})
+    assert pair.decode_side.endpoint.unfinished()
+    assert not pair.d.connector.has_pending_work()
+    assert pair.p.connector.has_pending_work(), "P holds the blocks of x"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -80,6 +80,7 @@ class Given:
             "pipeline_parallel_size": 1,
             "tensor_parallel_size": 1,
             "data_parallel_index": 0,
+            "data_parallel_size": 1,
             "prefill_context_parallel_size": 1,
             "decode_context_parallel_size": 1,
         }
@@ -198,6 +199,12 @@ def test_sleep_mode() -> None:
     text = refusal(model={"enable_sleep_mode": True})
     assert text == "sleep mode is not served: peers may still write into the KV that it frees; turn it off"
     assert Given(model={"enable_sleep_mode": False}).instance()
+
+
+def test_progressive_push_where_a_layer_is_computed_in_two_parts() -> None:
+    overlap: dict[str, Any] = {"use_ubatching": True}
+    assert "leave out one of" in refusal(extra={"progressive": True}, parallel=overlap)
+    assert not Given(parallel=overlap).instance().options.progressive
 
 
 def test_speculative_decoding() -> None:

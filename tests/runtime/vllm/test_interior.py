@@ -70,7 +70,7 @@ def digest(
     caches = [cache.permute(0, 2, 1, 3) if nhd else cache for cache in caches]
     whole = KvShape(LAYERS, HEADS, DIM, dtype.itemsize, block, packed=True)
     memory = adopted_memory({f"l.{n}": each for n, each in enumerate(caches)}, whole, tp, backend, "", BLOCKS)
-    found = interior_digest(layer(impl, heads), caches, memory.memory)
+    found = interior_digest(layer(impl, heads), caches, memory.memory, dtype)
     assert all(bool((cache == 3.0).all()) for cache in caches), "the block is as it was"
     return found
 
@@ -98,7 +98,7 @@ def test_mla_has_one_latent_a_token() -> None:
     caches = [torch.zeros(BLOCKS, 16, DIM) for _ in range(LAYERS)]
     shape = KvShape(LAYERS, 1, DIM, 4, 16, mla=MlaDims(DIM, 0))
     memory = adopted_memory({f"l.{n}": each for n, each in enumerate(caches)}, shape, 4, "FLASHMLA", "", BLOCKS)
-    assert interior_digest(layer(LatentWriter()), caches, memory.memory)
+    assert interior_digest(layer(LatentWriter()), caches, memory.memory, torch.float32)
 
 
 class Failing:
@@ -115,4 +115,4 @@ def test_where_it_cannot_be_had_it_is_empty_and_a_log_line_says_so(impl: Any, ca
 def test_a_model_that_is_not_loaded_has_none() -> None:
     cache = torch.zeros(BLOCKS, HEADS, 16, 2 * DIM)
     memory = adopted_memory({"l.0": cache}, KvShape(1, HEADS, DIM, 4, 16, packed=True), 1, "FLASH_ATTN", "", BLOCKS)
-    assert interior_digest(None, [cache], memory.memory) == b""
+    assert interior_digest(None, [cache], memory.memory, torch.float32) == b""

@@ -159,6 +159,16 @@ async def test_wrong_params_are_one_400(path: str, params: dict[str, Any], field
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(("n", "params", "status"), [(2, PUSH, 400), (2, PREFILL, 400), (1, PUSH, 200), (2, {}, 200)])
+async def test_one_prompt_has_one_decode_leg(n: int, params: dict[str, Any], status: int) -> None:
+    body = json.dumps({"prompt": "x", "n": n, "kv_transfer_params": params}).encode()
+    result = await exchange("POST", PATHS[0], *chunks(body))
+    assert result.passed == (status == 200)
+    if status == 400:
+        assert (result.status, result.error["param"]) == (400, "n")
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"\xff", b'{"kv_transfer_params": {"do_remote_prefill": tru}}', b"[" * 100_000]
 )

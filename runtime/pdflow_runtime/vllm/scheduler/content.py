@@ -25,6 +25,8 @@ FileStamp: TypeAlias = tuple[str, int, int]
 """A file's name, its size and when it was written."""
 _adapters: Final[dict[tuple[FileStamp, ...], str]] = {}
 """Digests of adapters by their files: as many as this process has been asked for."""
+_loaded: Final[dict[tuple[str, int, str], tuple[FileStamp, ...]]] = {}
+"""The files of each adapter, by its name, number and folder, as they were when vLLM was first asked for it."""
 
 
 class UnnamedContentError(Exception):
@@ -46,18 +48,24 @@ def _besides_tokens(request: Any) -> bytes:
     salt = getattr(request, "cache_salt", None)
     if lora is None and not features and not salt:
         return b""
-    adapter = None if lora is None else (lora.lora_name, _adapter(Path(lora.lora_path)))
+    adapter = None if lora is None else (lora.lora_name, _adapter(lora))
     inputs = [(each.identifier, each.mm_position.offset, each.mm_position.length) for each in features]
     return msgspec.json.encode([adapter, inputs, salt])
 
 
-def _adapter(folder: Path) -> str:
-    """Return a digest over all tensors of a LoRA adapter. UnnamedContentError if it has none that can be read."""
+def _adapter(lora: Any) -> str:
+    """Return a digest over all tensors of a LoRA adapter. UnnamedContentError if it has none that can be read, or if
+    they were written anew behind vLLM's back, which may then compute with the old ones or the new ones."""
+    folder = Path(lora.lora_path)
     try:
         files = sorted(folder.glob("*.safetensors"))
         key = tuple((str(file), status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),))
         if not key:
             raise UnnamedContentError(f"its adapter has no *.safetensors in {folder}")
+        before = _loaded.setdefault((lora.lora_name, lora.lora_int_id, lora.lora_path), key)
+        if before != key and not lora.load_inplace:
+            raise UnnamedContentError(f"the files of its adapter in {folder} have changed since vLLM has loaded it")
+        _loaded[lora.lora_name, lora.lora_int_id, lora.lora_path] = key
         if key not in _adapters:
             _adapters[key] = hash_weights(folder, cache() / "weights").digest.hex()
     except (OSError, PdflowError) as error:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Quarantine
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, BlockTables, Instant
+from pdflow.protocol.values import Allocation, BlockTables, Instant, Xid
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.decode_request import DecodeStage
@@ -24,6 +24,9 @@ from pdflow_runtime.vllm.scheduler.requests import ended_well, waits_for_load
 from pdflow_runtime.vllm.scheduler.scheduler_side import SchedulerSide
 
 log = logging.getLogger(__name__)
+
+MOST_LOADED: Final = 4096
+"""The most names of loaded prompts that are kept."""
 
 
 class DecodeSide(SchedulerSide[DecodeCore]):
@@ -40,6 +43,10 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         self._granted: Final[dict[str, Allocation]] = {}
         self._failed: Final[list[str]] = []
         """Loads that workers report as failed in the next step."""
+        self._loading: Final[dict[str, Xid]] = {}
+        """By request that has not ended, the name of the prompt whose KV it was to get."""
+        self._loaded: Final[dict[Xid, None]] = {}
+        """The latest prompts whose KV has come, the oldest one first: P has it no more."""
         self._recomputed: Final[set[str]] = set()
         """Requests whose loads have failed, of which vLLM has not asked since."""
         core = self.core
@@ -55,8 +62,14 @@ class DecodeSide(SchedulerSide[DecodeCore]):
 
     def _commit(self, _: Port, effect: Commit) -> None:
         request_id = effect.request_id
+        self._note_loaded(self._loading[request_id])
         self.references.release(self.pool, self._granted.pop(request_id))
         self.ledger.end(request_id)
+
+    def _note_loaded(self, xid: Xid) -> None:
+        self._loaded[xid] = None
+        if len(self._loaded) > MOST_LOADED:
+            del self._loaded[next(iter(self._loaded))]
 
     def _ended(self, _: Port, effect: EndDecode) -> None:
         """Log why a request gets no KV: vLLM's own error of it does not say."""
@@ -99,8 +112,13 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         if self.core.knows(request_id):
             log.warning("request %s is computed here: another of this id has not ended", request_id)
             return
+        if parsed.xid in self._loaded or parsed.xid in self._loading.values():
+            # As of all but one of the requests that vLLM makes of one with n > 1.
+            log.warning("request %s is computed here: another has the KV of prompt %s", request_id, parsed.xid)
+            return
         self.note_addresses(at.by_name(parsed.prefill).items())
         self._requests[request_id] = request
+        self._loading[request_id] = parsed.xid
         tokens = self.instance.exchanged(request.num_prompt_tokens)
         most_blocks = self.blocks_of(tokens) * len(self.instance.groups)
         self.feed(DecodeRequested(request_id, parsed, most_blocks, tokens, digest))
@@ -170,6 +188,7 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         if self.core.stage_of(request_id) is not None:
             self.feed(EngineFinished(request_id) if ended_well(request) else RequestAborted(request_id))
         self._requests.pop(request_id, None)
+        self._loading.pop(request_id, None)
         self._recomputed.discard(request_id)
         return None
 
@@ -178,5 +197,5 @@ class DecodeSide(SchedulerSide[DecodeCore]):
 
     def assert_empty(self) -> None:
         super().assert_empty()
-        kept = (self._requests, self._queued, self._granted, self._failed, self._recomputed)
+        kept = (self._requests, self._queued, self._granted, self._failed, self._recomputed, self._loading)
         assert not any(kept), f"{self.port.address} still keeps {kept}"

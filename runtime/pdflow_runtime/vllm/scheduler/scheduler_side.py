@@ -162,7 +162,7 @@ class SchedulerSide(Generic[C]):
             offers=self.offers,
             withdrawn=self.withdrawn,
             open=is_open,
-            computes=bool(scheduled),
+            waits=not scheduled and not self.instance.in_lockstep,
         )
         payload = encode_down(message)
         for sent in (self._addresses, self.offers, self.withdrawn):
@@ -198,8 +198,9 @@ class SchedulerSide(Generic[C]):
         log.info("pdflow: caches were reset; weights are named %016x from now on", self.weights)
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must go on stepping though vLLM has no request to compute."""
-        return bool(self.has_orders() or self.endpoint.unfinished() or len(self.ledger))
+        """Whether the engine must go on stepping though vLLM has no request to compute. Requests without blocks are
+        vLLM's: a pause, in which it computes none of them, would never end for their sake."""
+        return bool(self.has_orders() or len(self.references) or len(self.ledger))
 
     def close(self) -> None:
         """Close the events file, if there is one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -22,27 +23,29 @@ log = logging.getLogger(__name__)
 
 NULL_BLOCK: Final = 0
 TOKENS: Final = 8
-"""Tokens whose cells are digested where a block is a cell a token: every block size is a multiple of it, or smaller."""
+"""Tokens whose cells are digested where a block is a cell a token."""
 
 
-def interior_digest(layer: Any, caches: list[Any], memory: RankMemory) -> bytes:
+def interior_digest(layer: Any, caches: list[Any], memory: RankMemory, dtype: Any) -> bytes:
     """Return the digest, empty where the layer's implementation has no such function or it fails.
 
     Args:
         layer: the first layer of the model's attention, or None.
         caches: the KV tensors of all layers, as vLLM has them.
         memory: what the connector makes of them, with addresses counted through their allocations.
+        dtype: of keys and values before they are written, which is the model's.
     """
     cache = caches[0]
+    if memory.order != "opaque" and memory.block_size < TOKENS:
+        return b""  # Peers of larger blocks would digest more tokens.
     if not hasattr(getattr(layer, "impl", None), "do_kv_cache_update"):
         log.warning("pdflow: peers cannot compare the inside of blocks: no function is known that writes them")
         return b""
     before = cache[NULL_BLOCK].clone()
     try:
-        _write(layer, cache, memory.block_size)
-        pieces = list(_pieces(memory))
-        data = b"".join(_bytes_at(caches, at, length) for at, length in pieces)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        _write(layer, cache, memory.block_size, dtype)
+        data = b"".join(_bytes_at(caches, at, length) for at, length in _pieces(memory))
+    except Exception as error:  # Whatever a kernel raises: without the digest the names of interiors are compared.
         log.warning("pdflow: peers cannot compare the inside of blocks: %s: %s", type(error).__name__, error)
         return b""
     finally:
@@ -52,25 +55,26 @@ def interior_digest(layer: Any, caches: list[Any], memory: RankMemory) -> bytes:
     return digest
 
 
-def _write(layer: Any, cache: Any, tokens: int) -> None:
+def _write(layer: Any, cache: Any, tokens: int, dtype: Any) -> None:
     """Write known keys and values of so many tokens, a block of them, into the null block."""
-    impl = layer.impl
+    impl, pattern = layer.impl, partial(_pattern, dtype=dtype, device=cache.device)
     slots = torch.arange(tokens, device=cache.device) + NULL_BLOCK * tokens
     if hasattr(impl, "kv_lora_rank"):
-        latent = _pattern(tokens, 1, impl.kv_lora_rank, 7, cache).squeeze(1)
-        rotary = _pattern(tokens, 1, impl.qk_rope_head_dim, 11, cache)
+        latent = pattern((tokens, 1, impl.kv_lora_rank), 7).squeeze(1)
+        rotary = pattern((tokens, 1, impl.qk_rope_head_dim), 11)
         impl.do_kv_cache_update(latent, rotary, cache, slots, impl.kv_cache_dtype, layer._k_scale)
     else:
-        keys = _pattern(tokens, layer.num_kv_heads, layer.head_size, 7, cache)
-        values = _pattern(tokens, layer.num_kv_heads, layer.head_size_v, 11, cache)
+        keys = pattern((tokens, layer.num_kv_heads, layer.head_size), 7)
+        values = pattern((tokens, layer.num_kv_heads, layer.head_size_v), 11)
         impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
-def _pattern(tokens: int, heads: int, size: int, step: int, cache: Any) -> Any:
-    """Return [tokens, heads, size] values that every float of 16 bits has exactly; the same for each head."""
-    positions = torch.arange(tokens, device=cache.device).view(-1, 1, 1) * step
-    numbers = (positions + torch.arange(size, device=cache.device) * 3) % 61 - 30
-    return (numbers / 32).to(cache.dtype).expand(tokens, heads, size).contiguous()
+def _pattern(shape: tuple[int, int, int], step: int, dtype: Any, device: Any) -> Any:
+    """Return values of shape [tokens, heads, size] that every float of 16 bits has exactly; the same for each head."""
+    tokens, _, size = shape
+    positions = torch.arange(tokens, device=device).view(-1, 1, 1) * step
+    numbers = (positions + torch.arange(size, device=device) * 3) % 61 - 30
+    return (numbers / 32).to(dtype).expand(shape).contiguous()
 
 
 def _pieces(memory: RankMemory) -> Iterator[tuple[int, int]]:

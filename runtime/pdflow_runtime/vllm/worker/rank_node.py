@@ -58,6 +58,8 @@ class RankNode(RankedNode):
         self._samples: TransferSamples | None = None
         self._newest = 0
         self._stepped_ns = now_ns()
+        self.stepping = False
+        """A step of vLLM's is under way in this worker. Written by vLLM's thread."""
         self._open = False
         """The scheduler's endpoint had something open at the last step."""
         self._retrying: Final[dict[EngineId, list[Any]]] = {}
@@ -184,6 +186,8 @@ class RankNode(RankedNode):
         assert self._idle is not None
         while True:
             await trio.sleep(PARKED_NS / S / 2)
+            if self.stepping:
+                self._stepped_ns = now_ns()
             if self._open or now_ns() - self._stepped_ns < PARKED_NS:
                 continue
             for event in self.outbox.take_missing():

@@ -59,12 +59,12 @@ class WorkerSide:
         self._thread: threading.Thread | None = None
         self._failed: tuple[str, ...] = ()
         self._layers: dict[str, int] = {}
-        self._offers: list[Offer] = []
-        """What may be sent once this step has computed it."""
+        self._offers: dict[int, list[Offer]] = {}
+        """By layer, what may be sent once this step has computed it."""
         self._answers = False
         """The scheduler's half waits for an answer to this step, though there may be nothing to say."""
-        self._computes = True
-        """This step computes something."""
+        self._waits = False
+        """This step computes nothing, and may wait for something to report."""
 
     # The thread.
 
@@ -133,25 +133,27 @@ class WorkerSide:
         self._failed += failed
         self._answers = payload is not None
         message = None if payload is None else decode_down(payload)
-        self._computes = message is None or message.computes
-        self._offers = [] if message is None else message.offers
+        self._waits = message is not None and message.waits
+        self._offers = {}
+        for offer in () if message is None else message.offers:
+            self._offers.setdefault(offer.layer, []).append(offer)
+        self._node.stepping = True
         self._in_thread(self._node.receive, message)
 
     def layer_computed(self, layer: str, mark: Mark) -> None:
         """Offer what this step computes of a layer, whose computation has been launched."""
-        if self._offers and self.instance.options.progressive:
-            number = self._layers.get(layer)
-            self._offer([each for each in self._offers if each.layer == number], mark)
+        number = self._layers.get(layer)
+        if self.instance.options.progressive and number in self._offers:
+            self._offer(self._offers.pop(number), mark)
 
     def step_computed(self, mark: Mark) -> None:
         """Offer what is left of what this step computes."""
-        self._offer(self._offers, mark)
+        if self._offers:
+            self._offer([offer for offers in self._offers.values() for offer in offers], mark)
+            self._offers = {}
 
     def _offer(self, offers: list[Offer], mark: Mark) -> None:
-        if offers:
-            wait = mark()
-            self._offers = [each for each in self._offers if each not in offers]
-            self._in_thread(self._node.offer_when_computed, offers, wait)
+        self._in_thread(self._node.offer_when_computed, offers, mark())
 
     def take_failed(self) -> set[str]:
         failed, self._failed = self._failed, ()
@@ -160,8 +162,9 @@ class WorkerSide:
     def take_up(self) -> bytes | None:
         """Return what goes to the scheduler's half with this step's output; None if there is nothing, and it waits for
         nothing."""
-        if not self._computes and self._error is None:
+        if self._waits and self._error is None:
             self._node.outbox.wait(MOST_WAIT_S)
+        self._node.stepping = False
         events: list[tuple[Address, Any]] = self._node.outbox.take()
         if not events and not self._answers and self._error is None:
             return None
