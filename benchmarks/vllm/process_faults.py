@@ -20,6 +20,8 @@ REFUSED_S: Final = 2.0
 DEAD_S: Final = 15.0
 """`dead_ns`: a stopped P takes connections, and is silent. Blocks that a killed one might still write to stay in
 quarantine for as long: a refusal proves nothing of a WRITE that a NIC has begun."""
+LEASE_S: Final = 30.0
+"""The default of a lease, in both."""
 UNDER_WAY: Final = Setup(faulty_nixl=True)
 
 
@@ -247,11 +249,13 @@ async def _stopped(scene: Scene, instance: Instance, seconds: float, count: int 
     return in_order, [await scene.verdict_of(reply, tokens) for reply, tokens in zip(in_order, prompts, strict=True)]
 
 
-async def _stopped_finding(scene: Scene, instance: Instance, seconds: float, within_s: float) -> Finding:
+async def _stopped_finding(
+    scene: Scene, instance: Instance, seconds: float, within_s: float, held_s: float = HELD_S
+) -> Finding:
     replies, verdicts = await _stopped(scene, instance, seconds)
     slowest = max(reply.seconds for reply in replies)
     sane = await scene.sane("woken")
-    held = await scene.held()
+    held = await scene.held(held_s)
     met = set(verdicts) == {"right tokens"} and slowest <= within_s and sane and not any(held.values())
     observed = (
         f"{summary(verdicts)}, the slowest after {slowest:.1f} s; next request right: {cell(sane)}; held: {cell(held)}"
@@ -273,5 +277,6 @@ async def p_stopped_short(scene: Scene) -> Finding:
 
 @case("p-stopped-20", "P stopped for 20 s", "those that wait resolve at 15 s; the first after SIGCONT is right")
 async def p_stopped_long(scene: Scene) -> Finding:
-    """P is stopped between the legs of four requests, and woken after 20 s. Policy recompute."""
-    return await _stopped_finding(scene, scene.p, 20.0, DEAD_S + 2.0)
+    """P is stopped between the legs of four requests, and woken after 20 s. Policy recompute. P keeps the four prompts,
+    for which nobody comes any more, until their leases are over."""
+    return await _stopped_finding(scene, scene.p, 20.0, DEAD_S + 2.0, LEASE_S + HELD_S)

@@ -80,6 +80,7 @@ class DecodeSide(SchedulerSide[DecodeCore]):
         """Report a load as failed, if vLLM waits for one or is about to; otherwise nothing has to be given up."""
         request_id = effect.handle
         begun = request_id in self.ledger
+        # 0.33 reports blocks a step later than it has given them (`update_state_after_alloc`).
         about_to = request_id in self._queued and waits_for_load(self._requests[request_id])
         if begun or about_to:
             self._failed.append(request_id)

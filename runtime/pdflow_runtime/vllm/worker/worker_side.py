@@ -1,6 +1,7 @@
 """The half of the connector in one vLLM worker: the thread in which its rank lives, and vLLM's hooks.
 
-vLLM's thread hands over what came with a step and takes what is to go with its output; it never waits for the rank.
+vLLM's thread hands over what came with a step and takes what is to go with its output. In a step that computes nothing
+it waits up to 2 ms for something to take, otherwise never.
 Registrations, cancels, DONE, fences and leases go on in the rank's thread during long steps.
 """
 
