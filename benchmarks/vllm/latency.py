@@ -6,8 +6,9 @@ poll for work. Connectors with NIXL's progress thread, which never rests, run by
 
 One request at a time, fresh random prompts, float32, greedy, by the client's clock. Printed per cell: medians and 90th
 percentiles in ms; both legs apart; what remains of a pair's time less alone's and less that of a one-token request
-whose prompt D has cached, each of the same turn: that is what a second leg through vLLM's HTTP server costs;
-milliseconds per decode step; CPU of idle instances in percent of a core.
+whose prompt D has cached, each of the same turn: that is what a second leg through vLLM's HTTP server costs; what a
+pair's request takes more than the same two legs without a transfer, which also has the second instance's share of the
+machine: its worker polls on a core for 1 s after its leg; milliseconds per decode step; CPU of idle instances in percent of a core.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Sample:
     cached: float
     prefill: float = 0.0
     decode: float = 0.0
+    control: float = 0.0
+    """Of the same legs without a transfer: a plain request to P, and one to D whose prompt D has cached."""
 
 
 @attrs.define
@@ -101,7 +104,8 @@ def cached_prompt(name: str, cell: tuple[int, int]) -> list[int]:
 async def measure(it: Running, cell: tuple[int, int], seed: str) -> Sample | None:
     """Send one request, and one whose prompt is cached. Return None if the first one fails."""
     tokens, max_tokens = prompt(cell[0], f"latency/{it.column.name}/{seed}/{cell}"), cell[1]
-    prefill = decode = 0.0
+    prefill = decode = control = 0.0
+    known = cached_prompt(it.column.name, cell)
     if it.p is None:
         reply = await it.d.client.complete(tokens, max_tokens, timeout_s=TIMEOUT_S)
         ok, whole = reply.ok, reply.seconds
@@ -112,8 +116,13 @@ async def measure(it: Running, cell: tuple[int, int], seed: str) -> Sample | Non
             prefill, decode = legs.p.seconds, legs.d.seconds
     if not ok:
         return None
-    cached = await it.d.client.complete(cached_prompt(it.column.name, cell), 1, timeout_s=TIMEOUT_S)
-    return Sample(whole, cached.seconds, prefill, decode)
+    cached = await it.d.client.complete(known, 1, timeout_s=TIMEOUT_S)
+    if it.p is not None:
+        await trio.sleep(REST_S)
+        plain = prompt(cell[0], f"control/{it.column.name}/{seed}/{cell}")
+        for client, each, output in ((it.p.client, plain, 1), (it.d.client, known, max_tokens)):
+            control += (await client.complete(each, output, timeout_s=TIMEOUT_S)).seconds
+    return Sample(whole, cached.seconds, prefill, decode, control)
 
 
 async def measure_steps(it: Running) -> None:
@@ -205,6 +214,8 @@ def report(columns: list[Column]) -> str:
             rows.append(_row(f"{column.name}: {title}", values))
         if plain is not None:
             rows.append(_row(f"{column.name}: what remains", [remains(column, plain, cell) for cell in CELLS]))
+        values = [[each.whole - each.control for each in column.samples(cell)] for cell in CELLS]
+        rows.append(_row(f"{column.name}: more than the same legs without a transfer", values))
     rows += ["", "| column | ms per decode step | idle CPU, % of a core |", "| --- | --- | --- |"]
     for column in columns:
         idle = ", ".join(f"{role} {median(values) * 100:.1f}" for role, values in column.idle.items())
