@@ -8,7 +8,8 @@ One request at a time, fresh random prompts, float32, greedy, by the client's cl
 percentiles in ms; both legs apart; what remains of a pair's time less alone's and less that of a one-token request
 whose prompt D has cached, each of the same turn: that is what a second leg through vLLM's HTTP server costs; what a
 pair's request takes more than the same two legs without a transfer, which also has the second instance's share of the
-machine: its worker polls on a core for 1 s after its leg; milliseconds per decode step; CPU of idle instances in percent of a core.
+machine: its worker polls on a core for 1 s after its leg; milliseconds per decode step; CPU of idle instances in
+percent of a core.
 """
 
 from __future__ import annotations
