@@ -67,7 +67,7 @@ class Recorder:
     the number of its first head; `groups`: the KV cache group of each layer; `opaque`: blocks are digested whole."""
 
     def __init__(self, file: Path, role: str, caches: list[Any], first: int, groups: list[int], opaque: bool) -> None:
-        self._file: Final = file.open("a")
+        self._file: Final = file
         self._role, self._caches, self._first, self._groups, self._opaque = role, caches, first, groups, opaque
         self._sources: Final[dict[str, Source]] = {}
         self._registered: Final[dict[Any, Register]] = {}
@@ -101,8 +101,8 @@ class Recorder:
 
     def _write(self, xid: str, tables: Any, start: int, stop: int) -> None:
         digests = list(self._digests(tables, start, stop))
-        self._file.write(json.dumps({"role": self._role, "xid": xid, "digests": digests}) + "\n")
-        self._file.flush()
+        with self._file.open("a") as file:
+            file.write(json.dumps({"role": self._role, "xid": xid, "digests": digests}) + "\n")
 
     def _digests(self, tables: Any, start: int, stop: int) -> Iterator[tuple[int, int, int, str]]:
         for layer, (cache, group) in enumerate(zip(self._caches, self._groups, strict=True)):
