@@ -159,7 +159,7 @@ class Chaos:
 
 @case(
     "10",
-    f"{REQUESTS:,} requests, {CONCURRENCY} at a time, all of the above at random, {KILLS} kills of each side",
+    f"1,000 requests, {CONCURRENCY} at a time, all of the above at random, {KILLS} kills of each side",
     "0 wrong tokens, 0 hung, 0 leaked",
     Setup(lease_s=LEASE_S, faulty_nixl=True),
 )
@@ -181,7 +181,7 @@ async def chaos(scene: Scene) -> Finding:
     held = await scene.held(HELD_S)
     sane = await scene.sane("chaos")
     met = not bad and not it.deaths and all(alive.values()) and not any(held.values()) and sane
-    observed = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    observed = f"{REQUESTS:,} requests: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     observed += (
         f"; engine cores that died: {dict(it.deaths) or 0}; blocks held: {cell(held)}; next request right: {cell(sane)}"
     )

@@ -105,6 +105,8 @@ class Recorder:
             file.write(json.dumps({"role": self._role, "xid": xid, "digests": digests}) + "\n")
 
     def _digests(self, tables: Any, start: int, stop: int) -> Iterator[tuple[int, int, int, str]]:
+        import torch
+
         for layer, (cache, group) in enumerate(zip(self._caches, self._groups, strict=True)):
             size = cache.shape[2]
             for index, block in enumerate(tables[group], start // size):
@@ -115,7 +117,7 @@ class Recorder:
                 if first and not self._opaque:
                     continue  # P's digest is over all tokens of the block
                 for head in range(cache.shape[1]):
-                    data = cache[block, head, tokens].contiguous().flatten().numpy().tobytes()
+                    data = cache[block, head, tokens].contiguous().view(torch.uint8).numpy().tobytes()
                     yield layer, self._first + head, index, blake2b(data, digest_size=8).hexdigest()
 
 

@@ -5,7 +5,8 @@ seen to do, and whether that is met. `--faults 4` means all rows of number 4, `-
 (`stock-push`, ...) or a family (`stock`, `pdflow`), whose mode each fault chooses.
 
 Results are kept in FILE after each fault; what is done is not done again without --again. The table is made of all
-that FILE has. Exits with 1 if a requirement is not met by a connector of pdflow.
+that FILE has; those of docs/vllm.md are in benchmarks/results/vllm_faults.json. Exits with 1 if a requirement is not
+met by a connector of pdflow.
 """
 
 from __future__ import annotations

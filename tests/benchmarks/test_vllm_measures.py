@@ -23,9 +23,11 @@ BLOCK = 4
 class Side:
     """The KV of one rank, [block, head, token, content] a layer, and what it writes down."""
 
-    def __init__(self, folder: Path, role: str, heads: int, rank: int = 0, opaque: bool = False) -> None:
+    def __init__(
+        self, folder: Path, role: str, heads: int, rank: int = 0, opaque: bool = False, dtype: str = "float32"
+    ) -> None:
         torch = pytest.importorskip("torch", reason="KV tensors are torch's")
-        self.caches = [torch.zeros(6, heads, BLOCK, 2) for _ in range(2)]
+        self.caches = [torch.zeros(6, heads, BLOCK, 2, dtype=getattr(torch, dtype)) for _ in range(2)]
         file = folder / f"{role}-{rank}.jsonl"
         self.recorder = Recorder(file, role, self.caches, rank * heads, [0, 0], opaque)
 
@@ -59,13 +61,14 @@ def test_blocks_that_have_landed_are_held_against_those_that_were_computed(tmp_p
     assert (found.prompts, found.blocks, found.differ) == (1, 2 * 2 * 2, ())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("opaque", [False, True])
-def test_a_byte_that_differs_is_found(tmp_path: Path, opaque: bool) -> None:
-    p, d = (Side(tmp_path, role, 1, opaque=opaque) for role in ("prefill", "decode"))
+def test_a_byte_that_differs_is_found(tmp_path: Path, opaque: bool, dtype: str) -> None:
+    p, d = (Side(tmp_path, role, 1, opaque=opaque, dtype=dtype) for role in ("prefill", "decode"))
     for side in (p, d):
         side.fill((0, 1))
     token = 3 if opaque else 1  # whole blocks are compared to their end
-    d.caches[1][1, 0, token, 1] += 1
+    d.caches[1][1, 0, token, 1] = -1
     p.computed((0, 1), 6)
     d.landed((0, 1), 0, 6)
     assert compare(tmp_path).differ == ("x: layer 1, head 0, block 1",)
