@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "BENCH_DIGESTS"
 
-Place: TypeAlias = tuple[int, int, int]
+BlockKey: TypeAlias = tuple[int, int, int]
 """A layer, a head of the whole model, and a block's number in a prompt."""
-Digests: TypeAlias = dict[Place, str]
+Digests: TypeAlias = dict[BlockKey, str]
 
 
 @attrs.frozen
@@ -53,12 +53,12 @@ def compare(folder: Path) -> Comparison:
     compared, differ = 0, []
     for xid, landed in found["decode"].items():
         sent = found["prefill"].get(xid, {})
-        for place, digest in landed.items():
-            if place not in sent:
+        for key, digest in landed.items():
+            if key not in sent:
                 continue  # outside of P's window: D keeps a block for it, and nothing was moved
             compared += 1
-            if sent[place] != digest:
-                differ.append(f"{xid}: layer {place[0]}, head {place[1]}, block {place[2]}")
+            if sent[key] != digest:
+                differ.append(f"{xid}: layer {key[0]}, head {key[1]}, block {key[2]}")
     return Comparison(len(found["decode"]), compared, tuple(differ))
 
 

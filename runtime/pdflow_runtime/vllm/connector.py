@@ -32,6 +32,7 @@ from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.named import transport_named
 from pdflow_runtime.vllm.instance import Instance, instance_of
+from pdflow_runtime.vllm.interior import interior_digest
 from pdflow_runtime.vllm.options import UnsupportedError
 from pdflow_runtime.vllm.plugin import register
 from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide
@@ -47,7 +48,6 @@ from pdflow_runtime.vllm.seams import (
     tensor_parallel_rank,
 )
 from pdflow_runtime.vllm.weights import weights_of
-from pdflow_runtime.vllm.worker.interior import interior_digest
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, in_model_order, layer_groups
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide
 

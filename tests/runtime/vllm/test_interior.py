@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="KV tensors are torch's")
 
 from pdflow.layout.shapes import KvShape, MlaDims  # noqa: E402
-from pdflow_runtime.vllm.worker.interior import NULL_BLOCK, interior_digest  # noqa: E402
+from pdflow_runtime.vllm.interior import NULL_BLOCK, interior_digest  # noqa: E402
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory  # noqa: E402
 
 BLOCKS, HEADS, DIM, LAYERS = 3, 4, 8, 2
