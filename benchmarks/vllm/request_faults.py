@@ -30,7 +30,7 @@ def line(verdict: str, reply: Reply, held: dict[str, int] | None = None, **more:
     cells = [f"{verdict} after {reply.seconds:.1f} s"]
     if held is not None:
         cells.append(f"blocks held: P {held['P']}, D {held['D']}")
-    return "; ".join([*cells, *(f"{name.replace('_', ' ')}: {value}" for name, value in more.items())])
+    return "; ".join([*cells, *(f"{name.replace('_', ' ')}: {cell(value)}" for name, value in more.items())])
 
 
 async def _never_matches(scene: Scene) -> Finding:

