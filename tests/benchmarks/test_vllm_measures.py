@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.vllm.digesting import Recorder, compare
 from benchmarks.vllm.latency import CELLS, Column, Sample, remains, report
+from benchmarks.vllm.stages import PUSH, Event, requests
 from benchmarks.vllm.step_cost import table
 from pdflow.protocol.effects import SendLocal
 from pdflow.protocol.events import FrameOrdered, PairLanded, Source, SourceCompleted, SourceReady
@@ -105,3 +106,20 @@ def test_cpu_of_hooks_is_by_step_or_by_request() -> None:
     lines = table("kv_producer-SCHEDULER", json.loads(json.dumps({"steps": 100, "hooks": hooks})), 10).splitlines()
     assert lines[0] == "kv_producer-SCHEDULER: 100 steps, 20 us a step"
     assert [line.split()[1:] for line in lines[1:]] == [["20.0", "us", "a", "step"], ["100.0", "us", "a", "request"]]
+
+
+def test_stages_of_requests_that_went_through_all_of_them() -> None:
+    def whole(start: int) -> list[Event]:
+        kinds = [
+            *(("decode", True, "DecodeQueued", ""), ("decode", True, "DecodeAdmitted", "")),
+            *(("decode", False, "FrameOrdered", "Register"), ("prefill", False, "Received", "Register")),
+            *(("decode", False, "Received", "RegisterAck"), ("decode", False, "Received", "Done")),
+            ("decode", True, "PairLanded", ""),
+        ]
+        return [Event(start + at, *kind) for at, kind in enumerate(kinds)]
+
+    cut_short = whole(100)[:4]
+    assert list(requests([*whole(0), *cut_short, *whole(200)], PUSH)) == [
+        [0, 1, 2, 3, 5, 6],
+        [200, 201, 202, 203, 205, 206],
+    ]
