@@ -32,6 +32,8 @@ NAMES: Final = (
     *(f"pdflow-push{transport}+progressive" for transport in ("", "+tcp")),
 )
 
+OURS: Final = tuple(name for name in NAMES if name.startswith("pdflow-"))
+
 
 def origin_of(name: str) -> str:
     """Return `stock`, `pdflow` or `none`."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from benchmarks.vllm.client import two_legs
-from benchmarks.vllm.connectors import NAMES, mode_of, origin_of
+from benchmarks.vllm.connectors import OURS, mode_of
 from benchmarks.vllm.instances import Options, default_work, pair
 from benchmarks.vllm.latency import REST_S, ms
 from benchmarks.vllm.model import prompt
@@ -99,8 +99,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ours = [name for name in NAMES if origin_of(name) == "pdflow"]
-    parser.add_argument("--connector", choices=ours, default="pdflow-push")
+    parser.add_argument("--connector", choices=OURS, default="pdflow-push")
     parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--work", type=Path, default=default_work())

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from benchmarks.vllm.client import two_legs
-from benchmarks.vllm.connectors import NAMES, origin_of
+from benchmarks.vllm.connectors import OURS
 from benchmarks.vllm.instances import Options, default_work, pair
 from benchmarks.vllm.model import prompt
 from benchmarks.vllm.timing import REQUEST
@@ -60,8 +60,7 @@ def table(title: str, counted: dict[str, Any], requests: int) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ours = [name for name in NAMES if origin_of(name) == "pdflow"]
-    parser.add_argument("--connector", choices=ours, default="pdflow-push")
+    parser.add_argument("--connector", choices=OURS, default="pdflow-push")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--output", type=int, default=64, help="tokens per answer")

@@ -97,7 +97,7 @@ def computed_by_now(tensor: Any) -> Callable[[], None] | None:
     where it is already."""
     if tensor.device.type == "cpu":
         return None
-    # Without `blocking` whoever waits spins, and each layer of a progressive push has a thread that waits.
+    # Without `blocking` the waiting thread spins, and each layer of a progressive push has one.
     event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     wait: Callable[[], None] = event.synchronize

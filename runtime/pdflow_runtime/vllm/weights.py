@@ -39,9 +39,10 @@ def weights_of(vllm_config: Any, options: Options) -> int:
     model = vllm_config.model_config
     named = options.weights_version
     tensors = f"version {named}" if named is not None else _hashed(model)
-    config = {key: each for key, each in model.hf_config.to_dict().items() if key not in NOT_COMPUTED_WITH}
+    keys = model.hf_config.to_dict()
+    config = {key: each for key, each in keys.items() if key not in NOT_COMPUTED_WITH}
     dtypes = [str(model.dtype), str(vllm_config.cache_config.cache_dtype), str(model.quantization)]
-    computed_with = [SCHEME, tensors, sorted(config.items()), dtypes, *_rotary(model, model.hf_config.to_dict())]
+    computed_with = [SCHEME, tensors, sorted(config.items()), dtypes, *_rotary(model, keys)]
     text = msgspec.json.encode(computed_with, enc_hook=str)
     weights = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
     log.info("pdflow: weights %016x, computed in %s, KV kept in %s", weights, dtypes[0], dtypes[1])

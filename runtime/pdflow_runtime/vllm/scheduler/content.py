@@ -62,10 +62,10 @@ def _adapter(lora: Any) -> str:
         key = tuple((str(file), status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),))
         if not key:
             raise UnnamedContentError(f"its adapter has no *.safetensors in {folder}")
-        before = _loaded.setdefault((lora.lora_name, lora.lora_int_id, lora.lora_path), key)
-        if before != key and not lora.load_inplace:
+        name = lora.lora_name, lora.lora_int_id, lora.lora_path
+        if _loaded.get(name, key) != key and not lora.load_inplace:
             raise UnnamedContentError(f"the files of its adapter in {folder} have changed since vLLM has loaded it")
-        _loaded[lora.lora_name, lora.lora_int_id, lora.lora_path] = key
+        _loaded[name] = key
         if key not in _adapters:
             _adapters[key] = hash_weights(folder, cache() / "weights").digest.hex()
     except (OSError, PdflowError) as error:
