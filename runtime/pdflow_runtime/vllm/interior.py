@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import torch
 
-from pdflow.layout.descriptors import RankMemory
+from pdflow.layout.descriptors import RankMemory, descriptors
+from pdflow.layout.pairing import runs_within
+from pdflow.layout.ranks import Pair
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +81,11 @@ def _pattern(shape: tuple[int, int, int], step: int, dtype: Any, device: Any) ->
 
 def _pieces(memory: RankMemory) -> Iterator[tuple[int, int]]:
     """Yield the addresses and lengths of what is digested: the null block's first head, whole or of some tokens."""
-    base = memory.plane_address(0, 0, NULL_BLOCK)
-    cell, tokens = memory.cell_bytes, min(TOKENS, memory.block_size)
-    if memory.order == "opaque":
-        yield base, memory.block_size * cell
-    elif memory.order == "HND":
-        yield base, tokens * cell
-    else:
-        for token in range(tokens):
-            yield base + token * memory.num_heads * cell, cell
+    size = memory.block_size
+    runs = runs_within((NULL_BLOCK,), size, (NULL_BLOCK,), size, 0, 0, min(TOKENS, size))
+    first_head = Pair(0, 0, 0, 0, 1, 0, 0, 1, memory.cell_bytes)
+    for at, _, length in descriptors(first_head, memory, memory, runs):
+        yield at, length
 
 
 def _bytes_at(caches: list[Any], at: int, length: int) -> bytes:
