@@ -20,10 +20,10 @@ Role: TypeAlias = Literal["prefill", "decode", "alone"]
 QUIET: Final = "benchmarks.vllm.quiet_nixl"
 """The module of the stock connectors without a progress thread."""
 PDFLOW: Final = ("PdflowConnector", "pdflow_runtime.vllm.connector")
-DIGESTING: Final = ("DigestingConnector", "benchmarks.vllm.digesting")
-"""The same, which also writes digests of KV blocks."""
-TIMING: Final = ("TimingConnector", "benchmarks.vllm.timing")
-"""The same, which also counts the CPU time of its hooks."""
+DIGESTING: Final = ("DigestingConnector", "benchmarks.vllm.measuring")
+"""The same, which also writes digests of KV blocks, to the folder in BENCH_DIGESTS."""
+TIMING: Final = ("TimingConnector", "benchmarks.vllm.measuring")
+"""The same, which also counts the CPU time of its hooks, and writes it to the folder in BENCH_TIMING."""
 KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 NAMES: Final = (
     "none",

@@ -1,4 +1,4 @@
-"""pdflow's connector, which also writes digests of KV blocks: P's once computed, D's once landed.
+"""Digests of KV blocks, P's once computed and D's once landed, written by `measuring.DigestingConnector`.
 
 A block's digest is over the bytes of one head of one layer of it: of the whole block where its inside is opaque, of the
 prompt's tokens where it is a cell a token. Read through vLLM's tensors, and not through the addresses that a transfer
@@ -10,17 +10,16 @@ Each process writes a file of its own in the folder that BENCH_DIGESTS names, a 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
-if TYPE_CHECKING:
-    from pdflow.protocol.events import Source
-    from pdflow.protocol.messages import Register
+from pdflow.protocol.effects import SendLocal
+from pdflow.protocol.events import FrameOrdered, PairLanded, ReadOrdered, Source, SourceCompleted, SourceReady
+from pdflow.protocol.messages import Register
 
 FOLDER: Final = "BENCH_DIGESTS"
 
@@ -74,16 +73,6 @@ class Recorder:
 
     def observe(self, event: Any, effects: tuple[Any, ...]) -> None:
         """Take note of what an endpoint of this rank was given and what it has answered."""
-        from pdflow.protocol.effects import SendLocal
-        from pdflow.protocol.events import (
-            FrameOrdered,
-            PairLanded,
-            ReadOrdered,
-            SourceCompleted,
-            SourceReady,
-        )
-        from pdflow.protocol.messages import Register
-
         match event:
             case SourceReady():
                 self._sources[event.xid] = event.source
@@ -119,32 +108,3 @@ class Recorder:
                 for head in range(cache.shape[1]):
                     data = cache[block, head, tokens].contiguous().view(torch.uint8).numpy().tobytes()
                     yield layer, self._first + head, index, blake2b(data, digest_size=8).hexdigest()
-
-
-def _connector() -> type:
-    """Return the class, which only a process of vLLM's can make."""
-    from pdflow_runtime.vllm.connector import PdflowConnector
-    from pdflow_runtime.vllm.seams import attention_of
-    from pdflow_runtime.vllm.worker.kv_memory import INTERIORS, in_model_order, layer_groups
-
-    class DigestingConnector(PdflowConnector):
-        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-            super().register_kv_caches(kv_caches)
-            kv_caches = in_model_order(kv_caches)
-            instance, rank = self._instance, self._rank
-            caches = [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in kv_caches.values()]
-            groups = list(layer_groups(kv_caches, instance.groups)) or [0] * len(caches)
-            opaque = INTERIORS[attention_of(self._vllm_config)[0]] == "whole heads"
-            heads = instance.shape.stored_heads
-            first = 0 if heads == 1 else rank.rank * caches[0].shape[1]
-            file = Path(os.environ[FOLDER]) / f"{instance.role}-{rank.rank}-{os.getpid()}.jsonl"
-            recorder = Recorder(file, instance.role, caches, first, groups, opaque)
-            rank._node.observe = lambda _, event, effects, __: recorder.observe(event, effects)
-
-    return DigestingConnector
-
-
-def __getattr__(name: str) -> Any:
-    if name != "DigestingConnector":
-        raise AttributeError(name)
-    return globals().setdefault(name, _connector())

@@ -25,7 +25,8 @@ import trio
 
 from benchmarks.vllm.arrivals import KINDS, Difference, Phase, compare, phases, send_phase
 from benchmarks.vllm.client import Legs, Reply, prompt_tokens_by_source, total, two_legs
-from benchmarks.vllm.connectors import NAMES, origin_of
+from benchmarks.vllm.connectors import DIGESTING, NAMES, PDFLOW, origin_of
+from benchmarks.vllm.digesting import FOLDER
 from benchmarks.vllm.digesting import compare as compare_blocks
 from benchmarks.vllm.instances import Instance, Options, alone, default_work, pair
 from benchmarks.vllm.model import BLOCK_SIZES, MODELS
@@ -49,7 +50,8 @@ def options(arguments: argparse.Namespace, connector: str, tp: int, core: str) -
         policy=arguments.policy,
         arguments=extra,
         extra_config=json.loads(arguments.extra_config),
-        digests=arguments.work / "digests" if arguments.digests and connector != "none" else None,
+        pdflow=DIGESTING if arguments.digests else PDFLOW,
+        environment={FOLDER: str(arguments.work / "digests")},
     )
 
 

@@ -26,9 +26,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from benchmarks.vllm import digesting, processes, timing
+from benchmarks.vllm import processes
 from benchmarks.vllm.client import Client
-from benchmarks.vllm.connectors import DIGESTING, PDFLOW, TIMING, Role, kv_transfer_config
+from benchmarks.vllm.connectors import PDFLOW, Role, kv_transfer_config
 from benchmarks.vllm.model import MAX_MODEL_LEN, Model, write_model
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -72,10 +72,8 @@ class Options:
     arguments: tuple[str, ...] = ()
     """Further arguments of the API server; the last of an option counts."""
     environment: dict[str, str] = attrs.field(factory=dict)
-    digests: Path | None = None
-    """A folder for digests of KV blocks (`digesting.py`)."""
-    timing: Path | None = None
-    """A folder for the CPU time of hooks (`timing.py`). Not with `digests`."""
+    pdflow: tuple[str, str] = PDFLOW
+    """Class and module of pdflow's connector."""
 
 
 class Instance:
@@ -112,8 +110,7 @@ class Instance:
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "16"]
         command += ["--block-size", str(options.block_size), "--tensor-parallel-size", str(options.tp)]
         extra = {key: self.side_port if value == SIDE_PORT else value for key, value in options.extra_config.items()}
-        pdflow = DIGESTING if options.digests is not None else TIMING if options.timing is not None else PDFLOW
-        config = kv_transfer_config(options.connector, self.role, options.engine_id, extra, pdflow)
+        config = kv_transfer_config(options.connector, self.role, options.engine_id, extra, options.pdflow)
         if config is not None:
             if options.policy is not None:
                 config = json.dumps(json.loads(config) | {"kv_load_failure_policy": options.policy})
@@ -136,8 +133,6 @@ class Instance:
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_port),
             "GLOO_SOCKET_IFNAME": "lo",
             "UCX_NET_DEVICES": "lo",
-            **({} if self.options.digests is None else {digesting.FOLDER: str(self.options.digests)}),
-            **({} if self.options.timing is None else {timing.FOLDER: str(self.options.timing)}),
             **self.options.environment,
         }
 

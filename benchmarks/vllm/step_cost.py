@@ -17,17 +17,20 @@ from typing import Any
 import trio
 
 from benchmarks.vllm.client import two_legs
-from benchmarks.vllm.connectors import OURS
+from benchmarks.vllm.connectors import OURS, TIMING
 from benchmarks.vllm.instances import Options, default_work, pair
 from benchmarks.vllm.model import prompt
-from benchmarks.vllm.timing import REQUEST
+from benchmarks.vllm.timing import FOLDER, REQUEST
 
 
 async def run(arguments: argparse.Namespace) -> int:
     folder = arguments.work / "timing"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    options = [Options(connector=arguments.connector, core=core, timing=folder) for core in "01"]
+    environment = {FOLDER: str(folder)}
+    options = [
+        Options(connector=arguments.connector, core=core, pdflow=TIMING, environment=environment) for core in "01"
+    ]
     async with pair(*options, arguments.work) as (p, d):
         slots = trio.CapacityLimiter(arguments.concurrency)
         failed = 0
