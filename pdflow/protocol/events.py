@@ -227,6 +227,12 @@ class PeerResponded(Value, frozen=True, gc=False):
     peer: Address
 
 
+class ConnectionLost(Value, frozen=True, gc=False):
+    """The connection of a D rank to the peer is lost: what the peer has answered since does not arrive."""
+
+    peer: Address
+
+
 class PeerFenced(Value, frozen=True, gc=False):
     """Nothing from this peer can land at this D rank any more: fenced, or dead by proof."""
 
@@ -351,6 +357,7 @@ ConsumerSchedulerEvent: TypeAlias = (
     | PairFailed
     | PairMissing
     | PeerResponded
+    | ConnectionLost
     | PeerFenced
     | ReconnectRefused
     | PeerRestarted
@@ -403,6 +410,7 @@ LocalEvent: TypeAlias = (
     | PairFailed
     | PairMissing
     | PeerResponded
+    | ConnectionLost
     | PeerFenced
     | ReconnectRefused
     | PeerRestarted

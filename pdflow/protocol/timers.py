@@ -27,6 +27,10 @@ class Timers(Value, frozen=True, gc=False):
     join_ns: int = 2 * S
     """vllm-compat (C4): how long matched blocks wait for the other D ranks' registrations."""
     sync_ns: int = 1 * S
+    """Between two SYNCs to one engine."""
+    reconnect_ns: int = 50 * MS
+    """How soon after a connection is lost D sends the next SYNC, which reconnects and asks what has become of its
+    requests."""
     suspect_ns: int = 5 * S
     dead_ns: int = 15 * S
     """Silence after which a peer's requests are resolved; their blocks stay in quarantine."""

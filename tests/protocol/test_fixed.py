@@ -286,7 +286,7 @@ def test_a_request_that_never_left_is_no_sign_of_a_peer(pulls: bool) -> None:
     c.run()
     c.unreachable = {"P"}
     c.feed("D.r0", PeerLost("P.r0"))
-    for second in range(15):
+    for second in range(16):
         c.pass_time(1 * S)
         c.decode(f"r{second}", "x")
         c.admit(f"r{second}")
@@ -294,7 +294,7 @@ def test_a_request_that_never_left_is_no_sign_of_a_peer(pulls: bool) -> None:
     assert c.outcomes["r"] == ["PEER_DEAD"]
     assert {c.outcomes[f"r{second}"][0] for second in range(14)} == {"UNREACHABLE"}
     c.pass_time(1 * S)
-    assert len(c.freed) == 16
+    assert len(c.freed) == 17
 
 
 def test_proof_of_death_ends_a_read() -> None:

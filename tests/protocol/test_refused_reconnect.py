@@ -80,7 +80,7 @@ def test_a_peer_that_does_not_answer_is_dead_only_by_its_silence() -> None:
     c.feed("D.r0", PeerLost("P.r0"))
     c.pass_time(DEAD - 1)
     assert c.outcomes["r"] == []
-    c.pass_time(1)
+    c.pass_time(1 * S)
     assert c.outcomes["r"] == ["PEER_DEAD"]
 
 

@@ -42,6 +42,9 @@ deep = \'\'\'
 name = "second"
 [array.table]
 k = true
+
+[implied.by.header]
+[[implied.elements]]
 '''
 
 
@@ -71,6 +74,10 @@ def test_every_construct() -> None:
         ("array", 1): 27,
         ("array", 1, "name"): 28,
         ("array", 1, "table", "k"): 30,
+        ("implied",): 32,
+        ("implied", "by"): 32,
+        ("implied", "by", "header"): 32,
+        ("implied", "elements"): 33,
     }
     assert {path: lines[path] for path in expected} == expected
     assert paths_of(tomllib.loads(DOCUMENT)) <= set(lines)

@@ -14,6 +14,7 @@ from pdflow.protocol.consumer.reads import ConsumerReads, ReadCell
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effects, Fence, Handshake, Note, Send, SendLocal
 from pdflow.protocol.events import (
+    ConnectionLost,
     ConsumerRankEvent,
     FenceEnded,
     FenceOrdered,
@@ -278,8 +279,13 @@ class ConsumerRank:
         return effects + self.reading.fail_waiting(peer, Code.UNREACHABLE)
 
     def _peer_lost(self, event: PeerLost, now: Instant) -> Effects:
-        self.peers.lost(event.peer)
-        self.frames.connection_lost(event.peer)
+        """Have the scheduler ask again what is open: the peer may have answered over the connection that is lost."""
+        peer = event.peer
+        was_connected = peer in self.peers.connected
+        self.peers.lost(peer)
+        self.frames.connection_lost(peer)
+        if was_connected and self.dialect.control_frames:
+            return (SendLocal(self.scheduler, ConnectionLost(peer)),)
         return NOTHING
 
     def _peer_quiet(self, event: PeerExited | FenceEnded, now: Instant) -> Effects:

@@ -312,7 +312,7 @@ def reconnect_refused(cell: ConsumerCell, event: ReconnectRefused, now: Instant,
     once: so ends a REG that waits for the first contact, refused or not. A request that is still queued has no blocks
     at stake and keeps waiting: it is unreachable when it is admitted, unless P is back by then.
 
-    D reconnects by its next SYNC, at most `sync_ns` after the loss. No attempt is made for this rule alone, so that the
+    D reconnects by its next SYNC, `reconnect_ns` after the loss. No attempt is made for this rule alone, so that the
     back-off bounds them all. In vllm-compat there is no such rule (`refusals_resolve`)."""
     if not open_bits_of_link(cell, event):
         return cell, NOTHING

@@ -31,6 +31,7 @@ from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.effects import NOTHING, Effect, Effects, Enqueue, Note, SendLocal
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.events import (
+    ConnectionLost,
     ConsumerSchedulerEvent,
     DecodeAborted,
     DecodeAdmitted,
@@ -204,6 +205,17 @@ class ConsumerScheduler:
         peer = self.store.peers.get(engine_of(event.peer))
         if peer is not None and event.peer in peer.last_seen:
             peer.last_seen[event.peer] = now
+        return NOTHING
+
+    def _connection_lost(self, event: ConnectionLost, now: Instant) -> Effects:
+        """Bring the next SYNC forward: it reconnects, and P repeats in its answer what it has sent over the lost
+        connection. A peer whose connections break at once is asked every `reconnect_ns`, no faster; one that cannot be
+        reached, as its back-off allows."""
+        store = self.store
+        peer = store.peers.get(engine_of(event.peer))
+        at = now + store.context.timers.reconnect_ns
+        if peer is not None and peer.sync_at is not None and at < peer.sync_at:
+            store.sync_again(peer, at)
         return NOTHING
 
     def _to_all_of(self, engine: EngineId, event: CellEvent, now: Instant) -> Effects:
@@ -386,6 +398,7 @@ ON: Final[dict[type, Handler]] = dict(
         _on(PairFailed, ConsumerScheduler._for_pair),
         _on(PairMissing, ConsumerScheduler._missing),
         _on(PeerResponded, ConsumerScheduler._peer_responded),
+        _on(ConnectionLost, ConsumerScheduler._connection_lost),
         _on(PeerFenced, ConsumerScheduler._fenced),
         _on(ReconnectRefused, ConsumerScheduler._reconnect_refused),
         _on(PeerRestarted, ConsumerScheduler._restarted),

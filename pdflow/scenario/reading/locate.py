@@ -56,7 +56,6 @@ class _Scanner:
         self.position += 1
         path = self._enter(self._key())
         self.position += 1
-        self.lines.setdefault(path, self.line)
         return path
 
     def _array_header(self) -> KeyPath:
@@ -71,10 +70,12 @@ class _Scanner:
         return (*array, index)
 
     def _enter(self, key: KeyPath) -> KeyPath:
-        """Return a header's key as a path: a name of an array of tables means its last element."""
+        """Return a header's key as a path: a name of an array of tables means its last element. A table that only this
+        header implies is on its line."""
         path: KeyPath = ()
         for segment in key:
             path = (*path, segment)
+            self.lines.setdefault(path, self.line)
             if path in self._array_lengths:
                 path = (*path, self._array_lengths[path] - 1)
         return path

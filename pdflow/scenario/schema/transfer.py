@@ -129,6 +129,7 @@ class Transfer:
     )
     deadline_s: float = field(default=600.0, metadata=field_doc("a request's total deadline", TIMER))
     sync_s: float = field(default=1.0, metadata=field_doc("between SYNCs of a pair with something open", TIMER))
+    reconnect_s: float = field(default=0.05, metadata=field_doc("from a lost connection to the next SYNC", TIMER))
     stall_s: float = field(default=30.0, metadata=field_doc("no progress of a ready or running transfer", TIMER))
     suspect_s: float = field(default=5.0, metadata=field_doc("silence after which a peer is suspect", TIMER))
     dead_s: float = field(default=15.0, metadata=field_doc("silence after which a peer's requests are given up", TIMER))
@@ -170,6 +171,7 @@ class Transfer:
             no_request_ns=seconds_to_ns(self.no_request_s),
             join_ns=seconds_to_ns(self.join_s),
             sync_ns=seconds_to_ns(self.sync_s),
+            reconnect_ns=seconds_to_ns(self.reconnect_s),
             suspect_ns=seconds_to_ns(self.suspect_s),
             dead_ns=seconds_to_ns(self.dead_s),
             stall_ns=seconds_to_ns(self.stall_s),

@@ -48,6 +48,7 @@ TICKS = Timers(
     no_request_ns=2,
     join_ns=1,
     sync_ns=1,
+    reconnect_ns=0,
     suspect_ns=2,
     dead_ns=4,
     stall_ns=3,
@@ -110,8 +111,10 @@ class ScopeCluster:
         if scope.hit_tokens % scope.d_block:
             raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
         self.scope = scope
-        # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever.
-        self.timers = TICKS if scope.horizon else Timers(backoff_first_ns=0, backoff_last_ns=0)
+        # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever. A
+        # SYNC may be sent at any time there, so that bringing one forward would only tell equal states apart.
+        untimed = Timers(backoff_first_ns=0, backoff_last_ns=0, reconnect_ns=Timers().sync_ns)
+        self.timers = TICKS if scope.horizon else untimed
         self.geometry = TransferGeometry(SHAPE, initiator="pull" if scope.pulls else "push")
         self.ps = [EngineInfo(name, Shards(scope.p_tp, 1, SHAPE.block_size)) for name in _names("P", scope.p_engines)]
         self.ds = [EngineInfo(name, Shards(scope.d_tp, 1, scope.d_block)) for name in _names("D", scope.d_engines)]
