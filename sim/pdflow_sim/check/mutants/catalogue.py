@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "Who is meant": IDENTITY,
     "What is said, and said again": REPAIR,
     "What rests on clocks": TIMING,
-    "When P refuses D's reconnect": REFUSALS,
+    "When a connection is lost": REFUSALS,
     "What goes in pieces": PIECES,
     "What an engine does with a request": CORES,
     "What an engine sends early, or from beside its blocks": STAGING,

@@ -1,4 +1,5 @@
-"""Mutants of the rule for a refused reconnect: what it says of a request, and what it does not say of its blocks."""
+"""Mutants of the rules for a lost connection and a refused reconnect: what they say of a request, and what they do not
+say of its blocks."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import msgspec
 from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext, Stepped
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.rules import fenced, freed, reconnect_refused
-from pdflow.protocol.effects import Effects, Outcome, Resolve
-from pdflow.protocol.events import HandshakeEnded, PeerFenced, ReconnectRefused
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.effects import NOTHING, Effects, Outcome, Resolve
+from pdflow.protocol.events import ConnectionLost, HandshakeEnded, PeerFenced, ReconnectRefused
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
@@ -36,11 +38,24 @@ def _timeout_is_a_refusal(self: ConsumerRank, event: HandshakeEnded, now: Instan
     return _handshake_ended(self, msgspec.structs.replace(event, refused=not event.ok), now)
 
 
+def _connection_lost_unnoticed(self: ConsumerScheduler, event: ConnectionLost, now: Instant) -> Effects:
+    return NOTHING
+
+
 _handshake_ended = ConsumerRank._handshake_ended
+_connection_lost = ConsumerScheduler._connection_lost
 
 DOWN = Scope(p_restart=1, down=True, sync=1)
 
 REFUSALS: tuple[Mutant, ...] = (
+    Mutant(
+        name="lost-connection-unnoticed",
+        drops="D sends its next SYNC soon after it has lost a connection. A WRITE's error would wait for the usual one.",
+        source="7.4 SYNC; issue 18: a failed WRITE is an error within a second",
+        patches=(Swap(_connection_lost, _connection_lost_unnoticed),),
+        scope=Scope(lose=1, err=1, horizon=3, concurrent=False, abort=0),
+        survives="Everything ends, a second later; tests/protocol/test_lost_connection.py asserts how soon.",
+    ),
     Mutant(
         name="refusal-unnoticed",
         drops="A reconnect that P refuses resolves what waits for P. It would wait for P's silence.",

@@ -302,8 +302,8 @@ SCOPES = (
         "broken connections among ranks that lag",
         Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
         EVERY_END,
-        229297,
-        909079,
+        476881,
+        1845172,
         nightly=True,
     ),
     Named(
