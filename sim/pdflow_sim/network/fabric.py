@@ -204,7 +204,7 @@ class Fabric:
             reads=type(effect) is PostRead,
             then=None,
         )
-        before_ns = self.speak(flight) if self.wire_profile.messages else 0
+        before_ns = self.count_messages(flight) if self.wire_profile.messages else 0
         if self.carry is not None:
             self.carry(effect, flight, route, before_ns)
             return
@@ -219,7 +219,7 @@ class Fabric:
         lane.lane_free = max(now, lane.lane_free) + cost_ns
         self.clock.call(lane.lane_free - now + before_ns, self.begin, flight)
 
-    def speak(self, flight: Flight) -> int:
+    def count_messages(self, flight: Flight) -> int:
         """Count the messages before an operation's first byte and behind its last; return how long the former take, in
         ns.
         """
