@@ -265,7 +265,7 @@ def search_mutated(budget_s: float) -> dict[str, object]:
         if not found.complete:
             return answer(None, named.name)
         if missed := sorted(named.goals - world.space.checker.seen.keys()):
-            return answer("vacuous", named.name, f"never {', '.join(missed)}")
+            return answer("goals not reached", named.name, ", ".join(missed))
         if (found.states, found.transitions) != (named.states, named.transitions):
             differs.append(f"{named.name}: {found.states} states, not {named.states}")
         return None

@@ -41,7 +41,7 @@ def no_clock() -> float:
 def explored(named: Named) -> Explored:
     """Every state; where there are too many to count, one of those that are alike. Raises Broken."""
     row = _saved_rows("scopes", "scope").get(named.name)
-    if row is not None and not (row["stopped_by"] or row["missed"] or row["story"] or row["reductions"]):
+    if row is not None and not (row["stopped_by"] or row["missed"] or row["counterexample"] or row["reductions"]):
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
     covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world.space))

@@ -47,7 +47,7 @@ def test_a_file_names_every_field_of_its_scope_and_has_a_line_for_each_step() ->
     assert list(document["scope"]) == [field.name for field in attrs.fields(Scope)]
     assert document["scope"]["dialect"] == "vllm-compat"
     assert '\n    {"move": "finish x0", "after": "01"},\n' in text
-    assert document["pdflow_story"] == 1
+    assert document["pdflow_counterexample"] == 1
 
 
 def test_a_field_that_an_older_file_does_not_know_has_its_default() -> None:
@@ -91,15 +91,15 @@ def changed(path: str, value: Any) -> str:
     ("text", "message"),
     [
         ("", "f: line 1, column 1: is not JSON: Expecting value"),
-        ('{"pdflow_story": 1,\n "steps": [}', "f: line 2, column 12: is not JSON: Expecting value"),
+        ('{"pdflow_counterexample": 1,\n "steps": [}', "f: line 2, column 12: is not JSON: Expecting value"),
         (b"\xff\xfe\x00\x01", "f: is not UTF-8: invalid start byte at byte 0"),
-        ("[" * 100_000, "f: is nested too deep for a story"),
+        ("[" * 100_000, "f: is nested too deep"),
         ("9" * 5000, "f: is not JSON: Exceeds the limit"),
-        ("[]", 'f: is not a story of pdflow: it has no "pdflow_story"'),
-        ("{}", 'f: is not a story of pdflow: it has no "pdflow_story"'),
-        (changed("pdflow_story", 2), "f: pdflow_story: is version 2; this pdflow reads version 1"),
-        (changed("pdflow_story", True), "f: pdflow_story: is version true; this pdflow reads version 1"),
-        (changed("pdflow_story", "1"), 'f: pdflow_story: is version "1"; this pdflow reads version 1'),
+        ("[]", 'f: is not a counterexample file of pdflow: it has no "pdflow_counterexample"'),
+        ("{}", 'f: is not a counterexample file of pdflow: it has no "pdflow_counterexample"'),
+        (changed("pdflow_counterexample", 2), "f: pdflow_counterexample: is version 2; this pdflow reads version 1"),
+        (changed("pdflow_counterexample", True), "f: pdflow_counterexample: is version true; this pdflow reads version 1"),
+        (changed("pdflow_counterexample", "1"), 'f: pdflow_counterexample: is version "1"; this pdflow reads version 1'),
         (changed("step", []), "f: Object contains unknown field `step` (did you mean steps?)"),
         (changed("steps.1.mov", 1), "f: steps[1]: Object contains unknown field `mov` (did you mean move?)"),
         (changed("steps.0.move", 7), "f: steps[0].move: Expected `str`, got `int`"),
@@ -109,19 +109,19 @@ def changed(path: str, value: Any) -> str:
         (changed("information.seed", 0.5), "f: information.seed: Expected `int | null`, got `float`"),
         (changed("mutant", ["a"]), "f: mutant: Expected `str | null`, got `array`"),
         (changed("scope", []), "f: scope: Expected `object`, got `array`"),
-        (changed("scope.dorp", 1), "f: scope.dorp: there is no such field (did you mean drop?)"),
+        (changed("scope.dorp", 1), "f: scope.dorp: unknown field (did you mean drop?)"),
         (changed("scope.drop", "1"), 'f: scope.drop: is "1", expected a whole number'),
         (changed("scope.drop", True), "f: scope.drop: is true, expected a whole number"),
-        (changed("scope.drop", -1), "f: scope: 'drop' must be >= 0: -1"),
+        (changed("scope.drop", -1), "f: scope.drop: is -1, expected 0 to 1000"),
         (changed("scope.requests", 10**9), "f: scope.requests: is 1000000000, more than 1000"),
-        (changed("scope.requests", 900), "f: scope: 'requests' must be <= 8: 900"),
+        (changed("scope.requests", 900), "f: scope.requests: is 900, expected 1 to 8"),
         (changed("scope.p_tp", 3), "f: scope: prefill TP 3 and 2 KV heads: one of the two must divide the other"),
         (changed("scope.pulls", 0), "f: scope.pulls: is 0, expected true or false"),
         (changed("scope.dialect", "strickt"), 'f: scope.dialect: is "strickt", expected one of strict, vllm-compat'),
         (changed("scope.dialect", "strickt"), "(did you mean strict?)"),
         (changed("scope.dialect", None), "f: scope.dialect: is None, expected one of strict"),
-        (changed("scope.a\x1b[31m\n", 1), "f: scope.a\\x1b[31m\\n: there is no such field"),
-        (changed("scope.\ud800", 1), "f: scope.\\ud800: there is no such field"),
+        (changed("scope.a\x1b[31m\n", 1), "f: scope.a\\x1b[31m\\n: unknown field"),
+        (changed("scope.\ud800", 1), "f: scope.\\ud800: unknown field"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_with_the_position(text: str | bytes, message: str) -> None:
@@ -146,7 +146,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 LOCATIONS = [
-    "pdflow_story",
+    "pdflow_counterexample",
     "information",
     "information.seed",
     "mutant",

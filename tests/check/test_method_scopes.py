@@ -27,11 +27,11 @@ def test_every_method_is_explored() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"method": "nixl-pull"}, "pulls: nixl-pull does"),
-        ({"method": "cpu-staged", "hit_tokens": 16}, "a whole prompt lands"),
-        ({"method": "cpu-staged", "horizon": ENDLESS}, "not with clocks"),
-        ({"method": "cpu-staged", "chunks": 2}, "pieces of its own"),
-        ({"method": "p2p-nccl-put", "p_pool": 1}, "has room for all at P"),
+        ({"method": "nixl-pull"}, "method=nixl-pull needs pulls=true"),
+        ({"method": "cpu-staged", "hit_tokens": 16}, "moves whole prompts"),
+        ({"method": "cpu-staged", "horizon": ENDLESS}, "excludes horizon"),
+        ({"method": "cpu-staged", "chunks": 2}, "attempts and chunks"),
+        ({"method": "p2p-nccl-put", "p_pool": 1}, "has space for all prompts at P"),
     ],
 )
 def test_what_has_no_meaning_with_a_method_is_refused(wrong: dict[str, object], message: str) -> None:

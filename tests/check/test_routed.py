@@ -208,24 +208,24 @@ def test_the_outcome_sent_to_a_client_fits_its_answer(outcome: Any, legs: int, e
 
 
 def test_tokens_are_reported_to_a_router_only() -> None:
-    with pytest.raises(ValueError, match="streams: only the router's endpoint"):
+    with pytest.raises(ValueError, match="streams=true needs attempts"):
         relation(Scope(streams=True))
 
 
 @pytest.mark.parametrize("field", ["same_product", "same_base"])
 def test_what_it_is_not_made_for_is_refused(field: str) -> None:
-    with pytest.raises(ValueError, match=f"attempts: with the router's endpoint, {field} is false"):
+    with pytest.raises(ValueError, match=f"attempts excludes {field}=true"):
         relation(evolve(Scope(attempts=1), **{field: True}))
 
 
 @pytest.mark.parametrize(
     ("scope", "why"),
     [
-        (Scope(attempts=2, p_engines=2, d_engines=2), "of one kind, one request is tried at most twice"),
-        (Scope(attempts=2, p_engines=2, requests=2), "of one kind, one request is tried at most twice"),
-        (Scope(attempts=3, d_engines=2), "of one kind, one request is tried at most twice"),
-        (Scope(attempts=2, d_engines=2, concurrent=False), "only if both legs are sent at once"),
-        (Scope(attempts=2, d_engines=2, pulls=True), "only if both legs are sent at once"),
+        (Scope(attempts=2, p_engines=2, d_engines=2), "needs requests=1 and attempts of at most 2"),
+        (Scope(attempts=2, p_engines=2, requests=2), "needs requests=1 and attempts of at most 2"),
+        (Scope(attempts=3, d_engines=2), "needs requests=1 and attempts of at most 2"),
+        (Scope(attempts=2, d_engines=2, concurrent=False), "needs concurrent=true and pulls=false"),
+        (Scope(attempts=2, d_engines=2, pulls=True), "needs concurrent=true and pulls=false"),
     ],
 )
 def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> None:

@@ -118,7 +118,7 @@ def test_reductions_of_a_search_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert "a state is known by 64 bits of it: odds of " in output
     (row,) = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["scopes"]
     assert row["reductions"] == ["requests alike: one of up to 2 states"]
-    assert 0 < row["odds_of_a_collision"] < 1e-9
+    assert 0 < row["collision_probability"] < 1e-9
 
 
 def test_a_violation_in_another_process_can_be_pickled() -> None:

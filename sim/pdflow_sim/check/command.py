@@ -17,6 +17,7 @@ from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO, Problem, ScenarioError
+from pdflow_sim.check import quick
 from pdflow_sim.check.counterexamples import counterexample as counterexample_files
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleError
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
@@ -25,8 +26,10 @@ from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
 Suite: TypeAlias = Callable[[CheckOptions, Console], SuiteResult]
 SUITES = ("scopes", "methods", "mutants", "races", "walk")
 """The suites in the order in which `all` runs them; each is a module of suites/."""
+CHECKS = ("quick", "all", *SUITES, "scope")
+"""Every WHAT of the command line but a scenario."""
 RUNS_OF_ALL = CLUSTERS * BLOCK
-"""Random walks of each dialect in `all` without a budget: every cluster of an era, so that what is walked does not
+"""Random walks of each dialect in `all` without a budget: every cluster of an era, so that the walked seeds do not
 depend on the machine's speed. `walk` alone has a time instead."""
 
 
@@ -36,31 +39,59 @@ def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) ->
 
 
 def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
-    """Run one suite, a scenario or all suites, and return the exit code. Raises ScenarioError for an unknown name."""
-    is_scenario = what.endswith(".toml")
-    if not is_scenario and what not in ("all", *SUITES):
-        expected = f"all, {', '.join(SUITES)}"
-        raise ScenarioError([Problem(what, "", f"is nothing to check, expected {expected} or a scenario's NAME.toml")])
+    """Run one suite, a scenario, the quick check or all suites, and return the exit code. Raises ScenarioError for an
+    unknown name."""
+    _known(what, options)
+    if what == "quick":
+        options = quick.narrowed(options)
     if what == "all" and options.budget_s is None and options.runs is None:
         options = evolve(options, runs=RUNS_OF_ALL)
-    console = Console(stderr=options.json, highlight=False, markup=False, emoji=False)
+    console = _console(options)
     answers: dict[str, SuiteResult] = {}
     began = time.monotonic()
     interrupted = False
     try:
-        if is_scenario:
+        if what.endswith(".toml"):
             answers["scenario"] = _of_scenario(what, options, trace, console)
-        for name in () if is_scenario else SUITES if what == "all" else (what,):
-            suite: Suite = getattr(import_module(f"pdflow_sim.check.suites.{name}"), name)
-            answers[name] = suite(evolve(options, budget_s=_left(options, began)), console)
+        else:
+            for name in {"quick": quick.SUITES, "all": SUITES}.get(what, (what,)):
+                suite: Suite = getattr(import_module(f"pdflow_sim.check.suites.{name}"), name)
+                answers[name] = suite(evolve(options, budget_s=_left(options, began)), console)
+        if what == "quick":
+            for line in quick.left_out(options, RUNS_OF_ALL):
+                console.print(line, soft_wrap=True)
     except KeyboardInterrupt:
-        console.print("interrupted: what is said above holds, the rest was not looked at")
+        console.print("interrupted: the results above hold; the rest was not checked", soft_wrap=True)
         interrupted = True
     if options.json:
         _print_line(json.dumps({name: answer.rows for name, answer in answers.items()}))
     codes = {answer.code for answer in answers.values()}
     order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)
+
+
+def names(what: str, options: CheckOptions) -> int:
+    """Print the names that WHAT may check, and return the exit code. Raises ScenarioError."""
+    from pdflow_sim.check import listing
+
+    _known(what, options)
+    rows = listing.listed(what, options, _console(options))
+    if options.json:
+        _print_line(json.dumps(rows))
+    return EXIT_DONE
+
+
+def _known(what: str, options: CheckOptions) -> None:
+    if what not in CHECKS and not what.endswith(".toml"):
+        from pdflow_sim.check import listing
+
+        raise ScenarioError([Problem("", "", f"unknown check {what!r}; {listing.hint(what, CHECKS)}")])
+    if options.settings and what != "scope":
+        raise ScenarioError([Problem("--set", "", "needs WHAT scope: pdflow check scope --set drop=1")])
+
+
+def _console(options: CheckOptions) -> Console:
+    return Console(stderr=options.json, highlight=False, markup=False, emoji=False)
 
 
 def _left(options: CheckOptions, began: float) -> float | None:
@@ -88,8 +119,8 @@ def trace(record: str, *, as_json: bool) -> int:
 
 
 def replay(file: str) -> int:
-    """Replay a recorded sequence of moves strictly. Returns 0 if it was recorded without a violation, goes as recorded
-    and breaks nothing; else EXIT_NOT_SO."""
+    """Replay a counterexample file strictly. Returns EXIT_DONE if it was recorded without a violation, and replays as
+    recorded without one; else EXIT_NOT_SO."""
     from pdflow_sim.check.counterexamples.replay import strict
 
     counterexample = counterexample_files.read(file)
@@ -102,9 +133,9 @@ def replay(file: str) -> int:
         recorded = (
             ""
             if counterexample.verdict is None
-            else f", though {counterexample.verdict.invariant} was broken when it was recorded"
+            else f"; {counterexample.verdict.invariant} was violated when it was recorded"
         )
-        _print_line(f"{steps}; every invariant holds, and everything ends{recorded}")
+        _print_line(f"{steps}; every invariant holds, and every request ends{recorded}")
         return EXIT_DONE if counterexample.verdict is None else EXIT_NOT_SO
     else:
         _print_line(f"{steps}; {result.verdict.invariant}: {result.verdict.what}")
@@ -117,7 +148,7 @@ def diagram(file: str, dialect: str | None = None) -> int:
     from pdflow_sim.check.counterexamples.diagram_mermaid import mermaid
     from pdflow_sim.check.counterexamples.diagram_text import text
 
-    if re.fullmatch(r"[Rr]\d\d", file):
+    if re.fullmatch(r"[Rr]\d+", file):
         from pdflow_sim.check.races.verdict import counterexample as race
 
         counterexample = race(file, dialect or "vllm-stock")
@@ -141,7 +172,7 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
     from pdflow_sim.check.mutants.catalogue import MUTANTS
 
     if mutant not in MUTANTS:
-        raise CounterexampleError(file, "mutant", f"there is no mutant {mutant!r}; `pdflow check mutants` lists them")
+        raise CounterexampleError(file, "mutant", f"unknown mutant {mutant!r}; `pdflow check mutants --list` lists them")
     with MUTANTS[mutant].applied():
         yield
 

@@ -1,4 +1,5 @@
-"""The output of `pdflow check`: progress while it searches, tables when it has ended. Fits 80 columns."""
+"""The output of `pdflow check`: progress while it searches, tables when it has ended. Fits 80 columns; no name is cut.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Board(Watched):
         lines = [f"{self.done} of {self.total} scopes · {states:,} states · {states / spent:,.0f}/s · {spent:,.0f} s"]
         for name, (coverage, memory_bytes) in self.now.items():
             figures = f"{coverage.states:,} states, frontier {coverage.frontier:,}, depth {coverage.depth}"
-            lines.append(f"  {name[:30]:30} {figures}, {memory_bytes / 1e6:,.0f} MB")
+            lines.append(f"  {figures}, {memory_bytes / 1e6:,.0f} MB: {name}")
         self.live.update(Text("\n".join(lines)))
 
 
@@ -97,11 +98,11 @@ def scopes_table(ended: Sequence[Searched]) -> Table:
 
 
 def reductions(ended: Sequence[Searched]) -> list[str]:
-    """Return a line for each scope of which not every state was visited, with the reductions, and one with the
-    probability that two states of any scope were taken for one."""
+    """Return a line for each scope that was searched with reductions, and one with the probability that any two states
+    have one hash."""
     lines = [f"{one.name}: {', '.join(one.reductions)}" for one in ended if one.reductions]
     odds = sum(one.odds for one in ended)
-    return [*lines, f"a state is known by 64 bits of it: odds of {odds:.0e} that any two were taken for one"]
+    return [*lines, f"64-bit hashing; collision probability <= {odds:.0e}"]
 
 
 def _result(one: Searched) -> str:
@@ -109,7 +110,7 @@ def _result(one: Searched) -> str:
         verdict = one.counterexample.verdict
         return f"{verdict.invariant if verdict else '?'} broken in {len(one.counterexample.steps)} steps"
     if one.missed:
-        return f"vacuous: never {', '.join(one.missed)}"
+        return f"goals not reached: {', '.join(one.missed)}"
     return f"stopped: {one.stopped_by}" if one.stopped_by else "holds"
 
 

@@ -17,18 +17,15 @@ import attrs
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
-from pdflow.protocol.dialect import DIALECTS
 from pdflow.scenario.reading.convert import did_you_mean, one_of, shown
 from pdflow.version import version
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.races.owners import VARIANTS
+from pdflow_sim.check.scopes.fields import FIELDS, ScopeFieldError, scope_of
 from pdflow_sim.check.scopes.scope import Scope
 
 VERSION = 1
-LARGEST = 1_000
-"""Largest number in a scope: no explorable scope has more of anything, and a file that says so would only use up
-memory."""
 
 
 class CounterexampleError(PdflowError):
@@ -92,7 +89,7 @@ class CounterexampleFile(Struct, frozen=True):
 class _Document(Struct, frozen=True):
     """A CounterexampleFile as it stands in JSON."""
 
-    pdflow_story: int
+    pdflow_counterexample: int
     scope: dict[str, Any]
     steps: tuple[ReplayStep, ...]
     start: str | None = None
@@ -104,9 +101,9 @@ class _Document(Struct, frozen=True):
 
 def encode(counterexample: CounterexampleFile) -> str:
     """Return the text of a counterexample file."""
-    scope = {name: getattr(counterexample.scope, name) for name in _scope_fields()}
+    scope = {name: getattr(counterexample.scope, name) for name in FIELDS}
     head = {
-        "pdflow_story": VERSION,
+        "pdflow_counterexample": VERSION,
         "information": msgspec.to_builtins(counterexample.information),
         "mutant": counterexample.mutant,
         **({"own_world": counterexample.own_world} if counterexample.own_world else {}),
@@ -118,25 +115,25 @@ def encode(counterexample: CounterexampleFile) -> str:
     return f'{json.dumps(head, indent=2)[:-2]},\n  "steps": [\n{steps}\n  ]\n}}\n'
 
 
-def decode(text: str | bytes, file: str = "story") -> CounterexampleFile:
+def decode(text: str | bytes, file: str = "counterexample") -> CounterexampleFile:
     """Parse the text of a counterexample file. Raises CounterexampleError, which names `file`, at the first mistake."""
     try:
         tree = json.loads(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:
         raise CounterexampleError(file, "", f"is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise CounterexampleError(file, "", "is nested too deep for a story") from None
+        raise CounterexampleError(file, "", "is nested too deep") from None
     except json.JSONDecodeError as error:
         raise CounterexampleError(
             file, f"line {error.lineno}, column {error.colno}", f"is not JSON: {error.msg}"
         ) from None
     except ValueError as error:
         raise CounterexampleError(file, "", f"is not JSON: {error}") from None
-    if not isinstance(tree, dict) or "pdflow_story" not in tree:
-        raise CounterexampleError(file, "", 'is not a story of pdflow: it has no "pdflow_story"')
-    if type(tree["pdflow_story"]) is not int or tree["pdflow_story"] != VERSION:
-        found = shown(tree["pdflow_story"])
-        raise CounterexampleError(file, "pdflow_story", f"is version {found}; this pdflow reads version {VERSION}")
+    if not isinstance(tree, dict) or "pdflow_counterexample" not in tree:
+        raise CounterexampleError(file, "", 'is not a counterexample file of pdflow: it has no "pdflow_counterexample"')
+    if type(tree["pdflow_counterexample"]) is not int or tree["pdflow_counterexample"] != VERSION:
+        found = shown(tree["pdflow_counterexample"])
+        raise CounterexampleError(file, "pdflow_counterexample", f"is version {found}; this pdflow reads version {VERSION}")
     try:
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:
@@ -180,32 +177,10 @@ def _located(message: str) -> tuple[str, str]:
     return path.rstrip("`").lstrip("."), what
 
 
-def _scope_fields() -> dict[str, Any]:
-    """Return the fields of Scope, each with its default, whose type is that of the field."""
-    return {field.name: field.default for field in attrs.fields(Scope)}
-
-
 def _scope(document: Mapping[str, Any], file: str) -> Scope:
-    """Build the scope of a file. Fields that an older file does not know keep their defaults, which change nothing."""
-    fields = _scope_fields()
-    given: dict[str, Any] = {}
-    for name, value in document.items():
-        where = f"scope.{name}"
-        if name not in fields:
-            raise CounterexampleError(file, where, f"there is no such field{did_you_mean(name, fields)}")
-        if name == "dialect":
-            if not isinstance(value, str) or value not in DIALECTS:
-                raise CounterexampleError(file, where, str(one_of(value, DIALECTS)))
-            value = DIALECTS[value]
-        elif type(value) is not type(fields[name]):
-            expected = {bool: "true or false", int: "a whole number", str: "text"}[type(fields[name])]
-            raise CounterexampleError(file, where, f"is {shown(value)}, expected {expected}")
-        elif type(value) is int and value > LARGEST:
-            raise CounterexampleError(file, where, f"is {value}, more than {LARGEST}")
-        given[name] = value
+    """Build the scope of a file. Fields that an older file does not have keep their defaults, which change nothing."""
     try:
-        scope = Scope(**given)
-        relation(scope)
-    except ValueError as error:
-        raise CounterexampleError(file, "scope", str(error.args[0] if error.args else error)) from None
-    return scope
+        return scope_of(document)
+    except ScopeFieldError as error:
+        where = f"scope.{error.field}" if error.field else "scope"
+        raise CounterexampleError(file, where, error.what) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 import attrs
 import msgspec
 
-from pdflow.errors import PdflowError
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.protocol.dialect import DIALECTS
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information, Verdict
 from pdflow_sim.check.counterexamples.replay import named, record
@@ -31,6 +31,8 @@ from pdflow_sim.check.state.shadow_state import Broken
 
 class NoSuchRaceError(PdflowError):
     """There is no race of this name, or none in this dialect that a search can show."""
+
+    exit_code = EXIT_BAD_INPUT
 
 
 @attrs.frozen(kw_only=True)

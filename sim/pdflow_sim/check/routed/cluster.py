@@ -24,12 +24,12 @@ class RoutedCluster(ScopeCluster):
     def __init__(self, scope: Scope) -> None:
         for field in ("same_product", "same_base"):
             if getattr(scope, field):
-                raise ValueError(f"attempts: with the router's endpoint, {field} is false")
+                raise ValueError(f"attempts excludes {field}=true")
         several = scope.p_engines + scope.d_engines > 2
         if several and (scope.requests > 1 or scope.attempts > 2 or scope.p_engines == scope.d_engines):
-            raise ValueError("attempts: where there is another engine, of one kind, one request is tried at most twice")
+            raise ValueError("attempts with two engines: only one kind may have two, and needs requests=1 and attempts of at most 2")
         if scope.d_engines > 1 and (scope.pulls or not scope.concurrent):
-            raise ValueError("attempts: which D is next is known from the start only if both legs are sent at once")
+            raise ValueError("attempts with d_engines=2 needs concurrent=true and pulls=false: both legs are dispatched at once")
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Any
 
@@ -15,6 +16,8 @@ TOKENS = 32
 """Length of every prompt, in tokens."""
 BLOCK_TOKENS = 16
 ENDLESS = 1000
+"""The largest value of any field, and a horizon without an end."""
+COUNT = range(ENDLESS + 1)
 
 
 class FaultKind(IntEnum):
@@ -49,13 +52,28 @@ BUDGETED_TIMERS = {
 """
 
 
+def setting(default: Any, help_text: str, allowed: Collection[Any] | None = None) -> Any:
+    """Return a field of Scope with its help text and the values that it allows; None: any of its type."""
+    return attrs.field(default=default, metadata={"help": help_text, "allowed": allowed}, validator=_is_allowed)
+
+
 def budget(help_text: str, default: int = 0) -> Any:
     """Return a field of Scope that limits the FaultKind of the same name."""
-    return attrs.field(default=default, metadata={"help": help_text}, validator=attrs.validators.ge(0))
+    return setting(default, f"budget: {help_text}", COUNT)
 
 
-def between(low: int, high: int) -> Any:
-    return attrs.validators.and_(attrs.validators.ge(low), attrs.validators.le(high))
+def _is_allowed(scope: Any, field: attrs.Attribute[Any], value: Any) -> None:
+    allowed = field.metadata["allowed"]
+    if allowed is not None and value not in allowed:
+        raise ValueError(f"{field.name}: is {value}, expected {allowed_text(allowed)}")
+
+
+def allowed_text(allowed: Collection[Any]) -> str:
+    """Return the allowed values of a field for people, such as "0 to 2" or "8, 16 or 32"."""
+    if isinstance(allowed, range):
+        return f"{allowed[0]} to {allowed[-1]}"
+    *others, last = (str(value) or '""' for value in allowed)
+    return f"{', '.join(others)} or {last}"
 
 
 @attrs.frozen(kw_only=True)
@@ -63,88 +81,102 @@ class Scope:
     """P engines and D engines, all of a kind alike, and budgets. Events without a budget may happen any number of
     times."""
 
-    dialect: Dialect = STRICT
-    method: str = attrs.field(default="", validator=attrs.validators.in_(("", *METHODS)))
-    """A transfer method's engines, memories and pieces (method_engines.py); "": blocks into blocks, whole or in
-    `chunks`.
-    """
-    progressive: bool = False
-    """The method writes blocks while the next are computed, as a scenario may ask of any method that writes them."""
-    pulls: bool = False
-    p_engines: int = attrs.field(default=1, validator=between(1, 2))
-    d_engines: int = attrs.field(default=1, validator=between(1, 2))
-    """Prompts go round the P engines, and requests round the D engines (cluster.py)."""
-    p_tp: int = attrs.field(default=1, validator=between(1, 8))
-    d_tp: int = attrs.field(default=1, validator=between(1, 8))
-    requests: int = attrs.field(default=1, validator=between(1, 8))
-    same_product: bool = False
-    """All requests ask for one prompt: a retry beside its first attempt."""
-    same_base: bool = False
-    """Two prompts under one X-Request-Id: two dispatches with one base id."""
-    pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """How many requests D has blocks for at once; later ones get the same blocks. 0: each has blocks of its own. For a
-    method whose KV lands in staging memory: for how many requests that memory has room."""
-    p_pool: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """For how many prompts P's staging memory has room; 0: for all."""
-    pool_blocks: int = attrs.field(default=ENDLESS, validator=between(1, ENDLESS))
-    """Blocks of D's pool as its endpoint counts them, where several P engines share it and none may bind too much."""
-    d_block: int = attrs.field(default=BLOCK_TOKENS, validator=attrs.validators.in_((8, BLOCK_TOKENS, TOKENS)))
-    """Tokens in a block of D's. A block of P's has 16."""
-    hit_tokens: int = attrs.field(default=0, validator=attrs.validators.in_((0, BLOCK_TOKENS, TOKENS)))
-    """How many of a prompt's tokens D's prefix cache has when the request is admitted; all: no KV is transferred."""
-    groups: int = attrs.field(default=1, validator=between(1, 2))
-    """KV cache groups, which have their blocks from one pool. The second has a sliding window: P and D keep the KV of
-    the last tokens of a prompt there, and have no block for the others."""
-    late: bool = False
-    """Engines report some time later what they have done: D's that a request has blocks, P's that it has computed a
-    prompt, both that something is copied."""
-    decodes: bool = False
-    """Decoding takes time, during which D's engine may take a request's blocks and compute it anew. Otherwise it has
-    ended as soon as its KV is there."""
-    lagging: bool = False
-    """Messages between endpoints of one engine take time; each pair of endpoints receives them in order."""
-    concurrent: bool = True
-    """The decode leg may arrive before the prefill has finished."""
-    chunks: int = attrs.field(default=1, validator=between(1, 7))
-    """A one-sided operation reads its source and lands in so many pieces; 1: all at once, read and landed."""
-    done_is_remote: bool = True
-    """A good handle at P means that the bytes have landed; otherwise only that they have been read."""
-    attempts: int = attrs.field(default=0, validator=between(0, 3))
-    """How many attempts of a request the router's endpoint makes (routed.py); 0: the world has no router's endpoint,
-    and whatever a router might do may happen at any moment."""
-    streams: bool = False
-    """With the router's endpoint: clients stream, so that D's first token reaches the router ahead of its leg's end."""
-    horizon: int = attrs.field(default=0, validator=between(0, ENDLESS))
-    """Engines have clocks (clocks.py), those of a kind the same one, and P's stops after so many ticks, or never
-    (ENDLESS); 0: there are none, an armed timer may fire at any moment."""
-    skew: int = attrs.field(default=1, validator=between(1, 1000))
-    """By how many ticks one engine's clock may be ahead of the other's."""
+    dialect: Dialect = attrs.field(default=STRICT, metadata={"help": "the dialect of the protocol", "allowed": None})
+    method: str = setting(
+        "",
+        "a transfer method, with its engines, memories and pieces; empty: one operation moves all blocks of a prompt",
+        ("", *METHODS),
+    )
+    progressive: bool = setting(
+        False, "with a method that writes blocks: P writes blocks while it computes the next ones"
+    )
+    pulls: bool = setting(False, "D reads the blocks from P; otherwise P writes them to D")
+    p_engines: int = setting(1, "P engines; prompts go to them in turn", range(1, 3))
+    d_engines: int = setting(1, "D engines; requests go to them in turn", range(1, 3))
+    p_tp: int = setting(1, "ranks of each P engine", range(1, 9))
+    d_tp: int = setting(1, "ranks of each D engine", range(1, 9))
+    requests: int = setting(1, "requests", range(1, 9))
+    same_product: bool = setting(False, "all requests need the same prompt, as a retry and its first attempt do")
+    same_base: bool = setting(False, "two prompts have the same X-Request-Id, as two dispatches with one base id do")
+    pool: int = setting(
+        0,
+        "requests for which D has blocks at once; later ones reuse them. 0: each request has its own. With a method "
+        "that uses staging memory at D: requests for which that memory has space",
+        COUNT,
+    )
+    p_pool: int = setting(0, "prompts for which P's staging memory has space; 0: all", COUNT)
+    pool_blocks: int = setting(
+        ENDLESS, "blocks in D's pool, of which several P engines may each bind only a share", range(1, ENDLESS + 1)
+    )
+    d_block: int = setting(BLOCK_TOKENS, "tokens in a block of D; a block of P has 16", (8, BLOCK_TOKENS, TOKENS))
+    hit_tokens: int = setting(
+        0,
+        "tokens of a prompt in D's prefix cache when D admits the request; 32: the whole prompt, nothing is transferred",
+        (0, BLOCK_TOKENS, TOKENS),
+    )
+    groups: int = setting(
+        1,
+        "KV cache groups that share a pool; the second has a sliding window, and keeps only the last tokens of a prompt",
+        range(1, 3),
+    )
+    late: bool = setting(
+        False, "engines report an admission, a computed prompt or a copy some time after it has happened"
+    )
+    decodes: bool = setting(
+        False, "decoding takes time, and D's engine may preempt the request; otherwise it ends when the KV has arrived"
+    )
+    lagging: bool = setting(False, "messages between endpoints of one engine take time; each pair receives in order")
+    concurrent: bool = setting(True, "the decode leg may arrive before the prefill has finished")
+    chunks: int = setting(1, "pieces in which an operation reads its source and lands", range(1, 8))
+    done_is_remote: bool = setting(
+        True, "a completed WRITE at P has landed at D; otherwise P has only read its source"
+    )
+    attempts: int = setting(
+        0,
+        "attempts of a request that the router's endpoint makes; 0: there is no router's endpoint, and anything that a "
+        "router might do may happen at any moment",
+        range(4),
+    )
+    streams: bool = setting(
+        False, "with attempts: clients stream, so the router receives D's first token before its leg ends"
+    )
+    horizon: int = setting(
+        0,
+        f"engines have clocks, and P's stops after this many ticks ({ENDLESS}: never); 0: no clocks, and an armed timer "
+        "may fire at any moment",
+        COUNT,
+    )
+    skew: int = setting(1, "ticks by which one engine's clock may be ahead of the other's", range(1, ENDLESS + 1))
     drop: int = budget("frames and notices that are lost")
-    delay: int = budget("frames that later ones overtake")
-    dup: int = budget("frames that arrive a second time, whenever they like")
-    err: int = budget("operations that end badly, whose bytes may land all the same")
+    delay: int = budget("frames that later frames overtake")
+    dup: int = budget("frames that arrive a second time, at any later moment")
+    err: int = budget("operations that fail; their bytes may land all the same")
     unreachable: int = budget("handshakes that fail")
-    refused: int = budget("handshakes of D that P's address refuses, though P lives")
+    refused: int = budget("handshakes of D that P's address refuses although P is running")
     lose: int = budget("connections that break")
-    abort: int = budget("requests that their client gives up", 1)
+    abort: int = budget("requests that their client aborts", 1)
     prefill_abort: int = budget("prefills that end without KV")
-    p_restart: int = budget("deaths of P, which starts again with the same engine id")
-    d_restart: int = budget("deaths of D, which starts again with the same engine id")
-    orphan: bool = False
-    """The rank processes of P may outlive its first death: no peer hears from them, and they finish what they have
-    begun."""
-    down: bool = False
-    """P may stay dead for a while: connections to it break, and its address refuses others. Where engines have clocks
-    it does not start again at all."""
-    sync: int = budget("SYNCs or heartbeats by the clock")
+    p_restart: int = budget("crashes of P, which restarts with the same engine id")
+    d_restart: int = budget("crashes of D, which restarts with the same engine id")
+    orphan: bool = setting(
+        False,
+        "P's rank processes may survive P's first crash: they receive nothing, and finish the operations that they have "
+        "accepted",
+    )
+    down: bool = setting(
+        False,
+        "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it never "
+        "restarts",
+    )
+    sync: int = budget("SYNCs or heartbeats that a timer sends")
     cancel: int = budget("repetitions of a CANCEL")
-    deadline: int = budget("requests whose deadline comes", 1)
-    stall: int = budget("transfers that are given up for showing no progress", 1)
-    preempt: int = budget("requests whose blocks D's engine takes while it decodes them")
-    withdraw: int = budget("prompts that P's memory wants back for others")
-    clocks: bool = True
-    """Timers may fire. False: nothing takes as long as any timer, so that none fires and none may be needed
-    (promptness.py)."""
+    deadline: int = budget("requests whose deadline passes", 1)
+    stall: int = budget("transfers that end because they make no progress", 1)
+    preempt: int = budget("requests that D's engine preempts while it decodes them")
+    withdraw: int = budget("prompts that P's memory evicts")
+    clocks: bool = setting(
+        True, "timers may fire; otherwise nothing takes as long as a timer, no timer fires, and none may be needed"
+    )
 
     @property
     def budget(self) -> tuple[int, ...]:

@@ -98,18 +98,18 @@ class ScopeCluster:
 
     def __init__(self, scope: Scope) -> None:
         if scope.streams and not scope.attempts:
-            raise ValueError("streams: only the router's endpoint is told of tokens")
+            raise ValueError("streams=true needs attempts: without the router's endpoint nothing forwards tokens")
         if scope.orphan and (scope.horizon or scope.attempts):
-            raise ValueError("orphan: there is none where engines have clocks, or with the router's endpoint")
+            raise ValueError("orphan=true excludes horizon and attempts")
         if scope.down and (scope.orphan or scope.attempts or scope.method):
-            raise ValueError("down: not with orphans, the router's endpoint or a transfer method")
+            raise ValueError("down=true excludes orphan, attempts and method")
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
         if self.method is not None:
             _fits(self.method, scope)
         if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
-            raise ValueError("groups: not with a transfer method, and in strict only")
+            raise ValueError("groups=2 excludes method, and needs dialect=strict")
         if scope.hit_tokens % scope.d_block:
-            raise ValueError("hit_tokens: D's prefix cache holds whole blocks of D's")
+            raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
         self.scope = scope
         # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever. A
         # SYNC may be sent at any time there, so that bringing one forward would only tell equal states apart.
@@ -298,15 +298,15 @@ class ScopeCluster:
 def _fits(method: Method, scope: Scope) -> None:
     """Check that a scope makes sense with this method. Raises ValueError."""
     if scope.progressive and not method.pipeline_policy(scope.dialect.name).early:
-        raise ValueError(f"progressive: {method.name} does not write blocks")
+        raise ValueError(f"progressive=true excludes method={method.name}, which does not write blocks one by one")
     if scope.pulls != method.pulls and not method.stores:
-        raise ValueError(f"pulls: {method.name} {'does' if method.pulls else 'does not'}")
+        raise ValueError(f"method={method.name} needs pulls={str(method.pulls).lower()}")
     if scope.horizon or scope.attempts or scope.chunks > 1:
-        raise ValueError(f"{method.name}: not with clocks or the router's endpoint, and in pieces of its own")
+        raise ValueError(f"method={method.name} excludes horizon, attempts and chunks")
     if scope.hit_tokens and method.staged_at_d:
-        raise ValueError("hit_tokens: a whole prompt lands beside the blocks")
+        raise ValueError(f"hit_tokens excludes method={method.name}, which moves whole prompts through staging memory")
     if scope.p_pool and method.p_memory not in BOUNDED:
-        raise ValueError(f"p_pool: {method.name} has room for all at P")
+        raise ValueError(f"p_pool excludes method={method.name}, which has space for all prompts at P")
 
 
 def role_of(name: str) -> str:

@@ -60,8 +60,8 @@ def methods(options: CheckOptions, console: Console) -> SuiteResult:
 
 def _table(ended: list[DataPathRow]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    table.add_column("dialect", no_wrap=True)
+    table.add_column("method", no_wrap=True, overflow="fold")
+    table.add_column("dialect", no_wrap=True, overflow="fold")
     table.add_column("states", justify="right")
     table.add_column("finding", overflow="fold")
     for one in ended:
@@ -74,7 +74,7 @@ def _table(ended: list[DataPathRow]) -> Table:
 def _findings(one: DataPathRow) -> str:
     findings = [finding.value for finding in one.counterexamples]
     if one.missed:
-        findings.append(f"missed: {', '.join(one.missed)}")
+        findings.append(f"not seen: {', '.join(one.missed)}")
     return "; ".join(findings) or "nothing"
 
 

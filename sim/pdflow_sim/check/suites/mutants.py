@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -34,9 +35,11 @@ def mutants(options: CheckOptions, console: Console) -> SuiteResult:
                 kills.append((kill, as_expected(mutant, kill)))
     finally:
         console.print(_table(kills))
+        for line in _survivors(kills):
+            console.print(line, soft_wrap=True)
     skipped = len(selected) - len(kills)
     if skipped:
-        console.print(f"the time ran out before {skipped} more")
+        console.print(f"the budget ended before {skipped} more")
     rows = [
         {
             "mutant": kill.mutant,
@@ -46,6 +49,7 @@ def mutants(options: CheckOptions, console: Console) -> SuiteResult:
             "seconds": round(kill.seconds, 3),
             "steps": kill.steps,
             "moves": list(kill.moves),
+            "survives": MUTANTS[kill.mutant].survives or None,
             "as_expected": fine,
         }
         for kill, fine in kills
@@ -74,5 +78,14 @@ def _table(kills: list[tuple[Kill, bool]]) -> Table:
     caught = sum(bool(kill.invariant) for kill, _ in kills)
     slowest = max((kill.seconds for kill, _ in kills), default=0.0)
     table.add_section()
-    table.add_row(f"{caught} of {len(kills)} caught", "", "", "", f"{slowest:.2f}", "at most")
+    table.add_row(f"{caught} of {len(kills)} caught", "", "", "", f"{slowest:.2f}", "slowest")
     return table
+
+
+def _survivors(kills: list[tuple[Kill, bool]]) -> Iterator[str]:
+    """Yield a line for each mutant that no search catches, as expected, with the reason."""
+    found = [kill.mutant for kill, fine in kills if fine and not kill.invariant]
+    if found:
+        yield "\nsurvivors, all expected:"
+    for name in found:
+        yield f"  {name}: {MUTANTS[name].survives}"

@@ -20,7 +20,7 @@ def races(options: CheckOptions, console: Console) -> SuiteResult:
     """Search every selected race again; the exit code is 0 if every row is as its table expects."""
     selected = [number for number, race in RACES.items() if options.selects(f"{number} {race.name}")]
     if not selected:
-        raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its name")])
+        raise ScenarioError([Problem("--only", "", f"no race has {options.only!r} in its number or name")])
     dialects = [options.dialect] if options.dialect else []
     budget_s = float("inf") if options.budget_s is None else options.budget_s
     ended: list[RaceRow] = []
@@ -31,7 +31,7 @@ def races(options: CheckOptions, console: Console) -> SuiteResult:
                 counter.show(f"{len(ended)} of {len(selected)}: {row.race.number} {row.race.name}")
     finally:
         console.print(_table(ended))
-    console.print("`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md has the scopes")
+    console.print("`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md lists the scopes", soft_wrap=True)
     found = [
         {
             "race": row.race.number,
@@ -62,7 +62,7 @@ def races(options: CheckOptions, console: Console) -> SuiteResult:
 
 def _table(ended: list[RaceRow]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("race", no_wrap=True)
+    table.add_column("race", no_wrap=True, overflow="fold")
     dialects = list(dict.fromkeys(name for row in ended for name in row.found))
     for name in dialects:
         table.add_column(name, overflow="fold")
@@ -73,7 +73,7 @@ def _table(ended: list[RaceRow]) -> Table:
             else Text("")
             for name in dialects
         ]
-        table.add_row(f"{row.race.number} {row.race.name[:24]}", *cells)
+        table.add_row(f"{row.race.number} {row.race.name}", *cells)
     table.add_section()
     fine = sum(row.ok for row in ended)
     table.add_row(f"{fine} of {len(ended)} as expected", *[""] * len(dialects))
@@ -82,4 +82,4 @@ def _table(ended: list[RaceRow]) -> Table:
 
 def _short(summary: str) -> str:
     """Return a summary without its reason, which docs/races.md has."""
-    return "by a test" if summary.endswith("told by a test") else summary.partition(":")[0]
+    return "by a test" if summary.endswith("by a test") else summary.partition(":")[0]

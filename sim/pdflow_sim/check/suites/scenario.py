@@ -42,7 +42,7 @@ def scenario(file: str, options: CheckOptions, console: Console) -> SuiteResult:
             if time.monotonic() > until_s:
                 break
     requests = sum(int(str(row["requests"])) for row in rows)
-    verdict = f"{broken} broken" if broken else "S1 to S9 hold on every event, and nothing is left at the end"
+    verdict = f"{broken} broken" if broken else "S1 to S9 hold on every event, and every request ends"
     console.print(f"{file}: {len(rows)} seeds from {options.seed}, {requests:,} requests: {verdict}", soft_wrap=True)
     return answer(rows, not_so=broken > 0, stopped=False)
 
@@ -61,7 +61,7 @@ def trace_of_engines(record: Path, console: Console) -> SuiteResult:
 
 def _followed(found: Followed, record: Path, console: Console) -> SuiteResult:
     console.print(
-        f"{record}: {found.events:,} events and {found.effects:,} effects are those of this machine; S1 to S9 hold",
+        f"{record}: {found.events:,} events replayed, with the recorded {found.effects:,} effects; S1 to S9 hold",
         soft_wrap=True,
     )
     return answer([{"events": found.events, "effects": found.effects}], not_so=False, stopped=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
@@ -12,23 +15,49 @@ from pdflow_sim.check.search.workers import Searched, search_all
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, keep
 
 
-def chosen(options: CheckOptions) -> list[Named]:
-    """Return the scopes that the options select. Raises ScenarioError if there are none."""
-    found = [
+def matching(options: CheckOptions) -> list[Named]:
+    """Return the scopes of the dialect and the words in the options, nightly ones included."""
+    return [
         named
         for named in SCOPES
-        if (options.large or not named.nightly or options.only)
-        and (options.dialect is None or named.scope.dialect.name == options.dialect)
-        and options.selects(named.name)
+        if (options.dialect is None or named.scope.dialect.name == options.dialect) and options.selects(named.name)
     ]
+
+
+def chosen(options: CheckOptions) -> list[Named]:
+    """Return the scopes to search. Raises ScenarioError if there are none."""
+    found = matching(options)
     if not found:
-        raise ScenarioError([Problem("--only", "", f"no scope of this dialect has {options.only!r} in its name")])
-    return found
+        of = "" if options.dialect is None else f" of {options.dialect}"
+        has = "" if options.only is None else f" has {options.only!r} in its name"
+        raise ScenarioError([Problem("", "", f"no scope{of}{has}: `pdflow check scopes --list` lists them")])
+    selected = [named for named in found if (options.large or not named.nightly) and _is_small(named, options)]
+    if not selected and options.only is not None:
+        raise ScenarioError([Problem("--only", "", f"{options.only!r} matches only {_nightly(len(found))}")])
+    return selected
+
+
+def _is_small(named: Named, options: CheckOptions) -> bool:
+    return options.max_states is None or 0 < named.states <= options.max_states
+
+
+def _nightly(count: int) -> str:
+    return f"{count} nightly {'scope' if count == 1 else 'scopes'}; --large includes {'it' if count == 1 else 'them'}"
 
 
 def scopes(options: CheckOptions, console: Console) -> SuiteResult:
     """Search every state of every selected scope, and write a counterexample for each that breaks."""
     selected = chosen(options)
+    result = searched(selected, options, console)
+    left_out = sum(named.nightly for named in matching(options)) if not options.large else 0
+    if left_out and options.max_states is None:
+        what = "" if options.only is None else f" that match {options.only!r}"
+        console.print(f"not searched{what}: {_nightly(left_out)}", soft_wrap=True)
+    return result
+
+
+def searched(selected: Sequence[Named], options: CheckOptions, console: Console) -> SuiteResult:
+    """Search these scopes, print the table, and write counterexamples."""
     ended: list[Searched] = []
     try:
         with Board(len(selected), quiet=options.json) as board:
@@ -42,29 +71,31 @@ def scopes(options: CheckOptions, console: Console) -> SuiteResult:
         for line in reductions(ended):
             console.print(line, soft_wrap=True)
         paths = {
-            one.name: keep(options.out, one.name, one.counterexample) for one in ended if one.counterexample is not None
+            one.name: str(keep(options.out, one.name, one.counterexample))
+            for one in ended
+            if one.counterexample is not None
         }
         for path in paths.values():
             console.print(f"pdflow check --diagram {path}", soft_wrap=True)
-    rows = [
-        {
-            "scope": one.name,
-            "dialect": one.scope.dialect.name,
-            "states": one.states,
-            "transitions": one.transitions,
-            "depth": one.depth,
-            "reductions": list(one.reductions),
-            "odds_of_a_collision": one.odds,
-            "seconds": round(one.seconds, 3),
-            "stopped_by": one.stopped_by or None,
-            "goals": list(one.goals),
-            "missed": list(one.missed),
-            "story": str(paths[one.name]) if one.name in paths else None,
-        }
-        for one in ended
-    ]
     return answer(
-        rows,
+        [_row(one, paths.get(one.name)) for one in ended],
         not_so=any(one.counterexample or one.missed for one in ended),
         stopped=any(one.stopped_by for one in ended),
     )
+
+
+def _row(one: Searched, counterexample: str | None) -> dict[str, Any]:
+    return {
+        "scope": one.name,
+        "dialect": one.scope.dialect.name,
+        "states": one.states,
+        "transitions": one.transitions,
+        "depth": one.depth,
+        "reductions": list(one.reductions),
+        "collision_probability": one.odds,
+        "seconds": round(one.seconds, 3),
+        "stopped_by": one.stopped_by or None,
+        "goals": list(one.goals),
+        "missed": list(one.missed),
+        "counterexample": counterexample,
+    }

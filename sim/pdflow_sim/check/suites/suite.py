@@ -27,8 +27,12 @@ class CheckOptions:
     out: Path = Path("check")
     large: bool = False
     """Whether to search the nightly scopes too."""
+    max_states: int | None = None
+    """Leave out scopes with more states; None: leave out none."""
     only: str | None = None
     """Check only rows whose name contains this."""
+    settings: tuple[str, ...] = ()
+    """FIELD=VALUE of the scope that `pdflow check scope` explores."""
     json: bool = False
 
     @property
@@ -49,13 +53,13 @@ class SuiteResult:
 
 
 def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> SuiteResult:
-    """Return the result of a suite: an unexpected row (EXIT_NOT_SO) takes precedence over a spent budget
-    (EXIT_BUDGET)."""
+    """Return the result of a suite. An unexpected row (EXIT_NOT_SO) takes precedence over a spent budget (EXIT_BUDGET).
+    """
     return SuiteResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
 
 
 class CannotKeepError(PdflowError):
-    """A counterexample was found and could not be written."""
+    """A counterexample was found, and its file cannot be written."""
 
 
 def keep(folder: Path, name: str, counterexample: CounterexampleFile) -> Path:

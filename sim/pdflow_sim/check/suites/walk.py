@@ -49,7 +49,7 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
                 "cpu_s": round(walked.cpu_s, 3),
                 "goals": sorted(walked.goals),
                 "broken": walked.broken,
-                "stories": counterexamples,
+                "counterexamples": counterexamples,
             }
         )
     return answer(rows, not_so=any(row["broken"] for row in rows), stopped=stopped)
