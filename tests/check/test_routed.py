@@ -224,8 +224,8 @@ def test_what_it_is_not_made_for_is_refused(field: str) -> None:
         (Scope(attempts=2, p_engines=2, d_engines=2), "needs requests=1 and attempts of at most 2"),
         (Scope(attempts=2, p_engines=2, requests=2), "needs requests=1 and attempts of at most 2"),
         (Scope(attempts=3, d_engines=2), "needs requests=1 and attempts of at most 2"),
-        (Scope(attempts=2, d_engines=2, concurrent=False), "needs concurrent=true and pulls=false"),
-        (Scope(attempts=2, d_engines=2, pulls=True), "needs concurrent=true and pulls=false"),
+        (Scope(attempts=2, d_engines=2, concurrent=False), "need concurrent=true and pulls=false"),
+        (Scope(attempts=2, d_engines=2, pulls=True), "need concurrent=true and pulls=false"),
     ],
 )
 def test_where_nobody_knows_whose_turn_it_will_be(scope: Scope, why: str) -> None:

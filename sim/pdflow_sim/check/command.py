@@ -172,7 +172,8 @@ def _patched(mutant: str | None, file: str) -> Iterator[None]:
     from pdflow_sim.check.mutants.catalogue import MUTANTS
 
     if mutant not in MUTANTS:
-        raise CounterexampleError(file, "mutant", f"unknown mutant {mutant!r}; `pdflow check mutants --list` lists them")
+        what = f"unknown mutant {mutant!r}; `pdflow check mutants --list` lists them"
+        raise CounterexampleError(file, "mutant", what)
     with MUTANTS[mutant].applied():
         yield
 

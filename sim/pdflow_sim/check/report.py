@@ -1,5 +1,4 @@
-"""The output of `pdflow check`: progress while it searches, tables when it has ended. Fits 80 columns; no name is cut.
-"""
+"""The output of `pdflow check`: progress during a search, tables after it. Fits 80 columns; no name is cut."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import msgspec
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
@@ -133,7 +132,8 @@ def decode(text: str | bytes, file: str = "counterexample") -> CounterexampleFil
         raise CounterexampleError(file, "", 'is not a counterexample file of pdflow: it has no "pdflow_counterexample"')
     if type(tree["pdflow_counterexample"]) is not int or tree["pdflow_counterexample"] != VERSION:
         found = shown(tree["pdflow_counterexample"])
-        raise CounterexampleError(file, "pdflow_counterexample", f"is version {found}; this pdflow reads version {VERSION}")
+        what = f"is version {found}; this pdflow reads version {VERSION}"
+        raise CounterexampleError(file, "pdflow_counterexample", what)
     try:
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:

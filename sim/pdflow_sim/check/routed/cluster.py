@@ -27,9 +27,11 @@ class RoutedCluster(ScopeCluster):
                 raise ValueError(f"attempts excludes {field}=true")
         several = scope.p_engines + scope.d_engines > 2
         if several and (scope.requests > 1 or scope.attempts > 2 or scope.p_engines == scope.d_engines):
-            raise ValueError("attempts with two engines: only one kind may have two, and needs requests=1 and attempts of at most 2")
+            raise ValueError(
+                "attempts: p_engines=2 or d_engines=2, not both, needs requests=1 and attempts of at most 2"
+            )
         if scope.d_engines > 1 and (scope.pulls or not scope.concurrent):
-            raise ValueError("attempts with d_engines=2 needs concurrent=true and pulls=false: both legs are dispatched at once")
+            raise ValueError("attempts and d_engines=2 need concurrent=true and pulls=false")
         super().__init__(scope)
         self.at[ROUTER] = len(self.nodes)
         self.nodes.append(ROUTER)

@@ -120,5 +120,6 @@ def _checked(name: str, value: Any) -> Any:
     allowed = field.metadata["allowed"]
     if allowed is not None and value not in allowed:
         known = [str(each) for each in allowed if each] if isinstance(value, str) else []
-        raise ScopeFieldError(name, f"is {shown(value)}, expected {allowed_text(allowed)}{did_you_mean(str(value), known)}")
+        hint = did_you_mean(str(value), known)
+        raise ScopeFieldError(name, f"is {shown(value)}, expected {allowed_text(allowed)}{hint}")
     return value

@@ -111,12 +111,12 @@ class Scope:
     d_block: int = setting(BLOCK_TOKENS, "tokens in a block of D; a block of P has 16", (8, BLOCK_TOKENS, TOKENS))
     hit_tokens: int = setting(
         0,
-        "tokens of a prompt in D's prefix cache when D admits the request; 32: the whole prompt, nothing is transferred",
+        "tokens of a prompt in D's prefix cache at admission; 32: the whole prompt, and nothing is transferred",
         (0, BLOCK_TOKENS, TOKENS),
     )
     groups: int = setting(
         1,
-        "KV cache groups that share a pool; the second has a sliding window, and keeps only the last tokens of a prompt",
+        "KV cache groups that share a pool; the second has a sliding window and keeps the last tokens of a prompt",
         range(1, 3),
     )
     late: bool = setting(
@@ -128,9 +128,7 @@ class Scope:
     lagging: bool = setting(False, "messages between endpoints of one engine take time; each pair receives in order")
     concurrent: bool = setting(True, "the decode leg may arrive before the prefill has finished")
     chunks: int = setting(1, "pieces in which an operation reads its source and lands", range(1, 8))
-    done_is_remote: bool = setting(
-        True, "a completed WRITE at P has landed at D; otherwise P has only read its source"
-    )
+    done_is_remote: bool = setting(True, "a completed WRITE at P has landed at D; otherwise P has only read its source")
     attempts: int = setting(
         0,
         "attempts of a request that the router's endpoint makes; 0: there is no router's endpoint, and anything that a "
@@ -142,8 +140,8 @@ class Scope:
     )
     horizon: int = setting(
         0,
-        f"engines have clocks, and P's stops after this many ticks ({ENDLESS}: never); 0: no clocks, and an armed timer "
-        "may fire at any moment",
+        f"engines have clocks, and P's stops after this many ticks ({ENDLESS}: never); 0: no clocks, armed timers may "
+        "fire at any moment",
         COUNT,
     )
     skew: int = setting(1, "ticks by which one engine's clock may be ahead of the other's", range(1, ENDLESS + 1))
@@ -160,13 +158,13 @@ class Scope:
     d_restart: int = budget("crashes of D, which restarts with the same engine id")
     orphan: bool = setting(
         False,
-        "P's rank processes may survive P's first crash: they receive nothing, and finish the operations that they have "
-        "accepted",
+        "P's rank processes may survive P's first crash: they receive nothing, and finish the operations that they "
+        "have accepted",
     )
     down: bool = setting(
         False,
-        "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it never "
-        "restarts",
+        "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it "
+        "never restarts",
     )
     sync: int = budget("SYNCs or heartbeats that a timer sends")
     cancel: int = budget("repetitions of a CANCEL")

@@ -31,7 +31,8 @@ def races(options: CheckOptions, console: Console) -> SuiteResult:
                 counter.show(f"{len(ended)} of {len(selected)}: {row.race.number} {row.race.name}")
     finally:
         console.print(_table(ended))
-    console.print("`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md lists the scopes", soft_wrap=True)
+    hint = "`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md lists the scopes"
+    console.print(hint, soft_wrap=True)
     found = [
         {
             "race": row.race.number,

@@ -51,7 +51,7 @@ def scopes(options: CheckOptions, console: Console) -> SuiteResult:
     result = searched(selected, options, console)
     left_out = sum(named.nightly for named in matching(options)) if not options.large else 0
     if left_out and options.max_states is None:
-        what = "" if options.only is None else f" that match {options.only!r}"
+        what = "" if options.only is None else f" of those that match {options.only!r}"
         console.print(f"not searched{what}: {_nightly(left_out)}", soft_wrap=True)
     return result
 

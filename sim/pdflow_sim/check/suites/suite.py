@@ -53,8 +53,7 @@ class SuiteResult:
 
 
 def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> SuiteResult:
-    """Return the result of a suite. An unexpected row (EXIT_NOT_SO) takes precedence over a spent budget (EXIT_BUDGET).
-    """
+    """Return the result of a suite. An unexpected row (EXIT_NOT_SO) outranks a spent budget (EXIT_BUDGET)."""
     return SuiteResult(EXIT_NOT_SO if not_so else EXIT_BUDGET if stopped else EXIT_DONE, rows)
 
 
