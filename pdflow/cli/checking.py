@@ -49,7 +49,7 @@ from pdflow.cli.options import SET, print_view
     "--trace",
     type=click.Path(),
     metavar="FILE",
-    help="Replay a recorded events.jsonl: of the SCENARIO.toml, or without WHAT vLLM's file or folder.",
+    help="Replay recorded events: the events.jsonl of SCENARIO.toml, or without WHAT a file or folder of vLLM's.",
 )
 @click.pass_context
 def check(ctx: click.Context, /, what: str, as_json: bool, as_list: bool, **options: Any) -> None:

@@ -44,7 +44,7 @@ def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.Mon
     monkeypatch.setattr(ConsumerCells, "put", asleep)
     counterexample = broken(Scope(abort=0, deadline=0))
     assert counterexample.broken.name == "L"
-    assert counterexample.broken.what == "D wants STALL earlier than before, and would not be woken for it"
+    assert counterexample.broken.what == "D wants STALL earlier than before, but schedules no wake-up for it"
 
 
 @pytest.mark.parametrize("dropped", ["open", "interest"])
@@ -80,4 +80,4 @@ def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytes
     monkeypatch.setattr(ProducerScheduler, "_shard_released", last_word)
     counterexample = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
     assert counterexample.broken.name == "S7"
-    assert counterexample.broken.what == "P reports x0 as sent, and not all of it has landed"
+    assert counterexample.broken.what == "P reports x0 as sent, but not all of it has landed"

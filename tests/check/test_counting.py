@@ -93,4 +93,4 @@ def test_engines_that_have_clocks_for_ever_have_finitely_many_states() -> None:
     search, found = ended(Scope(pulls=True, horizon=ENDLESS, abort=0), True)
     assert found == ""
     assert search.found.complete
-    assert search.reductions == ("SYNCs numbered from the lowest that is about",)
+    assert search.reductions == ("SYNCs numbered from the lowest one in use",)

@@ -45,7 +45,7 @@ client router P P.r0 wire D.r0  D
    │      │   │   o    │    │   │    x0: LEASED
    │      │───┼───┼────┼────┼──>│  2 decode u0-d0000000
    │      │   │   │    │    │   o    u0-d0000000: QUEUED
-   │      │   │   │    │    │   *    u0-d0000000 is let into the engine's queue
+   │      │   │   │    │    │   *    u0-d0000000 enters the engine's queue
    │      │   │   │    │    │   *  3 admit u0-d0000000
    │      │   │   │    │    │   #    u0-d0000000: generation 20 in blocks 200,
    │      │   │   │    │    │   │      201
@@ -196,7 +196,7 @@ def test_a_death_is_over_its_engine_and_takes_what_was_under_way() -> None:
 
 def test_the_router_reports_the_end_of_the_prefill_leg_if_the_dialect_needs_it() -> None:
     drawn = diagram_of(Scope(dialect=VLLM_COMPAT), f"decode {REQUEST}", "finish x0")
-    assert ("router", "D", f"prefill leg of {REQUEST} ended well") in lines(drawn, Style.CALL)
+    assert ("router", "D", f"prefill leg of {REQUEST} completed") in lines(drawn, Style.CALL)
 
 
 def test_what_lags_within_an_engine_is_on_no_wire() -> None:
@@ -214,7 +214,7 @@ def test_a_request_that_never_ends_is_the_last_line_of_a_diagram(monkeypatch: py
     assert found.broken.name == "L"
     last = collect(record(world, named(world, found.moves))).lines[-1]
     assert (last.style, last.at, last.to) == (Style.BROKEN, "client", "D")
-    assert last.text.startswith("L: with faults over it never ends: ")
+    assert last.text.startswith("L: without further faults it never ends: ")
 
 
 def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None:
@@ -225,7 +225,7 @@ def test_what_is_not_possible_is_shown_as_skipped_under_its_own_number() -> None
     )
     drawn = collect(counterexample)
     assert [(line.number, line.text) for line in drawn.lines if line.number] == [
-        (1, "skipped, it is not possible: restart P"),
+        (1, "skipped, not possible: restart P"),
         (2, "finish x0"),
     ]
     assert "title strict push, TP 1 to 1#59; one#59; two #35;3" in mermaid(drawn)

@@ -56,7 +56,7 @@ def test_a_read_that_loses_the_tables_is_found(monkeypatch: pytest.MonkeyPatch) 
         return (msgspec.structs.replace(effect, groups=()),)
 
     monkeypatch.setattr(ConsumerReads, "post", of_one_group)
-    with pytest.raises(Broken, match=r"S4: D\.r0 moves KV by other block tables"):
+    with pytest.raises(Broken, match=r"S4: D\.r0 moves KV with block tables"):
         explore(relation(Scope(groups=2, pulls=True)), limit=1 << 62)
 
 

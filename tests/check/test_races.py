@@ -109,7 +109,7 @@ def test_a_race_of_threads_loses_another_request(number: str) -> None:
     """What the race names itself has ended well: it is the other request that waits for ever."""
     recorded = decode(encode(counterexample(number, VLLM_STOCK.name)))
     assert recorded.verdict is not None
-    assert recorded.verdict.what.startswith("with faults over it never ends: u1-d0000001 is ")
+    assert recorded.verdict.what.startswith("without further faults it never ends: u1-d0000001 is ")
     assert "u0" not in recorded.verdict.what
     assert strict(recorded.world(), recorded).confirms(recorded)
     replayed = strict(relation(recorded.scope), recorded)

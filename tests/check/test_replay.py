@@ -182,7 +182,7 @@ def test_a_move_that_is_not_possible_is_named_with_what_is() -> None:
     assert mismatch.digests == (recorded.steps[1].after, recorded.steps[1].after)
     assert str(mismatch).startswith(
         f"step 3: expected admit u0-d000000; it is not possible now (did you mean admit {REQUEST}?)\n"
-        f"  possible are:\n    admit {REQUEST}\n    abort {REQUEST}\n"
+        f"  possible moves:\n    admit {REQUEST}\n    abort {REQUEST}\n"
     )
 
 
@@ -196,8 +196,8 @@ def test_the_first_state_that_differs_is_named_with_both_digests() -> None:
     assert mismatch.digests is not None
     assert mismatch.digests[0] == recorded.steps[1].after != mismatch.digests[1]
     assert replayed.applied == ("finish x0", "timer LEASE x0 at P.r0")
-    assert "it leads to another state than in the story" in str(mismatch)
-    assert f"{recorded.steps[1].after} in the story" in str(mismatch)
+    assert "it leads to another state than recorded" in str(mismatch)
+    assert f"{recorded.steps[1].after} recorded" in str(mismatch)
     assert not replayed.confirms(other)
 
 
@@ -275,7 +275,7 @@ def test_a_replay_that_continues_after_its_violation_is_a_mismatch() -> None:
     mismatch = strict(relation(Scope()), longer).mismatch
     assert str(mismatch) == (
         f"step {len(recorded.steps)}: expected timer LEASE x0 at P.r0; "
-        "the story goes on, but this breaks S2: x0 is released under a WRITE"
+        "more steps are recorded, but this violates S2: x0 is released under a WRITE"
     )
 
 

@@ -111,12 +111,12 @@ def test_what_a_dead_engine_has_answered_arrives_before_its_death_is_noticed_or_
 def test_a_leg_that_is_taken_back_is_aborted_only_where_it_runs() -> None:
     scope = Scope(attempts=1, **NO_TIMEOUTS)
     begun = ["request r0", "deliver DispatchPrefill r0.1 router -> P"]
-    taken_back = ["hang up r0", "deliver AbortLeg r0.1 router -> P"]
+    taken_back = ["disconnect r0", "deliver AbortLeg r0.1 router -> P"]
     world, state = after_moves(scope, [*begun, *taken_back])
     assert world.space.body(state, "P").fingerprint() == world.space.body(world.turns.start(), "P").fingerprint()
     world, state = after_moves(scope, [*begun, "finish x0.1", *taken_back])
     assert world.space.body(state, "P.r0").cells, "its lease decides"
-    assert "taken back too late" in world.space.checker.seen
+    assert "cancelled too late" in world.space.checker.seen
 
 
 def test_a_token_precedes_its_leg_s_end_and_reaches_the_client_before_the_endpoint() -> None:
@@ -161,7 +161,9 @@ def test_a_whole_answer_is_one_piece_where_clients_do_not_stream() -> None:
 
 
 def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes() -> None:
-    world, state = after_moves(Scope(attempts=1, requests=2, **NO_TIMEOUTS), ["request r0", "request r1", "hang up r1"])
+    world, state = after_moves(
+        Scope(attempts=1, requests=2, **NO_TIMEOUTS), ["request r0", "request r1", "disconnect r1"]
+    )
     assert [answer.over for answer in answers(world, state)] == [False, True]
     assert [answer.over for answer in answers(world, world.turns.start())] == [False, False]
     assert "answers" not in world.space.further(world.turns.start())
@@ -177,8 +179,8 @@ def test_what_an_answer_raises_is_a_violation() -> None:
 @pytest.mark.parametrize(
     ("client", "legs", "what"),
     [
-        (ClientStage.WAITING, (DELIVERED, 0), "client 0 receives a piece of r0.2, and has the start of r0.1"),
-        (ClientStage.FAILED, (0, 0), "client 0 receives a piece of r0.2, and is failed"),
+        (ClientStage.WAITING, (DELIVERED, 0), "client 0 receives a piece of r0.2, but has the start of r0.1"),
+        (ClientStage.FAILED, (0, 0), "client 0 receives a piece of r0.2, but is failed"),
     ],
 )
 def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
@@ -203,7 +205,7 @@ def test_what_reaches_a_client_is_of_one_attempt_and_before_its_end(
 def test_the_outcome_sent_to_a_client_fits_its_answer(outcome: Any, legs: int, ending: Ending) -> None:
     world = relation(Scope(attempts=1))
     shadow = world.space.shadow_of(world.turns.start())._replace(legs=(legs,))
-    with pytest.raises(Broken, match=f"and its end is {ending.name}: {outcome}"):
+    with pytest.raises(Broken, match=f"but its end is {ending.name}: {outcome}"):
         checker_of(world).ended(shadow, Reply(0, outcome, Code.NONE, 1), ending)
 
 
@@ -244,7 +246,7 @@ def test_its_counterexamples_replay() -> None:
 
 def test_its_diagrams_show_what_the_router_does() -> None:
     scope = Scope(attempts=2, concurrent=False, prefill_abort=1, **NO_TIMEOUTS)
-    drawn = collect(record(relation(scope), [*RETRIED, "hang up r0"]))
+    drawn = collect(record(relation(scope), [*RETRIED, "disconnect r0"]))
     arrows = [(line.at, line.text, line.to) for line in drawn.lines if line.arrow and ROUTER in (line.at, line.to)]
     assert arrows == [
         (CLIENT, "request r0", ROUTER),
@@ -252,7 +254,7 @@ def test_its_diagrams_show_what_the_router_does() -> None:
         (ROUTER, "dispatch prefill x0.2", "P"),
         ("P", "prefill x0.2 answered", ROUTER),
         (ROUTER, "dispatch decode r0.2", "D"),
-        (CLIENT, "hang up r0", ROUTER),
+        (CLIENT, "disconnect r0", ROUTER),
         (ROUTER, "abort decode r0.2", "D"),
         (ROUTER, "r0 cancelled, CANCELLED", CLIENT),
     ]
@@ -349,7 +351,7 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = RelationCache()
     record = next(found for seed in range(100) if (found := walk(cache, seed, STRICT, scope)).broken)
     short = shrink(record.scope, record.names(cache.of(record.cluster)), "L")
-    assert short.names == ("request r0", "hang up r0")
+    assert short.names == ("request r0", "disconnect r0")
     assert short.scope == Scope(attempts=1, concurrent=False, deadline=0, stall=0)
 
 
@@ -357,7 +359,7 @@ def test_what_a_walk_finds_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     ("move", "left"),
     [
         ("request r1", "request r0"),
-        ("hang up r0", None),
+        ("disconnect r0", None),
         ("deliver DispatchPrefill r1.2 router -> P", "deliver DispatchPrefill r0.2 router -> P"),
         ("land PostWrite r1.1 r0->r1 by P.r0", "land PostWrite r0.1 r0->r1 by P.r0"),
         ("land PostWrite r0.1 r1->r1 by P.r1", None),
@@ -496,15 +498,15 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         without(AbortLeg, "decode"),
         Scope(attempts=1, **NO_TIMEOUTS),
         "L",
-        "the decode leg of r0.1 is left alone",
+        "the decode leg of r0.1 is still open",
     ),
     "the prefill leg is not taken back": (
         without(AbortLeg, "prefill"),
         Scope(attempts=1, **NO_TIMEOUTS),
         "L",
-        "the prefill leg of r0.1 is left alone",
+        "the prefill leg of r0.1 is still open",
     ),
-    "a client is answered twice": (answers_twice, Scope(attempts=1, **NO_TIMEOUTS), "S6", "was told"),
+    "a client is answered twice": (answers_twice, Scope(attempts=1, **NO_TIMEOUTS), "S6", "but has received"),
     "who has left is forgotten": (
         answers_no_departed_client,
         Scope(attempts=1, **NO_TIMEOUTS),
@@ -521,13 +523,13 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         keeps_the_xid,
         Scope(attempts=2, prefill_abort=1, abort=0, **NO_TIMEOUTS),
         "S6",
-        "under the name x0.1",
+        "with the xid x0.1",
     ),
     "any attempt's end is the request's": (
         takes_any_attempts_end,
         Scope(attempts=2, prefill_abort=1, abort=0, **NO_TIMEOUTS),
         "L",
-        "the decode leg of r0.2 is left alone",
+        "the decode leg of r0.2 is still open",
     ),
     "a prompt that is computed completes the request": (
         completes_with_the_prefill,
@@ -545,7 +547,7 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         reports_lost_p_as_never_writing,
         Scope(dialect=COMPAT, attempts=1, p_restart=1, abort=0),
         "S1",
-        "may land in it",
+        "may still land in it",
     ),
     "compat: D is not told that the prefill leg was taken back": (
         without(ReportPrefill),
@@ -557,19 +559,19 @@ BUGS: dict[str, tuple[Callable[[Any], Any], Scope, str, str]] = {
         tries_the_first_again,
         Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
         "L6",
-        "r0.2 is tried at P0, and not elsewhere",
+        "r0.2 is dispatched to P0, not to P1",
     ),
     "a client that has the start of an answer gets another one": (
         forgets_the_token,
         STREAMS,
         "S6",
-        "r0.2 is dispatched, and its client has the start of r0.1",
+        "r0.2 is dispatched after its client has the start of r0.1",
     ),
     "a token of an attempt that was taken back is nothing": (
         ignores_late_tokens,
         STREAMS,
         "S6",
-        "r0.2 is dispatched, and its client has the start of r0.1",
+        "r0.2 is dispatched after its client has the start of r0.1",
     ),
     "loads are never given back": (never_gives_back, Scope(attempts=1, **NO_TIMEOUTS), "L", "counts a leg as open"),
 }

@@ -115,7 +115,7 @@ def test_reductions_of_a_search_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     arguments = ["check", "scopes", "--large", "--jobs", "1"]
     output = " ".join(CliRunner().invoke(cli, arguments).stdout.split())
     assert "two pulls: requests alike: one of up to 2 states" in output
-    assert "a state is known by 64 bits of it: odds of " in output
+    assert "64-bit hashing; collision probability <= " in output
     (row,) = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)["scopes"]
     assert row["reductions"] == ["requests alike: one of up to 2 states"]
     assert 0 < row["collision_probability"] < 1e-9

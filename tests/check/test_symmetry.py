@@ -22,7 +22,7 @@ ALIKE = {
     "two prompts, one base id": Scope(requests=2, same_base=True, concurrent=False, **QUIET),
     "one prompt": Scope(requests=2, same_product=True, concurrent=False, drop=1, **QUIET),
     "one pool, an abort": Scope(requests=2, pool=1, concurrent=False, abort=1, deadline=0, stall=0),
-    "ranks that lag": Scope(requests=2, lagging=True, concurrent=False, clocks=False, **QUIET),
+    "lagging ranks": Scope(requests=2, lagging=True, concurrent=False, clocks=False, **QUIET),
     "pull": Scope(pulls=True, requests=2, deadline=0),
     "pull, a restart": Scope(pulls=True, requests=2, p_restart=1, **QUIET),
     "pull, a SYNC": Scope(pulls=True, requests=2, sync=1, **QUIET),

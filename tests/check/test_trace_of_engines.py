@@ -77,8 +77,8 @@ def test_a_lease_of_another_length_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda header, _: header.pop("engines"), "names no engines"),
-        (lambda header, _: header["engines"]["P"].pop("info"), "the configuration of an engine"),
+        (lambda header, _: header.pop("engines"), "describes no engines"),
+        (lambda header, _: header["engines"]["P"].pop("info"), "an engine has a configuration"),
         (lambda header, _: header["engines"]["P"]["protocol"]["shape"].update(num_layers=7), "several models"),
     ],
     ids=["no engines", "no info", "another model"],

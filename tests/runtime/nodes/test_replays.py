@@ -137,41 +137,39 @@ SCOPES = {
     "frames lost and doubled": Scope(drop=1, delay=1, dup=1, sync=1, cancel=1),
     "two ranks at P": Scope(p_tp=2, lose=1, err=1),
     "two ranks at D": Scope(d_tp=2, dup=1, unreachable=1),
-    "refused, though P lives": Scope(requests=2, lose=2, refused=2, sync=3, cancel=2),
-    "pull, refused, though P lives": Scope(pulls=True, requests=2, lose=2, refused=2, sync=3),
+    "refused, although P is running": Scope(requests=2, lose=2, refused=2, sync=3, cancel=2),
+    "pull, refused, although P is running": Scope(pulls=True, requests=2, lose=2, refused=2, sync=3),
     "one prompt twice, deaths": Scope(requests=2, same_product=True, p_restart=1, d_restart=1),
     "in pieces": Scope(chunks=2, done_is_remote=False, err=1, dup=1),
     "one pool": Scope(requests=3, pool=1, err=1),
     "other blocks, some of them here": Scope(d_block=8, hit_tokens=16, requests=2),
-    "two of each": Scope(p_engines=2, d_engines=2, requests=4, pool_blocks=8, p_restart=1),
+    "two P and two D engines": Scope(p_engines=2, d_engines=2, requests=4, pool_blocks=8, p_restart=1),
     "pull": Scope(pulls=True, drop=1, err=1, sync=1, unreachable=1),
     "pull, two ranks at P, a death": Scope(pulls=True, p_tp=2, requests=2, same_product=True, p_restart=1),
     "mooncake": Scope(method="mooncake-v1", requests=2, err=1, dup=1),
     "nixl push, as a method": Scope(method="nixl-push", p_tp=2, err=1),
     "nixl pull, as a method": Scope(method="nixl-pull", pulls=True, drop=1),
-    "engines that take their time": Scope(requests=2, late=True, decodes=True, preempt=1, prefill_abort=1),
+    "slow engines": Scope(requests=2, late=True, decodes=True, preempt=1, prefill_abort=1),
     "all of it is here": Scope(hit_tokens=TOKENS, requests=2, prefill_abort=1),
     "progressive": Scope(method="nixl-push", progressive=True, err=1, prefill_abort=1),
     "progressive, two ranks at D": Scope(method="nixl-push", progressive=True, d_tp=2, dup=1, prefill_abort=1),
-    "progressive, done before it has landed": Scope(
+    "progressive, WRITE completes before it lands": Scope(
         method="nixl-push", progressive=True, done_is_remote=False, err=1, requests=2
     ),
-    "progressive, engines that take their time": Scope(
+    "progressive, slow engines": Scope(
         method="mooncake-v1", progressive=True, requests=2, late=True, decodes=True, preempt=1
     ),
     "cpu-staged": Scope(method="cpu-staged", err=1, prefill_abort=1),
     "cpu-staged, small rings": Scope(method="cpu-staged", requests=3, pool=1, p_pool=1),
     "cpu-staged, copies that take time": Scope(method="cpu-staged", requests=2, pool=1, p_pool=1, late=True),
-    "cpu-staged, done before it has landed": Scope(method="cpu-staged", done_is_remote=False, drop=1, err=1),
+    "cpu-staged, WRITE completes before it lands": Scope(method="cpu-staged", done_is_remote=False, drop=1, err=1),
     "cpu-staged, both start again": Scope(method="cpu-staged", requests=2, p_restart=1, d_restart=1),
     "p2p-nccl-put": Scope(method="p2p-nccl-put", p_tp=2, d_tp=2, err=1),
-    "p2p-nccl-put, engines that take their time": Scope(
-        method="p2p-nccl-put", requests=2, pool=1, late=True, decodes=True, preempt=1
-    ),
+    "p2p-nccl-put, slow engines": Scope(method="p2p-nccl-put", requests=2, pool=1, late=True, decodes=True, preempt=1),
     "p2p-nccl-put-async": Scope(method="p2p-nccl-put-async", requests=2, same_product=True, prefill_abort=1, sync=1),
     "p2p-nccl-put-async, two ranks": Scope(method="p2p-nccl-put-async", p_tp=2, d_tp=2, err=1, lose=1),
     "p2p-nccl-get": Scope(method="p2p-nccl-get", pulls=True, requests=2, p_pool=1, withdraw=1, err=1),
-    "p2p-nccl-get, engines that take their time": Scope(
+    "p2p-nccl-get, slow engines": Scope(
         method="p2p-nccl-get", pulls=True, requests=2, late=True, decodes=True, preempt=1, withdraw=1
     ),
     "mooncake-v0": Scope(method="mooncake-v0", pulls=True, requests=2, p_pool=1, err=1, drop=1),
@@ -214,9 +212,9 @@ async def test_random_walks_are_replayed_live(name: str, mock_clock: MockClock) 
 
 REACHED = STOPS | {
     "posted while being computed",
-    "given up while being computed",
-    "waits for room at P",
-    "waits for room at D",
+    "aborted while being computed",
+    "waits for memory at P",
+    "waits for memory at D",
     "withdrawn under a READ",
 }
 

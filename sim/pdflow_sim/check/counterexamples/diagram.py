@@ -101,7 +101,7 @@ class DiagramRecorder:
 
     def skip(self, name: str) -> None:
         self.number += 1
-        self.add_line(Style.IGNORED, CLIENT, f"skipped, it is not possible: {name}", self.last, self.number)
+        self.add_line(Style.IGNORED, CLIENT, f"skipped, not possible: {name}", self.last, self.number)
 
     def start(self) -> State:
         for request_id in () if self.space.scope.attempts else self.space.cluster.requests:

@@ -162,7 +162,7 @@ def _notification(style: Style) -> Callable[[Transitions, State, Move], Shape]:
 
 MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "request": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
-    "hang up": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
+    "disconnect": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
     "room": lambda world, state, move: (Style.NOTE, world.space.cluster.engines[move[1]], None),
     "copied": lambda world, state, move: (_at_p if move[1] else _at_d)(world, state, move[1:]),
     "begin": _at_p,
@@ -238,7 +238,7 @@ EVENTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     PrefillLegEnded: lambda node, event: (
         Style.CALL,
         ROUTER,
-        f"prefill leg of {event.request_id} ended {'well' if event.ok else 'badly'}",
+        f"prefill leg of {event.request_id} {'completed' if event.ok else 'failed'}",
         node,
     ),
     PrefillBegun: lambda node, event: (Style.BLOCKS, node, _held(event.xid, event.allocation)),
@@ -271,14 +271,14 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     StopWrite: lambda node, effect: (Style.SENT, node, f"stop WRITE {effect.op.reg.request_id}", WIRE),
     PostRead: lambda node, effect: (Style.BYTES, node, _posted("READ", effect.source, effect), WIRE),
     ReadWord: lambda node, effect: (Style.BYTES, node, f"READ lease word of {effect.source}", WIRE),
-    BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word bumped"),
+    BumpWord: lambda node, effect: (Style.BLOCKS, node, "lease word changed"),
     AnswerPrefill: lambda node, effect: (Style.CALL, node, f"prefill {effect.params.xid} answered", ROUTER),
     ReleaseBlocks: lambda node, effect: (
         Style.BLOCKS,
         node,
         f"{_generation(effect.allocation)} of {effect.xid} released{_why(effect.code)}",
     ),
-    Enqueue: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} is let into the engine's queue"),
+    Enqueue: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} enters the engine's queue"),
     Commit: lambda node, effect: (Style.BLOCKS, node, f"{effect.request_id} committed: its KV is visible"),
     Resolve: lambda node, effect: (
         Style.CALL,
@@ -292,8 +292,8 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     DispatchPrefill: lambda node, effect: (Style.CALL, node, f"dispatch prefill {effect.xid}", "P"),
     DispatchDecode: lambda node, effect: (Style.CALL, node, f"dispatch decode {effect.request_id}", "D"),
     DispatchAlone: lambda node, effect: (Style.CALL, node, f"decode {effect.request_id} without a prefill leg", "D"),
-    EngineLeft: lambda node, effect: (Style.NOTE, node, f"nothing is left at {effect.engine}"),
-    EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has fallen silent"),
+    EngineLeft: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has no requests left"),
+    EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} is silent"),
     AbortLeg: lambda node, effect: (
         Style.CALL,
         node,
@@ -303,7 +303,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     ReportPrefill: lambda node, effect: (
         Style.CALL,
         node,
-        f"prefill leg of {effect.request_id} ended {'well' if effect.ok else 'badly'}",
+        f"prefill leg of {effect.request_id} {'completed' if effect.ok else 'failed'}",
         "D",
     ),
     Reply: lambda node, effect: (Style.CALL, node, f"r{effect.request} {effect.outcome}{_why(effect.code)}", CLIENT),

@@ -38,14 +38,14 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"late {_frame(space, link, frame)}"
     if verb in ("lose", "evict"):
         return f"{verb} {_link(space, move[1])}"
-    if verb in ("request", "hang up"):
+    if verb in ("request", "disconnect"):
         return f"{verb} r{move[1]}"
     if verb == "tick":
         return f"{verb} {'PD'[move[1]]}"
     if verb in ("restart", "kill", "start"):
         return f"{verb} {cluster.engines[move[1]]}"
     if verb == "outlive":
-        return f"restart {cluster.engines[move[1]]}, and its ranks live on"
+        return f"restart {cluster.engines[move[1]]}, its ranks survive"
     if verb == "timer":
         timer = space.armed[state[move[1]]][move[2]]
         return f"timer {timer.kind.name} {_key_text(timer.key)} at {cluster.nodes[move[1]]}"
@@ -76,7 +76,7 @@ def _frame(space: StateSpace, link: int, frame: int) -> str:
 
 def _operation(space: StateSpace, op: int) -> str:
     node, restarts, effect = space.operations(op)
-    again = f" of life {restarts + 1}" if restarts else ""
+    again = f" of incarnation {restarts + 1}" if restarts else ""
     return f"{type(effect).__name__} {_key_text(effect.op)} by {node}{again}"
 
 

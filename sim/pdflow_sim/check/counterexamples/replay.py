@@ -58,12 +58,12 @@ class Mismatch:
         if self.possible:
             close = difflib.get_close_matches(self.expected, self.possible, n=1)
             lines[0] += f" (did you mean {close[0]}?)" if close else ""
-            lines.append("  possible are:")
+            lines.append("  possible moves:")
             lines += [f"    {name}" for name in self.possible[:SHOWN]]
             lines += [f"    and {len(self.possible) - SHOWN} more"] if len(self.possible) > SHOWN else []
         if self.digests:
             recorded, now = self.digests
-            lines.append(f"  digest of the state: {recorded} in the story, {now} now")
+            lines.append(f"  digest of the state: {recorded} recorded, {now} now")
         return "\n".join(lines)
 
 
@@ -115,13 +115,13 @@ def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
     for stride, step in zip(walk(world, counterexample.moves, state), counterexample.steps, strict=False):
         if stride.move is None:
             possible = _possible(world, state)
-            now = "it is not possible now" if possible else "nothing can happen any more"
+            now = "it is not possible now" if possible else "no move is possible"
             return ended(Mismatch(stride.number, step.move, now, possible, _both(world, counterexample, stride)))
         applied.append(step.move)
         if stride.broken is not None:
             verdict = Verdict(invariant=stride.broken.name, what=stride.broken.what)
             if stride.number < len(counterexample.steps):
-                found = f"the story goes on, but this breaks {stride.broken}"
+                found = f"more steps are recorded, but this violates {stride.broken}"
                 return ended(Mismatch(stride.number, step.move, found))
             return ended(None, verdict)
         assert stride.after is not None
@@ -198,7 +198,7 @@ def _final_verdict(world: Transitions, state: State) -> Verdict | None:
 def _differs(world: Transitions, state: State, number: int, step: str, recorded: str | None) -> Mismatch | None:
     if recorded is None or (now := digest(world, state)) == recorded:
         return None
-    return Mismatch(number, step, "it leads to another state than in the story", digests=(recorded, now))
+    return Mismatch(number, step, "it leads to another state than recorded", digests=(recorded, now))
 
 
 def _both(world: Transitions, counterexample: CounterexampleFile, stride: Stride) -> tuple[str, str] | None:

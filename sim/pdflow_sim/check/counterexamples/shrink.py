@@ -86,19 +86,19 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     counterexample = _broken(ordered(scope), names, invariant)
     if counterexample is None:
         raise ValueError(
-            f"these {len(names)} moves do not break {invariant} in this scope; are they of another version?"
+            f"these {len(names)} moves do not break {invariant} in this scope; are they from another version?"
         )
     scope, counterexample = _simplest(scope, counterexample, invariant)
     if counterexample.settling and invariant not in LIVENESS:
         scope = attrs.evolve(scope, sync=REPAIRS, cancel=REPAIRS, deadline=REPAIRS)
         spoken = _broken(ordered(scope), _spoken(ordered(scope), counterexample), invariant, False)
-        assert spoken is not None, "what breaks when a calm schedule goes on breaks when its moves are said"
+        assert spoken is not None, "a violation after a settling schedule is one with its moves written out"
         scope, counterexample = _simplest(scope, spoken, invariant)
     if invariant not in LIVENESS:
         own = _searched(Among(ordered(scope), counterexample.names), invariant, OWN)
         if own is not None and len(own.moves) < len(counterexample.names):
             shorter = _broken(ordered(scope), tuple(named(ordered(scope), own.moves)), invariant, False)
-            assert shorter is not None, "a subset of a scope's moves is a story of that scope"
+            assert shorter is not None, "a search among moves of a scope finds moves of that scope"
             scope, counterexample = _simplest(scope, shorter, invariant)
     found = _searched(ordered(scope), invariant, small) if small else None
     if found is not None:
@@ -159,7 +159,7 @@ def _least(scope: Scope, counterexample: Replay, invariant: str) -> Replay:
         counterexample.names, lambda names: _broken(world, names, invariant, counterexample.settling) is not None
     )
     found = _broken(world, least, invariant, counterexample.settling)
-    assert found is not None, "a story that breaks breaks again"
+    assert found is not None, "a counterexample violates its invariant again"
     return found
 
 

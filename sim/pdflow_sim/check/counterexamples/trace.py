@@ -65,14 +65,12 @@ def follow_engines(path: Path) -> Followed:
     try:
         records = [msgspec.convert(each, EngineRecord) for each in (header.engines or {}).values()]
     except msgspec.ValidationError as error:
-        raise EventsError(f"{path}:1: the configuration of an engine is not one of this version: {error}") from None
+        raise EventsError(f"{path}:1: an engine has a configuration of another version: {error}") from None
     if not records:
-        raise EventsError(
-            f"{path}:1: names no engines: check it with its scenario, pdflow check NAME.toml --trace FILE"
-        )
+        raise EventsError(f"{path}:1: describes no engines; use pdflow check NAME.toml --trace FILE with its scenario")
     endpoints = {address: each for record in records for address, each in record.endpoints().items()}
     if len({record.protocol.shape for record in records}) != 1:
-        raise EventsError(f"{path}:1: engines of several models: record one at a time")
+        raise EventsError(f"{path}:1: engines of several models; record one model at a time")
     return _follow(endpoints, Oracle(records[0].protocol.geometry(), records[0].protocol.done_is_remote), path)
 
 
@@ -82,12 +80,12 @@ def _follow(endpoints: dict[str, Any], oracle: Oracle, path: Path) -> Followed:
         endpoint = endpoints.get(line.node)
         if endpoint is None:
             known = ", ".join(sorted(endpoints)[:8])
-            raise TraceDiffersError(f"{path}:{number}: there is no {line.node!r} among the endpoints, but {known}, ...")
+            raise TraceDiffersError(f"{path}:{number}: no endpoint is named {line.node!r}; there are {known}, ...")
         try:
             event = rebuild(line.body, CLASSES)
             expected = endpoint.handle(event, line.t)
         except (ValueError, LocalProtocolError) as error:
-            raise TraceDiffersError(f"{path}:{number}: {line.node} cannot take {line.type}: {error}") from error
+            raise TraceDiffersError(f"{path}:{number}: {line.node} rejects {line.type}: {error}") from error
         if line.node != "router":
             try:
                 oracle.observe(line.node, event, expected, line.t)
@@ -118,7 +116,7 @@ def _turns(path: Path) -> Iterator[tuple[int, EventLine, list[dict[str, Any]]]]:
                 yield (*event, answers)
             event, answers = (number, line), []
         elif event is None or line.node != event[1].node:
-            raise TraceDiffersError(f"{path}:{number}: an effect of {line.node} without an event that it follows")
+            raise TraceDiffersError(f"{path}:{number}: an effect of {line.node} follows no event")
         else:
             answers.append(line.body)
     if event is not None:
@@ -131,7 +129,7 @@ def _compare(path: Path, number: int, line: EventLine, expected: list[Any], answ
         theirs = answers[at] if at < len(answers) else None
         if ours != theirs:
             raise TraceDiffersError(
-                f"{path}:{number + 1 + at}: {line.node} answers {line.type} at {line.t} ns otherwise\n"
+                f"{path}:{number + 1 + at}: {line.node} answers {line.type} at {line.t} ns differently\n"
                 f"  recorded: {theirs or 'nothing more'}\n"
                 f"  expected: {ours or 'nothing more'}"
             )

@@ -57,7 +57,7 @@ class Acts(DataPathWorld):
     def copy(self, r: int, _: int) -> None:
         request = self.request(r)
         now = self.to_copy(r)
-        self.action = f"P{request.p} copies {self.describe_pieces(r, now)} to where it sends from"
+        self.action = f"P{request.p} copies {self.describe_pieces(r, now)} into staging memory"
         room = self.source(request.p)
         assert room is not None
         for i in now:
@@ -108,7 +108,7 @@ class Acts(DataPathWorld):
             self.action = f"P{request.p} announces {self.describe_pieces(r, [i])}"
             self.line.append((r, i))
         elif (at_d := self.target()) is not None and not self.setting.guards.reserves_whole:
-            self.action = f"P{request.p} asks D for room for {self.describe_pieces(r, [i])}"
+            self.action = f"P{request.p} asks D for memory for {self.describe_pieces(r, [i])}"
             at_d.staging.enqueue(self.name(r, i), self.tokens(i))
         else:
             self.action = (
@@ -118,17 +118,17 @@ class Acts(DataPathWorld):
 
     def take(self, r: int, i: int) -> None:
         request, room, name = self.request(r), self.target(), self.name(r, i)
-        self.action = f"D's listener takes {self.describe_pieces(r, [i])}"
+        self.action = f"D's listener receives {self.describe_pieces(r, [i])}"
         if room is not None and name not in request.target:
             room.staging.enqueue(name, self.tokens(i))
             self.settle()
             if name not in request.target:
                 room.staging.forget(name)
                 if not self.setting.guards.survives_exhaustion:
-                    self.action += ": there is no room, and it ends"
+                    self.action += ": there is no space, and it ends"
                     self.deaf = True
                     return
-                self.action += ": there is no room, and it refuses"
+                self.action += ": there is no space, and it refuses"
                 del self.line[0]
                 self.gone(r, i)
                 return
@@ -203,7 +203,7 @@ class Acts(DataPathWorld):
         """Fail a request: all room that it has or waits for is given back."""
         request = self.request(r)
         request.phase = RequestPhase.FAILED
-        self.action += f"; r{r} is to be computed again"
+        self.action += f"; r{r} must be computed again"
         for name in {self.name(r, i) for i in range(len(self.pieces))}:
             for room in (self.source(request.p), self.target()):
                 if room is not None:
@@ -215,14 +215,14 @@ class Acts(DataPathWorld):
 
     def admit(self, r: int, _: int) -> None:
         request = self.request(r)
-        self.action = f"D's engine lets r{r} in"
+        self.action = f"D's engine admits r{r}"
         request.phase = RequestPhase.ADMITTED
         self.seat = r
 
     def load(self, r: int, _: int) -> None:
         """Copy a request into blocks, if it is not there already; all that lies there must be its own."""
         request, room = self.request(r), self.target()
-        self.action = f"D loads r{r}, to decode with it"
+        self.action = f"D loads r{r} for decoding"
         request.phase = RequestPhase.LOADED
         if room is not None:
             for i, piece in enumerate(self.pieces):
@@ -241,7 +241,7 @@ class Acts(DataPathWorld):
 
     def die(self, p: int, _: int) -> None:
         self.faults -= 1
-        self.action = f"P{p} dies"
+        self.action = f"P{p} crashes"
         self.dead = p
         self.at_p[p] = self.room(self.setting.method.p_memory)
         for r, request in enumerate(self.requests):

@@ -13,12 +13,12 @@ class Finding(Enum):
     DEAF = "a dead listener"
     RING = "a ring deadlock"
     PEER = "a wait for a dead peer"
-    GROUPS = "a group for each of two"
+    GROUPS = "a deadlock between groups"
     SALT = "a salted key"
     TWICE = "memory given out twice"
-    STALE = "others' bytes read"
-    KEPT = "memory kept at the end"
-    STUCK = "something that cannot end"
+    STALE = "bytes of another request read"
+    KEPT = "memory not released at the end"
+    STUCK = "a request that cannot end"
 
 
 class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py

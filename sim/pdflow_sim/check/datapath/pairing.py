@@ -84,4 +84,4 @@ class Pairing:
     def at_rest(self) -> None:
         """Raise Violation unless both are in one group."""
         if not self.together():
-            raise Violation(Finding.GROUPS, "each waits for the other in another group")
+            raise Violation(Finding.GROUPS, "each engine waits for the other in another group")

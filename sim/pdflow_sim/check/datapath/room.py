@@ -48,7 +48,7 @@ class ExploredRoom:
             name, allocation = admission
             for at in self._of(allocation, tokens_of(name)):
                 if at in self.cells:
-                    raise Violation(Finding.TWICE, f"{name} is given {at}, which another one has")
+                    raise Violation(Finding.TWICE, f"{name} receives {at}, which another request holds")
                 self.cells[at] = None
             yield name, allocation
 

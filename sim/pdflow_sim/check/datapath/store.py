@@ -92,7 +92,7 @@ class StoreWorld:
         return other
 
     def put(self, r: int) -> None:
-        self.action = f"P has computed r{r}, and asks the store for room"
+        self.action = f"P has computed r{r}, and asks the store for memory"
         self.phases[r] = StoreRequestPhase.WAITING
         self.memory.enqueue(f"r{r}", self.items(r, P_SALT))
 
@@ -103,7 +103,7 @@ class StoreWorld:
             self.puts[r] = placed.target
 
     def written(self, r: int) -> None:
-        self.action = f"P writes what the store has not of r{r}"
+        self.action = f"P writes the missing pieces of r{r} to the store"
         target = self.puts[r]
         assert target is not None
         self.phases[r] = StoreRequestPhase.PUT
@@ -113,7 +113,7 @@ class StoreWorld:
         self.puts[r] = self.memory.complete(target.generation)
 
     def lapse(self, r: int) -> None:
-        self.action = f"P's lease on r{r} is over"
+        self.action = f"P's lease on r{r} ends"
         held = self.puts[r]
         assert held is not None
         self.puts[r] = None
@@ -124,7 +124,7 @@ class StoreWorld:
         self.action = f"D asks the store for r{r}"
         found = self.memory.lease(items)
         if found is None and self.puts[r] is not None:
-            raise Violation(Finding.SALT, f"r{r} is there, and D does not find it")
+            raise Violation(Finding.SALT, f"the store has r{r}, and D does not find it")
         if found is None or len(found.blocks) < len(items):
             self.action += ": not all is there"
             self.phases[r] = StoreRequestPhase.FAILED

@@ -201,11 +201,11 @@ class DataPathWorld:
                     raise Violation(finding, f"r{r} decodes with {content} as token {token} of layer {layer}")
 
     def at_rest(self) -> None:
-        """Check, where nothing can happen any more, that all have ended and nothing is kept. Raises Violation."""
+        """Check, where no move is possible, that all have ended and nothing is kept. Raises Violation."""
         memories = [memory for memory in (*self.at_p, self.at_d) if memory is not None]
         left = [f"r{r}" for r, request in enumerate(self.requests) if request.phase < RequestPhase.DONE]
         if self.deaf:
-            raise Violation(Finding.DEAF, "D takes in nothing any more, from any P")
+            raise Violation(Finding.DEAF, "D receives nothing any more, from any P")
         if left:
             what = f"{' and '.join(left)} cannot end"
             if self.dead is not None:
@@ -216,7 +216,7 @@ class DataPathWorld:
             any(memory.cells or memory.staging.held or memory.staging.waiting for memory in memories)
             or self.seat is not None
         ):
-            raise Violation(Finding.KEPT, "all have ended")
+            raise Violation(Finding.KEPT, "memory is held although all requests have ended")
 
     # Small words.
 

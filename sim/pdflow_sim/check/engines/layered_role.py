@@ -125,7 +125,9 @@ class LayeredPrefillRole(PrefillRole):
             return event
         staged = self.plan.staged[event.xid]
         if self.staging is not None and self.plan.method.pulls:
-            assert holder(self.staging, event.allocation) == event.xid, f"{event.xid} does not lie where it is said to"
+            assert holder(self.staging, event.allocation) == event.xid, (
+                f"{event.xid} is not at the reported place in staging memory"
+            )
         else:
             assert event.allocation == staged, f"{event.xid} is in other blocks"
         return msgspec.structs.replace(event, allocation=staged)

@@ -235,7 +235,7 @@ class Role:
     def seq(self, handle: Handle, *where: int) -> Seq:
         found = self.seqs.get(handle)
         assert found is not None, f"the engine has no {handle}"
-        assert not where or found[0] in where, f"{handle} is in stage {found[0]} of the engine"
+        assert not where or found[0] in where, f"{handle} is in stage {found[0]} at the engine"
         return found
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
@@ -321,7 +321,7 @@ class DecodeRole(Role):
     def freed_by_protocol(self, port: Port, effect: FreeBlocks) -> None:
         """Check that the engine no longer has the blocks that go back to the pool."""
         held = [handle for handle, (_, allocation) in self.seqs.items() if allocation == effect.allocation]
-        assert not held, f"blocks of {held} are given back while the engine has it"
+        assert not held, f"blocks of {held} are released while the engine holds it"
 
 
 class PrefillRole(Role):

@@ -85,7 +85,7 @@ class StagedDecodeRole(DecodeRole):
             names = {staged: handle for handle, staged in self.plan.staged.items()}
             handle = names[event.allocation]
             held = [(number, extents) for number, (name, extents) in self.staging.held.items() if name == handle]
-            assert held, f"the room of {handle} is given back twice"
+            assert held, f"the staging memory of {handle} is released twice"
             event = msgspec.structs.replace(event, allocation=Allocation(*held[0]))
         return super().handle(event, now)
 
@@ -97,7 +97,9 @@ class StagedDecodeRole(DecodeRole):
     def as_reported(self, event: Any) -> Any:
         if not isinstance(event, DecodeAdmitted):
             return event
-        assert holder(self.staging, event.allocation) == event.request_id, f"{event.request_id} has no room there"
+        assert holder(self.staging, event.allocation) == event.request_id, (
+            f"{event.request_id} has no staging memory there"
+        )
         return msgspec.structs.replace(event, allocation=self.plan.staged[event.request_id])
 
     def shadow_events(self, events: list[Any]) -> list[Any]:
@@ -139,5 +141,5 @@ class StagedDecodeRole(DecodeRole):
     def free_copied(self, port: Port, effect: FreeBlocks) -> None:
         """Check that no sequence has the freed blocks and that no copy into them is under way."""
         copied_into = [handle for handle, blocks in self.copies if blocks == effect.allocation]
-        assert not copied_into, f"blocks are freed that {copied_into} is being copied into"
+        assert not copied_into, f"blocks are freed while {copied_into} is being copied into them"
         self.freed_by_protocol(port, effect)

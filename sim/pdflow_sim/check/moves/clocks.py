@@ -79,7 +79,7 @@ class DueTimers:
         timer = self.space.armed[before][i]
         self.turns.event(draft, name, TimerFired(timer))
         if draft[node] == before:
-            raise Broken("L", f"{timer.kind.name} is due at {name}, and firing changes nothing")
+            raise Broken("L", f"{timer.kind.name} is due at {name}, but firing it changes nothing")
 
 
 class Clocks:

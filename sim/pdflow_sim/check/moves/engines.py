@@ -110,7 +110,7 @@ class Engines:
         if queued:
             self.space.put_shadow(draft, "products", i, PromptStage.DEAD)
         else:
-            self.checker.goal("taken back too late")
+            self.checker.goal("cancelled too late")
         self.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
         if queued:
             self.report(draft, i, False)
@@ -180,7 +180,9 @@ class Engines:
         space.spend(draft, FaultKind.PREEMPT)
         in_flight = [space.operations(op)[2] for op, flags in space.ops_of(draft) if flags & IN_FLIGHT]
         if any(self.checker.request_of(effect) == i for effect in in_flight):
-            raise Broken("S1", f"blocks of {self.cluster.requests[i]} are others', and something may land in them")
+            raise Broken(
+                "S1", f"blocks of {self.cluster.requests[i]} are reused, but an operation may still land in them"
+            )
         space.put_shadow(draft, "stages", i, RequestStage.PREEMPTED)
         self.at_d(draft, i, Preempts(self.cluster.requests[i]))
 
@@ -212,4 +214,4 @@ class Engines:
         decodes = self.space.shadow_of(draft).stages[i] in DECODING
         self.at_d(draft, i, RequestAborted(self.cluster.requests[i]))
         if decodes and self.space.shadow_of(draft).stages[i] in DECODING:
-            raise Broken("S6", f"{self.cluster.requests[i]} is aborted, and its engine decodes on")
+            raise Broken("S6", f"{self.cluster.requests[i]} is aborted, but its engine goes on decoding")

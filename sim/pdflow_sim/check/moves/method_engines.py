@@ -165,7 +165,7 @@ class MethodEngines:
             self.plain.abort_prefill(draft, move)
             return
         self.space.spend(draft, FaultKind.PREFILL_ABORT)
-        self.checker.goal("given up while being computed")
+        self.checker.goal("aborted while being computed")
         self.plain.at_p(draft, i, Fails(self.cluster.xids[i]))
 
     def cancel_prefill(self, draft: Draft, move: Move) -> None:
@@ -176,7 +176,7 @@ class MethodEngines:
             self.plain.cancel_prefill(draft, move)
             return
         self.space.spend(draft, FaultKind.ABORT)
-        self.checker.goal("given up while being computed")
+        self.checker.goal("aborted while being computed")
         self.plain.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def withdraw(self, draft: Draft, move: Move) -> None:
@@ -224,6 +224,4 @@ class MethodEngines:
         for effect in effects:
             message = effect.message if isinstance(effect, Send) else None
             if isinstance(message, RegisterAck) and message.reg == cell.reg and message.progress >= Progress.READY:
-                raise Broken(
-                    "L1", f"{message.reg.request_id} is said to be {message.progress.name} while it is computed"
-                )
+                raise Broken("L1", f"{message.reg.request_id} is reported {message.progress.name} while it is computed")

@@ -32,7 +32,7 @@ PRICES = {
     "error": FaultKind.ERR,
     "falsely refused": FaultKind.REFUSED,
     "flush fails": FaultKind.ERR,
-    "hang up": FaultKind.ABORT,
+    "disconnect": FaultKind.ABORT,
     "lose": FaultKind.LOSE,
     "lose notice": FaultKind.DROP,
     "outlive": FaultKind.P_RESTART,

@@ -283,7 +283,7 @@ class PieceOperations:
             and not flags & (ENDED_ERR | ERROR_REPORTED | ORPHAN)
         )
         if limit is not None and under_way > limit:
-            raise Broken("S9", f"{rank} has {under_way} pieces under way, and {limit} lane(s)")
+            raise Broken("S9", f"{rank} has {under_way} pieces in flight, but {limit} lane(s)")
 
     def land(self, draft: Draft, move: Move) -> None:
         """Land a piece at D, in whatever order."""

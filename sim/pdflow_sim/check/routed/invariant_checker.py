@@ -55,16 +55,16 @@ class RoutedInvariantChecker(InvariantChecker):
 
     def attempt(self, request_id: RequestId) -> int:
         if request_id not in self.cluster.requests:
-            raise Broken("S6", f"{request_id} is none of the attempts that the router may make")
+            raise Broken("S6", f"{request_id} is not an attempt that the router may make")
         return self.cluster.requests.index(request_id)
 
     def dispatched_prefill(self, draft: PartialState, effect: DispatchPrefill) -> None:
         i = self.dispatched(draft, effect, P_SENT, P_OPEN)
         if self.cluster.xids[i] != effect.xid:
-            raise Broken("S6", f"{effect.request_id} is dispatched under the name {effect.xid}")
+            raise Broken("S6", f"{effect.request_id} is dispatched with the xid {effect.xid}")
         self.at(i, self.cluster.ps[effect.engine], self.cluster.p_of[i])
         before = [j for j in range(i) if self.cluster.client_of[j] == self.cluster.client_of[i]]
-        self.over(draft, before, f"{effect.request_id} is begun")
+        self.over(draft, before, f"{effect.request_id} begins")
         if before:
             self.goal("retried")
 
@@ -72,21 +72,21 @@ class RoutedInvariantChecker(InvariantChecker):
         i = self.dispatched(draft, effect, D_SENT, D_OPEN)
         self.at(i, self.cluster.ds[effect.engine], self.cluster.d_of[i])
         if effect.params.xid != self.cluster.xids[i]:
-            raise Broken("S4", f"{effect.request_id} is to fetch {effect.params.xid}")
+            raise Broken("S4", f"{effect.request_id} is dispatched to fetch {effect.params.xid}")
 
     def at(self, i: int, engine: EngineInfo, expected: EngineInfo) -> None:
         if engine != expected:
-            raise Broken("L6", f"{self.cluster.requests[i]} is tried at {engine.engine}, and not elsewhere")
+            raise Broken("L6", f"{self.cluster.requests[i]} is dispatched to {engine.engine}, not to {expected.engine}")
 
     def dispatched(self, draft: PartialState, effect: DispatchPrefill | DispatchDecode, sent: int, opened: int) -> int:
         i = self.attempt(effect.request_id)
         if draft.legs[i] & sent:
-            raise Broken("S6", f"{type(effect).__name__} {effect.request_id} a second time")
+            raise Broken("S6", f"{type(effect).__name__} {effect.request_id} is sent a second time")
         if draft.clients[effect.request] != ClientStage.WAITING:
-            raise Broken("S6", f"{effect.request_id} is dispatched, and its client has been answered")
+            raise Broken("S6", f"{effect.request_id} is dispatched after its client has its answer")
         started = self.streaming(draft, effect.request, TOKEN_REPORTED)
         if started:
-            raise Broken("S6", f"{effect.request_id} is dispatched, and its client has the start of {started}")
+            raise Broken("S6", f"{effect.request_id} is dispatched after its client has the start of {started}")
         _put_leg(draft, i, draft.legs[i] | sent | opened)
         return i
 
@@ -102,10 +102,10 @@ class RoutedInvariantChecker(InvariantChecker):
         client, streaming = shadow.clients[request], self.streaming(shadow, request)
         if client != ClientStage.WAITING:
             raise Broken(
-                "S6", f"client {request} receives a piece of {attempt}, and is {ClientStage(client).name.lower()}"
+                "S6", f"client {request} receives a piece of {attempt}, but is {ClientStage(client).name.lower()}"
             )
         if streaming not in ("", attempt):
-            raise Broken("S6", f"client {request} receives a piece of {attempt}, and has the start of {streaming}")
+            raise Broken("S6", f"client {request} receives a piece of {attempt}, but has the start of {streaming}")
 
     def ended(self, shadow: ShadowState, effect: Reply, ending: Ending) -> None:
         """Check that the end that a client sees of its request fits what it has received. Raises Broken."""
@@ -113,7 +113,7 @@ class RoutedInvariantChecker(InvariantChecker):
         failed = Ending.BREAK_OFF if streaming else Ending.ERROR
         if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):
             has = f"has the start of {streaming}" if streaming else "has received nothing"
-            raise Broken("S6", f"client {effect.request} {has}, and its end is {ending.name}: {effect.outcome}")
+            raise Broken("S6", f"client {effect.request} {has}, but its end is {ending.name}: {effect.outcome}")
 
     def taken_back(self, draft: PartialState, effect: AbortLeg) -> None:
         i = self.attempt(effect.request_id)
@@ -121,19 +121,19 @@ class RoutedInvariantChecker(InvariantChecker):
 
     def replied(self, draft: PartialState, effect: Reply) -> None:
         client = draft.clients[effect.request]
-        answer = f"client {effect.request} is told {effect.outcome}"
+        answer = f"client {effect.request} receives {effect.outcome}"
         if client not in (ClientStage.WAITING, ClientStage.GONE):
-            raise Broken("S6", f"{answer}, and was told {ClientStage(client).name.lower()} before")
+            raise Broken("S6", f"{answer}, but has received {ClientStage(client).name.lower()} before")
         if (effect.outcome == "cancelled") != (client == ClientStage.GONE):
-            raise Broken("S6", f"{answer}, and is {ClientStage(client).name.lower()}")
+            raise Broken("S6", f"{answer}, but is {ClientStage(client).name.lower()}")
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
         if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != RequestStage.COMMITTED:
-            raise Broken("S6", f"{answer}, and attempt {effect.attempts} was never committed")
+            raise Broken("S6", f"{answer}, but attempt {effect.attempts} was never committed")
         streaming = self.streaming(draft, effect.request)
         if effect.outcome == "completed" and streaming != self.cluster.requests[mine[effect.attempts - 1]]:
-            raise Broken("S6", f"{answer} by attempt {effect.attempts}, and has received {streaming or 'nothing'}")
+            raise Broken("S6", f"{answer} from attempt {effect.attempts}, but has received {streaming or 'nothing'}")
         if streaming and effect.outcome == "failed":
-            self.goal("broke off")
+            self.goal("cut short")
         self.over(draft, mine, answer)
         draft.clients = tuple(
             OUTCOMES[effect.outcome] if i == effect.request else now for i, now in enumerate(draft.clients)
@@ -144,7 +144,7 @@ class RoutedInvariantChecker(InvariantChecker):
         for i in attempts:
             if draft.legs[i] & OPEN:
                 which = "prefill" if draft.legs[i] & P_OPEN else "decode"
-                raise Broken("L", f"{when}, and the {which} leg of {self.cluster.requests[i]} is left alone")
+                raise Broken("L", f"{when}, and the {which} leg of {self.cluster.requests[i]} is still open")
 
 
 def _put_leg(draft: PartialState, i: int, leg: int) -> None:

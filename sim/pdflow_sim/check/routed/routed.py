@@ -80,7 +80,7 @@ class RouterDriver:
         }
 
     def acts(self) -> Acts:
-        return {"request": self.request, "hang up": self.hang_up, "deliver": self.deliver, "restart": self.restart}
+        return {"request": self.request, "disconnect": self.hang_up, "deliver": self.deliver, "restart": self.restart}
 
     # What is owed to clients.
 
@@ -112,7 +112,7 @@ class RouterDriver:
             if client == ClientStage.AWAY:
                 yield ("request", i)
             elif client == ClientStage.WAITING and left[FaultKind.ABORT]:
-                yield ("hang up", i)
+                yield ("disconnect", i)
 
     def death_moves(self, state: State) -> Iterator[Move]:
         """Yield the deaths of engines. Of several engines only one with open legs dies: otherwise the router's choice
@@ -179,14 +179,14 @@ class RouterDriver:
     def prefill_arrives(self, draft: Draft, leg: DispatchPrefill) -> None:
         i = self.checker.attempt(leg.request_id)
         if self.space.shadow_of(draft).products[i] != PromptStage.ABSENT:
-            raise Broken("S6", f"P is to compute {leg.xid} a second time")
+            raise Broken("S6", f"P receives {leg.xid} a second time")
         self.space.put_shadow(draft, "products", i, PromptStage.QUEUED)
         self.turns.event(draft, *self.cluster.requested(i, leg.xid, leg.request_id))
 
     def decode_arrives(self, draft: Draft, leg: DispatchDecode) -> None:
         i = self.checker.attempt(leg.request_id)
         if self.space.shadow_of(draft).stages[i] != RequestStage.UNREGISTERED:
-            raise Broken("S6", f"D is to decode {leg.request_id} a second time")
+            raise Broken("S6", f"D receives {leg.request_id} a second time")
         self.space.put_shadow(draft, "stages", i, RequestStage.KNOWN)
         self.engines.requested_at_d(draft, i, leg.params)
 
@@ -200,7 +200,7 @@ class RouterDriver:
         if product == PromptStage.QUEUED:
             self.space.put_shadow(draft, "products", i, PromptStage.DEAD)
         elif product == PromptStage.HELD:
-            self.checker.goal("taken back too late")
+            self.checker.goal("cancelled too late")
         self.engines.at_p(draft, i, RequestAborted(self.cluster.xids[i]))
 
     def report_arrives(self, draft: Draft, effect: ReportPrefill) -> None:
@@ -270,7 +270,7 @@ class RouterDriver:
     def token_passed(self, draft: Draft, event: TokenPassed) -> None:
         i, shadow = self.checker.attempt(event.request_id), self.space.shadow_of(draft)
         if not shadow.legs[i] & D_OPEN and shadow.clients[event.request] == ClientStage.WAITING:
-            self.checker.goal("a token of a leg that was taken back")
+            self.checker.goal("a token of a cancelled leg")
         self.space.put_shadow(draft, "legs", i, shadow.legs[i] | TOKEN_REPORTED)
         self.at_router(draft, FirstTokenDelivered(event.request, event.request_id))
 

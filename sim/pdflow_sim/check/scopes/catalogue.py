@@ -41,19 +41,25 @@ SCOPES = (
     Named("CANCEL overtakes REG", Scope(delay=2, cancel=1), EVERY_END | {"late REG refused"}, 25018, 98122),
     Named("a WRITE in two pieces", Scope(chunks=2, err=1, drop=1), EVERY_END | resolved("IO"), 6487, 20235),
     Named(
-        "done before it has landed",
+        "WRITE completes before it lands",
         Scope(done_is_remote=False, err=1, drop=1),
         EVERY_END | resolved("IO"),
         6291,
         20686,
     ),
-    Named("half of the prompt is here", Scope(hit_tokens=BLOCK_TOKENS, drop=1, dup=1), EVERY_END, 25158, 92449),
-    Named("all of the prompt is here", Scope(hit_tokens=TOKENS, drop=1, dup=1), ENDS, 96, 175),
+    Named("half of the prompt is cached at D", Scope(hit_tokens=BLOCK_TOKENS, drop=1, dup=1), EVERY_END, 25158, 92449),
+    Named("all of the prompt is cached at D", Scope(hit_tokens=TOKENS, drop=1, dup=1), ENDS, 96, 175),
     # Several ranks.
-    Named("one to two ranks", Scope(d_tp=2, deadline=0, stall=0), EVERY_END, 39465, 180446),
-    Named("two to one rank", Scope(p_tp=2, abort=0, deadline=0, stall=0), ENDS, 19382, 80644),
-    Named("one rank that lags", Scope(lagging=True, deadline=0, stall=0), EVERY_END, 4054, 13559),
-    Named("one to two ranks that lag", Scope(lagging=True, d_tp=2, abort=0, deadline=0, stall=0), ENDS, 35932, 161026),
+    Named("one P rank to two D ranks", Scope(d_tp=2, deadline=0, stall=0), EVERY_END, 39465, 180446),
+    Named("two P ranks to one D rank", Scope(p_tp=2, abort=0, deadline=0, stall=0), ENDS, 19382, 80644),
+    Named("one lagging rank", Scope(lagging=True, deadline=0, stall=0), EVERY_END, 4054, 13559),
+    Named(
+        "one P rank to two D ranks, lagging",
+        Scope(lagging=True, d_tp=2, abort=0, deadline=0, stall=0),
+        ENDS,
+        35932,
+        161026,
+    ),
     # Several requests.
     Named("two requests", Scope(requests=2, abort=0, deadline=0, stall=0), ENDS, 26142, 92942),
     Named("two requests, one pool", Scope(requests=2, pool=1, deadline=0, stall=0), EVERY_END, 27108, 96624),
@@ -91,7 +97,11 @@ SCOPES = (
         156483,
     ),
     Named(
-        "flapping links and a new P", Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0), EVERY_END, 51606, 215168
+        "two broken connections, P starts again",
+        Scope(lose=2, p_restart=1, sync=1, deadline=0, stall=0),
+        EVERY_END,
+        51606,
+        215168,
     ),
     # Pull.
     Named(
@@ -111,18 +121,16 @@ SCOPES = (
         2107,
     ),
     Named("pull, D starts again", Scope(pulls=True, d_restart=1, drop=1), ENDS, 248, 397),
+    Named("pull, lagging ranks", Scope(pulls=True, lagging=True, drop=1, sync=1), ENDS | resolved("STALE"), 3115, 8092),
+    Named("pull, lagging ranks, no clocks", Scope(pulls=True, lagging=True, clocks=False), DELIVERED, 63, 110),
     Named(
-        "pull, ranks that lag", Scope(pulls=True, lagging=True, drop=1, sync=1), ENDS | resolved("STALE"), 3115, 8092
-    ),
-    Named("pull, ranks that lag, no clocks", Scope(pulls=True, lagging=True, clocks=False), DELIVERED, 63, 110),
-    Named(
-        "compat pull, ranks that lag, no clocks",
+        "compat pull, lagging ranks, no clocks",
         Scope(dialect=COMPAT, pulls=True, lagging=True, clocks=False),
         DELIVERED,
         69,
         127,
     ),
-    Named("pull, half of the prompt is here", Scope(pulls=True, hit_tokens=BLOCK_TOKENS, drop=1), ENDS, 98, 142),
+    Named("pull, half of the prompt is cached at D", Scope(pulls=True, hit_tokens=BLOCK_TOKENS, drop=1), ENDS, 98, 142),
     # vllm-compat, as far as it claims to hold: clocks agree, and every dispatch has an id of its own.
     Named(
         "compat",
@@ -131,8 +139,8 @@ SCOPES = (
         557,
         1361,
     ),
-    Named("compat, one to two ranks", Scope(dialect=COMPAT, d_tp=2, dup=1), ENDS, 4590, 15435),
-    Named("compat, two to one rank", Scope(dialect=COMPAT, p_tp=2, drop=1, err=1), ENDS, 3449, 11370),
+    Named("compat, one P rank to two D ranks", Scope(dialect=COMPAT, d_tp=2, dup=1), ENDS, 4590, 15435),
+    Named("compat, two P ranks to one D rank", Scope(dialect=COMPAT, p_tp=2, drop=1, err=1), ENDS, 3449, 11370),
     Named(
         "compat, a retry with the same base id",
         Scope(dialect=COMPAT, requests=2, same_product=True, dup=1, err=1),
@@ -149,7 +157,11 @@ SCOPES = (
     ),
     Named("compat, D starts again", Scope(dialect=COMPAT, d_restart=1), ENDS, 294, 588),
     Named(
-        "compat, done before it has landed", Scope(dialect=COMPAT, done_is_remote=False, drop=1, err=1), ENDS, 228, 502
+        "compat, WRITE completes before it lands",
+        Scope(dialect=COMPAT, done_is_remote=False, drop=1, err=1),
+        ENDS,
+        228,
+        502,
     ),
     Named(
         "compat pull",
@@ -183,7 +195,7 @@ SCOPES = (
     ),
     # Larger ones.
     Named(
-        "push, with clocks for ever",
+        "push, with unlimited clocks",
         Scope(horizon=ENDLESS, abort=0),
         EVERY_END | resolved("DEADLINE", "EXPIRED", "PEER_DEAD", "STALLED"),
         412960,
@@ -209,7 +221,14 @@ SCOPES = (
         2818007,
         nightly=True,
     ),
-    Named("all repairs", Scope(drop=1, dup=1, sync=1, cancel=1), EVERY_END, 896828, 3741340, nightly=True),
+    Named(
+        "drop, duplicate, SYNC and repeated CANCEL",
+        Scope(drop=1, dup=1, sync=1, cancel=1),
+        EVERY_END,
+        896828,
+        3741340,
+        nightly=True,
+    ),
     Named("two drops and an error", Scope(drop=2, err=1, sync=1, cancel=1), EVERY_END, 151150, 585142, nightly=True),
     Named(
         "three SYNCs", Scope(drop=1, sync=3, cancel=1, deadline=0, stall=0), EVERY_END, 461420, 1856346, nightly=True
@@ -224,10 +243,15 @@ SCOPES = (
         nightly=True,
     ),
     Named(
-        "two to one rank, and all else", Scope(p_tp=2, deadline=0, stall=0), EVERY_END, 210163, 1038907, nightly=True
+        "two P ranks to one D rank, with aborts",
+        Scope(p_tp=2, deadline=0, stall=0),
+        EVERY_END,
+        210163,
+        1038907,
+        nightly=True,
     ),
     Named(
-        "two to one rank that lag",
+        "two P ranks to one D rank, lagging",
         Scope(p_tp=2, lagging=True, abort=0, deadline=0, stall=0),
         ENDS,
         449175,
@@ -235,7 +259,7 @@ SCOPES = (
         nightly=True,
     ),
     Named(
-        "one to two ranks, duplicates",
+        "one P rank to two D ranks, duplicates",
         Scope(d_tp=2, dup=1, deadline=0, stall=0),
         EVERY_END,
         636467,
@@ -291,7 +315,7 @@ SCOPES = (
         nightly=True,
     ),
     Named(
-        "P starts again among ranks that lag",
+        "P starts again, lagging ranks",
         Scope(p_restart=1, lagging=True, sync=1, deadline=0, stall=0),
         EVERY_END,
         72822,
@@ -299,7 +323,7 @@ SCOPES = (
         nightly=True,
     ),
     Named(
-        "broken connections among ranks that lag",
+        "broken connections, lagging ranks",
         Scope(lagging=True, lose=1, sync=1, deadline=0, stall=0),
         EVERY_END,
         476881,
@@ -307,7 +331,7 @@ SCOPES = (
         nightly=True,
     ),
     Named(
-        "compat, ranks that lag",
+        "compat, lagging ranks",
         Scope(dialect=COMPAT, lagging=True, p_tp=2, drop=1, err=1),
         ENDS,
         9347,
@@ -316,7 +340,7 @@ SCOPES = (
     ),
     Named("compat, two requests", Scope(dialect=COMPAT, requests=2, drop=1, dup=1), ENDS, 59835, 272446, nightly=True),
     Named(
-        "pull, with clocks for ever",
+        "pull, with unlimited clocks",
         Scope(pulls=True, horizon=ENDLESS),
         ENDS | resolved("STALE", "PEER_DEAD"),
         92046,

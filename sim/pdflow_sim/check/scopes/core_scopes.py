@@ -14,7 +14,7 @@ CORES = (
     Named(
         "late reports, aborted at P",
         Scope(late=True, abort=2, prefill_abort=1, stall=0),
-        DELIVERED | LATE | {"taken back too late"},
+        DELIVERED | LATE | {"cancelled too late"},
         2713,
         7251,
     ),

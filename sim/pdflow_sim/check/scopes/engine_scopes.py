@@ -12,8 +12,8 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
 COMPAT = VLLM_COMPAT
 SERVED = DELIVERED | {"released after use"}
-STAGING = SERVED | {"delivered beside a death"}
-LET_IN = SERVED | {"let in when there was room"}
+STAGING = SERVED | {"delivered after a crash elsewhere"}
+LET_IN = SERVED | {"admitted once blocks were free"}
 
 ENGINES = (
     # Push, two P engines and one D.
@@ -75,7 +75,7 @@ ENGINES = (
         80515,
     ),
     Named(
-        "two of each",
+        "two P and two D engines",
         Scope(p_engines=2, d_engines=2, requests=3, concurrent=False, clocks=False, abort=0),
         SERVED,
         10149,
@@ -160,7 +160,7 @@ ENGINES = (
         nightly=True,
     ),
     Named(
-        "two of each, a P starts again",
+        "two P and two D engines, one P starts again",
         Scope(p_engines=2, d_engines=2, requests=3, p_restart=1, clocks=False, abort=0),
         STAGING,
         164526,

@@ -42,7 +42,7 @@ def scope_from_text(settings: Iterable[str], dialect: str | None = None) -> Scop
     values: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
     problems = []
     for text in settings:
-        name, equals, value = (part.strip() for part in text.partition("="))
+        name, equals, value = (each.strip() for each in text.partition("="))
         try:
             if not equals:
                 raise ScopeFieldError(name, "expected FIELD=VALUE")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, Scope
 
-MOVED = frozenset({"moved but for what D does not keep"})
+MOVED = frozenset({"moved without the tokens outside the window"})
 
 GROUPS = (
     Named(
@@ -20,7 +20,7 @@ GROUPS = (
         42421,
     ),
     Named(
-        "two KV cache groups, half of the prompt is here",
+        "two KV cache groups, half of the prompt is cached at D",
         Scope(groups=2, hit_tokens=BLOCK_TOKENS, err=1, drop=1),
         EVERY_END | resolved("IO"),
         3559,
@@ -41,7 +41,7 @@ GROUPS = (
         196,
     ),
     Named(
-        "two KV cache groups, two small blocks of D's for one of P's",
+        "two KV cache groups, two blocks of D for one of P",
         Scope(groups=2, d_block=8, err=1, drop=1),
         EVERY_END | MOVED,
         3559,
@@ -50,7 +50,7 @@ GROUPS = (
     Named(
         "two KV cache groups, P engines share a pool",
         Scope(groups=2, p_engines=2, requests=3, pool_blocks=16, concurrent=False, clocks=False, abort=0),
-        DELIVERED | MOVED | {"let in when there was room"},
+        DELIVERED | MOVED | {"admitted once blocks were free"},
         34960,
         138634,
     ),

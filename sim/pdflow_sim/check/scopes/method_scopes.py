@@ -21,7 +21,7 @@ from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import BOUNDED
 
 STOPS = frozenset({"stopped between two pieces", "stopped before the first piece"})
-EARLY = frozenset({"posted while being computed", "given up while being computed"})
+EARLY = frozenset({"posted while being computed", "aborted while being computed"})
 QUIET: dict[str, Any] = {"abort": 0, "deadline": 0, "stall": 0}
 COUNTS: dict[str, tuple[int, int]] = {
     "nixl-push, one request": (4291, 12905),
@@ -32,9 +32,9 @@ COUNTS: dict[str, tuple[int, int]] = {
     "nixl-push, progressive, two ranks": (8566, 27298),
     "nixl-push, progressive, both start again": (885, 2561),
     "nixl-push, progressive, two requests": (10417, 36848),
-    "nixl-push, progressive, engines that take their time": (20891, 76208),
-    "nixl-push, progressive, two requests, and copies that take time": (19358, 71710),
-    "nixl-push, progressive, done before it has landed": (14874, 50943),
+    "nixl-push, progressive, slow engines": (20891, 76208),
+    "nixl-push, progressive, two requests, slow copies": (19358, 71710),
+    "nixl-push, progressive, WRITE completes before it lands": (14874, 50943),
     "nixl-push, progressive, two attempts at one prompt": (6667, 18481),
     "nixl-push, progressive, drop, SYNC and repeated CANCEL": (191676, 741278),
     "nixl-pull, one request": (152, 241),
@@ -46,44 +46,44 @@ COUNTS: dict[str, tuple[int, int]] = {
     "cpu-staged, both start again": (1079, 3280),
     "cpu-staged, two requests": (11575, 42970),
     "cpu-staged, two requests and no timer": (1917, 6288),
-    "cpu-staged, engines that take their time": (50523, 209893),
-    "cpu-staged, two requests, and copies that take time": (29820, 116904),
-    "cpu-staged, done before it has landed": (33464, 128476),
+    "cpu-staged, slow engines": (50523, 209893),
+    "cpu-staged, two requests, slow copies": (29820, 116904),
+    "cpu-staged, WRITE completes before it lands": (33464, 128476),
     "cpu-staged, two attempts at one prompt": (7405, 21945),
     "cpu-staged, drop, SYNC and repeated CANCEL": (387769, 1680539),
     "p2p-nccl-put, one request": (16542, 60939),
     "p2p-nccl-put, two ranks": (8143, 26646),
     "p2p-nccl-put, both start again": (589, 1745),
     "p2p-nccl-put, two requests": (6536, 20548),
-    "p2p-nccl-put, engines that take their time": (14328, 55401),
-    "p2p-nccl-put, two requests, and copies that take time": (11679, 39732),
-    "p2p-nccl-put, done before it has landed": (8301, 28541),
+    "p2p-nccl-put, slow engines": (14328, 55401),
+    "p2p-nccl-put, two requests, slow copies": (11679, 39732),
+    "p2p-nccl-put, WRITE completes before it lands": (8301, 28541),
     "p2p-nccl-put-async, one request": (29551, 111890),
     "p2p-nccl-put-async, two ranks": (37680, 138904),
     "p2p-nccl-put-async, both start again": (1079, 3280),
     "p2p-nccl-put-async, two requests": (13632, 51488),
-    "p2p-nccl-put-async, engines that take their time": (50373, 209458),
-    "p2p-nccl-put-async, two requests, and copies that take time": (33653, 135578),
-    "p2p-nccl-put-async, done before it has landed": (33464, 128476),
+    "p2p-nccl-put-async, slow engines": (50373, 209458),
+    "p2p-nccl-put-async, two requests, slow copies": (33653, 135578),
+    "p2p-nccl-put-async, WRITE completes before it lands": (33464, 128476),
     "p2p-nccl-put-async, two attempts at one prompt": (5629, 16661),
     "p2p-nccl-put-async, drop, SYNC and repeated CANCEL": (387769, 1680539),
     "p2p-nccl-get, one request": (308, 566),
     "p2p-nccl-get, two ranks": (687, 1509),
     "p2p-nccl-get, both start again": (1211, 2769),
     "p2p-nccl-get, two requests": (852, 1474),
-    "p2p-nccl-get, engines that take their time": (676, 1538),
-    "p2p-nccl-get, two requests, and copies that take time": (1067, 1900),
+    "p2p-nccl-get, slow engines": (676, 1538),
+    "p2p-nccl-get, two requests, slow copies": (1067, 1900),
     "kv-store, one request": (248, 412),
     "kv-store, two ranks": (343, 725),
     "kv-store, both start again": (987, 2173),
     "kv-store, two requests": (1020, 2080),
-    "kv-store, one request is put": (4291, 12905),
+    "kv-store, one request, put into the store": (4291, 12905),
     "mooncake-v0, one request": (152, 241),
     "mooncake-v0, two ranks": (102, 191),
     "mooncake-v0, both start again": (553, 1225),
     "mooncake-v0, two requests": (668, 1146),
-    "mooncake-v0, engines that take their time": (238, 422),
-    "mooncake-v0, two requests, and copies that take time": (843, 1488),
+    "mooncake-v0, slow engines": (238, 422),
+    "mooncake-v0, two requests, slow copies": (843, 1488),
     "mooncake-v1, one request": (4291, 12905),
     "mooncake-v1, two ranks": (2026, 5842),
     "mooncake-v1, both start again": (415, 1138),
@@ -92,9 +92,9 @@ COUNTS: dict[str, tuple[int, int]] = {
     "mooncake-v1, progressive, two ranks": (8566, 27298),
     "mooncake-v1, progressive, both start again": (885, 2561),
     "mooncake-v1, progressive, two requests": (10417, 36848),
-    "mooncake-v1, progressive, engines that take their time": (20891, 76208),
-    "mooncake-v1, progressive, two requests, and copies that take time": (19358, 71710),
-    "mooncake-v1, progressive, done before it has landed": (14874, 50943),
+    "mooncake-v1, progressive, slow engines": (20891, 76208),
+    "mooncake-v1, progressive, two requests, slow copies": (19358, 71710),
+    "mooncake-v1, progressive, WRITE completes before it lands": (14874, 50943),
     "mooncake-v1, progressive, two attempts at one prompt": (6667, 18481),
     "mooncake-v1, progressive, drop, SYNC and repeated CANCEL": (191676, 741278),
 }
@@ -121,7 +121,9 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
     yield _named(f"{name}, both start again", again, DELIVERED | resolved("PEER_RESTARTED"))
 
     full: dict[str, Any] = {"p_pool": int(method.p_memory in BOUNDED), "pool": 1}
-    waits = frozenset(f"waits for room at {at}" for at in "PD" if (full["p_pool"] if at == "P" else method.staged_at_d))
+    waits = frozenset(
+        f"waits for memory at {at}" for at in "PD" if (full["p_pool"] if at == "P" else method.staged_at_d)
+    )
     yield _named(f"{name}, two requests", Scope(**of, **full, requests=2, **QUIET), ENDS | waits)
     if len(waits) > 1:
         untimed = Scope(**of, **full, requests=2, clocks=False, abort=0)
@@ -131,13 +133,13 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
         decodes: dict[str, Any] = {"decodes": True, "preempt": 1} if method.staged_at_d else {}
         own |= {"aborted after a preemption"} if decodes else frozenset()
         slow = Scope(**of, **faults, **decodes, late=True, lagging=True, deadline=0, stall=0)
-        yield _named(f"{name}, engines that take their time", slow, DELIVERED | goals | own)
+        yield _named(f"{name}, slow engines", slow, DELIVERED | goals | own)
         behind = Scope(**of, **full, requests=2, late=True, **QUIET)
-        yield _named(f"{name}, two requests, and copies that take time", behind, DELIVERED | waits)
+        yield _named(f"{name}, two requests, slow copies", behind, DELIVERED | waits)
 
     if method.in_pieces and not pulls:
         local = Scope(**of, **faults, done_is_remote=False, lagging=True, err=1, clocks=False)
-        yield _named(f"{name}, done before it has landed", local, DELIVERED | goals | resolved("IO"))
+        yield _named(f"{name}, WRITE completes before it lands", local, DELIVERED | goals | resolved("IO"))
     if early:
         shared = Scope(**of, **faults, requests=2, same_product=True, clocks=False, abort=0)
         yield _named(f"{name}, two attempts at one prompt", shared, DELIVERED | goals)
@@ -145,7 +147,7 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
         yield _named(f"{name}, drop, SYNC and repeated CANCEL", repeated, EVERY_END | goals, nightly=True)
     if method.stores:
         put = Scope(method=name, pulls=False, drop=1, err=1)
-        yield _named(f"{name}, one request is put", put, EVERY_END | resolved("IO"))
+        yield _named(f"{name}, one request, put into the store", put, EVERY_END | resolved("IO"))
 
 
 def _named(name: str, scope: Scope, goals: frozenset[str], nightly: bool = False) -> Named:

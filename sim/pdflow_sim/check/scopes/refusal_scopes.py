@@ -15,44 +15,44 @@ FENCED = frozenset({"fenced while P is down"})
 REFUSALS = (
     # P lives. Nobody gives up, so that every CANCEL follows from a refusal.
     Named(
-        "refused, though P lives",
+        "refused, although P is running",
         Scope(lose=1, refused=1, sync=2, cancel=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         26684,
         84409,
     ),
     Named(
-        "refused, though P lives, a WRITE in two pieces and an error",
+        "refused, although P is running, a WRITE in two pieces and an error",
         Scope(lose=1, refused=1, chunks=2, err=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED | resolved("IO"),
         11712,
         34689,
     ),
     Named(
-        "refused, though P lives, among ranks that lag",
+        "refused, although P is running, lagging ranks",
         Scope(lose=1, refused=1, lagging=True, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         40149,
         131668,
     ),
     Named(
-        "pull, refused, though P lives",
+        "pull, refused, although P is running",
         Scope(pulls=True, lose=1, refused=1, err=1, sync=1),
         ENDS | REFUSED | resolved("STALE", "IO"),
         2929,
         6782,
     ),
     Named(
-        "router, refused, though P lives",
+        "router, refused, although P is running",
         Scope(attempts=1, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         15826,
         55177,
     ),
     Named(
-        "refused, and an orphan lives on",
+        "refused, an orphan survives",
         Scope(p_restart=1, orphan=True, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
-        EVERY_END | REFUSED | {"an orphan posts", "an orphan is barred"},
+        EVERY_END | REFUSED | {"an orphan posts", "an orphan is fenced"},
         12733,
         38982,
     ),
@@ -72,7 +72,7 @@ REFUSALS = (
         64946,
     ),
     Named(
-        "P is down, ranks that lag",
+        "P is down, lagging ranks",
         Scope(p_restart=1, down=True, lagging=True, sync=1, abort=0, deadline=0, stall=0),
         ENDS | REFUSED | resolved("PEER_RESTARTED"),
         12222,
@@ -93,14 +93,14 @@ REFUSALS = (
         10406,
     ),
     Named(
-        "P is dead, with clocks for four ticks",
+        "P stays down, with clocks for four ticks",
         Scope(p_restart=1, down=True, horizon=4, concurrent=False, abort=0),
         EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
         225281,
         695349,
     ),
     Named(
-        "pull, P is dead, with clocks for four ticks",
+        "pull, P stays down, with clocks for four ticks",
         Scope(pulls=True, p_restart=1, down=True, horizon=4, abort=0),
         ENDS | REFUSED | resolved("PEER_RESTARTED", "STALE"),
         115918,
@@ -109,13 +109,13 @@ REFUSALS = (
     Named(
         "two P engines without clocks, one is down",
         Scope(p_engines=2, requests=2, p_restart=1, down=True, clocks=False, abort=0),
-        DELIVERED | {"delivered beside a death"},
+        DELIVERED | {"delivered after a crash elsewhere"},
         14928,
         50476,
     ),
     # Larger ones.
     Named(
-        "refused twice, though P lives",
+        "refused twice, although P is running",
         Scope(lose=1, refused=2, sync=2, cancel=1, deadline=0, stall=0),
         EVERY_END | REFUSED,
         373592,
@@ -123,7 +123,7 @@ REFUSALS = (
         nightly=True,
     ),
     Named(
-        "refused, though P lives, with clocks for three ticks",
+        "refused, although P is running, with clocks for three ticks",
         Scope(lose=1, refused=1, horizon=3, abort=0),
         EVERY_END | REFUSED,
         1307842,
@@ -131,7 +131,7 @@ REFUSALS = (
         nightly=True,
     ),
     Named(
-        "P is down, two to one rank",
+        "P is down, two P ranks to one D rank",
         Scope(p_restart=1, down=True, p_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED | resolved("PEER_RESTARTED"),
         288712,
@@ -139,7 +139,7 @@ REFUSALS = (
         nightly=True,
     ),
     Named(
-        "P is down, one to two ranks",
+        "P is down, one P rank to two D ranks",
         Scope(p_restart=1, down=True, d_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
         ENDS | REFUSED | {"late REG refused"} | resolved("PEER_RESTARTED"),
         200987,
@@ -149,13 +149,13 @@ REFUSALS = (
     Named(
         "two P engines, one is down",
         Scope(p_engines=2, requests=2, p_restart=1, down=True, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
-        ENDS | REFUSED | {"delivered beside a death"},
+        ENDS | REFUSED | {"delivered after a crash elsewhere"},
         328019,
         1381094,
         nightly=True,
     ),
     Named(
-        "P is dead, with clocks for six ticks",
+        "P stays down, with clocks for six ticks",
         Scope(p_restart=1, down=True, horizon=6, abort=0),
         EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
         1434876,

@@ -7,17 +7,17 @@ from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, res
 from pdflow_sim.check.scopes.scope import Scope
 
 ANSWERED = ENDS | {"completed", "failed"}
-ENDED = DELIVERED | {"completed", "cancelled", "taken back too late", "released after use"}
-GIVEN_UP = ANSWERED | {"cancelled", "taken back too late"}
+ENDED = DELIVERED | {"completed", "cancelled", "cancelled too late", "released after use"}
+GIVEN_UP = ANSWERED | {"cancelled", "cancelled too late"}
 RETRIED = ANSWERED | {"retried"}
 P_LOST, D_LOST = "a leg is lost with P", "a leg is lost with D"
-BEGUN_ANSWERS = frozenset({"failed", "broke off"})
-LATE_TOKEN = "a token of a leg that was taken back"
+BEGUN_ANSWERS = frozenset({"failed", "cut short"})
+LATE_TOKEN = "a token of a cancelled leg"
 COMPAT = VLLM_COMPAT
 
 ROUTED = (
     Named(
-        "router, a client hangs up",
+        "router, a client disconnects",
         Scope(attempts=1, stall=0),
         EVERY_END | GIVEN_UP | resolved("DEADLINE"),
         15214,
@@ -26,7 +26,7 @@ ROUTED = (
     Named(
         "router, a prefill fails",
         Scope(attempts=2, prefill_abort=1, abort=0, deadline=0, stall=0),
-        RETRIED | {"taken back too late"} | resolved("PREFILL_ABORTED"),
+        RETRIED | {"cancelled too late"} | resolved("PREFILL_ABORTED"),
         78606,
         314293,
     ),
@@ -96,7 +96,7 @@ ROUTED = (
     Named(
         "router, compat",
         Scope(dialect=COMPAT, attempts=2, drop=1, err=1, abort=0),
-        RETRIED | {"taken back too late"} | resolved("DEADLINE"),
+        RETRIED | {"cancelled too late"} | resolved("DEADLINE"),
         37083,
         172604,
     ),
@@ -226,7 +226,7 @@ ROUTED = (
         nightly=True,
     ),
     Named(
-        "router, two P engines, one starts again, a client hangs up",
+        "router, two P engines, one starts again, a client disconnects",
         Scope(attempts=2, p_engines=2, concurrent=False, p_restart=1, deadline=0, stall=0),
         EVERY_END | GIVEN_UP | RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
         72610,
@@ -252,7 +252,7 @@ ROUTED = (
     Named(
         "router, a prefill fails, and a frame is lost",
         Scope(attempts=2, prefill_abort=1, drop=1, abort=0, deadline=0, stall=0),
-        RETRIED | {"taken back too late"},
+        RETRIED | {"cancelled too late"},
         230735,
         999460,
         nightly=True,
@@ -276,7 +276,7 @@ ROUTED = (
     Named(
         "router, two P engines, a prefill fails",
         Scope(attempts=2, p_engines=2, prefill_abort=1, abort=0, deadline=0, stall=0),
-        RETRIED | {"taken back too late"},
+        RETRIED | {"cancelled too late"},
         142882,
         648498,
         nightly=True,
@@ -284,7 +284,7 @@ ROUTED = (
     Named(
         "router, no timer, two P engines, one starts again",
         Scope(attempts=2, p_engines=2, p_restart=1, abort=0, clocks=False),
-        DELIVERED | {"completed", "retried", "delivered beside a death", P_LOST},
+        DELIVERED | {"completed", "retried", "delivered after a crash elsewhere", P_LOST},
         902551,
         5261889,
         nightly=True,
@@ -292,7 +292,7 @@ ROUTED = (
     Named(
         "router, no timer, two D engines, one starts again",
         Scope(attempts=2, d_engines=2, d_restart=1, abort=0, clocks=False),
-        DELIVERED | {"completed", "retried", "delivered beside a death", D_LOST},
+        DELIVERED | {"completed", "retried", "delivered after a crash elsewhere", D_LOST},
         297927,
         1752726,
         nightly=True,
@@ -300,7 +300,7 @@ ROUTED = (
     Named(
         "router, no timer, two P engines, one starts again, clients stream",
         Scope(attempts=2, p_engines=2, p_restart=1, abort=0, clocks=False, streams=True),
-        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered beside a death", P_LOST, LATE_TOKEN},
+        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered after a crash elsewhere", P_LOST, LATE_TOKEN},
         1471035,
         8857799,
         nightly=True,
@@ -308,7 +308,7 @@ ROUTED = (
     Named(
         "router, no timer, two D engines, one starts again, clients stream",
         Scope(attempts=2, d_engines=2, d_restart=1, abort=0, clocks=False, streams=True),
-        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered beside a death", D_LOST, LATE_TOKEN},
+        DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered after a crash elsewhere", D_LOST, LATE_TOKEN},
         651507,
         4001576,
         nightly=True,
@@ -324,13 +324,13 @@ ROUTED = (
     Named(
         "router, two requests, both legs at once",
         Scope(attempts=1, requests=2, abort=0, deadline=0, stall=0),
-        ANSWERED | {"taken back too late"},
+        ANSWERED | {"cancelled too late"},
         484753,
         2274566,
         nightly=True,
     ),
     Named(
-        "router, two requests, a client hangs up",
+        "router, two requests, a client disconnects",
         Scope(attempts=1, requests=2, concurrent=False, deadline=0, stall=0),
         EVERY_END | GIVEN_UP,
         128421,
@@ -338,7 +338,7 @@ ROUTED = (
         nightly=True,
     ),
     Named(
-        "router, two to one rank",
+        "router, two P ranks to one D rank",
         Scope(attempts=1, p_tp=2, concurrent=False, deadline=0, stall=0),
         EVERY_END | GIVEN_UP,
         92882,

@@ -158,8 +158,8 @@ class Scope:
     d_restart: int = budget("crashes of D, which restarts with the same engine id")
     orphan: bool = setting(
         False,
-        "P's rank processes may survive P's first crash: they receive nothing, and finish the operations that they "
-        "have accepted",
+        "P's rank processes may survive P's first crash: no peer receives a frame from them, and they finish the "
+        "operations that they have accepted",
     )
     down: bool = setting(
         False,

@@ -62,7 +62,7 @@ def settle(world: Transitions, state: State, good: set[State] | None = None) -> 
         other.state = state
         raise
     if not world.space.settled(chain[-1]):
-        broken = Broken("L", f"with faults over it never ends: {missing(world, chain[-1])}")
+        broken = Broken("L", f"without further faults it never ends: {missing(world, chain[-1])}")
         broken.state = state
         raise broken
     return chain
@@ -85,7 +85,7 @@ def missing(world: Transitions, state: State) -> str:
         f"an operation is open ({world.space.operations(op)[2].op})" for op, _ in world.space.ops_of(state)
     ]
     descriptions += [
-        f"{node} remembers {len(cells)} transfer(s)"
+        f"{node} still holds {len(cells)} transfer(s)"
         for node in cluster.nodes
         if (cells := getattr(world.space.body(state, node), "cells", None))
     ]

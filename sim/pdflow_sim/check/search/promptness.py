@@ -20,7 +20,7 @@ from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import State
 
-UNASKED = frozenset({"abort", "cancel prefill", "preempt", "hang up", "lose", "restart", "outlive", "kill"})
+UNASKED = frozenset({"abort", "cancel prefill", "preempt", "disconnect", "lose", "restart", "outlive", "kill"})
 """Moves that may always happen, which nothing waits for."""
 LOSSES = (FaultKind.DROP, FaultKind.LOSE)
 SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
@@ -60,17 +60,17 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
         if dead.intersection(cluster.ends_of(i)):
             continue
         if stage == RequestStage.RESOLVED:
-            return Broken("L3", f"the blocks of {request} are free only when a timer has fired")
+            return Broken("L3", f"the blocks of {request} are freed only by a timer")
         if stage == world.space.over[0] or _taken(world, shadow, i):
             continue
         if stage not in world.space.over:
-            return Broken("L1", f"{request} is {RequestStage(stage).name}, and waits for a timer")
+            return Broken("L1", f"{request} is {RequestStage(stage).name} until a timer fires")
         failed += stage in (RequestStage.FREED, RequestStage.LEFT)
     if not dead and (unanswered := world.space.unanswered(state)):
-        return Broken("L1", f"{', '.join(unanswered)}, and waits for a timer")
+        return Broken("L1", f"{', '.join(unanswered)} until a timer fires")
     given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.revoked_attempts(state)
     if not spent.intersection(REPORTED_FAULTS) and failed > given_up:
-        return Broken("L1", "a request has failed that nobody gave up, though nothing was lost")
+        return Broken("L1", "a request has failed that no client or router aborted, although nothing was lost")
     if spent.intersection(UNREACHED):
         return None
     limit = world.space.cluster.timers.release_lease_ns
@@ -88,7 +88,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
             ):
                 continue
             if product == PromptStage.HELD and _longest_lease(world, state, xid) > limit:
-                return Broken("L2", f"nobody wants {xid} any more, and P keeps it for as long as if somebody did")
+                return Broken("L2", f"no request needs {xid} any more, but P holds it for a full lease")
     return None
 
 

@@ -72,7 +72,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[cluster.engines[move[1]]]
     if verb == "copied":
         return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]
-    if verb in ("request", "hang up"):
+    if verb in ("request", "disconnect"):
         return cluster.at[ROUTER]
     return cluster.at[(cluster.p_of if verb in AT_P else cluster.d_of)[move[1]].engine]
 

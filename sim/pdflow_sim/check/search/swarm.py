@@ -55,7 +55,7 @@ UNBORNE = (FaultKind.PREFILL_ABORT, FaultKind.P_RESTART)
 longer has, which a READ cannot notice. Nor does it tolerate a second attempt at a prompt; and without control frames no
 method tolerates two prompts under one base id (R39)."""
 LONG, HORIZON = 0.5, 40
-"""LONG: the share of runs that go on until nothing can happen any more. HORIZON: the others' faults are over within so
+"""LONG: the share of runs that go on until no move is possible. HORIZON: the others' faults are over within so
 many moves for each request, and they must settle."""
 
 
@@ -83,7 +83,7 @@ class Manner:
     wire: Hold | None = None
     """A slow wire: one-sided operations wait, frames do not."""
     steps: int | None = None
-    """Number of moves after which faults are over; None: when nothing can happen any more."""
+    """Number of moves after which faults are over; None: when no move is possible."""
 
 
 def quiet(scope: Scope) -> Scope:

@@ -50,7 +50,7 @@ class Counting:
         self.lower: dict[int, Renaming] = {}
 
     def __str__(self) -> str:
-        return "SYNCs numbered from the lowest that is about"
+        return "SYNCs numbered from the lowest one in use"
 
     def canonical(self, state: Sequence[int]) -> Iterable[int]:
         """Return the same state with its SYNC numbers counted from 1."""

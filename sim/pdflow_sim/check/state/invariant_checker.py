@@ -105,7 +105,7 @@ class InvariantChecker:
             i = cluster.requests.index(reg.request_id)
             pair = (rank_of(node), rank_of(effect.to))
             if not draft.landed[i] & cluster.bit[pair]:
-                raise Broken("S7", f"{node} claims to have sent {reg.request_id}, which has not landed")
+                raise Broken("S7", f"{node} reports {reg.request_id} as sent, but it has not landed")
 
     def asked(self, draft: PartialState, node: Address, effect: SendLocal, event: Any) -> None:
         """Check the order of a SYNC: it must name every registration that D holds open at that P engine, and every
@@ -167,11 +167,11 @@ class InvariantChecker:
         product = effect.source.generation - SOURCE
         orphan = node in cluster.orphans
         if draft.products[product] != PromptStage.HELD and not orphan:
-            raise Broken("S2", f"{node} writes from a released product")
+            raise Broken("S2", f"{node} writes from blocks of a released prompt")
         if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
             # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
             if orphan:
-                self.goal("an orphan is barred")
+                self.goal("an orphan is fenced")
             draft.ops.append((self.operations.of((node, self.restarts(draft, node), effect)), ENDED_ERR | READING))
             return
         here = cluster.scope.hit_tokens
@@ -218,9 +218,9 @@ class InvariantChecker:
                 sizes = SHAPE.block_size, registration.shards.block_size
                 runs_kept(source, sizes[0], target, sizes[1], first, first, first + registration.num_tokens)
         except ValueError as error:
-            raise Broken("S4", f"{node} moves KV by other block tables than its request has: {error}") from None
+            raise Broken("S4", f"{node} moves KV with block tables that are not its request's: {error}") from None
         if any(NO_BLOCK in target for target in targets):
-            self.goal("moved but for what D does not keep")
+            self.goal("moved without the tokens outside the window")
 
     def reading(self, draft: PartialState, product: int) -> bool:
         """True if a WRITE may still read this prompt's blocks. A READ that does is D's risk, and shows as stale."""
@@ -267,7 +267,7 @@ class InvariantChecker:
                 died += self.restarts(draft, self.cluster.d_of[i].engine)
         strict = self.cluster.scope.dialect.control_frames
         if strict and effect.code is Code.NONE and landed != self.cluster.everything and not died:
-            raise Broken("S7", f"P reports {effect.xid} as sent, and not all of it has landed")
+            raise Broken("S7", f"P reports {effect.xid} as sent, but not all of it has landed")
         draft.products[product] = PromptStage.RELEASED
         self.goal("expired" if effect.code is Code.EXPIRED else "released after use")
 
@@ -275,7 +275,7 @@ class InvariantChecker:
         i = self.cluster.requests.index(effect.request_id)
         self.shared(draft, i)
         if type(event) is not DecodeQueued:
-            self.goal("let in when there was room")
+            self.goal("admitted once blocks were free")
         draft.stages[i] = RequestStage.ENQUEUED
 
     def shared(self, draft: PartialState, i: int) -> None:
@@ -286,7 +286,9 @@ class InvariantChecker:
         others = any(d == d_engine and p != p_engine and stage in OPEN for (p, d), stage in ends)
         bound = sum(d == d_engine and p == p_engine and stage in BINDING for (p, d), stage in ends)
         if others and bound and (bound + 1) * self.cluster.request_blocks > self.cluster.scope.pool_blocks // 4:
-            what = f"{self.cluster.requests[i]} is let in, though {p_engine} binds its share of {d_engine}'s pool"
+            what = (
+                f"{self.cluster.requests[i]} is admitted, but {p_engine} already binds its share of {d_engine}'s pool"
+            )
             raise Broken("L6", what)
 
     def committed(self, draft: PartialState, node: Address, effect: Commit, event: Any) -> None:
@@ -295,7 +297,7 @@ class InvariantChecker:
             raise Broken("S6", f"{effect.request_id} is committed in stage {RequestStage(draft.stages[i]).name}")
         missing = self.cluster.everything & ~draft.landed[i]
         if missing or self.has_in_flight(draft, i):
-            how = "incomplete" if missing else "while it may be written to"
+            how = "incomplete" if missing else "while an operation may still write to it"
             raise Broken("S3", f"{effect.request_id} is committed {how}")
         if draft.content[i] == Content.STALE:
             raise Broken("S2", f"{effect.request_id} is committed, but its source had been released when it was read")
@@ -305,7 +307,7 @@ class InvariantChecker:
         self.goal("delivered")
         own = {self.cluster.number[engine] for engine in self.cluster.ends_of(i)}
         if any(draft.restarts) and not any(draft.restarts[engine] for engine in own):
-            self.goal("delivered beside a death")
+            self.goal("delivered after a crash elsewhere")
 
     def resolved(self, draft: PartialState, node: Address, effect: Resolve, event: Any) -> None:
         i = self.cluster.requests.index(effect.request_id)
@@ -320,9 +322,12 @@ class InvariantChecker:
         engine = self.cluster.number[p_engine]
         died, refused = draft.restarts[engine], draft.refused and draft.refused[engine]
         if effect.code is Code.PEER_RESTARTED and not died:
-            raise Broken("L6", f"{effect.request_id} is given up for a death that was not its engine's")
+            raise Broken("L6", f"{effect.request_id} is resolved PEER_RESTARTED, but its P engine has not restarted")
         if effect.code is Code.PEER_DEAD and not (died or refused or self.cluster.scope.horizon):
-            raise Broken("L6", f"{effect.request_id} is given up as if its engine were dead, and it has refused nobody")
+            raise Broken(
+                "L6",
+                f"{effect.request_id} is resolved PEER_DEAD, but its P engine neither crashed nor refused a connection",
+            )
         if type(event) is ReconnectRefused:
             self.goal("resolved by a refusal")
         if draft.stages[i] == RequestStage.GIVEN:
@@ -336,7 +341,7 @@ class InvariantChecker:
         if draft.stages[i] != RequestStage.RESOLVED:
             raise Broken("S6", f"{self.cluster.requests[i]} is freed in stage {RequestStage(draft.stages[i]).name}")
         if self.has_in_flight(draft, i):
-            raise Broken("S1", f"{self.cluster.requests[i]} is freed while something may land in it")
+            raise Broken("S1", f"{self.cluster.requests[i]} is freed while an operation may still land in it")
         draft.stages[i] = RequestStage.FREED
         if type(event) is PeerFenced and draft.down and draft.down[self.cluster.number[self.cluster.ends_of(i)[0]]]:
             self.goal("fenced while P is down")
@@ -362,7 +367,7 @@ class InvariantChecker:
         elif now == PromptStage.RELEASED and effect.all:
             self.goal("lease ended while being computed")
         elif now != PromptStage.HELD:
-            raise Broken("S6", f"{effect.handle} can be sent, though it is {PromptStage(now).name}")
+            raise Broken("S6", f"{effect.handle} may be sent, but it is {PromptStage(now).name}")
 
     def prompt_freed(self, draft: PartialState, node: Address, effect: FreePrompt, event: Any) -> None:
         """Check that a prompt whose blocks are freed was released (S2). Where prompts are sent from staging memory, the
@@ -372,19 +377,19 @@ class InvariantChecker:
         product = self.cluster.xids.index(effect.handle)
         if draft.products[product] != PromptStage.RELEASED:
             now = PromptStage(draft.products[product]).name
-            raise Broken("S2", f"the blocks of {effect.handle} are freed, and it is {now}")
+            raise Broken("S2", f"the blocks of {effect.handle} are freed, but it is {now}")
 
     def room_left(self, draft: PartialState, node: Address, effect: LeaveRoom, event: Any) -> None:
         """Check that a prompt whose staging memory at P is given back can no longer be sent (S2): P reuses it for other
         prompts."""
         product = self.cluster.xids.index(effect.handle)
         if draft.products[product] == PromptStage.HELD or self.reading(draft, product):
-            raise Broken("S2", f"the room of {effect.handle} is given back, and it may be sent")
+            raise Broken("S2", f"the staging memory of {effect.handle} is released, but it may still be sent")
 
     def room_taken(self, draft: PartialState, node: Address, effect: TakeRoom, event: Any) -> None:
         i = self.cluster.requests.index(effect.handle)
         if draft.stages[i] != RequestStage.ENQUEUED:
-            raise Broken("S6", f"{effect.handle} is given room in stage {RequestStage(draft.stages[i]).name}")
+            raise Broken("S6", f"{effect.handle} receives staging memory in stage {RequestStage(draft.stages[i]).name}")
         draft.stages[i] = RequestStage.ADMITTED
 
     def room_given_back(self, draft: PartialState, node: Address, effect: GiveBackRoom, event: Any) -> None:
@@ -392,10 +397,13 @@ class InvariantChecker:
         requests' KV."""
         i = effect.staged.generation - TARGET
         if self.has_in_flight(draft, i) or draft.stages[i] in (RequestStage.ADMITTED, RequestStage.RESOLVED):
-            raise Broken("S1", f"the room of {self.cluster.requests[i]} is given back while something may land there")
+            raise Broken(
+                "S1",
+                f"the staging memory of {self.cluster.requests[i]} is released while an operation may still land in it",
+            )
 
     def waits(self, draft: PartialState, node: Address, effect: WaitsForRoom, event: Any) -> None:
-        self.goal(f"waits for room at {role_of(node)}")
+        self.goal(f"waits for memory at {role_of(node)}")
 
     def withdrawn(self, draft: PartialState, node: Address, effect: Withdrawn, event: Any) -> None:
         product = self.cluster.xids.index(effect.handle)

@@ -220,7 +220,7 @@ class TurnRunner:
             except AssertionError as error:
                 raise Broken("S6", str(error)) from error
             except KeyError as error:
-                raise Broken("S6", f"{type(what).__name__} of {error}, which has ended at its engine") from error
+                raise Broken("S6", f"{type(what).__name__} of {error}, which its engine has already ended") from error
             except Exception as error:
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
         after[at - first], effects = hit
@@ -274,12 +274,14 @@ class TurnRunner:
 
 def _is_woken(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
     if (timer := overslept(before, after)) is not None:
-        raise Broken("L", f"{node} wants {timer.kind.name} earlier than before, and would not be woken for it")
+        raise Broken("L", f"{node} wants {timer.kind.name} earlier than before, but schedules no wake-up for it")
 
 
 def _ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
     if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
-        raise Broken("S8", f"a frame of the life before makes {node} act, though {event.peer} has shown another")
+        raise Broken(
+            "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
+        )
 
 
 def _is_sync(event: Any) -> bool:
