@@ -53,7 +53,7 @@ from pdflow.cli.options import SET, print_view
 )
 @click.pass_context
 def check(ctx: click.Context, /, what: str, as_json: bool, as_list: bool, **options: Any) -> None:
-    """Check the protocol: explore every order of events in small clusters.
+    """Check the protocol: explore every order of events.
 
     WHAT is quick (default, about 30 s on 2 cores), all (CPU minutes), scopes, methods, walk, mutants, races, scope (one
     of your own, with --set) or a SCENARIO.toml. Prints the coverage. If an invariant is violated, writes the shortest
