@@ -13,7 +13,9 @@ from pdflow.cli.options import SET, print_view
 @click.command()
 @click.argument("what", default="quick")
 @click.option("--dialect", type=click.Choice(["strict", "vllm-compat", "vllm-stock"]), help="Check only this dialect.")
-@click.option("--only", metavar="WORDS", help="Check only rows whose names contain WORDS.")
+@click.option(
+    "--only", metavar="WORDS", help="Check only rows whose names contain WORDS; nightly scopes need --large as well."
+)
 @click.option("--large", is_flag=True, help="Include the nightly scopes: minutes, and up to 6 GB.")
 @click.option("--budget", type=float, metavar="SECONDS", help="Stop after SECONDS; exit 3 if work is left.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Number of processes. Default: one per CPU.")

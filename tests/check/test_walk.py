@@ -35,7 +35,7 @@ GOALS = {
     "delivered",
     "expired",
     "released after use",
-    "cancelled before",
+    "cancelled before the WRITE",
     "cancelled in flight",
     "late REG refused",
     "resolved DEADLINE",

@@ -8,7 +8,7 @@ from pdflow_sim.check.scopes.scope import Scope
 
 DELIVERED = frozenset({"delivered"})
 ENDS = DELIVERED | {"expired"}
-EVERY_END = ENDS | {"cancelled before", "cancelled in flight", "released after use"}
+EVERY_END = ENDS | {"cancelled before the WRITE", "cancelled in flight", "released after use"}
 
 
 def resolved(*codes: str) -> frozenset[str]:

@@ -15,42 +15,42 @@ FENCED = frozenset({"fenced while P is down"})
 REFUSALS = (
     # P lives. Nobody gives up, so that every CANCEL follows from a refusal.
     Named(
-        "refused, although P is running",
+        "reconnect refused, P running",
         Scope(lose=1, refused=1, sync=2, cancel=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         26684,
         84409,
     ),
     Named(
-        "refused, although P is running, a WRITE in two pieces and an error",
+        "reconnect refused, P running, a WRITE in two pieces and an error",
         Scope(lose=1, refused=1, chunks=2, err=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED | resolved("IO"),
         11712,
         34689,
     ),
     Named(
-        "refused, although P is running, lagging ranks",
+        "reconnect refused, P running, lagging ranks",
         Scope(lose=1, refused=1, lagging=True, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         40149,
         131668,
     ),
     Named(
-        "pull, refused, although P is running",
+        "pull, reconnect refused, P running",
         Scope(pulls=True, lose=1, refused=1, err=1, sync=1),
         ENDS | REFUSED | resolved("STALE", "IO"),
         2929,
         6782,
     ),
     Named(
-        "router, refused, although P is running",
+        "router, reconnect refused, P running",
         Scope(attempts=1, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
         15826,
         55177,
     ),
     Named(
-        "refused, an orphan survives",
+        "reconnect refused, an orphan survives",
         Scope(p_restart=1, orphan=True, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED | {"an orphan posts", "an orphan is fenced"},
         12733,
@@ -115,7 +115,7 @@ REFUSALS = (
     ),
     # Larger ones.
     Named(
-        "refused twice, although P is running",
+        "reconnect refused twice, P running",
         Scope(lose=1, refused=2, sync=2, cancel=1, deadline=0, stall=0),
         EVERY_END | REFUSED,
         373592,
@@ -123,7 +123,7 @@ REFUSALS = (
         nightly=True,
     ),
     Named(
-        "refused, although P is running, with clocks for three ticks",
+        "reconnect refused, P running, with clocks for three ticks",
         Scope(lose=1, refused=1, horizon=3, abort=0),
         EVERY_END | REFUSED,
         1307842,

@@ -191,7 +191,7 @@ ROUTED = (
     Named(
         "router, no timer",
         Scope(attempts=1, clocks=False),
-        ENDED | {"cancelled before", "cancelled in flight"},
+        ENDED | {"cancelled before the WRITE", "cancelled in flight"},
         1514,
         5036,
     ),

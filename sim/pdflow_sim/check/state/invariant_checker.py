@@ -89,7 +89,9 @@ class InvariantChecker:
         message = effect.message
         claims: list[Any] = []
         if isinstance(message, CancelAck):
-            self.goal("cancelled " + ("before" if message.disposition is Disposition.NOT_STARTED else "in flight"))
+            self.goal(
+                "cancelled " + ("before the WRITE" if message.disposition is Disposition.NOT_STARTED else "in flight")
+            )
             if message.disposition is Disposition.SENT:
                 claims.append(message.reg)
             if type(event) is Received and type(event.message) is Register:
