@@ -129,7 +129,7 @@ def test_without_what_it_is_quick_and_says_what_it_left_out(monkeypatch: pytest.
     assert f"{len(small)} of {len(small)} hold" in text
     assert "strict: 50 runs" in text
     assert f"It left out: {larger} scopes of more than 100 states, {len(MUTANTS)} mutants, {len(RACES)} races" in text
-    assert "random walks 50 to 6,400 of each dialect: `pdflow check all`, about 4 CPU minutes" in text
+    assert "races, random walks 50 to 6,400 of each dialect: `pdflow check all`, about 4 CPU minutes" in text
     assert f"{nightly} nightly scopes: `pdflow check all --large`" in text
 
 

@@ -25,7 +25,7 @@ def narrowed(options: CheckOptions) -> CheckOptions:
         if given:
             what = "WHAT, such as scopes, methods, mutants or races" if name == "--only" else "WHAT: scopes or all"
             raise ScenarioError([Problem(name, "", f"needs {what}")])
-    runs = RUNS if options.runs is None and options.budget_s is None else options.runs
+    runs = RUNS if options.runs is None else options.runs
     return evolve(options, max_states=MAX_STATES, runs=runs)
 
 
@@ -34,8 +34,10 @@ def left_out(options: CheckOptions, runs_of_all: int) -> Iterator[str]:
     scopes = matching(options)
     nightly = sum(named.nightly for named in scopes)
     larger = len(scopes) - nightly - len(chosen(options))
-    of_all = f"random walks {options.runs or 0:,} to {runs_of_all:,} of each dialect"
+    walked = options.runs or 0
+    walks = f", random walks {walked:,} to {runs_of_all:,} of each dialect" if walked < runs_of_all else ""
     yield "This was the quick check. It left out:"
-    yield f"  {larger} scopes of more than {MAX_STATES:,} states, {len(MUTANTS)} mutants, {len(RACES)} races and"
-    yield f"  {of_all}: `pdflow check all`, about 4 CPU minutes"
-    yield f"  {nightly} nightly scopes: `pdflow check all --large`, up to 6 GB"
+    yield f"  {larger} scopes of more than {MAX_STATES:,} states, {len(MUTANTS)} mutants, {len(RACES)} races{walks}:"
+    yield "    `pdflow check all`, about 4 CPU minutes"
+    yield f"  {nightly} nightly scopes:"
+    yield "    `pdflow check all --large`, up to 6 GB"

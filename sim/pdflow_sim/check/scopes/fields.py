@@ -97,8 +97,8 @@ def _field(name: str) -> attrs.Attribute[Any]:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Return a text as a value of the field's type, or as it is where it is none. Raises ScopeFieldError."""
-    kind = type(_field(name).default)
+    """Return the value that a text has for this field, or the text itself if it has none. Raises ScopeFieldError."""
+    kind: type[Any] = type(_field(name).default)
     if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     if kind is int and text.removeprefix("-").isdecimal():
