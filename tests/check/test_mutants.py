@@ -28,18 +28,18 @@ SURVIVORS = [m for m in MUTANTS.values() if not m.breaks]
 IN_CI = [named.scope for named in NAMED if not named.nightly]
 SCOPES = {repr(m.scope): m for m in reversed(MUTANTS.values()) if m.scope not in IN_CI}
 """Each scope once, and none that the named scopes' own tests go through."""
-LONG = {"one-flush-is-enough", "fence-counts-as-flush", "takers-counted", "first-taker-frees", "floor-too-high"}
+LONG = {"one-flush-is-enough", "fence-counts-as-flush", "readers-counted", "first-reader-frees", "floor-too-high"}
 LONG |= {"completions-counted", "last-handle-decides", "floor-forgotten", "p-restart-unnoticed", "lost-wake-up"}
-LONG |= {"new-life-answers-for-the-old", "compat-drops-early-completions", "release-of-what-is-held-forgotten"}
-LONG |= {"the-last-stop-decides", "a-stop-cuts-what-is-posted", "freed-under-a-copy", "room-is-kept-when-aborted"}
+LONG |= {"new-incarnation-settles-orphans", "compat-drops-early-completions", "release-while-registered-forgotten"}
+LONG |= {"last-write-hides-a-stop", "stop-cuts-posted-pieces", "freed-under-a-copy", "staging-kept-when-aborted"}
 LONG |= {
-    "any-attempts-pieces-pass",
+    "pieces-of-any-attempt-pass",
     "first-piece-is-not-reported",
-    "error-behind-the-start",
+    "error-after-first-piece",
     "refusal-settles-its-pair",
 }
-"""Two handles, ranks, requests, attempts, lives or ends, or a copy at the end: their shortest stories have more than
-twelve steps."""
+"""Two handles, ranks, requests, attempts, incarnations or ends, or a copy at the end: their shortest counterexamples
+have more than twelve steps."""
 
 
 @pytest.mark.parametrize("name", [m.name for m in KILLED])
@@ -52,7 +52,7 @@ def test_every_mutant_is_killed(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [m.name for m in SURVIVORS])
 def test_what_survives_still_does(name: str) -> None:
-    """If this fails, the world has learnt something: say in the catalogue what breaks now."""
+    """If this fails, an invariant catches the mutant now: name it in the catalogue."""
     assert MUTANTS[name].survives
     assert hunted(name) == Kill(mutant=name, search=searched(MUTANTS[name]))
 
@@ -121,7 +121,7 @@ def test_a_rule_that_has_moved_is_reported() -> None:
 
     before = functions()
     moved = Mutant(name="moved", drops="", source="", patches=(*KILLED[0].patches, Swap(nowhere, nowhere)))
-    with pytest.raises(CannotMutate, match="nowhere stands nowhere"), moved.applied():
+    with pytest.raises(CannotMutate, match="nowhere is nowhere"), moved.applied():
         pass
     assert functions() == before
 

@@ -313,7 +313,7 @@ def test_a_stop_discards_waiting_pieces() -> None:
 
 
 @pytest.mark.skipif(compiled(), reason="a compiled machine cannot be patched")
-@pytest.mark.parametrize("name", ["a-stop-cuts-nothing", "a-stop-cuts-what-is-posted", "posted-without-a-lane"])
+@pytest.mark.parametrize("name", ["stop-cuts-nothing", "stop-cuts-posted-pieces", "posted-without-a-lane"])
 def test_each_mutant_of_a_stop_is_noticed(name: str) -> None:
     with MUTANTS[name].applied(), pytest.raises(AssertionError):
         a_stop_discards_waiting_pieces()

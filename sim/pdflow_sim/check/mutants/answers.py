@@ -44,8 +44,9 @@ STREAMED = Scope(attempts=2, pulls=True, d_restart=1, abort=0, clocks=False, str
 
 ANSWERS = (
     Mutant(
-        name="any-attempts-pieces-pass",
-        drops="The first attempt to bring a piece of the answer brings all of it. A client would get two beginnings.",
+        name="pieces-of-any-attempt-pass",
+        drops="The first attempt to stream a piece of the answer streams all of it. Without it, a client gets "
+        "two beginnings.",
         source="issue 16: the router's answer",
         patches=(Swap(Answer.piece_arrived, _any_attempts),),
         scope=STREAMED,
@@ -53,27 +54,29 @@ ANSWERS = (
     ),
     Mutant(
         name="first-piece-is-not-reported",
-        drops="The endpoint is told which attempt streams. A retry would follow, and its answer be dropped for ever.",
+        drops="The router's endpoint is notified which attempt streams. Without it, the router retries, and the "
+        "retry's answer is dropped forever.",
         source="issue 16: the router's answer",
         patches=(Swap(Answer.piece_arrived, _unreported),),
         scope=Scope(dialect=VLLM_COMPAT, attempts=2, pulls=True, d_restart=1, abort=0, streams=True),
         breaks="L",
     ),
     Mutant(
-        name="error-behind-the-start",
-        drops="An answer that has begun breaks off. An error would follow as if it were the whole answer.",
+        name="error-after-first-piece",
+        drops="An answer that has begun breaks off when its request fails. Without it, the error follows as if "
+        "it were the whole answer.",
         source="issue 16: the router's answer",
         patches=(Swap(Answer.ended, _error_in_any_case),),
         scope=STREAMED,
         breaks="S6",
     ),
     Mutant(
-        name="answer-goes-on-behind-its-end",
-        drops="When a request has ended nothing more is passed on.",
+        name="answer-continues-after-its-end",
+        drops="The router passes on nothing after a request has ended.",
         source="issue 16: the router's answer",
         patches=(Swap(Answer.ended, _goes_on),),
         scope=STREAMED,
-        survives="A second line: over the connection of a leg that was taken back nothing comes here. "
-        "tests/routing/test_answer.py shows it.",
+        survives="A second check: in these scopes nothing arrives over the connection of a leg that was cancelled. "
+        "tests/routing/test_answer.py covers it.",
     ),
 )

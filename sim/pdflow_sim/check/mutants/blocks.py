@@ -152,21 +152,24 @@ def _room_for_all(self: ConsumerCells, peer: PrefillPeer, num_blocks: int, now: 
 BLOCKS: tuple[Mutant, ...] = (
     Mutant(
         name="deadline-frees",
-        drops="A deadline resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
+        drops="A deadline resolves the request and does not free its blocks. Without it, a WRITE lands in blocks "
+        "that belong to another request.",
         source="1.3(f) 3; 7.4; C6; H6",
         patches=(TableRow(RULES, (WAITING, RequestFailed), _request_failed_and_freed),),
         breaks="S1",
     ),
     Mutant(
         name="abort-frees",
-        drops="An abort resolves the request, not its blocks. A WRITE would land in what is somebody else's.",
+        drops="An abort resolves the request and does not free its blocks. Without it, a WRITE lands in blocks "
+        "that belong to another request.",
         source="7.4; R10",
         patches=(TableRow(RULES, (WAITING, DecodeAborted), _aborted_and_freed),),
         breaks="S1",
     ),
     Mutant(
         name="first-failure-frees",
-        drops="One shard's failure says nothing of the others. Their WRITEs would land in freed blocks.",
+        drops="The failure of one shard says nothing of the others. Without it, WRITEs of the other shards land "
+        "in freed blocks.",
         source="7.4; R16; R20",
         patches=(Swap(pair_failed, _failed_and_freed),),
         scope=Scope(p_tp=2, err=1, abort=0, deadline=0, stall=0),
@@ -174,7 +177,8 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="first-answer-frees",
-        drops="Quarantine ends when every writer is known to have ended. The second would write into freed blocks.",
+        drops="Quarantine ends when every writer is known to have ended. Without it, the second writer writes "
+        "into freed blocks.",
         source="7.4 quarantine",
         patches=(Swap(settle, _first_answer_frees),),
         scope=Scope(p_tp=2, deadline=0, stall=0),
@@ -182,14 +186,15 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="time-frees",
-        drops="In strict no time frees a block, because no pause of P has a bound.",
+        drops="In strict, no timer frees a block, because P may pause for any length of time. Without it, a "
+        "WRITE lands in freed blocks.",
         source="7.4; H6; F1",
         patches=(Swap(resolve, _freed_in_time),),
         breaks="S1",
     ),
     Mutant(
         name="resolved-at-every-deadline",
-        drops="A request has one outcome.",
+        drops="D resolves a request once. Without it, a second timer reports a second outcome.",
         source="S6; R49",
         patches=(TableRow(RULES, (WAITING, RequestFailed), _resolved_twice),),
         scope=Scope(deadline=1, stall=1),
@@ -197,45 +202,47 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="unflushed-settles",
-        drops="Only an answer that says `flushed` ends a writer.",
+        drops="Only an answer with `flushed` ends a writer.",
         source="7.4 What DONE means",
         patches=(Swap(settle, _unflushed_settles),),
         scope=Scope(err=1, drop=1, sync=1),
-        survives="pdflow's own P answers when it has flushed or fenced, never before; another's might.",
+        survives="pdflow's P never answers before it has flushed or fenced. Another implementation of P might.",
     ),
     Mutant(
         name="cancel-answered-under-a-write",
-        drops="A CANCEL in flight is answered when the WRITE has ended. D would free under it.",
+        drops="P answers a CANCEL that arrives during a WRITE when the WRITE has ended. Without it, D frees "
+        "blocks that the WRITE still reaches.",
         source="7.4; R10; R18",
         patches=(Swap(cancelled_in_flight, _answered_in_flight),),
         breaks="S1",
     ),
     Mutant(
         name="cancel-answered-and-written",
-        drops="NOT_STARTED means that no WRITE will start. It would start all the same.",
+        drops="NOT_STARTED means that no WRITE will start. Without it, P answers NOT_STARTED and then posts the WRITE.",
         source="7.4; F2",
         patches=(Swap(cancelled, _answered_and_written),),
         breaks="S1",
     ),
     Mutant(
-        name="asker-forgotten",
-        drops="P remembers who cancelled under a WRITE.",
+        name="cancel-waiter-forgotten",
+        drops="P remembers a rank that has sent a CANCEL during a WRITE.",
         source="7.4; R18",
         patches=(Swap(cancelled_in_flight, _unanswered),),
         scope=Scope(err=1, drop=1, cancel=1),
-        survives="Who is not answered hears DONE or FAIL all the same, and asks again if that is lost.",
+        survives="A rank that gets no answer still receives DONE or FAIL, and repeats its CANCEL if that is lost.",
     ),
     Mutant(
-        name="one-slot-for-askers",
-        drops="P remembers every rank that cancelled under a WRITE.",
+        name="one-slot-for-cancel-waiters",
+        drops="P remembers every rank that has sent a CANCEL during a WRITE.",
         source="7.4; R18",
         patches=(Swap(cancelled_in_flight, _one_asker),),
         scope=Scope(d_tp=2, err=1, clocks=False),
-        survives="As asker-forgotten: DONE and FAIL go to every rank that was written.",
+        survives="As for cancel-waiter-forgotten: P sends DONE or FAIL to every rank that it wrote to.",
     ),
     Mutant(
         name="fence-counts-when-ordered",
-        drops="D's fence counts when it has ended. Until then an orphan's bytes may land.",
+        drops="D's fence counts when it has ended. Without it, D frees blocks in which bytes from P's former "
+        "incarnation still land.",
         source="7.4 Fences; F4",
         patches=(Swap(_fence_ordered, _ordered_is_done),),
         scope=Scope(p_restart=1, sync=1),
@@ -243,7 +250,8 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one-fence-for-all",
-        drops="A fence is against one P rank.",
+        drops="A fence stops one P rank. Without it, a fence against one rank frees blocks that another rank "
+        "still writes.",
         source="7.4 Fences",
         patches=(Swap(fenced, _one_fence_for_all),),
         scope=Scope(p_tp=2, p_restart=1, abort=0, deadline=0, stall=0),
@@ -251,23 +259,26 @@ BLOCKS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-fence-against-orphans",
-        drops="D fences a P that has started again. Its blocks would wait for ever.",
+        drops="D fences the former incarnation of a P that has restarted. Without it, D's blocks stay in "
+        "quarantine forever.",
         source="7.4 Fences; L3; R15; R44",
         patches=(Swap(prefill_restarted, _unfenced),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
     ),
     Mutant(
-        name="grant-outlives-its-fence",
-        drops="A REG that waits for a connection goes with a fence, which has settled what it grants.",
+        name="queued-reg-outlives-its-fence",
+        drops="A fence removes a REG that waits for a connection, because the fence settles the blocks that the "
+        "REG names.",
         source="7.4 Fences; S1",
         patches=(Swap(_peer_quiet, _waiting_frames_kept),),
         scope=Scope(requests=2, p_restart=1, abort=0, deadline=0, stall=0),
-        survives="It takes a P that was silent, and lives. tests/protocol/test_fixed.py shows it.",
+        survives="It needs a P that is silent for a time and alive. tests/protocol/test_fixed.py covers it.",
     ),
     Mutant(
         name="no-limit-for-a-peer",
-        drops="What one P may bind of D's pool is limited at admission.",
+        drops="At admission, D limits how much of its pool one P may hold. Without it, a P that does not answer "
+        "takes the blocks that requests of another P need.",
         source="7.4 Quarantine limits; L6; L7; R38",
         patches=(Swap(ConsumerCells._has_room, _room_for_all),),
         scope=Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0),

@@ -17,17 +17,17 @@ from pdflow_sim.check.mutants.staging import STAGING
 from pdflow_sim.check.mutants.timing import TIMING
 
 GROUPS: dict[str, tuple[Mutant, ...]] = {
-    "The life of P's blocks": LEASES,
-    "The life of D's blocks": BLOCKS,
-    "When a transfer is complete": COMPLETION,
-    "Who is meant": IDENTITY,
-    "What is said, and said again": REPAIR,
-    "What rests on clocks": TIMING,
-    "When a connection is lost": REFUSALS,
-    "What goes in pieces": PIECES,
-    "What an engine does with a request": CORES,
-    "What an engine sends early, or from beside its blocks": STAGING,
-    "What reaches a client": ANSWERS,
+    "Release of P's blocks": LEASES,
+    "Release of D's blocks": BLOCKS,
+    "Completion of a transfer": COMPLETION,
+    "Identity": IDENTITY,
+    "Reports to a waiting peer": REPAIR,
+    "Clocks": TIMING,
+    "Lost connections": REFUSALS,
+    "Transfers in pieces": PIECES,
+    "Requests in an engine": CORES,
+    "Early sending and staging memory": STAGING,
+    "The answer to a client": ANSWERS,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

@@ -127,7 +127,7 @@ NO_CLOCKS = Scope(abort=0, deadline=0, stall=0)
 COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="completions-counted",
-        drops="D tells apart whose shard has landed. One rank's DONE and its SENT would pass for two ranks'.",
+        drops="D records whose shard has landed. Without it, a DONE and a SENT of one rank count as two shards.",
         source="1.3(f) 9; 7.4; C1; R14",
         patches=(Swap(landed, _counted),),
         scope=Scope(p_tp=2, dup=1, abort=0, deadline=0, stall=0),
@@ -135,7 +135,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="first-handle-decides",
-        drops="P judges when every handle of a registration has ended. It would free under a sibling's WRITE.",
+        drops="P ends a registration when every handle has ended. Without it, P frees blocks that a sibling's "
+        "WRITE still reads.",
         source="1.3(f) 10; R16",
         patches=(Swap(write_ended, _first_handle_decides),),
         scope=Scope(d_tp=2, abort=0, deadline=0, stall=0),
@@ -143,7 +144,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="last-handle-decides",
-        drops="One bad handle among siblings is remembered. The last one's success would speak for all.",
+        drops="P remembers that one of several handles failed. Without it, the last handle's success counts for "
+        "all, and P frees blocks that the failed WRITE may still read.",
         source="1.3(f) 11; R16; S7",
         patches=(Swap(write_ended, _last_handle_decides),),
         scope=Scope(d_tp=2, err=1, abort=0, deadline=0, stall=0),
@@ -151,7 +153,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="error-counts-as-sent",
-        drops="A WRITE that ended badly was not sent. P would say so, and free what may still be read.",
+        drops="A WRITE that ended with an error was not sent. Without it, P reports SENT and frees blocks that "
+        "the WRITE may still read.",
         source="7.4; R17; R21",
         patches=(Swap(write_ended, _error_is_success),),
         scope=Scope(err=1),
@@ -159,7 +162,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="error-without-fence",
-        drops="After an error P closes its endpoint before it says `flushed`. A NIC may still read what it frees.",
+        drops="After an error, P closes its endpoint before it answers `flushed`. Without it, P frees blocks "
+        "that a NIC may still read.",
         source="7.4 F10; R17; R19",
         patches=(Swap(write_ended, _error_is_the_end),),
         scope=Scope(err=1),
@@ -167,7 +171,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="local-done-without-flush",
-        drops="Where DONE is local, P flushes before it says SENT. It would say so of bytes that are in a socket.",
+        drops="Where a handle's end is only local, P flushes before it reports SENT. Without it, P reports SENT "
+        "for bytes that are still in a socket.",
         source="7.4 What DONE means",
         patches=(Swap(write_ended, _done_is_taken_for_remote),),
         scope=Scope(done_is_remote=False),
@@ -175,7 +180,7 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one-flush-is-enough",
-        drops="Every written rank must be flushed. SENT would be said of one that is not.",
+        drops="P flushes every rank that it wrote to. Without it, P reports SENT for a rank that it has not flushed.",
         source="7.4 What DONE means",
         patches=(Swap(peer_quiet, _one_rank_is_enough),),
         scope=Scope(done_is_remote=False, d_tp=2, deadline=0, stall=0),
@@ -183,7 +188,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="failed-flush-is-good",
-        drops="A flush that failed is followed by a fence. SENT would be said of what may not have landed.",
+        drops="P fences a rank after a flush that failed. Without it, P reports SENT for bytes that may not have "
+        "landed.",
         source="7.4 What DONE means",
         patches=(Swap(peer_quiet, _failed_flush_is_good),),
         scope=Scope(done_is_remote=False, err=1),
@@ -191,7 +197,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="fence-counts-as-flush",
-        drops="A fence proves that nothing lands any more, not that anything has. SENT would be said of what was lost.",
+        drops="A fence proves that nothing more lands, not that everything has landed. Without it, P reports "
+        "SENT for bytes that were lost.",
         source="7.4 Fences",
         patches=(Swap(peer_quiet, _fence_is_a_flush),),
         scope=Scope(done_is_remote=False, requests=2, err=1, concurrent=False, deadline=0, stall=0),
@@ -199,23 +206,26 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="any-flush-settles",
-        drops="A flush speaks of what was posted before it. An earlier one would settle a later WRITE.",
+        drops="A flush covers the WRITEs that were posted before it. Without it, an earlier flush settles a "
+        "later WRITE.",
         source="7.4 What DONE means",
         patches=(Swap(ProducerRank._flushed, _any_flush_settles),),
         scope=Scope(done_is_remote=False, requests=2, concurrent=False, deadline=0, stall=0),
-        survives="Here a flush waits for all that was posted, later WRITEs too. tests/protocol/test_fixed.py shows it.",
+        survives="In these scopes a flush also waits for later WRITEs. tests/protocol/test_fixed.py covers it.",
     ),
     Mutant(
         name="same-registration-writes-again",
-        drops="The same REG again is only acknowledged. Its bytes would land twice, the second time after the commit.",
+        drops="P only acknowledges a REG that it already has. Without it, P writes the bytes twice, the second "
+        "time after the commit.",
         source="7.4; R14",
         patches=(Swap(registered, _written_again),),
         scope=Scope(dup=1),
         breaks="S3",
     ),
     Mutant(
-        name="join-of-one",
-        drops="P writes when every target rank has registered. SENT would be said to those that come later.",
+        name="join-of-one-rank",
+        drops="P writes when every target rank has registered. Without it, P reports SENT to ranks that register "
+        "later.",
         source="7.4; R13; R26",
         patches=(Swap(registered, _first_rank_is_enough),),
         scope=Scope(d_tp=2, deadline=0, stall=0),
@@ -223,7 +233,8 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="join-ends-by-the-clock",
-        drops="Strict waits for every target rank. After a time P would write those it knows, and say SENT to all.",
+        drops="In strict, P waits for every target rank without a time limit. Without it, P writes to the ranks "
+        "that have registered and reports SENT to all.",
         source="7.4; 7.6 rank join",
         guards=("waits_for_all_ranks",),
         scope=Scope(d_tp=2, sync=1, abort=0, deadline=0, stall=0),
@@ -231,7 +242,7 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="one-shard-is-all",
-        drops="D commits when every shard has landed. It would decode with half of the heads.",
+        drops="D commits when every shard has landed. Without it, D decodes with half of the heads.",
         source="7.4; S3",
         patches=(Swap(landed, _one_shard_is_all),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
@@ -239,7 +250,7 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="in-flight-counts-as-sent",
-        drops="Only SENT means that a shard is here. D would commit under a WRITE.",
+        drops="Only SENT means that a shard has landed. Without it, D commits during a WRITE.",
         source="7.4; S3",
         patches=(Swap(reported, _ready_is_sent),),
         scope=Scope(sync=1),
@@ -247,18 +258,18 @@ COMPLETION: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="sent-does-not-count",
-        drops="SENT stands for a DONE that was lost. D would wait for it until its deadline.",
+        drops="SENT replaces a DONE that was lost. Without it, D waits for the DONE until its deadline.",
         source="7.4; L5; R19; R27",
         patches=(Swap(reported, _sent_does_not_count),),
         scope=Scope(drop=1),
         breaks="L",
     ),
     Mutant(
-        name="done-unread",
-        drops="D holds generation, bytes and weights of a DONE against its own.",
+        name="done-not-checked",
+        drops="D compares the generation, bytes and weights of a DONE with its own.",
         source="7.3 Content; 7.4",
         patches=(Swap(landed, _done_unread),),
         scope=Scope(drop=1, dup=1),
-        survives="A second line: a DONE is for one registration, and that names one attempt and one generation.",
+        survives="A second check: a DONE belongs to one registration, which names one attempt and one generation.",
     ),
 )

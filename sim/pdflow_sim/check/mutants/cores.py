@@ -38,7 +38,7 @@ def _aborted_without_a_drop(self: DecodeRequests, request: DecodeRequest, protoc
     del request, protocol_frees
 
 
-def _left_to_nobody(self: DecodeCore, event: EngineDropped) -> None:
+def _unreported_not_freed(self: DecodeCore, event: EngineDropped) -> None:
     self.requests.dropping.pop(event.handle)
 
 
@@ -92,7 +92,8 @@ def _forgotten_when_released(self: Sending, request: PrefillRequest) -> None:
 CORES = (
     Mutant(
         name="abort-is-always-the-protocols",
-        drops="What has landed is the engine's to abort. The protocol has forgotten it, and it would be decoded on.",
+        drops="The engine aborts a request whose KV has landed. Without it, the abort goes to the protocol, "
+        "which has forgotten the request, and D decodes on.",
         source="issue 16: D's abort",
         patches=(Swap(DecodeCore._aborted, _always_the_protocols),),
         scope=Scope(decodes=True, preempt=1),
@@ -100,80 +101,88 @@ CORES = (
     ),
     Mutant(
         name="abort-is-always-the-engines",
-        drops="What has not landed is the protocol's to abort. Its registration would find a request that is gone.",
+        drops="The protocol aborts a request whose KV has not landed. Without it, the core frees blocks that are "
+        "registered with P.",
         source="issue 16: D's abort",
         patches=(Swap(DecodeCore._aborted, _always_the_engines),),
         breaks="S6",
     ),
     Mutant(
-        name="abort-leaves-the-engine",
-        drops="The engine drops what is aborted or resolved. It would keep blocks that are given back.",
+        name="aborted-request-stays-in-engine",
+        drops="The engine drops a request that is aborted or resolved. Without it, the engine keeps blocks that "
+        "have been freed.",
         source="issue 16: D's abort",
         patches=(Swap(DecodeRequests.drop, _aborted_without_a_drop),),
         breaks="S6",
     ),
     Mutant(
-        name="left-to-nobody",
-        drops="Blocks that were given, but not reported, are given back by the core. Nobody else knows of them.",
-        source="issue 16: RESOLVE before the grant",
-        patches=(Swap(DecodeCore._dropped, _left_to_nobody),),
+        name="unreported-blocks-not-freed",
+        drops="The core frees blocks that the engine has allocated and the core has not reported to the "
+        "protocol. Without it, they are never freed.",
+        source="issue 16: RESOLVE before the allocation",
+        patches=(Swap(DecodeCore._dropped, _unreported_not_freed),),
         scope=Scope(late=True, deadline=1, stall=0),
         breaks="L",
     ),
     Mutant(
         name="given-back-twice",
-        drops="Blocks that the protocol knows of are the protocol's to give back: a WRITE may still land in them.",
-        source="issue 16: RESOLVE before the grant; H6",
+        drops="Only the protocol frees blocks that it knows of, because a WRITE may still land in them. Without "
+        "it, the core frees them too.",
+        source="issue 16: RESOLVE before the allocation; H6",
         patches=(Swap(DecodeCore._dropped, _always_given_back),),
         breaks="S1",
     ),
     Mutant(
         name="resolved-and-not-ended",
-        drops="A request ends when the protocol has resolved it. Who asked would wait for ever.",
-        source="issue 16: the heard answer",
+        drops="A request ends when the protocol has resolved it. Without it, the client waits forever.",
+        source="issue 16: the reported answer",
         patches=(Swap(DecodeCore._resolve, _forgets_to_end),),
         breaks="L",
     ),
     Mutant(
-        name="decoded-when-granted",
-        drops="A request is decoded when its KV has landed. It would be computed from what was in the blocks before.",
+        name="decoded-when-admitted",
+        drops="D decodes a request when its KV has landed. Without it, D decodes whatever was in the blocks before.",
         source="issue 16: staged D; S3",
         patches=(Swap(Landing.admit, _decodes_at_once),),
         breaks="S3",
     ),
     Mutant(
         name="prefill-report-is-lost",
-        drops="vllm-compat's D is told how the prefill leg ended. It would wait for a prompt that failed.",
-        source="issue 16: the heard answer",
+        drops="In vllm-compat, D is notified how the prefill leg ended. Without it, D waits for a prompt that failed.",
+        source="issue 16: the reported answer",
         patches=(Swap(DecodeCore._prefill_reported, _ignores_prefill_report),),
         scope=Scope(dialect=VLLM_COMPAT, prefill_abort=1),
         breaks="L",
     ),
     Mutant(
         name="freed-when-computed",
-        drops="P's blocks are the protocol's until it has released them. A WRITE would read another prompt's KV.",
+        drops="P's blocks belong to the protocol until it has released them. Without it, a WRITE reads another "
+        "prompt's KV.",
         source="issue 16: P's abort and its lease; S2",
         patches=(Swap(Sending.computed, _freed_when_computed),),
         breaks="S2",
     ),
     Mutant(
         name="never-freed-at-p",
-        drops="P's blocks go back to its pool when the protocol has released them.",
+        drops="P's blocks return to its pool when the protocol has released them. Without it, they stay "
+        "allocated forever.",
         source="issue 16: P's abort and its lease",
         patches=(Swap(PrefillRequests.free, _never_freed),),
         breaks="L",
     ),
     Mutant(
         name="dropped-though-too-late",
-        drops="A prompt that is computed when it is dropped stays. Its outcome would find nothing.",
+        drops="A prompt that is already computed when the engine drops it stays. Without it, P forgets a prompt "
+        "that the protocol still reports.",
         source="issue 16: P's abort",
         patches=(Swap(Sending.dropped, _dropped_all_the_same),),
         scope=Scope(late=True, abort=1, stall=0),
         breaks="S6",
     ),
     Mutant(
-        name="abort-ends-what-is-computed",
-        drops="A computed prompt stays when its leg is taken back: its lease decides, since D may have it already.",
+        name="abort-ends-a-computed-prompt",
+        drops="A computed prompt stays when its leg is aborted: its lease decides, because D may already have "
+        "it. Without it, P forgets a prompt that the protocol still reports.",
         source="issue 16: P's abort and its lease",
         patches=(Swap(Sending.aborted, _dropped_when_computed),),
         scope=Scope(late=True, abort=1, stall=0),
@@ -181,7 +190,8 @@ CORES = (
     ),
     Mutant(
         name="forgotten-with-its-blocks",
-        drops="What the protocol has released gives its blocks back before it is forgotten.",
+        drops="P frees the blocks of a released prompt before it forgets the prompt. Without it, the blocks are "
+        "never freed.",
         source="issue 16: P's abort and its lease",
         patches=(Swap(Sending.settle, _forgotten_when_released),),
         breaks="S6",

@@ -65,7 +65,7 @@ def _head_for_tail(registration: Register, source: Source, ctx: ProducerContext)
 # Tombstones and the floor.
 
 
-def _nothing_buried(self: Tombstones, item: SyncItem) -> None:
+def _no_tombstone(self: Tombstones, item: SyncItem) -> None:
     pass
 
 
@@ -91,7 +91,7 @@ def _seq_repeated(self: ConsumerScheduler, event: DecodeAdmitted, now: Instant) 
     return effects
 
 
-def _unknown_cancel_unburied(self: ProducerFrames, sender: Address, message: Cancel, now: Instant) -> Effects:
+def _no_tombstone_for_unknown(self: ProducerFrames, sender: Address, message: Cancel, now: Instant) -> Effects:
     reg = message.reg
     store = self.store
     if reg in store.cells or store.tombstones(reg.engine, reg.incarnation).find(reg) is not None:
@@ -111,13 +111,13 @@ def _any_incarnation(self: Peers, peer: Address, incarnation: int) -> bool:
     return True
 
 
-def _believed_at_once(self: Peers, peer: Address, incarnation: int) -> bool:
+def _without_nonce(self: Peers, peer: Address, incarnation: int) -> bool:
     """Accept an incarnation as soon as one of its frames arrives, without a nonce."""
     self.incarnations[engine_of(peer)] = incarnation
     return True
 
 
-def _unlearnt_behind_a_fence(self: ConsumerRank, event: HandshakeEnded, now: Instant) -> Effects:
+def _ignored_during_fence(self: ConsumerRank, event: HandshakeEnded, now: Instant) -> Effects:
     if event.ok and event.peer in self.fencing:
         self.peers.connecting.discard(event.peer)
         return NOTHING
@@ -135,7 +135,7 @@ def _restart_unnoticed(self: ConsumerScheduler, event: PeerRestarted, now: Insta
     return NOTHING
 
 
-def _anyones(self: ConsumerFrames, reg: Reg) -> bool:
+def _of_any_incarnation(self: ConsumerFrames, reg: Reg) -> bool:
     return True
 
 
@@ -154,7 +154,8 @@ def _orphan_like_any(self: ConsumerCell) -> ConsumerCell:
 IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="any-attempt",
-        drops="What P says is of one attempt. Another one's blocks would be taken for written, or freed.",
+        drops="P's reports belong to one attempt. Without it, D takes the blocks of another attempt for written, "
+        "or frees them.",
         source="1.3(f) 4; 7.3 seq; S8",
         patches=(Swap(_for_pair, _of_any_attempt),),
         scope=Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
@@ -162,15 +163,16 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="any-sender",
-        drops="A shard is its sender's.",
+        drops="A report counts only for the shard of the rank that sent it.",
         source="7.3; C1; R14; S9",
         patches=(Swap(bit_of, _any_sender),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
-        survives="A second line: D's rank names a pair by its sender, and no sender is forged here.",
+        survives="A second check: D's rank names a pair by its sender, and no sender is forged in these scopes.",
     ),
     Mutant(
         name="matched-by-base-id",
-        drops="A registration names its prompt by xid. Two of one client id would be confused, or wait.",
+        drops="A registration names its prompt by xid. Without it, P confuses two prompts of one client id, or "
+        "matches neither.",
         source="7.3 Names of work; R12; R39",
         guards=("matches_by_xid",),
         scope=Scope(requests=2, same_base=True, abort=0, clocks=False),
@@ -178,7 +180,8 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="content-unchecked",
-        drops="P writes only the prompt that D has the digest of. If the xid fails too, as here, it is another's.",
+        drops="P writes a prompt only if D has sent its digest. Without it and without matching by xid, P writes "
+        "another prompt.",
         source="7.3 Content; S4; S5; R39; R52",
         guards=("checks_content", "matches_by_xid"),
         scope=Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0),
@@ -186,7 +189,8 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="head-for-tail",
-        drops="D's blocks stand for the tail of a prompt that it has in part. It would get the head's KV.",
+        drops="The blocks of a D that has the beginning of a prompt are for the rest of it. Without it, P writes "
+        "the beginning into them.",
         source="1.3(f) 17; 7.3 Content; R52",
         patches=(Swap(requested_range, _head_for_tail),),
         scope=Scope(dialect=VLLM_COMPAT, hit_tokens=BLOCK_TOKENS),
@@ -194,23 +198,25 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-tombstone",
-        drops="What has ended leaves a tombstone. A late copy of its REG would write again.",
+        drops="A registration that has ended leaves a tombstone. Without it, P writes again for a late copy of "
+        "the REG.",
         source="1.3(f) 5; 7.3; R12",
-        patches=(Swap(Tombstones.add_tombstone, _nothing_buried),),
+        patches=(Swap(Tombstones.add_tombstone, _no_tombstone),),
         scope=Scope(dup=1),
         breaks="S1",
     ),
     Mutant(
-        name="cancel-of-unknown-unburied",
-        drops="A CANCEL that has overtaken its REG leaves a tombstone. The REG would be served after all.",
+        name="no-tombstone-for-unknown-cancel",
+        drops="A CANCEL that has overtaken its REG leaves a tombstone. Without it, P serves the REG.",
         source="7.3; 7.4; S1",
-        patches=(Swap(_cancelled, _unknown_cancel_unburied),),
+        patches=(Swap(_cancelled, _no_tombstone_for_unknown),),
         scope=Scope(delay=1),
         breaks="S1",
     ),
     Mutant(
         name="floor-forgotten",
-        drops="Below the floor nothing is served. A REG whose tombstone has gone with the floor would write again.",
+        drops="P serves no REG below D's floor. Without it, P writes again for a late REG whose tombstone the "
+        "floor has removed.",
         source="7.3 Sequence and floor",
         patches=(Swap(Tombstones.find, _floor_forgotten),),
         scope=Scope(requests=2, same_product=True, concurrent=False, dup=1, deadline=0, stall=0),
@@ -218,7 +224,8 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="floor-too-high",
-        drops="The floor is the smallest seq that D may still ask for. Above it P would forget what is still open.",
+        drops="The floor is the smallest seq that D may still ask for. Without it, P forgets registrations that "
+        "are still open.",
         source="7.3 Sequence and floor",
         patches=(Swap(ConsumerCells._close, _floor_too_high),),
         scope=Scope(requests=3, delay=1, concurrent=False, abort=0, clocks=False),
@@ -226,88 +233,95 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="floor-never-rises",
-        drops="D raises its floor. P would remember all that ever ended.",
+        drops="D raises its floor. Without it, P remembers every registration that has ended.",
         source="7.3 Sequence and floor; S9",
         patches=(Swap(ConsumerCells._close, _floor_never_rises),),
-        survives="Memory grows by one word a request, and P bounds even that (WINDOW); a scope has two requests.",
+        survives="Memory grows by one word a request, and P limits even that (WINDOW). A scope has two requests.",
     ),
     Mutant(
         name="no-window",
-        drops="P keeps no more than 65,536 registrations above a floor.",
+        drops="P keeps at most 65,536 registrations above a floor.",
         source="7.3; S9",
         patches=(Swap(Tombstones.beyond, _without_window),),
-        survives="No scope has 65,536 requests. tests/protocol/test_fixed.py shows it.",
+        survives="No scope has 65,536 requests. tests/protocol/test_fixed.py covers it.",
     ),
     Mutant(
         name="seq-repeated",
-        drops="Every attempt has a seq of its own. The tombstone of one would end another.",
+        drops="Every attempt has its own seq. Without it, the tombstone of one attempt ends another.",
         source="7.3 Sequence and floor",
         patches=(Swap(_admitted, _seq_repeated),),
         scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
         breaks="L",
     ),
     Mutant(
-        name="any-life",
-        drops="A frame counts only from the life that the last handshake showed.",
+        name="any-incarnation",
+        drops="A frame counts only if it is from the incarnation that the last handshake showed. Without it, a "
+        "frame of a former incarnation counts.",
         source="1.3(f) 12; 7.3 Incarnation; C13; S8; R44; R46",
         patches=(Swap(Peers.current, _any_incarnation),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
         breaks="S8",
     ),
     Mutant(
-        name="life-believed-at-once",
-        drops="Another life counts only when it has echoed a nonce.",
+        name="incarnation-without-nonce",
+        drops="A new incarnation counts only after a handshake reply that echoes a nonce. Without it, a late "
+        "frame of a former incarnation counts.",
         source="7.3 Incarnation; S8",
-        patches=(Swap(Peers.current, _believed_at_once),),
+        patches=(Swap(Peers.current, _without_nonce),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
         breaks="S8",
     ),
     Mutant(
-        name="life-unlearnt-behind-a-fence",
-        drops="A reply shows its life, whether or not D is closing the connection. It would believe the dead one.",
+        name="incarnation-ignored-during-fence",
+        drops="D records the incarnation in a handshake reply even while it is closing the connection. Without "
+        "it, D accepts frames of a former incarnation.",
         source="7.3 Incarnation; S8; found by tests/sim/faults/test_fault_swarm.py",
-        patches=(Swap(_handshake_ended, _unlearnt_behind_a_fence),),
+        patches=(Swap(_handshake_ended, _ignored_during_fence),),
         scope=Scope(d_tp=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
         breaks="S8",
     ),
     Mutant(
-        name="retired-life-returns",
-        drops="A life that has been replaced never comes back.",
+        name="retired-incarnation-returns",
+        drops="An incarnation that has been replaced never counts again.",
         source="7.3 Incarnation",
         patches=(Swap(_answered, _retired_may_return),),
         scope=Scope(p_restart=1, sync=1, stall=0),
-        survives="Two living engines of one id are needed. tests/protocol/test_fixed.py shows them.",
+        survives="It needs two live engines with one id. tests/protocol/test_fixed.py covers it.",
     ),
     Mutant(
         name="dead-d-still-registered",
-        drops="A new life of D ends what the old one had registered. P would write to it.",
+        drops="A new incarnation of D ends the registrations of the former one. Without it, P writes to the "
+        "former one.",
         source="7.4; C13; R46",
         patches=(Swap(ProducerRank._retire, _old_incarnation_kept),),
         scope=Scope(d_restart=1, sync=1),
-        survives="Nobody reuses a dead process's memory here: its WRITEs fail, its cells end by TTL or lease.",
+        survives="In these scopes no process reuses a dead process's memory: WRITEs to it fail, and its cells end "
+        "by TTL or lease.",
     ),
     Mutant(
         name="p-restart-unnoticed",
-        drops="A new life of P resolves what the old one owed. D would wait for it until its deadline.",
+        drops="When P restarts, D resolves the requests of its former incarnation and fences it. Without it, an "
+        "answer of the new incarnation frees blocks that the former one still writes.",
         source="7.3; 7.4; R44; R46",
         patches=(Swap(ConsumerScheduler._restarted, _restart_unnoticed),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
     ),
     Mutant(
-        name="new-life-answers-for-the-old",
-        drops="What the new P answers settles nothing of the old one's. An orphan would write into what D has freed.",
+        name="new-incarnation-settles-orphans",
+        drops="An answer of a restarted P settles no WRITE of its former incarnation. Without it, that WRITE "
+        "lands in blocks that D has freed.",
         source="7.4 Proof of death; F9; S8",
         patches=(Swap(ConsumerCell.with_orphaned, _orphan_like_any),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
     ),
     Mutant(
-        name="answers-to-another-life",
-        drops="D takes no answer to its former life.",
+        name="answers-to-another-incarnation",
+        drops="D accepts no answer to its former incarnation.",
         source="7.3 Incarnation; S8",
-        patches=(Swap(ConsumerFrames._mine, _anyones),),
+        patches=(Swap(ConsumerFrames._mine, _of_any_incarnation),),
         scope=Scope(d_restart=1, drop=1, deadline=0),
-        survives="A second line: what is answered names a registration of that life, which the new one does not have.",
+        survives="A second check: an answer names a registration of that incarnation, which the new one does not have.",
     ),
 )

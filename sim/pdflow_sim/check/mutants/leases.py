@@ -178,21 +178,23 @@ _source_ready = ProducerRank._source_ready
 LEASES: tuple[Mutant, ...] = (
     Mutant(
         name="expiry-frees-under-a-write",
-        drops="A lease's end waits for the WRITEs in flight. The NIC would read blocks that are somebody else's.",
+        drops="When a lease ends, P keeps the blocks until the WRITEs in flight have ended. Without it, the NIC "
+        "reads blocks that belong to another prompt.",
         source="1.3(f) 1; 7.4; C3; R01",
         patches=(TableRow(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed),),
         breaks="S2",
     ),
     Mutant(
         name="deferred-write-after-expiry",
-        drops="A lease's end calls off a WRITE that waits for its connection. It would be posted from freed blocks.",
+        drops="When a lease ends, P drops a WRITE that waits for its connection. Without it, P posts the WRITE "
+        "from freed blocks.",
         source="1.3(f) 2; 7.4; C3; R02",
         guards=("lease_rechecked",),
         breaks="S2",
     ),
     Mutant(
         name="heartbeat-revives-a-lease",
-        drops="A lease that has ended is renewed by nobody. A WRITE would be posted from freed blocks.",
+        drops="A lease that has ended cannot be renewed. Without it, P posts a WRITE from freed blocks.",
         source="1.3(f) 8; 7.4",
         patches=(
             TableRow(RULES, (LEASED, LeaseEnded), _expired_but_kept),
@@ -204,7 +206,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="released-at-every-report",
-        drops="P's scheduler frees once, when all ranks have let go. Expiry and completion at once would free twice.",
+        drops="P's scheduler frees a prompt once, when all ranks have released it. Without it, an expiry and a "
+        "completion at the same time free it twice.",
         source="1.3(f) 15; R49",
         patches=(
             Swap(_release_shard, _reported_twice),
@@ -214,7 +217,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="first-rank-frees",
-        drops="P's scheduler frees when every rank has let go. It would free while another rank still writes.",
+        drops="P's scheduler frees a prompt when every rank has released it. Without it, P frees blocks that "
+        "another rank's WRITE still reads.",
         source="7.1; 7.4",
         patches=(Swap(ProducerScheduler._shard_released, _any_rank_frees),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
@@ -222,14 +226,15 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="release-frees-under-a-write",
-        drops="RELEASE cuts an unclaimed lease only. It would free what another attempt is being written from.",
+        drops="RELEASE has no effect while a registration holds the prompt. Without it, P frees blocks that the "
+        "WRITE of another attempt still reads.",
         source="7.4 RELEASE",
         patches=(Swap(ProducerFrames._released, _release_frees_whatever),),
         breaks="S2",
     ),
     Mutant(
         name="release-leaves-no-time",
-        drops="RELEASE leaves a lease 2 s for a REG that it has overtaken. That REG would be refused.",
+        drops="RELEASE leaves the lease 2 s, for a REG that it may have overtaken. Without it, P refuses that REG.",
         source="7.4 RELEASE",
         patches=(Swap(ProducerFrames._released, _release_frees),),
         scope=Scope(requests=2, same_product=True, concurrent=False, clocks=False),
@@ -237,15 +242,16 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="release-shortens-nothing",
-        drops="RELEASE shortens the lease. P would hold for 30 s what nobody will come for.",
+        drops="RELEASE shortens the lease. Without it, P holds for 30 s a prompt that no D wants.",
         source="7.4 RELEASE; L2; R11",
         patches=(Swap(released, _unshortened),),
         scope=Scope(clocks=False),
         breaks="L2",
     ),
     Mutant(
-        name="release-of-what-is-held-forgotten",
-        drops="A RELEASE while a registration holds the prompt counts when that falls away. P would hold it for 30 s.",
+        name="release-while-registered-forgotten",
+        drops="A RELEASE that arrives while a registration holds the prompt takes effect when that registration "
+        "ends. Without it, P holds the prompt for 30 s.",
         source="7.4 RELEASE; L2; R11",
         patches=(Swap(released, _unshortened_where_held),),
         scope=Scope(err=1, clocks=False),
@@ -253,7 +259,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="early-release-forgotten",
-        drops="A RELEASE before its prompt is finished counts when it is. P would hold it for 30 s.",
+        drops="A RELEASE that arrives before its prompt is computed takes effect when it is computed. Without "
+        "it, P holds the prompt for 30 s.",
         source="7.4 RELEASE; L2; R11",
         patches=(Swap(ProducerCells.remember_early, _nothing_early),),
         scope=Scope(clocks=False),
@@ -261,7 +268,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lease-word-ignored",
-        drops="D commits a READ only if the lease word is unchanged. It would decode what P has put there since.",
+        drops="D commits a READ only if the lease word is unchanged. Without it, D decodes KV that P has put "
+        "into the blocks since.",
         source="7.5; R04",
         patches=(Swap(_word_read, _word_ignored),),
         scope=Scope(pulls=True),
@@ -269,7 +277,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lease-word-read-first",
-        drops="The lease word is read after the data. Read before them, it proves nothing.",
+        drops="D reads the lease word after the data. Without it, D reads the word before the data, when it "
+        "proves nothing.",
         source="7.5; R04",
         patches=(
             Swap(_post, _word_first),
@@ -280,16 +289,18 @@ LEASES: tuple[Mutant, ...] = (
         breaks="S2",
     ),
     Mutant(
-        name="takers-counted",
-        drops="P tells apart which D rank has read. One rank's TAKEN twice would free while the other reads.",
+        name="readers-counted",
+        drops="P records which D ranks have sent TAKEN. Without it, one rank's TAKEN counts twice, and P frees "
+        "blocks that another rank still reads.",
         source="7.5; C1; R14",
         patches=(Swap(shard_taken, _readers_counted),),
         scope=Scope(pulls=True, d_tp=2, dup=1, clocks=False),
         breaks="S7",
     ),
     Mutant(
-        name="first-taker-frees",
-        drops="P frees when every D rank that reads it has done so. It would free while the other reads.",
+        name="first-reader-frees",
+        drops="P frees blocks when every D rank that reads them has sent TAKEN. Without it, P frees blocks that "
+        "another rank still reads.",
         source="7.5",
         patches=(Swap(shard_taken, _first_reader_frees),),
         scope=Scope(pulls=True, d_tp=2, clocks=False),
@@ -297,7 +308,8 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="early-taken-forgotten",
-        drops="A TAKEN that comes before its rank knows of the prompt counts. P would hold it for 30 s.",
+        drops="A TAKEN counts even if it arrives before P's rank knows of the prompt. Without it, P holds the "
+        "prompt for 30 s.",
         source="7.5; L2; R26; found by random walks",
         patches=(Swap(_source_ready, _early_is_early),),
         scope=Scope(pulls=True, lagging=True, clocks=False),
@@ -305,10 +317,10 @@ LEASES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="lost-release-unrepaired",
-        drops="What D has stopped naming in its SYNCs falls to 2 s.",
+        drops="When D stops naming a prompt in its SYNCs, P shortens the lease to 2 s.",
         source="7.4 RELEASE, SYNC; L5",
         patches=(Swap(_synced, _interest_forgotten),),
         scope=Scope(drop=1, sync=1),
-        survives="It only saves the rest of a lease, which ends all the same.",
+        survives="The rule only shortens a lease, which ends in any case.",
     ),
 )

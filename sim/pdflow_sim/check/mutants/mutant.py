@@ -30,7 +30,7 @@ from pdflow_sim.check.state.cluster import ScopeCluster
 MISSING: Any = object()
 
 
-class CannotMutate(PdflowError):  # noqa: N818 (what happened, as the other errors of the house)
+class CannotMutate(PdflowError):  # noqa: N818 (what happened, as pdflow's other errors)
     """The machine cannot be patched here."""
 
 
@@ -58,7 +58,7 @@ Patch: TypeAlias = Swap | TableRow
 class Mutant:
     name: str
     drops: str
-    """The rule that is dropped, and the failure that must follow."""
+    """The rule that is dropped, as a sentence, and what goes wrong without it."""
     source: str
     """Source of the rule: a number of CHECKER 1.3(f), a C-rule, a section of PROTOCOL 7; and races."""
     patches: tuple[Patch, ...] = ()
@@ -67,7 +67,7 @@ class Mutant:
     scope: Scope = attrs.field(factory=Scope)
     """The smallest scope in which the search must catch the mutant."""
     breaks: str = ""
-    """The invariant that must catch the mutant; empty if none can in the explored worlds."""
+    """The invariant that must catch the mutant; empty if none can in the explored scopes."""
     survives: str = ""
     """Why no invariant can catch the mutant."""
 
@@ -88,7 +88,7 @@ class Mutant:
         CannotMutate."""
         if compiled():
             raise CannotMutate(
-                "mutants need pdflow as plain Python, and this one is compiled: reinstall it without PDFLOW_COMPILE"
+                "mutants need pdflow as plain Python, but it is compiled: reinstall it without PDFLOW_COMPILE"
             )
         undo: list[Callable[[], None]] = []
         try:
@@ -126,7 +126,7 @@ def _changes(patch: Patch) -> Iterator[_Change]:
         return
     found = [*_holders(patch.old)]
     if not found:
-        raise CannotMutate(f"{patch.old.__qualname__} stands nowhere in the machine: the rule has moved")
+        raise CannotMutate(f"{patch.old.__qualname__} is nowhere in the machine: the rule has moved")
     for holder, name in found:
         if isinstance(holder, dict):
             yield _in_table(holder, name, patch.new)

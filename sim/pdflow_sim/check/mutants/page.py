@@ -14,26 +14,38 @@ from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 HEAD = """\
 # Mutants
 
-Each line below is the protocol with one rule dropped, by a patch in `sim/pdflow_sim/check/mutants` that nothing else
-knows of. A search that finds them is worth something: it went through the same scopes, with the rules in place, and
-found nothing. The search is breadth first, so every story is a shortest one. `pdflow check mutants` hunts them again,
-and a test holds this page against it; both were written by `python docs/generate.py`.
+A mutant is the protocol without one rule. A patch in `sim/pdflow_sim/check/mutants` removes the rule; no other code
+knows of it. The checker must then find a broken invariant. With all rules in place, the same search of the same scope
+finds none. The search is breadth first, so every counterexample is a shortest one. `pdflow check mutants` searches for
+all mutants again. `python docs/generate.py` writes this page, and a test compares it with a new search.
 
-Invariants are those of PROTOCOL.md, section 6: S1 D's blocks, S2 P's blocks, S3 complete, S4 the right prompt, S6 one
-outcome, S7 no false claim, L6 nobody pays for another's trouble. L: with faults over, it never ends, with nothing but
-SYNC and repeated CANCELs to help. L1 to L3 stand for scopes with no clocks, where nothing takes as long as any timer:
-there nothing may need one; and L1 that no request waits for a P that has refused D. Where a scope says neither, any
-armed timer may fire at any moment; with clocks it fires when it is due, and ticks count as steps. *Source* names a
-mutant of the list that this began with (M1 to M18), a rule of PROTOCOL.md, and races.
+*Caught by* names the invariant that the mutant breaks (PROTOCOL.md, section 6):
+
+- S1: a writer reaches only blocks that its request holds. S2: a source keeps its blocks until every READ or WRITE of it
+  has ended. S3: D commits only complete KV. S4: D commits only its own prompt's KV. S6: a request has one outcome. S7:
+  P reports as sent only what has landed. S8: a frame of a former incarnation changes nothing. S9: state is bounded.
+- L: after the last fault something never ends, although D repeats SYNCs and CANCELs.
+- L1, L2 and L3, in scopes with "no clocks": something ends only by a timer. There, nothing takes as long as any timer,
+  so no timer may be needed. In other scopes, L1 means that a request waits for a P that has refused D, or that a lease
+  or a stall timer runs while P computes the prompt.
+- L6: a peer that fails delays the requests of another peer.
+- crash: an endpoint raises an exception.
+
+*Scope* lists what differs from the smallest scope. In a scope with clocks, a timer fires when it is due, and ticks
+count as steps. In a scope with "no clocks", no timer fires. In all other scopes, an armed timer may fire at any moment.
+
+*Source* names a mutant of the first list of mutants (M1 to M18), a rule or section of PROTOCOL.md, and races.
 """
 
 SURVIVORS = """\
-## What nothing here can show
+## Mutants that survive
 
-A rule whose loss no invariant notices in these worlds: a second line behind another rule, or one that needs what is not
-modelled. Each is searched all the same, so that the day on which it is found is noticed. Of the C-rules, C8 (no input
-stops a loop) stands in the parsers, C11 (drain, then judge) in whoever drives an endpoint, and C12 (unequal blocks) in
-the layout: their rooms test them.
+No invariant notices these mutants in these scopes. Either another rule covers for the rule that is dropped, or the loss
+needs something that the scopes do not model. The checker searches for them all the same: a test fails on the day that
+one of them is caught.
+
+Three of the C-rules have no mutant. Tests of other packages cover them: C8 (no input stops a loop) is a rule of the
+parsers, C11 (handle inputs before deadlines) of the drivers, and C12 (unequal blocks) of the layout.
 
 | mutant | rule that is dropped | source | scope | why it survives |
 | --- | --- | --- | --- | --- |

@@ -157,24 +157,26 @@ GIVEN_UP = Scope(method="cpu-staged", prefill_abort=1)
 
 PIECES: tuple[Mutant, ...] = (
     Mutant(
-        name="a-stopped-write-says-sent",
-        drops="A WRITE that was stopped between two pieces has not been sent. P would say so, of half a prompt.",
+        name="stopped-write-reports-sent",
+        drops="A WRITE that was stopped between two pieces has not been sent. Without it, P reports SENT for "
+        "half a prompt.",
         source="7.4 CANCEL; S7",
         patches=(Swap(landed, _always_sent),),
         scope=EARLY,
         breaks="S7",
     ),
     Mutant(
-        name="the-last-stop-decides",
-        drops="One WRITE of several that was stopped is enough. Where another ended well after it, P would say SENT.",
+        name="last-write-hides-a-stop",
+        drops="A registration is not sent if one of its WRITEs was stopped. Without it, P reports SENT when a "
+        "later WRITE ends well.",
         source="7.4 CANCEL; S7; R16",
         patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
         scope=Scope(method="nixl-push", progressive=True, d_tp=2, clocks=False),
         breaks="S7",
     ),
     Mutant(
-        name="a-stop-settles-an-error",
-        drops="A WRITE that ends badly is fenced, stopped or not. P would free what may still be read from.",
+        name="stop-settles-an-error",
+        drops="P fences a WRITE that failed, stopped or not. Without it, P frees blocks that the WRITE may still read.",
         source="7.4 F10; R17",
         patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _stopped_is_settled),),
         scope=Scope(method="cpu-staged", err=1),
@@ -182,23 +184,25 @@ PIECES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="done-before-the-last-piece",
-        drops="The last piece is posted when all others have landed. Its notice would be there before them.",
+        drops="P posts the last piece when all others have landed. Without it, its notification arrives before "
+        "the other pieces.",
         source="pdflow/methods/shipment.py; S7",
         patches=(Swap(Shipment.next, _last_piece_at_once),),
         scope=Scope(method="cpu-staged", abort=0),
         breaks="S3",
     ),
     Mutant(
-        name="a-stop-cuts-nothing",
-        drops="A stop cuts what has not been posted. What a prompt that was given up lacks would be waited for.",
+        name="stop-cuts-nothing",
+        drops="A stop removes the pieces that are not posted. Without it, P waits for pieces of an aborted "
+        "prefill, which never come.",
         source="pdflow/methods/lanes.py; 7.4 CANCEL; L1",
         patches=(Swap(Shipment.halt, _stops_nothing),),
         scope=GIVEN_UP,
         breaks="L",
     ),
     Mutant(
-        name="a-stop-cuts-what-is-posted",
-        drops="A stop cuts nothing that has been posted. D would free blocks in which a piece may still land.",
+        name="stop-cuts-posted-pieces",
+        drops="A stop removes no piece that is posted. Without it, D frees blocks in which a piece may still land.",
         source="pdflow/methods/lanes.py; 7.4 CANCEL; S1",
         patches=(Swap(Shipment.halt, _stops_what_is_posted),),
         scope=EARLY,
@@ -206,47 +210,52 @@ PIECES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="posted-without-a-lane",
-        drops="A piece counts as posted when it has a lane. A stop would cut none of those that wait for one.",
+        drops="A piece counts as posted when it has a lane. Without it, a stop removes none of the pieces that "
+        "wait for a lane.",
         source="pdflow/methods/lanes.py; S9",
         patches=(Swap(Lanes._count, _takes_no_lane),),
         scope=Scope(method="p2p-nccl-put", requests=2, abort=0, clocks=False),
         breaks="S9",
     ),
     Mutant(
-        name="given-up-and-released-at-once",
-        drops="A prompt that is given up while it is sent is released by its ranks. A WRITE would read on from it.",
+        name="aborted-prefill-released-at-once",
+        drops="P's ranks release a prompt whose prefill is aborted while they send it. Without it, the scheduler "
+        "frees blocks that a WRITE still reads.",
         source="7.4; S2",
         patches=(Swap(_aborted, _released_at_once),),
         scope=Scope(method="cpu-staged", prefill_abort=1, abort=0, deadline=0, stall=0),
         breaks="S2",
     ),
     Mutant(
-        name="given-up-and-not-stopped",
-        drops="A prompt that is given up stops its WRITE. The pieces that it waits for would never come.",
+        name="aborted-prefill-not-stopped",
+        drops="An aborted prefill stops the WRITE of its prompt. Without it, the WRITE waits for pieces that "
+        "never come.",
         source="L1; L2",
         patches=(TableRow(RULES, (IN_FLIGHT, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
     Mutant(
-        name="given-up-before-its-write",
-        drops="A prompt that is given up calls off a WRITE that waits for its connection. It would never end.",
+        name="aborted-prefill-before-its-write",
+        drops="An aborted prefill drops a WRITE that waits for its connection. Without it, the WRITE never ends.",
         source="L1; L2; R02",
         patches=(TableRow(RULES, (READY, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
     Mutant(
-        name="given-up-and-unclaimed",
-        drops="A prompt that is given up and that nobody has come for is let go of. No lease would ever end it.",
+        name="aborted-prefill-unclaimed",
+        drops="P releases the prompt of an aborted prefill if no D has registered for it. Without it, no lease "
+        "ever ends it.",
         source="L2",
         patches=(TableRow(RULES, (LEASED, PrefillEnded)),),
         scope=GIVEN_UP,
         breaks="L",
     ),
     Mutant(
-        name="given-up-and-served-again",
-        drops="Nobody else is served from what there is of a prompt that was given up. It would be kept for ever.",
+        name="aborted-prefill-served-again",
+        drops="P serves no other registration from the prompt of an aborted prefill. Without it, P keeps the "
+        "prompt forever.",
         source="L2",
         patches=(Swap(source_lost, _lost_and_kept),),
         scope=Scope(method="cpu-staged", prefill_abort=1, drop=1),
@@ -254,15 +263,17 @@ PIECES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="leased-before-it-is-complete",
-        drops="No lease runs while a prompt is computed. A long one would expire before anybody could have come.",
+        drops="No lease runs while a prompt is computed. Without it, the lease of a long prompt ends before any "
+        "D could register.",
         source="7.4; L1",
         patches=(Swap(_source_ready, _leased_at_once),),
         scope=EARLY,
         breaks="L1",
     ),
     Mutant(
-        name="in-flight-while-it-is-computed",
-        drops="What is being computed is QUEUED, however much has gone. D would give up a long prompt as STALLED.",
+        name="computing-counts-as-in-flight",
+        drops="P reports QUEUED while a prompt is computed, however much of it has been sent. Without it, D "
+        "fails a long prompt as STALLED.",
         source="7.4 SYNC; L1",
         patches=(Swap(progress_of, _whatever_its_source),),
         scope=EARLY,
@@ -270,7 +281,7 @@ PIECES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="complete-and-not-leased",
-        drops="The lease begins when a prompt is complete. P would keep for ever what nobody comes for.",
+        drops="The lease begins when the prompt is complete. Without it, P keeps an unclaimed prompt forever.",
         source="7.4; L2",
         patches=(TableRow(RULES, (LEASED, SourceCompleted)),),
         scope=Scope(method="cpu-staged", drop=1),
@@ -278,15 +289,17 @@ PIECES: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="withdrawn-under-a-write",
-        drops="What is withdrawn goes when its WRITEs have ended. The NIC would read what is somebody else's.",
+        drops="P releases withdrawn memory when its WRITEs have ended. Without it, the NIC reads another "
+        "prompt's memory.",
         source="7.4; C3; R01",
         patches=(Swap(ProducerRank._withdrawn, _withdrawn_whatever),),
         scope=Scope(method="p2p-nccl-put", withdraw=1),
         breaks="S2",
     ),
     Mutant(
-        name="begun-and-forgotten",
-        drops="A prompt that was begun is remembered until it is computed, its lease over or not. P would raise.",
+        name="forgotten-before-it-is-computed",
+        drops="P remembers a prompt until it is computed, even if its lease has ended. Without it, P raises an "
+        "exception.",
         source="7.1",
         patches=(Swap(_shard_released, _forgotten_when_released),),
         scope=EARLY,

@@ -1,5 +1,5 @@
-"""Mutants of the rules for a lost connection and a refused reconnect: what they say of a request, and what they do not
-say of its blocks."""
+"""Mutants of the rules for a lost connection and a refused reconnect, which resolve a request but free none of its
+blocks."""
 
 from __future__ import annotations
 
@@ -50,15 +50,17 @@ DOWN = Scope(p_restart=1, down=True, sync=1)
 REFUSALS: tuple[Mutant, ...] = (
     Mutant(
         name="lost-connection-unnoticed",
-        drops="D sends its next SYNC soon after it has lost a connection. A WRITE's error would wait for the usual one.",
+        drops="D sends its next SYNC soon after it has lost a connection. Without it, D learns of a failed WRITE "
+        "at the next regular SYNC.",
         source="7.4 SYNC; issue 18: a failed WRITE is an error within a second",
         patches=(Swap(_connection_lost, _connection_lost_unnoticed),),
         scope=Scope(lose=1, err=1, horizon=3, concurrent=False, abort=0),
-        survives="Everything ends, a second later; tests/protocol/test_lost_connection.py asserts how soon.",
+        survives="Everything ends, only a second later. tests/protocol/test_lost_connection.py checks the time.",
     ),
     Mutant(
         name="refusal-unnoticed",
-        drops="A reconnect that P refuses resolves what waits for P. It would wait for P's silence.",
+        drops="A reconnect that P refuses resolves the requests that wait for P. Without it, they wait until D "
+        "takes P for dead.",
         source="7.4 peer dead; L1; R44; R48",
         guards=("refusals_resolve",),
         scope=DOWN,
@@ -66,7 +68,8 @@ REFUSALS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="timeout-is-a-refusal",
-        drops="Only a refusal says that no process listens. A slow network would end what a living P writes.",
+        drops="Only a refusal shows that no process listens. Without it, a slow network fails requests that a "
+        "live P still writes.",
         source="7.4 peer dead; L6",
         patches=(Swap(_handshake_ended, _timeout_is_a_refusal),),
         scope=Scope(lose=1, unreachable=1, sync=1),
@@ -74,7 +77,8 @@ REFUSALS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="refusal-frees",
-        drops="A refusal resolves the request, not its blocks. What a dead P's NIC has begun would land in another's.",
+        drops="A refusal resolves the request and does not free its blocks. Without it, a WRITE that a dead P's "
+        "NIC has begun lands in another request's blocks.",
         source="7.4 Proof of death; F9; H6",
         patches=(Swap(reconnect_refused, _refusal_frees),),
         scope=DOWN,
@@ -82,7 +86,8 @@ REFUSALS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="refusal-is-a-fence",
-        drops="A refusal is no fence, whether P lives or not. What its NIC has begun would land in another's blocks.",
+        drops="A refusal is not a fence, whether P is alive or not. Without it, a WRITE that P's NIC has begun "
+        "lands in another request's blocks.",
         source="7.4 Proof of death; F9",
         patches=(Swap(reconnect_refused, _refusal_is_a_fence),),
         scope=Scope(lose=1, refused=1, sync=1),
@@ -90,7 +95,8 @@ REFUSALS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="refusal-settles-its-pair",
-        drops="A rank that refuses may still write. Its pair would count as ended when another rank's has.",
+        drops="A rank that refuses a reconnect may still write. Without it, D frees the blocks when the other "
+        "rank has ended.",
         source="7.4 quarantine; F9",
         patches=(Swap(reconnect_refused, _refusal_settles_its_pair),),
         scope=Scope(p_tp=2, lose=1, refused=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),

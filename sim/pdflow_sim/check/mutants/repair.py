@@ -24,7 +24,7 @@ from pdflow.protocol.values import Address, Instant, Xid
 from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
-# Said again.
+# Reports that are repeated.
 
 
 def _cancelled_once(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> ConsumerStepped:
@@ -58,7 +58,7 @@ def _replies_without_verdicts(self: ProducerFrames, sender: Address, message: Sy
     return _synced(self, sender, Sync(message.seq, message.floor, message.interest, known), now)
 
 
-def _verdict_unspoken(self: ProducerFrames, sender: Address, verdict: SyncItem) -> Effects:
+def _verdict_not_sent(self: ProducerFrames, sender: Address, verdict: SyncItem) -> Effects:
     return NOTHING
 
 
@@ -73,40 +73,40 @@ def _fenced_at_death(self: ConsumerRank, peer: Address, message: Message, now: I
 _synced = ProducerFrames._synced
 _sync_answered = ConsumerFrames._sync_answered
 
-# Said at all.
+# Reports that are sent.
 
 
 def _fail_unread(self: ConsumerFrames, sender: Address, message: Fail) -> Effects:
     return NOTHING
 
 
-def _refused_in_silence(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
+def _refusal_not_sent(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
     return end_registration(cell, event.code, True, now, ctx, notify=False)
 
 
-def _refuses_in_silence(self: ProducerFrames, sender: Address, message: Register, code: Code) -> Effects:
+def _late_registration_not_answered(self: ProducerFrames, sender: Address, message: Register, code: Code) -> Effects:
     effects = _refuse_unregistered(self, sender, message, code)
     return effects[:0]
 
 
-def _death_forgotten(self: ProducerCells, xid: Xid, code: Code) -> None:
+def _failure_forgotten(self: ProducerCells, xid: Xid, code: Code) -> None:
     pass
 
 
-def _released_by_nobody(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
+def _release_not_sent(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
     return NOTHING
 
 
 _refuse_unregistered = ProducerFrames._refuse_unregistered
 
-# Asked for.
+# Reports that are requested.
 
 
 def _never_asked(self: ProducerScheduler, event: PrefillMissing, now: Instant) -> Effects:
     return NOTHING
 
 
-def _registration_for_ever(self: ProducerCells, timer: Timer) -> Instant | None:
+def _registration_never_ends(self: ProducerCells, timer: Timer) -> Instant | None:
     return None if timer.kind is TimerKind.REGISTRATION else _deadline(self, timer)
 
 
@@ -132,7 +132,7 @@ CLOCKLESS = Scope(clocks=False)
 REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="cancel-sent-once",
-        drops="A CANCEL without an answer is sent again. Its loss would keep D's blocks for ever.",
+        drops="D repeats a CANCEL that gets no answer. Without it, the loss of one CANCEL keeps D's blocks forever.",
         source="1.3(f) 13; 7.4; L3; L5",
         patches=(Swap(cancel_due, _cancelled_once), Swap(cancel_again, _not_cancelled_again)),
         scope=Scope(drop=2, deadline=0, stall=0),
@@ -140,15 +140,16 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cancel-waits-for-its-timer",
-        drops="A SYNC's answer that tells of no end has CANCEL sent again. A regular outage starves its timer.",
+        drops="D repeats a CANCEL when a SYNC_REPLY shows that its registration has not ended. Without it, a "
+        "periodic outage can lose every CANCEL that the timer sends.",
         source="7.4 CANCEL; L3; L5",
         patches=(Swap(cancel_again, _not_cancelled_again),),
         scope=Scope(drop=1, sync=1, cancel=1, deadline=0, stall=0),
-        survives="The timer sends it again too, and here no outage is regular for ever.",
+        survives="The timer also repeats the CANCEL, and no outage in these scopes is periodic forever.",
     ),
     Mutant(
         name="registration-sent-once",
-        drops="A REG that P does not know is sent again. D would wait until its deadline.",
+        drops="D repeats a REG that P does not know. Without it, D waits until its deadline.",
         source="7.4 SYNC; L5; R25",
         patches=(Swap(missing, _given_up),),
         scope=Scope(drop=1),
@@ -156,7 +157,7 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-sync",
-        drops="D says what it holds open. Whatever was lost would be missing until the deadline.",
+        drops="D reports its open registrations by SYNC. Without it, a lost message stays lost until the deadline.",
         source="7.4 SYNC; L5",
         patches=(Swap(ConsumerScheduler._sync, _no_sync),),
         scope=Scope(drop=1),
@@ -164,7 +165,7 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="sync-unanswered",
-        drops="P answers a SYNC. D would learn nothing of what was lost.",
+        drops="P answers a SYNC. Without it, D does not learn that a message was lost.",
         source="7.4 SYNC; L5",
         patches=(Swap(_synced, _sync_unanswered),),
         scope=Scope(drop=1),
@@ -172,31 +173,32 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="missing-unnoticed",
-        drops="What a reply leaves out is missing at P. D would wait until its deadline.",
+        drops="A registration that is absent from a SYNC_REPLY is missing at P. Without it, D waits until its "
+        "deadline.",
         source="7.4 SYNC; L5",
         patches=(Swap(_sync_answered, _missing_unnoticed),),
         scope=Scope(drop=1),
         breaks="L",
     ),
     Mutant(
-        name="verdicts-left-out-of-sync",
-        drops="A reply says how registrations have ended.",
+        name="verdicts-absent-from-sync",
+        drops="A SYNC_REPLY says how registrations have ended.",
         source="7.4 SYNC",
         patches=(Swap(_synced, _replies_without_verdicts),),
         scope=Scope(drop=1, err=1),
-        survives="What is left out counts as missing, its REG comes again, and the tombstone answers that.",
+        survives="D treats an absent registration as missing and repeats its REG, and the tombstone answers that.",
     ),
     Mutant(
         name="tombstone-silent",
-        drops="A late REG meets its verdict again.",
+        drops="P answers a late REG with the verdict in its tombstone.",
         source="7.3; 7.4",
-        patches=(Swap(ProducerFrames._replay, _verdict_unspoken),),
+        patches=(Swap(ProducerFrames._replay, _verdict_not_sent),),
         scope=Scope(drop=1, err=1),
-        survives="SYNC's reply says the same a second later.",
+        survives="The next SYNC_REPLY says the same a second later.",
     ),
     Mutant(
         name="unsent-registration-forgotten",
-        drops="A REG that could not leave fails at once. D would wait for the next SYNC.",
+        drops="A REG that D cannot send fails at once. Without it, D waits for the next SYNC.",
         source="7.4; R25",
         patches=(Swap(ConsumerRank._undeliverable, _unsent_is_lost),),
         scope=Scope(unreachable=1, clocks=False),
@@ -204,39 +206,40 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="fail-ignored",
-        drops="D believes a FAIL at once. It would wait for a timer to ask again.",
+        drops="D accepts a FAIL at once. Without it, D waits for a timer before it asks again.",
         source="1.3(f) 18; 7.4",
         patches=(Swap(ConsumerFrames._failed, _fail_unread),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),
     Mutant(
-        name="refused-in-silence",
-        drops="P says that a registration cannot be served. D would wait for a timer.",
+        name="refusal-not-sent",
+        drops="P reports that it cannot serve a registration. Without it, D waits for a timer.",
         source="7.4; R21; R22",
-        patches=(Swap(refused, _refused_in_silence),),
+        patches=(Swap(refused, _refusal_not_sent),),
         scope=Scope(unreachable=1, clocks=False),
         breaks="L1",
     ),
     Mutant(
-        name="late-registration-in-silence",
-        drops="A REG that comes too late is told so. D would wait for a timer.",
+        name="late-registration-not-answered",
+        drops="P reports that a REG has come too late. Without it, D waits for a timer.",
         source="7.4; R24",
-        patches=(Swap(_refuse_unregistered, _refuses_in_silence),),
+        patches=(Swap(_refuse_unregistered, _late_registration_not_answered),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),
     Mutant(
-        name="dead-prefill-forgotten",
-        drops="P remembers prefills that ended without KV. A REG for one would wait 10 s.",
+        name="failed-prefill-forgotten",
+        drops="P remembers prefills that ended without KV. Without it, a REG for one waits 10 s.",
         source="7.4; R24",
-        patches=(Swap(ProducerCells.remember_dead, _death_forgotten),),
+        patches=(Swap(ProducerCells.remember_dead, _failure_forgotten),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
     ),
     Mutant(
-        name="prefill-end-unheard",
-        drops="A prefill that ends without KV ends what waits for it. D would wait until its deadline.",
+        name="prefill-end-ignored",
+        drops="A prefill that ends without KV ends the registrations that wait for it. Without it, D waits until "
+        "its deadline.",
         source="7.4",
         patches=(TableRow(RULES, (OPEN, PrefillEnded)),),
         scope=Scope(prefill_abort=1),
@@ -244,31 +247,33 @@ REPAIR: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="prefill-never-asked-for",
-        drops="P asks its scheduler for a prompt that does not come. D would wait until its deadline.",
+        drops="P's rank asks its scheduler for a prompt that does not come. Without it, D waits until its deadline.",
         source="7.4 NO_REQUEST",
         patches=(Swap(ProducerScheduler._missing, _never_asked),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
     ),
     Mutant(
-        name="grant-for-ever",
-        drops="A registration that nobody renews ends.",
+        name="registration-never-ends",
+        drops="A registration that is not renewed ends.",
         source="7.4; C4; S9",
-        patches=(Swap(_deadline, _registration_for_ever),),
+        patches=(Swap(_deadline, _registration_never_ends),),
         scope=Scope(d_restart=1, prefill_abort=1, sync=1),
-        survives="In strict each ends with its prompt too: when that is finished, ended, unknown, or its lease over.",
+        survives="In strict, a registration also ends with its prompt: when the prompt is finished, ended or "
+        "unknown, or its lease has ended.",
     ),
     Mutant(
-        name="release-unsaid",
-        drops="D says that it will not come. P would hold the prompt for 30 s.",
+        name="release-not-sent",
+        drops="D sends RELEASE when it will not register. Without it, P holds the prompt for 30 s.",
         source="7.4 RELEASE; L2; R11",
-        patches=(Swap(release_prompt, _released_by_nobody),),
+        patches=(Swap(release_prompt, _release_not_sent),),
         scope=CLOCKLESS,
         breaks="L2",
     ),
     Mutant(
         name="lost-wake-up",
-        drops="Everybody who waits for a connection is told of it. The second would wait for a timer.",
+        drops="Every registration that waits for a connection is notified of it. Without it, the second one "
+        "waits for a timer.",
         source="1.3(f) 16; R29",
         patches=(Swap(ProducerCells.connect, _connected_by_another),),
         scope=Scope(requests=2, abort=0, clocks=False),

@@ -20,7 +20,7 @@ from pdflow_sim.check.scopes.scope import Scope
 # At P.
 
 
-def _copies_what_is_gone(self: StagedSending, going: StagedSend, piece: Piece) -> None:
+def _copies_after_abort(self: StagedSending, going: StagedSend, piece: Piece) -> None:
     if going.staged is not None:
         self.requests.emit(CopyOut(going.request.handle, going.staged, piece))
     else:
@@ -28,7 +28,7 @@ def _copies_what_is_gone(self: StagedSending, going: StagedSend, piece: Piece) -
         self._settle(going)
 
 
-def _offers_what_is_gone(self: StagedSending, event: CopiedOut) -> None:
+def _offers_after_abort(self: StagedSending, event: CopiedOut) -> None:
     going = self.outgoing.get(event.handle)
     if going is None:
         return
@@ -49,11 +49,11 @@ def _freed_before_it_is_copied(self: StagedSending, going: StagedSend) -> None:
 _settled = StagedSending._settle
 
 
-def _keeps_its_room(self: StagedSending, going: StagedSend) -> None:
+def _keeps_its_staging(self: StagedSending, going: StagedSend) -> None:
     going.staged = None
 
 
-def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
+def _staging_freed_first(self: StagedSending, going: StagedSend) -> None:
     """Give the staging memory back though something may still be sent from it."""
     _finished(self, going)
     if going.staged is not None:
@@ -65,7 +65,7 @@ def _room_goes_first(self: StagedSending, going: StagedSend) -> None:
 _finished = StagedSending._finish
 
 
-def _nobody_is_next(self: StagedSending, request: PrefillRequest) -> None:
+def _no_next_prompt(self: StagedSending, request: PrefillRequest) -> None:
     going = self.outgoing[request.handle]
     going.over = True
     self._release(going)
@@ -75,10 +75,10 @@ def _nobody_is_next(self: StagedSending, request: PrefillRequest) -> None:
     self.requests.wait_no_more(request.handle)
 
 
-def _waits_for_ever(self: PrefillRequests, handle: Handle) -> None: ...
+def _waits_forever(self: PrefillRequests, handle: Handle) -> None: ...
 
 
-def _lies_in_blocks(self: StagedSending, going: StagedSend) -> Allocation:
+def _source_in_blocks(self: StagedSending, going: StagedSend) -> Allocation:
     return going.source
 
 
@@ -118,12 +118,12 @@ def _leaves_nothing(self: StagedLanding, request: DecodeRequest) -> None:
     request.staged = None
 
 
-def _asks_nobody(self: StagedLanding, staged: Allocation) -> None:
+def _no_next_request(self: StagedLanding, staged: Allocation) -> None:
     self.requests.emit(GiveBackRoom(staged))
     self.staging.release(staged)
 
 
-def _room_is_back_at_once(self: StagedLanding, request: DecodeRequest) -> None:
+def _staging_freed_at_once(self: StagedLanding, request: DecodeRequest) -> None:
     """Give the staging memory back as soon as the client gives up, though something may still land there."""
     staged = request.staged
     _resolved(self, request)
@@ -140,88 +140,99 @@ COPIED = Scope(method="cpu-staged", late=True, decodes=True, stall=0, deadline=0
 
 STAGING: tuple[Mutant, ...] = (
     Mutant(
-        name="copied-when-given-up",
-        drops="What a step still computes of a prompt that was given up is not copied: its blocks are others'.",
+        name="copied-after-abort",
+        drops="P copies no layer of an aborted prompt, because its blocks belong to another prompt. Without it, "
+        "P copies another prompt's KV.",
         source="issue 16: staged P's copies",
-        patches=(Swap(StagedSending._copy, _copies_what_is_gone),),
+        patches=(Swap(StagedSending._copy, _copies_after_abort),),
         scope=LAYERS,
         breaks="S6",
     ),
     Mutant(
-        name="offered-when-given-up",
-        drops="A copy that ends when its prompt has been given up is not sent: its blocks were others' meanwhile.",
+        name="sent-after-abort",
+        drops="P sends no copy that ends after its prompt was aborted, because its blocks belonged to another "
+        "prompt meanwhile. Without it, P sends another prompt's KV.",
         source="issue 16: staged P's copies",
-        patches=(Swap(StagedSending.copied_out, _offers_what_is_gone),),
+        patches=(Swap(StagedSending.copied_out, _offers_after_abort),),
         scope=Scope(method="cpu-staged", late=True, prefill_abort=1, stall=0, deadline=0),
         breaks="S6",
     ),
     Mutant(
         name="freed-before-it-is-copied",
-        drops="Blocks are free when all of a prompt has been copied from them.",
+        drops="P frees blocks when the whole prompt has been copied from them. Without it, P copies another "
+        "prompt's KV.",
         source="issue 16: staged P's copies",
         patches=(Swap(StagedSending._settle, _freed_before_it_is_copied),),
         scope=Scope(method="cpu-staged", late=True, abort=0, stall=0, deadline=0),
         breaks="S6",
     ),
     Mutant(
-        name="room-is-kept-at-p",
-        drops="A prompt that P has released gives its room to whoever is next.",
-        source="issue 16: staged P's room",
-        patches=(Swap(StagedSending._release, _keeps_its_room),),
+        name="staging-kept-at-p",
+        drops="P frees the staging memory of a released prompt for the next one. Without it, the next prompt "
+        "waits forever.",
+        source="issue 16: P's staging memory",
+        patches=(Swap(StagedSending._release, _keeps_its_staging),),
         scope=BOTH,
         breaks="L",
     ),
     Mutant(
-        name="room-is-left-too-early",
-        drops="Room at P is its prompt's until the protocol has released it. A READ would find another's KV there.",
-        source="issue 16: staged P's room; S2",
-        patches=(Swap(StagedSending._finish, _room_goes_first),),
+        name="staging-freed-too-early-at-p",
+        drops="A prompt keeps its staging memory at P until the protocol has released it. Without it, a READ "
+        "finds another prompt's KV there.",
+        source="issue 16: P's staging memory; S2",
+        patches=(Swap(StagedSending._finish, _staging_freed_first),),
         scope=Scope(method="mooncake-v0", pulls=True),
         breaks="S6",
     ),
     Mutant(
-        name="nobody-is-next-at-p",
-        drops="When room is given back, whoever waits for it is served.",
-        source="issue 16: staged P's room",
-        patches=(Swap(StagedSending.released, _nobody_is_next),),
+        name="no-next-prompt-at-p",
+        drops="When staging memory is freed at P, the next waiting prompt gets it. Without it, that prompt waits "
+        "forever.",
+        source="issue 16: P's staging memory",
+        patches=(Swap(StagedSending.released, _no_next_prompt),),
         scope=Scope(method="mooncake-v0", pulls=True, requests=2, p_pool=1, abort=0, stall=0, deadline=0),
         breaks="L",
     ),
     Mutant(
-        name="p-waits-for-ever",
-        drops="An engine that waits until a prompt has been sent goes on when it has been, or is given up.",
+        name="p-waits-forever",
+        drops="An engine that waits until a prompt has been sent resumes when it has been sent or aborted. "
+        "Without it, the engine waits forever.",
         source="issue 16: P waits",
-        patches=(Swap(PrefillRequests.wait_no_more, _waits_for_ever),),
+        patches=(Swap(PrefillRequests.wait_no_more, _waits_forever),),
         scope=Scope(method="p2p-nccl-put", abort=0, stall=0, deadline=0),
         breaks="L",
     ),
     Mutant(
         name="d-reads-from-blocks",
-        drops="D reads a prompt where it has room beside the blocks, which are others' by then.",
+        drops="D reads a prompt from P's staging memory. Without it, D reads P's blocks, which belong to another "
+        "prompt by then.",
         source="issue 16: where pulled KV lies",
-        patches=(Swap(StagedSending._lies, _lies_in_blocks),),
+        patches=(Swap(StagedSending._lies, _source_in_blocks),),
         scope=Scope(method="mooncake-v0", pulls=True),
         breaks="S6",
     ),
     Mutant(
         name="dropped-while-it-is-sent",
-        drops="A prompt that has begun to be sent is computed to its end. A WRITE would read others' KV.",
+        drops="P computes a prompt that it has begun to send to its end. Without it, a WRITE reads another "
+        "prompt's KV.",
         source="issue 16: progressive P's abort",
         patches=(Swap(ProgressiveSending.drop, _dropped_in_the_middle),),
         scope=PROGRESSIVE,
         breaks="S6",
     ),
     Mutant(
-        name="failed-and-freed",
-        drops="What was sent of a prompt whose engine gives it up stays in its blocks until P's ranks let go of it.",
+        name="failed-prefill-frees-under-a-write",
+        drops="When an engine stops computing a prompt, the prompt stays in its blocks until P's ranks have "
+        "released it. Without it, a WRITE reads freed blocks.",
         source="issue 16: progressive P's abort; S2",
         patches=(Swap(ProgressiveSending.failed, _freed_though_it_is_sent),),
         scope=Scope(method="nixl-push", progressive=True, prefill_abort=1, stall=0, deadline=0),
         breaks="S2",
     ),
     Mutant(
-        name="room-is-kept-when-loaded",
-        drops="Room at D is free as soon as what lay there is in blocks.",
+        name="staging-kept-when-loaded",
+        drops="D frees staging memory as soon as its KV has been copied to blocks. Without it, the memory stays "
+        "allocated forever.",
         source="issue 16: staged D's copies",
         patches=(Swap(StagedLanding.copied, _loaded_and_kept),),
         scope=COPIED,
@@ -229,33 +240,37 @@ STAGING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="freed-under-a-copy",
-        drops="Blocks that are being copied into for nobody are free when they have been.",
+        drops="D frees the blocks of an aborted request when the copy into them has ended. Without it, the copy "
+        "overwrites another request's blocks.",
         source="issue 16: staged D's abort",
         patches=(Swap(StagedLanding.left, _left_under_a_copy),),
         scope=COPIED,
         breaks="S6",
     ),
     Mutant(
-        name="room-is-kept-when-aborted",
-        drops="A request that is aborted when it has landed, and is not loaded yet, gives its room back.",
+        name="staging-kept-when-aborted",
+        drops="D frees the staging memory of a request that is aborted after its KV has landed and before it is "
+        "loaded. Without it, the memory stays allocated forever.",
         source="issue 16: staged D's abort",
         patches=(Swap(StagedLanding._leave, _leaves_nothing),),
         scope=COPIED,
         breaks="L",
     ),
     Mutant(
-        name="nobody-is-next-at-d",
-        drops="When room at D is given back, whoever waits for it is asked.",
-        source="issue 16: staged D's room",
-        patches=(Swap(StagedLanding.release, _asks_nobody),),
+        name="no-next-request-at-d",
+        drops="When staging memory is freed at D, the next waiting request gets it. Without it, that request "
+        "waits forever.",
+        source="issue 16: D's staging memory",
+        patches=(Swap(StagedLanding.release, _no_next_request),),
         scope=BOTH,
         breaks="L",
     ),
     Mutant(
-        name="room-is-back-at-once",
-        drops="Room that a WRITE may still reach is given back by the protocol alone.",
+        name="staging-freed-under-a-write",
+        drops="Only the protocol frees staging memory that a WRITE may still reach. Without it, a WRITE lands in "
+        "another request's memory.",
         source="issue 16: staged D's abort; S1",
-        patches=(Swap(StagedLanding.resolved, _room_is_back_at_once),),
+        patches=(Swap(StagedLanding.resolved, _staging_freed_at_once),),
         scope=Scope(method="cpu-staged", stall=0, deadline=0),
         breaks="S6",
     ),

@@ -82,7 +82,8 @@ CLOCKS = Scope(dialect=VLLM_COMPAT, horizon=ENDLESS, abort=0)
 TIMING: tuple[Mutant, ...] = (
     Mutant(
         name="reclaimed-without-margin",
-        drops="A deadline that rests on another's clock has a margin. P would write into blocks that D has reclaimed.",
+        drops="A deadline that depends on another engine's clock has a margin. Without it, P writes into blocks "
+        "that D has reclaimed.",
         source="1.3(f) 14; 7.2; R06; R15",
         patches=(Swap(reclaim_at, _without_margin),),
         scope=CLOCKS,
@@ -90,7 +91,7 @@ TIMING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="reclaimed-within-the-lease",
-        drops="A quarantine outlasts P's lease. P would write into blocks that D has reclaimed.",
+        drops="A quarantine lasts longer than P's lease. Without it, P writes into blocks that D has reclaimed.",
         source="7.2; R15",
         patches=(Swap(reclaim_at, _without_lease),),
         scope=CLOCKS,
@@ -98,7 +99,8 @@ TIMING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="heartbeats-after-the-end",
-        drops="A resolved request is not renewed. P would keep what it writes into blocks that D has reclaimed.",
+        drops="D stops renewing the lease when the request is resolved. Without it, P keeps the prompt and "
+        "writes it into blocks that D has reclaimed.",
         source="C6; L4; R21",
         patches=(Swap(_sync, _renewed_after_its_end),),
         scope=CLOCKS,
@@ -106,7 +108,8 @@ TIMING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="heartbeat-kept",
-        drops="A heartbeat that has no connection is not kept for one. It would extend a lease behind D's back.",
+        drops="D discards a heartbeat that has no connection. Without it, the heartbeat is sent later and "
+        "extends the lease, and P writes into blocks that D has reclaimed.",
         source="7.2; found by this search",
         patches=(Swap(_defer, _heartbeat_kept),),
         scope=CLOCKS,
@@ -114,7 +117,8 @@ TIMING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="silence-frees",
-        drops="A peer that is taken for dead is fenced before its blocks are free. It may only have been slow.",
+        drops="D fences a peer that it takes for dead before it frees the blocks. Without it, a peer that was "
+        "only slow writes into freed blocks.",
         source="7.4 dead; H6; R15",
         patches=(Swap(_fail_silent, _silence_frees),),
         scope=Scope(horizon=4, abort=0),
@@ -122,26 +126,27 @@ TIMING: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="silence-unnoticed",
-        drops="A peer that is silent for long is taken for dead.",
+        drops="D takes a peer that is silent for long for dead.",
         source="7.4 dead; L1; L3",
         patches=(Swap(_fail_silent, _silence_unnoticed),),
         scope=Scope(horizon=4, abort=0),
-        survives="Every P of these worlds speaks again, or its next life does; in simulation some do not.",
+        survives="In these scopes every P, or its next incarnation, sends again. In the simulator some do not.",
     ),
     Mutant(
         name="silence-unfenced",
-        drops="A peer that is taken for dead is fenced.",
+        drops="D fences a peer that it takes for dead.",
         source="7.4 dead; L3; R15",
         patches=(Swap(_fail_silent, _silence_unfenced),),
         scope=Scope(horizon=4, abort=0),
-        survives="As silence-unnoticed: who answers CANCELs in the end needs no fence.",
+        survives="As for silence-unnoticed: a P that answers CANCELs in the end needs no fence.",
     ),
     Mutant(
         name="lease-never-renewed",
-        drops="P renews a lease when D asks.",
+        drops="P renews a lease when D asks for it.",
         source="7.4 SYNC; R05; R09",
         patches=(Swap(renewed, _never_renewed),),
         scope=Scope(horizon=4, abort=0),
-        survives="A request that waits for long would fail, which is an outcome like any other; only figures show it.",
+        survives="A request that waits for long fails, which is a valid outcome. Only measurements show the "
+        "difference.",
     ),
 )
