@@ -94,7 +94,7 @@ def test_a_race_that_is_harmless_is_drawn_to_its_good_end() -> None:
 
 
 def test_a_race_without_a_counterexample_names_the_dialects_that_have_one() -> None:
-    with pytest.raises(NoSuchRaceError, match="told by a test; it is searched in vllm-stock, strict"):
+    with pytest.raises(NoSuchRaceError, match="shown by a test; it is searched in vllm-stock, strict"):
         counterexample("R04", VLLM_COMPAT.name)
     with pytest.raises(NoSuchRaceError, match="not modelled"):
         counterexample("r03", STRICT.name)
@@ -179,7 +179,7 @@ def test_what_has_changed_is_noticed() -> None:
     mended = attrs.evolve(race, stock=Passes())
     assert look(mended, VLLM_STOCK.name).summary.startswith("breaks S2")
     untouched = attrs.evolve(race, points=(Point("never", lambda *_: False),))
-    assert look(untouched, STRICT.name).summary == "passes, but never came near it"
+    assert look(untouched, STRICT.name).summary == "passes, but does not reach the point"
     assert not look(untouched, STRICT.name).ok
     held = attrs.evolve(race, stock=InvariantHolds("S2"))
     assert look(held, VLLM_STOCK.name).summary == "S2 in 7 steps"
@@ -194,5 +194,5 @@ def test_tests_that_are_named_are_there(test: str) -> None:
 def test_a_line_of_the_page() -> None:
     race = RACES["R01"]
     row = RaceRow(race, {dialect: looked(race.number, dialect) for dialect in DIALECTS}, 0.0)
-    assert line(row).startswith("| R01 lease_expires_write_inflight | The lease ends under a WRITE")
+    assert line(row).startswith("| R01 lease_expires_write_inflight | The lease ends while a WRITE is in flight.")
     assert len(list(shown_by(row))) == 1

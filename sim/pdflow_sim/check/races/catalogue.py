@@ -8,12 +8,12 @@ from pdflow_sim.check.races.race import Race
 from pdflow_sim.check.races.silence import INPUT, MISSING
 
 GROUPS: dict[str, tuple[Race, ...]] = {
-    "The life of P's blocks": SOURCE,
-    "The life of D's blocks": DESTINATION,
-    "Signals that are missing": MISSING,
-    "What makes no sense": INPUT,
-    "Who is meant": IDENTITY,
-    "Who has started again": RESTART,
-    "How often something ends": OUTCOMES,
+    "P's blocks": SOURCE,
+    "D's blocks": DESTINATION,
+    "Missing signals": MISSING,
+    "Malformed input": INPUT,
+    "Identity": IDENTITY,
+    "Restarts": RESTART,
+    "Outcomes": OUTCOMES,
 }
 RACES: dict[str, Race] = {race.number: race for group in GROUPS.values() for race in group}

@@ -7,18 +7,18 @@ from pdflow_sim.check.races.blocks import UNIQUE
 from pdflow_sim.check.races.race import Breaks, InvariantHolds, Passes, Race, Residual, Unmodelled, covered_by
 from pdflow_sim.check.scopes.scope import Scope
 
-MINTED = "which ids an engine and a proxy mint for a prompt's legs is not the connector's; here a router mints them"
-ADDRESSES = "where an engine listens is configured where it runs; here a name is an address"
-ONE_METHOD = "mended in 0.32.0; here all engines of a cluster push, or all pull"
-AGENTS = "what a transport keeps of a dead peer's memory is the transport's"
-ONE_TURN = "cannot arise: one endpoint checks and posts in one turn, and forgets no peer for its age"
-ONE_GROUP = "mended in 0.32.0; here an engine's KV is one group"
+MINTED = "an engine and a proxy choose the ids of a prompt's legs, not the connector; in pdflow a router does"
+ADDRESSES = "the deployment configures an engine's address; in the checker, a name is an address"
+ONE_METHOD = "fixed in 0.32.0; in pdflow all engines of a cluster push, or all pull"
+AGENTS = "the transport decides what it keeps of a dead peer's memory"
+ONE_TURN = "cannot happen: one endpoint checks and posts in one turn, and evicts no peer for its age"
+ONE_GROUP = "fixed in 0.32.0; in pdflow all groups of a request are one transfer"
 
 IDENTITY = (
     Race(
         number="R39",
         name="base_id_cross_match",
-        line="Two prompts share a base id, and a request gets the other one's KV.",
+        line="Two prompts share a base id, and a request gets the other prompt's KV.",
         source="probe",
         scope=Scope(requests=2, same_base=True, clocks=False, abort=0, deadline=0, stall=0),
         points=(at.two_candidates,),
@@ -29,7 +29,7 @@ IDENTITY = (
     Race(
         number="R40",
         name="n_gt_1_prefix",
-        line="With n > 1 a child's id has another base, and its legs never meet.",
+        line="With n > 1, a child request's id has another base, and its legs never match.",
         source="by reading; #43509",
         stock=Unmodelled(MINTED),
         compat=Unmodelled(MINTED),
@@ -38,7 +38,7 @@ IDENTITY = (
     Race(
         number="R41",
         name="suffix_randomisation",
-        line="Engines add a suffix of their own to an id, by which its legs never meet.",
+        line="Engines add their own suffixes to an id, and its legs never match.",
         source="#34747, #42839",
         stock=Unmodelled(MINTED),
         compat=covered_by("test_races.py::test_compat_base_id_matches_when_it_is_alone"),
@@ -47,7 +47,7 @@ IDENTITY = (
     Race(
         number="R42",
         name="engine_id_mismatch",
-        line="An engine's address leads to itself, or to another engine.",
+        line="An engine's address leads to itself or to another engine.",
         source="#27083",
         stock=Unmodelled(ADDRESSES),
         compat=Unmodelled(ADDRESSES),
@@ -56,7 +56,7 @@ IDENTITY = (
     Race(
         number="R43",
         name="mode_mismatch",
-        line="A P that pushes meets a D that pulls.",
+        line="A P that pushes is paired with a D that pulls.",
         source="#50620, merged",
         stock=Unmodelled(ONE_METHOD),
         compat=Unmodelled(ONE_METHOD),
@@ -68,7 +68,7 @@ RESTART = (
     Race(
         number="R44",
         name="p_restart_same_addr",
-        line="P starts again under its address, and D goes on with what it knew of the old one.",
+        line="P restarts at the same address, and D continues with the state of P's former incarnation.",
         source="#50047, #55471, #58063",
         scope=Scope(p_restart=1, abort=0, deadline=0, stall=0),
         points=(at.p_dies,),
@@ -90,14 +90,14 @@ RESTART = (
     Race(
         number="R46",
         name="static_engine_id_restart",
-        line="D starts again with its engine id, and P writes where the old one's blocks were.",
+        line="D restarts with the same engine id, and P writes to the blocks of D's former incarnation.",
         source="analysis",
         scope=Scope(d_restart=1, abort=0, deadline=0, stall=0),
         points=(at.d_is_another,),
         stock=covered_by(
             "test_stock_names.py::test_r46_d_starts_again_with_the_same_id",
             "test_stock_names.py::test_r46_registrations_of_the_former_incarnation",
-            note="breaks S8; in the explored world a dead process's addresses lead nowhere",
+            note="breaks S8; in the checker, a dead process's addresses lead nowhere",
         ),
         compat=Passes(),
         strict=Passes(),
@@ -105,7 +105,7 @@ RESTART = (
     Race(
         number="R47",
         name="evict_vs_push",
-        line="A peer is evicted on one thread between another's check and its WRITE.",
+        line="One thread evicts a peer between another thread's check of that peer and its WRITE.",
         source="probe; analysis",
         scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
         own_world="Evicting",
@@ -131,7 +131,7 @@ OUTCOMES = (
     Race(
         number="R49",
         name="double_finish_crash",
-        line="An aborted request is told that it has finished, or fails twice, and the engine asserts.",
+        line="An aborted request is reported as finished, or fails twice, and an assertion of the engine fails.",
         source="#46240, #53049, #54518",
         scope=Scope(deadline=0, stall=0),
         points=(at.completion_after_abort,),
@@ -146,14 +146,14 @@ OUTCOMES = (
         source="#58188, merged",
         scope=Scope(clocks=False, abort=0),
         points=(at.write_ends_well,),
-        stock=covered_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", note="mended in 0.32.0"),
+        stock=covered_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves", note="fixed in 0.32.0"),
         compat=covered_by("test_stock.py::test_undisturbed_it_moves_what_compat_moves"),
         strict=Passes(),
     ),
     Race(
         number="R51",
         name="hma_fail_open",
-        line="A receive that fails in one of several KV groups is reported complete.",
+        line="A receive that fails in one of several KV groups is reported as complete.",
         source="#52234, #52276, merged",
         stock=Unmodelled(ONE_GROUP),
         compat=Unmodelled(ONE_GROUP),
@@ -162,10 +162,10 @@ OUTCOMES = (
     Race(
         number="R52",
         name="silent_layout",
-        line="Wrong region, offset or trim: bytes land where others belong.",
+        line="A region, offset or trim is wrong, and bytes land in the wrong place.",
         source="#57661, #48758, #53903",
         stock=covered_by(
-            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", note="mended in 0.32.0"
+            "tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing", note="fixed in 0.32.0"
         ),
         compat=covered_by("tests/layout/test_pairing.py::test_one_block_too_many_on_d_shifts_nothing"),
         strict=covered_by(

@@ -33,7 +33,7 @@ def point(description: str) -> Callable[[Condition], Point]:
     return lambda at: Point(description, at)
 
 
-# What a move is about.
+# The frame or operation of a move.
 
 
 def frame(space: StateSpace, state: State, move: Move) -> Any:
@@ -83,55 +83,55 @@ def stage(space: StateSpace, state: State) -> int:
 # P's blocks.
 
 
-@point("the lease ends while a WRITE reads")
+@point("the lease ends while a WRITE is in flight")
 def lease_ends_under_write(space: StateSpace, state: State, move: Move) -> bool:
     if not lease_ends(space, state, move):
         return False
     return any(flags & READING for _, flags in operations(space, state, PostWrite))
 
 
-@point("the connection that a WRITE waits for is there, and the prompt is not")
+@point("the connection that a WRITE waits for is made after P has released the prompt")
 def connected_too_late(space: StateSpace, state: State, move: Move) -> bool:
     late = move[0] == "task" and released(space, state) and stage(space, state) == RequestStage.ADMITTED
     return late and of_p(space, state, move)
 
 
-@point("a READ lands of blocks that have been released")
+@point("a READ of released blocks lands")
 def read_too_late(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "land" and released(space, state) and type(operation(space, state, move)[0]) is PostRead
 
 
-@point("D admits what P has released meanwhile")
+@point("D admits a request whose prompt P has released")
 def admitted_too_late(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "admit" and released(space, state)
 
 
-@point("P hears that a queued request is still wanted")
+@point("P receives a SYNC or heartbeat for a queued request")
 def interest(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or type(frame(space, state, move)) not in (Heartbeat, Sync):
         return False
     return stage(space, state) == RequestStage.ENQUEUED and held(space, state)
 
 
-@point("its lease ends all the same")
+@point("the lease of a queued request's prompt ends")
 def lease_ends_in_queue(space: StateSpace, state: State, move: Move) -> bool:
     queued = lease_ends(space, state, move) and stage(space, state) == RequestStage.ENQUEUED
     return queued and held(space, state)
 
 
-@point("a registration arrives at the writer's thread, which has not heard that the engine's has ended the lease")
+@point("a registration arrives at the writer's thread before it learns that the engine's thread has ended the lease")
 def registration_between_owners(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or not released(space, state) or type(frame(space, state, move)) is not Register:
         return False
     return any(cell.source is not None for cell in space.body(state, "P.r0").cells.values())
 
 
-@point("the engine's thread forgets D between the writer's check of it and its WRITE")
+@point("the engine's thread evicts D between the writer's check of D and its WRITE")
 def evicted_between_check_and_write(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "evict" and stands_between(space, state)
 
 
-@point("a stranger's registration without its fields is drained before another request's registration")
+@point("an unknown peer's registration without its fields is drained before another request's registration")
 def poison_before_registration(space: StateSpace, state: State, move: Move) -> bool:
     """Requires that the first request is over and no longer needs its prompt: the second request's registration is
     lost."""
@@ -144,17 +144,17 @@ def poison_before_registration(space: StateSpace, state: State, move: Move) -> b
 # D's blocks.
 
 
-@point("the client gives up while bytes may land")
+@point("the client aborts while bytes may still land")
 def abort_under_write(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "abort" and any(flags & IN_FLIGHT for _, flags in space.ops_of(state))
 
 
-@point("the client gives up before D has blocks for it")
+@point("the client aborts before D has blocks for the request")
 def abort_before_blocks(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "abort" and stage(space, state) < RequestStage.ADMITTED and held(space, state)
 
 
-@point("a retry's prompt is finished beside the registration of an attempt that is over")
+@point("a retry's prompt is finished while the registration of an ended attempt remains")
 def stale_registration(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "finish" or move[1] != 1 or stage(space, state) < RequestStage.RESOLVED:
         return False
@@ -172,7 +172,7 @@ def foreign_lands(space: StateSpace, state: State, move: Move) -> bool:
     return type(effect) is PostWrite and effect.source.generation - SOURCE != asked
 
 
-@point("a registration arrives when its request is over")
+@point("a registration arrives after its request has ended")
 def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] not in ("deliver", "late") or stage(space, state) < RequestStage.COMMITTED:
         return False
@@ -180,7 +180,7 @@ def registration_too_late(space: StateSpace, state: State, move: Move) -> bool:
     return type(what) is Register and what.reg.request_id == space.cluster.requests[0]
 
 
-@point("a copy of a registration arrives at the rank of P whose half has landed, and the other's has not")
+@point("a copy of a registration arrives at the P rank whose half has landed, before the other half lands")
 def copy_after_half(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "late" or stage(space, state) != RequestStage.ADMITTED:
         return False
@@ -197,28 +197,28 @@ def p_dies_after_abort(space: StateSpace, state: State, move: Move) -> bool:
     return move == ("restart", 0) and stage(space, state) == RequestStage.RESOLVED
 
 
-@point("one handle has ended badly and its sibling may still land")
+@point("one handle has failed, and its sibling may still land")
 def sibling_ends_badly(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "ended" or not operation(space, state, move)[1] & ENDED_ERR:
         return False
     return any(flags & IN_FLIGHT for i, (_, flags) in enumerate(space.ops_of(state)) if i != move[1])
 
 
-@point("the lease ends while a WRITE whose handle has ended badly may still read")
+@point("the lease ends while a WRITE whose handle has failed may still read")
 def lease_ends_after_error(space: StateSpace, state: State, move: Move) -> bool:
     return lease_ends(space, state, move) and any(
         flags & ERROR_REPORTED for _, flags in operations(space, state, PostWrite)
     )
 
 
-@point("a second rank's CANCEL arrives while the first one's waits")
+@point("a second rank's CANCEL arrives while the first rank's CANCEL waits")
 def second_cancel(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or type(frame(space, state, move)) is not Cancel:
         return False
     return any(cell.cancel_waiters for cell in space.body(state, "P.r0").cells.values())
 
 
-@point("P is told that a WRITE has failed of which a part has landed")
+@point("P is notified that a WRITE has failed, and a part of it has landed")
 def error_after_landing(space: StateSpace, state: State, move: Move) -> bool:
     return (
         move[0] == "ended"
@@ -227,14 +227,14 @@ def error_after_landing(space: StateSpace, state: State, move: Move) -> bool:
     )
 
 
-# Signals that are missing.
+# Missing signals.
 
 
 def error_reported(space: StateSpace, state: State, move: Move) -> bool:
     return bool(operation(space, state, move)[1] & ENDED_ERR) and stage(space, state) == RequestStage.ADMITTED
 
 
-@point("P is told that a WRITE has failed for which D waits")
+@point("P is notified that a WRITE has failed, and D waits for it")
 def write_fails(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "ended" and error_reported(space, state, move)
 
@@ -244,7 +244,7 @@ def p_cannot_reach_d(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "unreachable" and stage(space, state) == RequestStage.ADMITTED and of_p(space, state, move)
 
 
-@point("a registration arrives after the lease")
+@point("a registration arrives after the lease has ended")
 def registration_after_lease(space: StateSpace, state: State, move: Move) -> bool:
     late = move[0] == "deliver" and released(space, state) and stage(space, state) == RequestStage.ADMITTED
     return late and type(frame(space, state, move)) is Register
@@ -255,7 +255,7 @@ def registration_lost(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "drop" and type(frame(space, state, move)) is Register
 
 
-@point("one rank registers, and the other has not heard of the request yet")
+@point("one rank registers before the other rank knows of the request")
 def one_rank_lags(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "deliver" or type(frame(space, state, move)) is not Register:
         return False
@@ -263,7 +263,7 @@ def one_rank_lags(space: StateSpace, state: State, move: Move) -> bool:
     return held(space, state) and any(state[space.first_link + cluster.link_of["D", rank]] for rank in cluster.d_ranks)
 
 
-@point("the lagging rank is told that all has landed")
+@point("the lagging rank receives the completion")
 def completion_too_early(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "notice":
         return False
@@ -276,16 +276,16 @@ def completion_lost(space: StateSpace, state: State, move: Move) -> bool:
     return bool(move[0] == "lose notice")
 
 
-# Names, lives, outcomes.
+# Names, incarnations, outcomes.
 
 
-@point("a registration arrives where two prompts have its base id")
+@point("a registration arrives while P holds two prompts with its base id")
 def two_candidates(space: StateSpace, state: State, move: Move) -> bool:
     both = move[0] == "deliver" and held(space, state) and held(space, state, 1)
     return both and type(frame(space, state, move)) is Register
 
 
-@point("a prompt is finished that a dead D has registered for")
+@point("P finishes a prompt that a dead D has registered for")
 def d_is_another(space: StateSpace, state: State, move: Move) -> bool:
     if move[0] != "finish" or not space.shadow_of(state).restarts[1] or stage(space, state) != RequestStage.FREED:
         return False
@@ -302,13 +302,13 @@ def completion_after_abort(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "notice" and stage(space, state) == RequestStage.RESOLVED
 
 
-@point("a younger prompt's lease ends before an older one's")
+@point("a later prompt's lease ends before an earlier prompt's")
 def second_lease_ends_first(space: StateSpace, state: State, move: Move) -> bool:
     if not lease_ends(space, state, move) or not held(space, state):
         return False
     return bool(space.armed[state[move[1]]][move[2]].key == space.cluster.xids[1])
 
 
-@point("P is told that a WRITE has landed")
+@point("P is notified that a WRITE has landed")
 def write_ends_well(space: StateSpace, state: State, move: Move) -> bool:
     return move[0] == "ended" and bool(operation(space, state, move)[1] & ENDED_OK)

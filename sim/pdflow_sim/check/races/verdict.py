@@ -136,7 +136,7 @@ def look(race: Race, dialect: str, stop: Stop = never) -> RaceOutcome:
 def _tested(shown: CoveredBy) -> RaceOutcome:
     """Return the outcome of a race that tests show. The tests are not run here."""
     note = f"{shown.note}; " if shown.note else ""
-    return RaceOutcome(summary=f"{note}told by a test", ok=True, where=" ".join(shown.tests))
+    return RaceOutcome(summary=f"{note}shown by a test", ok=True, where=" ".join(shown.tests))
 
 
 def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
@@ -146,14 +146,16 @@ def _whole(race: Race, scope: Scope, stop: Stop) -> RaceOutcome:
     except Broken as broken:
         return RaceOutcome(summary=f"breaks {broken}", ok=False, where=where, invariant=broken.name)
     if not reached:
-        return RaceOutcome(summary="passes, but never came near it", ok=False, where=where, states=coverage.states)
+        return RaceOutcome(
+            summary="passes, but does not reach the point", ok=False, where=where, states=coverage.states
+        )
     return RaceOutcome(summary=f"passes, {coverage.states:,} states", ok=True, where=where, states=coverage.states)
 
 
 def _holds(race: Race, shown: InvariantHolds, scope: Scope, stop: Stop) -> RaceOutcome:
     seen = through(race.world(scope), race.points, shown.invariant, stop)
     if seen.counterexample is None:
-        summary = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "never came near it"
+        summary = f"{shown.invariant} holds, {seen.states:,} states" if seen.reached else "does not reach the point"
         return RaceOutcome(summary=summary, ok=seen.reached, where=described(scope), states=seen.states)
     return _outcome(seen, scope, ok=False)
 
@@ -206,17 +208,19 @@ def counterexample(name: str, dialect: str, stop: Stop = never) -> Counterexampl
         raise NoSuchRaceError(f"{dialect}: there is no such dialect; they are {', '.join(race.shown)}")
     shown = race.shown[dialect]
     if not isinstance(shown, SEARCHED):
-        tellable = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
-        others = f"; it is searched in {', '.join(tellable)}" if tellable else ""
-        raise NoSuchRaceError(f"{race.number} has no story in {dialect}: {look(race, dialect).summary}{others}")
+        searched = [name for name, other in race.shown.items() if isinstance(other, SEARCHED)]
+        others = f"; it is searched in {', '.join(searched)}" if searched else ""
+        raise NoSuchRaceError(
+            f"{race.number} has no counterexample in {dialect}: {look(race, dialect).summary}{others}"
+        )
     world = race.world(race.scope_in(DIALECTS[dialect]))
     information = Information(note=f"{race.number} {race.name}: {race.line}", scheduler="breadth first")
     if isinstance(shown, (Breaks, Residual)):
         found = through(world, _points(race, shown), shown.invariant, stop).counterexample
         if found is None:
-            raise NoSuchRaceError(f"{race.number}: nothing in {dialect} breaks {shown.invariant} any more")
+            raise NoSuchRaceError(f"{race.number}: the search in {dialect} no longer breaks {shown.invariant}")
         recorded = record(world, named(world, found.moves), information=information)
-        # What needs no timer is judged by live.py alone, not where a story is recorded.
+        # Only live.py judges states without timers; `record` does not.
         broken = Verdict(invariant=found.broken.name, what=found.broken.what)
         return msgspec.structs.replace(recorded, verdict=broken, own_world=race.own_world)
     recorded = record(world, named(world, well_ended(world, race.points[0], stop)), information=information)

@@ -83,4 +83,4 @@ def _table(ended: list[RaceRow]) -> Table:
 
 def _short(summary: str) -> str:
     """Return a summary without its reason, which docs/races.md has."""
-    return "by a test" if summary.endswith("by a test") else summary.partition(":")[0]
+    return "by a test" if summary.endswith("shown by a test") else summary.partition(":")[0]
