@@ -48,9 +48,9 @@ class Guards:
 class Loss(Enum):
     """The outcome for a prompt of which a piece will not land."""
 
-    ENDS = "it is lost"
-    SKIPPED = "it goes on without the piece"
-    AWAITED = "its receiver waits for the piece"
+    ENDS = "the prompt is lost"
+    SKIPPED = "the prompt continues without the piece"
+    AWAITED = "the receiver waits for the piece"
 
 
 def loss_of(guards: Guards, p_has_died: bool) -> Loss:

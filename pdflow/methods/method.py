@@ -1,10 +1,10 @@
 """The description of a transfer method: which side initiates, in what pieces, through which memories, and what waits
 for what.
 
-A method is one value of `Method`, in a file of its own beside this one. It says how bytes go; which side may have them,
-for how long, and what becomes of a request whose bytes are lost is the protocol's, the same for all. Where a method is
-slower or weaker as it was published than with our rules, the two stand side by side as two values of `PipelinePolicy`,
-one for each dialect; nothing asks for a dialect's name.
+A method is one value of `Method`, in its own file in this package. It says how bytes move. The protocol decides which
+side may have them, for how long, and how a request ends whose bytes are lost: it is the same for all methods. Where a
+method as published is slower or weaker than with pdflow's rules, there are two values of `PipelinePolicy`, one for each
+dialect; no code compares dialect names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdflow.methods.wire_profile import WireProfile
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
 AS_PUBLISHED: Final = "as-published"
-"""The dialect of every method that does as its original does."""
+"""The dialect in which every method behaves as its original."""
 
 
 class Grain(Enum):
@@ -36,8 +36,8 @@ class MemoryKind(Enum):
     BLOCKS = "the engine's KV blocks"
     RING = "a ring of pinned host memory"
     TENSORS = "gathered tensors on the GPU"
-    BUFFER = "a GPU buffer, then a pinned host pool"
-    STORE = "a GPU store that evicts"
+    BUFFER = "a GPU buffer that spills to a pinned host pool"
+    STORE = "a GPU store with eviction"
     LOOKUP = "a lookup buffer"
 
 
@@ -56,8 +56,8 @@ Hops: TypeAlias = tuple[Hop, ...]
 class Turns(Enum):
     """The order in which pieces take the next free lane of a rank: `lanes.py`."""
 
-    OPERATION = "that of the operation which came first"
-    PIECE = "that which could be posted first"
+    OPERATION = "the pieces of the operation that came first"
+    PIECE = "the piece that could be posted first"
 
 
 @attrs.frozen(kw_only=True)

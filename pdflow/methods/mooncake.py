@@ -27,7 +27,7 @@ def _pulled(name: str, by: Side, when: Occasion) -> tuple[ProfileMessage, Profil
 
 _PIPE = WireProfile(
     messages=(
-        # Whoever moves bytes makes itself known to the other's Transfer Engine when it first does.
+        # The engine that moves bytes contacts the other's Transfer Engine when it first does.
         ProfileMessage("handshake", Side.D, Occasion.CONTACT),
         *_pulled("signal", Side.D, Occasion.REQUEST),
         *_pulled("tokens", Side.D, Occasion.REQUEST),
@@ -36,7 +36,7 @@ _PIPE = WireProfile(
         *_pulled("roi", Side.P, Occasion.REQUEST),
         *_pulled("address and length", Side.P, Occasion.PIECE),
     ),
-    # What P has sent it has dropped; the last ACK is our TAKEN.
+    # P drops KV when it has sent it; the last ACK is pdflow's TAKEN.
     silent=UNASKED | {LEASE_WORD, "TAKEN"},
 )
 _BOOTSTRAPPED = WireProfile(
@@ -53,16 +53,16 @@ _BOOTSTRAPPED = WireProfile(
 
 MOONCAKE_V0 = Method(
     name="mooncake-v0",
-    summary="P inserts into a lookup buffer, D selects from it, through host memory on both sides",
+    summary="P inserts KV into a lookup buffer, and D selects from it, through host memory on both sides",
     source="PR #10884",
     pulls=True,
     initiator="D selects and drops",
     p_memory=MemoryKind.LOOKUP,
     staging=Hop.D2D,
     hops=(Hop.D2H, Hop.WIRE, Hop.H2D),
-    back_pressure="a full lookup buffer: P's next step waits",
-    on_loss="as nixl-pull; as published D computes the prompt",
-    limits="one pair of engines as published; one transfer at a time on either side",
+    back_pressure="if the lookup buffer is full, P's next step waits",
+    on_loss="as nixl-pull; as published, D computes the prompt",
+    limits="as published, one pair of engines; one transfer at a time on each side",
     strict=PipelinePolicy(sending_lanes=1, receiving_lanes=1),
     published=PipelinePolicy(
         prefill_waits=True,
@@ -79,12 +79,12 @@ MOONCAKE_V0 = Method(
 )
 MOONCAKE_V1 = Method(
     name="mooncake-v1",
-    summary="D asks with its block ids, one of P's workers writes them",
+    summary="D sends its block ids to P, and one of P's workers writes the blocks",
     source="vLLM 0.32.0, after PR #10884",
     initiator="D asks, P writes",
-    back_pressure="workers at P (num_workers), each busy until its write has ended; 480 s, then the request fails",
+    back_pressure="P has num_workers workers, each busy until its WRITE has ended; a request fails after 480 s",
     on_loss="as nixl-push",
-    limits="pipeline stages at P only",
+    limits="pipeline parallelism only at P",
     has_workers=True,
     strict=PipelinePolicy(sending_lanes=NUM_WORKERS),
     published=PipelinePolicy(sending_lanes=NUM_WORKERS, wire_profile=_BOOTSTRAPPED),

@@ -6,22 +6,22 @@ from pdflow.methods.method import Method
 
 NIXL_PUSH = Method(
     name="nixl-push",
-    summary="P writes its blocks into D's, once D has registered",
+    summary="P writes its blocks into D's blocks after D has registered",
     source="PR #35264",
     initiator="D registers, P writes",
-    back_pressure="P holds blocks for a lease of 30 s; D admits no more of one P than its share",
-    on_loss="the request fails, is tried again or computed by D, as [router] says",
+    back_pressure="P holds blocks for a lease of 30 s; D limits the share of its pool that one P may hold",
+    on_loss="the request fails, is retried, or D computes its prompt, as [router] sets",
     limits="no pipeline stages at D",
     other_dialects=("vllm-compat", "vllm-stock"),
 )
 NIXL_PULL = Method(
     name="nixl-pull",
-    summary="D reads P's blocks into its own, once P's answer has named them",
+    summary="D reads P's blocks into its own blocks after P's answer has named them",
     source="PR #35264",
     pulls=True,
     initiator="D reads",
     back_pressure="P holds blocks for a lease of 30 s, which D renews",
-    on_loss="the request fails, is tried again or computed by D, as [router] says",
+    on_loss="the request fails, is retried, or D computes its prompt, as [router] sets",
     limits="the decode leg waits for the prefill leg",
     other_dialects=("vllm-compat", "vllm-stock"),
 )

@@ -1,9 +1,9 @@
 """P2P NCCL (PR #18242): layer by layer over groups of two ranks, into a GPU buffer of D's that spills to the host.
 
-PUT sends while P's engine waits, PUT_ASYNC from a thread beside it; with GET P keeps what it computed in a store of its
-own, and D fetches it. Each layer is announced by a control message. As published, D's one listener thread takes in one
-layer at a time from all its peers, and its engine waits for every layer; here it takes in several, and only the request
-waits.
+With PUT, P's engine waits while it sends; with PUT_ASYNC, a separate thread sends. With GET, P keeps the KV that it has
+computed in its own store, and D fetches it. A control message announces each layer. As published, D's one listener
+thread receives one layer at a time from all its peers, and D's engine waits for every layer. Here D receives several at
+a time, and only the request waits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pdflow.methods.guards import Guards
 from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy, Turns
 from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_LIMITS = "equal tensor-parallel sizes, no pipeline stages; a group of two for each pair of ranks, in GPU memory"
+_LIMITS = "equal tensor-parallel sizes, no pipeline parallelism; an NCCL group for each pair of ranks takes GPU memory"
 _LANES = 4
-"""Lanes of a D rank, in strict: what the authors wished for in place of their one listener."""
+"""Lanes of a D rank, in strict. The authors proposed more than their one listener."""
 _HEARTBEAT_S = 3.0
 """Between two messages of an engine to the proxy."""
 _PUBLISHED = Guards(
@@ -47,7 +47,7 @@ _GET = WireProfile(
         ProfileMessage("GET", Side.D, Occasion.PIECE),
         ProfileMessage("ret", Side.P, Occasion.PIECE),
     ),
-    # TAKEN is ours, and told: there P's store keeps what has been fetched until it evicts it.
+    # TAKEN is pdflow's, and shown: the original's P keeps fetched KV until it evicts it.
     silent=UNASKED | {LEASE_WORD},
     prefill_leg=_ADDRESSES,
     decode_leg=_ADDRESSES,
@@ -55,7 +55,7 @@ _GET = WireProfile(
 
 P2P_NCCL_PUT = Method(
     name="p2p-nccl-put",
-    summary="P sends each layer into D's buffer, and its engine waits until all have gone",
+    summary="P sends each layer into D's buffer, and its engine waits until all are sent",
     source="PR #18242",
     names_decode=True,
     initiator="P sends",
@@ -65,8 +65,8 @@ P2P_NCCL_PUT = Method(
     staging=Hop.D2D,
     loading=Hop.D2D,
     groups=True,
-    back_pressure="P's engine waits; D's buffer spills to the host, and then D registers later",
-    on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
+    back_pressure="P's engine waits; D's buffer spills to host memory; if that is full, D registers later",
+    on_loss="if a layer is lost, the request fails; as published, the layer is skipped",
     limits=_LIMITS,
     strict=PipelinePolicy(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
     published=PipelinePolicy(
@@ -84,14 +84,14 @@ P2P_NCCL_PUT = Method(
 P2P_NCCL_PUT_ASYNC = attrs.evolve(
     P2P_NCCL_PUT,
     name="p2p-nccl-put-async",
-    summary="a thread of P sends each layer into D's buffer while the next are computed",
-    back_pressure="D's buffer spills to the host, and then D registers later",
+    summary="a thread of P sends each layer into D's buffer while P computes the next",
+    back_pressure="D's buffer spills to host memory; if that is full, D registers later",
     strict=attrs.evolve(P2P_NCCL_PUT.strict, early=True, prefill_waits=False),
     published=attrs.evolve(P2P_NCCL_PUT.published, early=True),
 )
 P2P_NCCL_GET = Method(
     name="p2p-nccl-get",
-    summary="P keeps layers in a store that evicts, and D fetches them one by one",
+    summary="P keeps layers in a store with eviction, and D fetches them one by one",
     source="PR #18242",
     pulls=True,
     initiator="D gets",
@@ -99,8 +99,8 @@ P2P_NCCL_GET = Method(
     p_memory=MemoryKind.STORE,
     staging=Hop.D2D,
     groups=True,
-    back_pressure="P's store evicts what was used least recently",
-    on_loss="one lost layer is the whole request's loss; as published the layer is skipped",
+    back_pressure="P's store evicts the least recently used prompts",
+    on_loss="if a layer is lost, the request fails; as published, the layer is skipped",
     limits=_LIMITS,
     strict=PipelinePolicy(asks=True, sending_lanes=1, receiving_lanes=_LANES),
     published=PipelinePolicy(

@@ -16,7 +16,7 @@ def facts(method: Method) -> dict[str, str]:
     wire_profile = "; ".join(method.published.wire_profile.summary_lines())
     return {
         "initiator": method.initiator,
-        "pieces": method.grain.value + (", while the next are computed" if method.strict.early else ""),
+        "pieces": method.grain.value + (", sent while P computes the next" if method.strict.early else ""),
         "memories": " -> ".join(memories(method)),
         "messages": messages(method),
         **({"as published": wire_profile} if wire_profile else {}),
@@ -50,7 +50,7 @@ def frames(method: Method) -> tuple[str, ...]:
 
 def messages(method: Method) -> str:
     """Return in words how many messages a request takes."""
-    summary = f"{len(frames(method))} of each pair of ranks: {', '.join(frames(method))}"
+    summary = f"{len(frames(method))} for each pair of ranks: {', '.join(frames(method))}"
     return f"{summary}; 2 for each piece" if method.strict.asks else summary
 
 

@@ -94,7 +94,7 @@ class Staging:
     def enqueue(self, name: str, num_tokens: int) -> None:
         """Queue for room. Raises TooLargeError for a prompt that would wait for ever."""
         if not self.fits_ever(num_tokens):
-            raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than there are")
+            raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than the memory has")
         self.waiting[name] = num_tokens
 
     def admit_next(self) -> tuple[str, Allocation] | None:

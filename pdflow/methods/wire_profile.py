@@ -31,10 +31,10 @@ class Occasion(Enum):
     """The occasion of a message: how often it is sent, and where."""
 
     CONTACT = "once for each pair of ranks"
-    REQUEST = "for each request, before its KV"
-    PIECE = "for each piece, before it"
-    BEHIND = "for each piece, behind it"
-    CLOSING = "for each request, behind its KV"
+    REQUEST = "once a request, before its KV"
+    PIECE = "before each piece"
+    BEHIND = "after each piece"
+    CLOSING = "once a request, after its KV"
 
 
 @attrs.frozen
@@ -81,7 +81,7 @@ class WireProfile:
     def contact(self, by: Side) -> str:
         """Return by what a rank of this side makes itself known to a peer; "" if the other one does that."""
         if not self.messages:
-            return "shakes hands"
+            return "starts a handshake"
         return next(
             (
                 f"sends {message.name}"
@@ -101,7 +101,7 @@ class WireProfile:
             if what:
                 yield f"in the {leg} leg: {what}"
         if self.silent:
-            yield f"none like {', '.join(sorted(self.silent))}"
+            yield f"no {', '.join(sorted(self.silent))}"
 
 
 def _summary(message: ProfileMessage) -> str:

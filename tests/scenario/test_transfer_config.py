@@ -213,8 +213,8 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (USERS, 'line 4: metadata_server is etcd\'s ("127.0.0.1:2333"), which pdflow does not speak, expected'),
-        (USERS.replace("etcd", "redis"), "line 4: metadata_server is redis's"),
+        (USERS, 'line 4: metadata_server is for etcd ("127.0.0.1:2333"), which pdflow does not support, expected'),
+        (USERS.replace("etcd", "redis"), "line 4: metadata_server is for redis"),
         (
             PIPE.replace("8199", "8149"),
             "line 3: decode_url has a port 5 from prefill_url's, on the same host, expected",
@@ -224,7 +224,7 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
         (PIPE.replace('"metadata_server"', '"metadata_servers"'), "line 1: metadata_server is missing"),
         (NCCL_P.replace('"30001"', "true"), "line 2: kv_connector_extra_config.proxy_port is true, expected"),
         (CPU.replace('"size": 8', '\n"sise": 8'), "line 1: kv_connector_extra_config.size is missing"),
-        (CPU.replace("CPU", "\n\nLMCache"), "is no JSON"),
+        (CPU.replace("CPU", "\n\nLMCache"), "is not JSON"),
         (
             CPU.replace('"kv_connector":"CPU', '\n\n"kv_connector":"LMCache'),
             'line 3: kv_connector is "LMCacheConnector", expected one of P2pNccl',
@@ -232,8 +232,8 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
         ('{"kv_role": "kv_both"}', "line 1: kv_connector is missing"),
         ("{}", "line 1: the file is of no known kind, expected kv_connector"),
         ("[]", "line 1: the file is an array, expected a JSON object"),
-        ('{"a": 1,\n\n "b" 2}', "line 3: the file is no JSON"),
-        ('{"a": 1,\n', "line 1: the file is no JSON"),
+        ('{"a": 1,\n\n "b" 2}', "line 3: the file is not JSON"),
+        ('{"a": 1,\n', "line 1: the file is not JSON"),
         ("[" * 100_000, "line 1: the file has 100,000 characters"),
         (b"\xff", "is not UTF-8 text"),
     ],

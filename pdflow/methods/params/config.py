@@ -49,29 +49,31 @@ _NAMES: Final = Kind(expected="names", problem=lambda value: "" if isinstance(va
 class KvTransferConfig:
     """The --kv-transfer-config of one engine."""
 
-    kv_connector: str = param(choice(*CONNECTORS), "which connector")
-    kv_role: str = param(choice("kv_producer", "kv_consumer", "kv_both"), "P, D, or both")
+    kv_connector: str = param(choice(*CONNECTORS), "name of the connector")
+    kv_role: str = param(choice("kv_producer", "kv_consumer", "kv_both"), "P, D or both")
     engine_id: str | None = param(TEXT, "the engine's name; vLLM makes a random one", default=None)
     kv_rank: int | None = param(whole(0, 1), "Mooncake V0: 0 is P, 1 is D", default=None)
-    kv_parallel_size: int = param(whole(1, 1 << 20), "engines that take part; Mooncake V0: 2", default=1)
-    kv_ip: str = param(TEXT, "of the connector", default="127.0.0.1")
-    kv_port: int = param(whole(0, 65_535), "P2P NCCL: the ZMQ port of rank 0; rank r has r more", default=14_579)
+    kv_parallel_size: int = param(whole(1, 1 << 20), "number of engines; 2 for Mooncake V0", default=1)
+    kv_ip: str = param(TEXT, "address of the connector", default="127.0.0.1")
+    kv_port: int = param(whole(0, 65_535), "P2P NCCL: ZMQ port of rank 0; rank r adds r", default=14_579)
     kv_buffer_size: int = param(size(1), "bytes of the GPU buffer", default=1_000_000_000)
     kv_buffer_device: str | None = param(
         choice("cuda", "cpu"),
-        "where that buffer is, or cpu for staging through the host; else the platform's",
+        "memory of that buffer; cpu: through the host; if absent, the platform's",
         default=None,
     )
-    kv_load_failure_policy: str = param(choice("fail", "recompute"), "of blocks that D could not load", default="fail")
-    kv_connector_extra_config: Extra = param(_INNER, "what the connector reads besides")  # noqa: RUF009 (a field)
-    unread: tuple[str, ...] = param(_NAMES, "keys that nothing here reads, for whoever wants to say so", default=())
+    kv_load_failure_policy: str = param(choice("fail", "recompute"), "for blocks that D could not load", default="fail")
+    kv_connector_extra_config: Extra = param(_INNER, "the connector's own keys")  # noqa: RUF009 (a field)
+    unread: tuple[str, ...] = param(_NAMES, "keys that pdflow does not read", default=())
 
     def __attrs_post_init__(self) -> None:
         extra = self.kv_connector_extra_config
         if not isinstance(extra, CONNECTORS[self.kv_connector]):
             raise ParamsError(EXTRA, f"is a {type(extra).__name__}", f"what {self.kv_connector} reads")
         if isinstance(extra, (P2pNcclExtra, CpuExtra, MooncakeV0Extra)) and self.kv_role == "kv_both":
-            raise ParamsError("kv_role", 'is "kv_both"', f"kv_producer or kv_consumer, which {self.kv_connector} takes")
+            raise ParamsError(
+                "kv_role", 'is "kv_both"', f"kv_producer or kv_consumer, the roles of {self.kv_connector}"
+            )
         if isinstance(extra, P2pNcclExtra) and self.kv_port == 0:
             raise ParamsError("kv_port", "is 0", "an integer of 1 to 65,535, which the request ids name")
         if isinstance(extra, MooncakeV0Extra):
@@ -87,7 +89,7 @@ class KvTransferConfig:
         if self.kv_parallel_size != 2:
             raise ParamsError("kv_parallel_size", f"is {self.kv_parallel_size}", "2: one P and one D")
         if self.kv_buffer_device == "cpu":
-            raise ParamsError("kv_buffer_device", 'is "cpu"', '"cuda", where alone the lookup buffer can be')
+            raise ParamsError("kv_buffer_device", 'is "cpu"', '"cuda", the only place for the lookup buffer')
 
     @property
     def method(self) -> str:

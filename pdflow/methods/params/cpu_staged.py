@@ -17,4 +17,4 @@ from pdflow.methods.params.kinds import ID
 class CpuStagedDecode(Params):
     """The parameters of the decode leg: P's answer, which the router sends to D."""
 
-    prefill_request_id: str = param(ID, "P's request id, under which its chunks arrive")
+    prefill_request_id: str = param(ID, "P's request id, under which its pieces arrive")

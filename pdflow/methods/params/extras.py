@@ -19,21 +19,21 @@ from pdflow.protocol.wire.limits import MAX_BLOCK_TOKENS
 class Extras:
     """The object under "pdflow"."""
 
-    xid: str = param(ID, "names the prefill product, the same in both legs")
+    xid: str = param(ID, "id of the prefill product; the same in both legs")
     block_size: int | None = param(integer(1, MAX_BLOCK_TOKENS), "tokens in a block of P", default=None)
-    tp: int | None = param(RANKS, "P's tensor-parallel size, where the original's D asks P for it", default=None)
-    pp: int | None = param(RANKS, "P's pipeline-parallel size, likewise", default=None)
-    digest: int = param(U64, "what P's KV was computed from", default=0)
+    tp: int | None = param(RANKS, "P's tensor-parallel size, where the original D asks P for it", default=None)
+    pp: int | None = param(RANKS, "P's pipeline-parallel size, where the original D asks P for it", default=None)
+    digest: int = param(U64, "digest of the content that P's KV was computed from", default=0)
     weights: int = param(U64, "the version of P's weights", default=0)
-    lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: a slot of P's lease words and its value", default=())
+    lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: index of P's lease word, and its value", default=())
     groups: tuple[tuple[int, ...], ...] | None = param(
         GROUPS, "pull: P's block table of each KV cache group, from token 0 on, if there are several", default=None
     )
     ranks: tuple[tuple[str, int], ...] | None = param(
-        ADDRESSES, "where each of P's ranks listens, if ranks are processes of their own", default=None
+        ADDRESSES, "address of each P rank, if ranks are separate processes", default=None
     )
     stores: tuple[tuple[str, int], ...] | None = param(
-        ADDRESSES, "kv-store, to P: where each node of the store takes requests; port 0 if it is not up", default=None
+        ADDRESSES, "kv-store, to P: address of each node of the store; port 0 if it is down", default=None
     )
 
 
@@ -44,4 +44,4 @@ EXTRAS: Final[Kind] = nested(Extras, "pdflow", "an object with xid")
 class Params:
     """Base of the parameters of every method and leg."""
 
-    pdflow: Extras | None = param(EXTRAS, "what pdflow says besides", default=None)  # noqa: RUF009 (a field)
+    pdflow: Extras | None = param(EXTRAS, "pdflow's own parameters", default=None)  # noqa: RUF009 (a field)

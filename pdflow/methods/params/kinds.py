@@ -182,8 +182,8 @@ def _addresses(value: Any) -> Problem:
     return ""
 
 
-ID = text("a text", MAX_ID_BYTES)
-NAME = text("a text", MAX_NAME_BYTES)
+ID = text("a string", MAX_ID_BYTES)
+NAME = text("a string", MAX_NAME_BYTES)
 HOST = Kind(expected=f"a host name or address of at most {MAX_NAME_BYTES} bytes", problem=_host)
 PORT = integer(1, 65_535)
 RANKS = integer(1, MAX_RANKS)
@@ -194,13 +194,13 @@ NO = only(False)
 SECONDS = Kind(expected="a number of seconds, at least 0", problem=_seconds)
 BOOTSTRAP = Kind(expected="http://HOST:PORT", problem=_bootstrap)
 BLOCKS = Kind(
-    expected=f"one list in a list, [[1, 2]], of at most {MAX_BLOCKS:,} block ids of 0 to {MAX_BLOCK_ID:,}",
+    expected=f"a list of one list, [[1, 2]], of at most {MAX_BLOCKS:,} block ids of 0 to {MAX_BLOCK_ID:,}",
     problem=_blocks,
     freeze=_one_group,
     thaw=lambda blocks: [list(blocks)],
 )
 GROUPS = Kind(
-    expected=f"a list of at most {MAX_GROUPS} lists, with {MAX_POSITIONS:,} entries in all: block ids of 0 to "
+    expected=f"a list of at most {MAX_GROUPS} lists with {MAX_POSITIONS:,} entries in all: block ids of 0 to "
     f"{MAX_BLOCK_ID:,}, and {NO_BLOCK} where a group keeps no block",
     problem=_groups,
     freeze=_frozen_lists,

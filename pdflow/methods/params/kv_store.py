@@ -26,11 +26,11 @@ class KVTransferParams(Params):
     """The parameters of either leg, from the router to P and to D."""
 
     prefix_prompt_ids: TokenIds | None = param(  # noqa: RUF009 (a field, as those below)
-        TOKEN_LISTS, "the token ids whose KV is meant, for plain P/D the prompt's", default=None, null=True
+        TOKEN_LISTS, "token ids whose KV is transferred; for plain P/D, the prompt's", default=None, null=True
     )
     kvcache_load_keys: Keys | None = param(  # noqa: RUF009
-        KEY_LISTS, "what to read", default=None, null=True
+        KEY_LISTS, "keys to read", default=None, null=True
     )
     kvcache_store_keys: Keys | None = param(  # noqa: RUF009
-        KEY_LISTS, "what to store under", default=None, null=True
+        KEY_LISTS, "keys to store under", default=None, null=True
     )

@@ -27,13 +27,13 @@ def metadata_url_of(server: str, backend: str | None) -> str | None:
     kinds = {name.lower() for name in (backend, scheme) if name}
     for kind in ("etcd", "redis"):
         if kind in kinds:
-            raise ParamsError(_FIELD, f"is {kind}'s ({quoted(server)}), which pdflow does not speak", _SERVERS)
+            raise ParamsError(_FIELD, f"is for {kind} ({quoted(server)}), which pdflow does not support", _SERVERS)
     if server == P2P_HANDSHAKE and not kinds:
         return None
     if not rest.partition("/")[0] or not all(c.isprintable() and not c.isspace() for c in rest):
         raise ParamsError(_FIELD, f"is {quoted(server)}", _SERVERS)
     if not kinds:
-        wrong = f"is {quoted(server)}, by Mooncake's rule etcd's, which pdflow does not speak"
+        wrong = f"is {quoted(server)}, for etcd by Mooncake's rule, which pdflow does not support"
         raise ParamsError(_FIELD, wrong, _SERVERS)
     if not kinds <= {"http", "https"}:
         what = "" if backend is None else f" with the metadata_backend {quoted(backend)}"

@@ -19,8 +19,8 @@ class MooncakeV1Prefill(Params):
     """The parameters of the prefill leg, from the router to P."""
 
     do_remote_decode: bool = param(YES, "P holds the prompt's blocks for a D", default=True, required=True)
-    do_remote_prefill: bool = param(NO, "nobody has prefilled for P", default=False)
-    transfer_id: str = param(ID, "made by the router, the same in both legs: the match key")
+    do_remote_prefill: bool = param(NO, "P prefills itself", default=False)
+    transfer_id: str = param(ID, "made by the router; the same in both legs; the match key")
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +30,6 @@ class MooncakeV1Decode(Params):
 
     do_remote_decode: bool = param(NO, "D decodes itself", default=False)
     do_remote_prefill: bool = param(YES, "P prefills for D", default=True, required=True)
-    remote_bootstrap_addr: str = param(BOOTSTRAP, "P's bootstrap server, which D asks at /query")
+    remote_bootstrap_addr: str = param(BOOTSTRAP, "P's bootstrap server, which D queries at /query")
     remote_engine_id: str = param(NAME, "P's engine_id, one for each data parallel rank")
     transfer_id: str = param(ID, "as in the prefill leg")

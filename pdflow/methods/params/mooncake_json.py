@@ -26,7 +26,7 @@ PORTS_APART: Final = 50
 DECODE_SHIFT: Final = 100
 """Added to decode's port where both urls are the same, by V0 itself."""
 
-DEVICES: Final = Kind(expected="names of NICs with commas between, or an empty text", problem=MAYBE_EMPTY.problem)
+DEVICES: Final = Kind(expected="NIC names, separated by commas, or an empty string", problem=MAYBE_EMPTY.problem)
 PROTOCOL: Final = choice("tcp", "rdma")
 
 
@@ -48,7 +48,7 @@ class Mooncake:
     """The keys that the three kinds of file share."""
 
     metadata_server: str = param(SERVER, "where segments are looked up")
-    device_name: str = param(DEVICES, "the NICs of rdma", default="")
+    device_name: str = param(DEVICES, "NICs for rdma", default="")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -61,8 +61,10 @@ class PipeFile(Mooncake):
 
     prefill_url: str = param(ADDRESS, "P's engine, rank 0")
     decode_url: str = param(ADDRESS, "D's engine, rank 0")
-    metadata_backend: str | None = param(TEXT, "what the metadata server is, if its address does not say", default=None)
-    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="tcp")
+    metadata_backend: str | None = param(
+        TEXT, "kind of the metadata server, if its address does not name one", default=None
+    )
+    protocol: str = param(PROTOCOL, "protocol of the Transfer Engine", default="tcp")
 
     def __attrs_post_init__(self) -> None:
         metadata_url_of(self.metadata_server, self.metadata_backend)
@@ -75,7 +77,7 @@ class PipeFile(Mooncake):
                 f"at least {PORTS_APART} between them, or the same port, to which {DECODE_SHIFT} is added",
             )
         if self.decode_port > 65_535:
-            raise ParamsError("decode_url", f"gets the port {self.decode_port}", "ports that leave room for 100 more")
+            raise ParamsError("decode_url", f"gets the port {self.decode_port}", "ports of at most 65,435")
 
     @property
     def decode_port(self) -> int:
@@ -113,31 +115,31 @@ class StoreBase(Mooncake):
 class StoreV0File(StoreBase):
     """V0's store connector."""
 
-    local_hostname: str = param(TEXT, "this node")
-    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="tcp")
-    global_segment_size: int = param(
-        size(0, units=True), "memory that this node gives the store", default=3_355_443_200
-    )
-    local_buffer_size: int = param(size(1, units=True), "for transfers", default=1 << 30)
+    local_hostname: str = param(TEXT, "name of this node")
+    protocol: str = param(PROTOCOL, "protocol of the Transfer Engine", default="tcp")
+    global_segment_size: int = param(size(0, units=True), "bytes that this node gives the store", default=3_355_443_200)
+    local_buffer_size: int = param(size(1, units=True), "bytes for transfers", default=1 << 30)
 
 
 @attrs.frozen(kw_only=True)
 class StoreFile(StoreBase):
     """vLLM 0.32.0's store connector."""
 
-    protocol: str = param(PROTOCOL, "of the Transfer Engine", default="rdma")
+    protocol: str = param(PROTOCOL, "protocol of the Transfer Engine", default="rdma")
     mode: str = param(
-        choice("embedded", "standalone-store"), "whether each rank gives the store memory", default="embedded"
+        choice("embedded", "standalone-store"), "embedded: each rank gives the store memory", default="embedded"
     )
-    global_segment_size: int = param(size(0, units=True), "memory that each rank gives the store", default=4 << 30)
-    local_buffer_size: int = param(size(1, units=True), "for transfers", default=4 << 30)
-    enable_offload: bool = param(TRUTH, "the store has SSDs behind it", default=False)
+    global_segment_size: int = param(size(0, units=True), "bytes that each rank gives the store", default=4 << 30)
+    local_buffer_size: int = param(size(1, units=True), "bytes for transfers", default=4 << 30)
+    enable_offload: bool = param(TRUTH, "the store offloads to SSDs", default=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if self.mode == "standalone-store" and self.global_segment_size:
             wrong = f"is {self.global_segment_size}"
-            raise ParamsError("global_segment_size", wrong, "0 in standalone-store, where ranks give the store nothing")
+            raise ParamsError(
+                "global_segment_size", wrong, "0 in standalone-store, where ranks give the store no memory"
+            )
 
 
 File: TypeAlias = PipeFile | StoreV0File | StoreFile
@@ -156,7 +158,7 @@ def _kind(found: Mapping[Any, Any]) -> type[File]:
         return StoreV0File
     if "master_server_address" in found:
         return StoreFile
-    raise ParamsError(LOCATION, "is of no known kind", "prefill_url and decode_url, or master_server_address")
+    raise ParamsError(LOCATION, "is not a known kind of file", "prefill_url and decode_url, or master_server_address")
 
 
 def _ports(base: int, rank: int) -> Ports:

@@ -58,7 +58,7 @@ def regenerated(document: str) -> str:
         head, begin, rest = document.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- /{name} -->")
         if not begin or not end:
-            raise ValueError(f"docs/kv-transfer-params.md has no place marked {name}")
+            raise ValueError(f"docs/kv-transfer-params.md has no section marked {name}")
         document = "".join((head, begin, "\n".join(lines()), end, tail))
     return document
 
@@ -70,7 +70,7 @@ def table(fields: Iterable[attrs.Attribute[Any]]) -> Iterator[str]:
         for field in fields
     ]
     if rows:
-        yield "\n".join(("| key | value | if it is left out | meaning |", "| --- | --- | --- | --- |", *rows, ""))
+        yield "\n".join(("| key | value | if absent | meaning |", "| --- | --- | --- | --- |", *rows, ""))
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

@@ -94,7 +94,7 @@ def _split(field: str, address: object) -> None:
     """Raise ParamsError for a text that is no address, or would not be found again in an id."""
     try:
         if not isinstance(address, str):
-            raise AddressError("it is no text")
+            raise AddressError("it is not a string")
         host, _ = split_address(address)
     except AddressError as error:
         raise ParamsError(field, f"is {shown(address)}: {error}", "HOST:PORT") from None

@@ -39,7 +39,7 @@ def loaded(source: object, location: str) -> Mapping[Any, Any]:
     except (ValueError, RecursionError) as error:
         # ValueError is every error of msgspec and UTF-8; RecursionError is nesting without end.
         reason = "".join(c if c.isprintable() else "?" for c in str(error)[:100])
-        raise ParamsError(location, f"is no JSON ({reason})", "a JSON object") from None
+        raise ParamsError(location, f"is not JSON ({reason})", "a JSON object") from None
     return mapping(found, location)
 
 
@@ -121,14 +121,14 @@ def _names(value: Any) -> Problem:
 
 TRUTH = Kind(expected="true or false", problem=_truth)
 AMOUNT = Kind(expected="a number above 0", problem=_amount, freeze=_number)
-TEXT = text("a text", MAX_NAME_BYTES)
-MAYBE_EMPTY = Kind(expected=f"a text of at most {MAX_NAME_BYTES} bytes, or an empty one", problem=_free)
+TEXT = text("a string", MAX_NAME_BYTES)
+MAYBE_EMPTY = Kind(expected=f"a string of at most {MAX_NAME_BYTES} bytes, perhaps empty", problem=_free)
 PORT = whole(1, 65_535)
 MAYBE_PORT = Kind(expected=PORT.expected, problem=PORT.problem, freeze=_optional)
 TIMEOUT = Kind(expected="a number of seconds above 0", problem=_amount, freeze=_number)
 ADDRESS = Kind(expected="HOST:PORT", problem=_host_port)
 NAMES = Kind(
-    expected="a list of 1 to 64 texts",
+    expected="a list of 1 to 64 strings",
     problem=_names,
     freeze=lambda value: tuple(value) if isinstance(value, list) else value,
     thaw=list,

@@ -171,7 +171,7 @@ def test_keys_that_nobody_reads_are_named() -> None:
             NCCL_P,
             {EXTRA: {"proxy_ip": "p", "proxy_port": "1"}},
             f"{EXTRA}.http_port",
-            "is missing where a proxy is named",
+            "is missing, and a proxy is named",
         ),
         (MOONCAKE_V0, {"kv_rank": 1}, "kv_rank", "is 1"),
         (MOONCAKE_V0, {"kv_rank": 2}, "kv_rank", "is 2"),

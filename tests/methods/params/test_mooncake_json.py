@@ -121,7 +121,7 @@ def test_ports_on_one_host_may_be_50_apart(port: int) -> None:
 
 def test_a_users_file_complains_of_etcd_and_then_of_its_ports() -> None:
     assert str(refused(USERS)) == (
-        'metadata_server is etcd\'s ("127.0.0.1:2333"), which pdflow does not speak, '
+        'metadata_server is for etcd ("127.0.0.1:2333"), which pdflow does not support, '
         'expected "http://HOST:PORT/metadata", or "P2PHANDSHAKE" for none'
     )
     assert refused(USERS, metadata_server="P2PHANDSHAKE", metadata_backend=None).field == "decode_url"
@@ -145,21 +145,21 @@ def test_metadata_servers(server: str, backend: str | None, url: str | None) -> 
 @pytest.mark.parametrize(
     ("server", "backend", "kind"),
     [
-        ("etcd://m:2379", None, "etcd's"),
-        ("m:2379", "etcd", "etcd's"),
-        ("m:2379", "ETCD", "etcd's"),
-        ("m:2379", None, "by Mooncake's rule etcd's"),
-        ("http://m:2379", "etcd", "etcd's"),
-        ("redis://m:6379", None, "redis's"),
-        ("m:6379", "redis", "redis's"),
-        ("P2PHANDSHAKE", "etcd", "etcd's"),
+        ("etcd://m:2379", None, "for etcd"),
+        ("m:2379", "etcd", "for etcd"),
+        ("m:2379", "ETCD", "for etcd"),
+        ("m:2379", None, "for etcd by Mooncake's rule"),
+        ("http://m:2379", "etcd", "for etcd"),
+        ("redis://m:6379", None, "for redis"),
+        ("m:6379", "redis", "for redis"),
+        ("P2PHANDSHAKE", "etcd", "for etcd"),
     ],
 )
 def test_etcd_and_redis_are_refused(server: str, backend: str | None, kind: str) -> None:
     error = refused(PIPE, metadata_server=server, metadata_backend=backend)
     assert error.field == "metadata_server"
     assert kind in error.wrong
-    assert error.wrong.endswith("which pdflow does not speak")
+    assert error.wrong.endswith("which pdflow does not support")
     assert "http://" in error.expected
     assert "P2PHANDSHAKE" in error.expected
     assert "\n" not in str(error)
