@@ -12,25 +12,35 @@ import click
 _AT_LEAST_0, _AT_LEAST_1 = click.IntRange(0), click.IntRange(1)
 
 _SERVER = (
-    click.option("--base-url", metavar="URL", help="Whom to ask, instead of --host and --port."),
-    click.option("--host", default="127.0.0.1", metavar="NAME", help="The server's; 127.0.0.1 if absent."),
+    click.option("--base-url", metavar="URL", help="The server's URL, instead of --host and --port."),
+    click.option("--host", default="127.0.0.1", metavar="NAME", help="The server's host. Default: 127.0.0.1."),
     click.option(
-        "--port", type=click.IntRange(1, 65_535), default=8000, metavar="N", help="The server's; 8000 if absent."
+        "--port", type=click.IntRange(1, 65_535), default=8000, metavar="N", help="The server's port. Default: 8000."
     ),
-    click.option("--endpoint", metavar="PATH", help="Of the API; /v1/completions, or that for chats."),
+    click.option(
+        "--endpoint", metavar="PATH", help="Path of the API. Default: /v1/completions, or the path for chats."
+    ),
     click.option(
         "--backend",
         type=click.Choice(["openai", "vllm", "openai-chat"]),
         default="openai",
-        help="Completions, or chats.",
+        help="The API: completions (openai, vllm) or chats.",
     ),
-    click.option("--model", metavar="NAME", help="What to ask for; the first that the server names if absent."),
-    click.option("--header", multiple=True, metavar="KEY=VALUE", help="Sent with every request. Repeatable."),
+    click.option("--model", metavar="NAME", help="The model to request. Default: the first that the server lists."),
+    click.option("--header", multiple=True, metavar="KEY=VALUE", help="HTTP header of every request. Repeatable."),
     click.option(
-        "--ready-check-timeout-sec", type=float, default=0.0, metavar="S", help="Wait so long for the server to be up."
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="Wait up to S seconds for the server to start.",
     ),
     click.option(
-        "--num-warmups", type=_AT_LEAST_0, default=0, metavar="N", help="Requests beforehand that are not counted."
+        "--num-warmups",
+        type=_AT_LEAST_0,
+        default=0,
+        metavar="N",
+        help="Requests to send first, which are not measured.",
     ),
 )
 _REQUESTS = (
@@ -41,76 +51,100 @@ _REQUESTS = (
     click.option(
         "--dataset-name",
         metavar="NAME",
-        help="random, sharegpt, custom, trace, or a trace's format, as docs/traces.md has them.",
-    ),
-    click.option("--dataset-path", type=click.Path(), metavar="FILE", help="Of the dataset; nothing is downloaded."),
-    click.option(
-        "--column", "columns", multiple=True, metavar="KEY=NAME", help="Of CSV: which column says what. Repeatable."
-    ),
-    click.option("--num-prompts", type=_AT_LEAST_1, metavar="N", help="How many requests; 1000, or all of a trace."),
-    click.option(
-        "--random-input-len", type=_AT_LEAST_1, default=1024, metavar="N", help="Tokens of a prompt; 1024 if absent."
+        help="random, sharegpt, custom, trace, or a trace format of docs/traces.md.",
     ),
     click.option(
-        "--random-output-len", type=_AT_LEAST_1, default=128, metavar="N", help="Tokens of an answer; 128 if absent."
+        "--dataset-path", type=click.Path(), metavar="FILE", help="The dataset's file; nothing is downloaded."
+    ),
+    click.option(
+        "--column", "columns", multiple=True, metavar="KEY=NAME", help="For CSV: the column that has KEY. Repeatable."
+    ),
+    click.option(
+        "--num-prompts", type=_AT_LEAST_1, metavar="N", help="Number of requests. Default: 1000, or all of a trace."
+    ),
+    click.option(
+        "--random-input-len", type=_AT_LEAST_1, default=1024, metavar="N", help="Tokens of a prompt. Default: 1024."
+    ),
+    click.option(
+        "--random-output-len", type=_AT_LEAST_1, default=128, metavar="N", help="Tokens of an answer. Default: 128."
     ),
     click.option(
         "--random-range-ratio",
         type=float,
         default=0.0,
         metavar="R",
-        help="Lengths from 1 - R to 1 + R of these.",
+        help="Draw lengths from 1 - R to 1 + R times these values.",
     ),
     click.option(
         "--request-rate",
         type=float,
         metavar="RPS",
-        help="Requests per second, or inf: all at once. A trace's own times, or inf, if absent.",
+        help="Requests per second; inf: all at once. Default: the trace's own times, or inf.",
     ),
     click.option(
         "--burstiness",
         type=float,
         default=1.0,
         metavar="SHAPE",
-        help="Of gamma gaps: 1 is Poisson, less comes in bursts, inf is even.",
+        help="Shape of gamma-distributed gaps: 1 is Poisson, less is burstier, inf is even.",
     ),
-    click.option("--max-concurrency", type=_AT_LEAST_1, metavar="N", help="At most so many open; others wait here."),
-    click.option("--seed", type=int, metavar="N", help="Of lengths, times and contents; the scenario's, or 0."),
+    click.option(
+        "--max-concurrency", type=_AT_LEAST_1, metavar="N", help="Maximum number of open requests; others wait."
+    ),
+    click.option(
+        "--seed", type=int, metavar="N", help="Seed of lengths, times and contents. Default: the scenario's, or 0."
+    ),
 )
 _ANSWERS = (
-    click.option("--ignore-eos/--respect-eos", default=None, help="As many tokens as asked; so with --scenario."),
     click.option(
-        "--return-token-ids/--no-token-ids", default=None, help="Ask for token ids and count them; so with sessions."
+        "--ignore-eos/--respect-eos",
+        default=None,
+        help="Ignore EOS, so that answers have the drawn lengths. Default with --scenario.",
     ),
-    click.option("--temperature", type=float, metavar="T", help="0 if absent."),
-    click.option("--top-p", type=float, metavar="P", help="As in OpenAI's API."),
-    click.option("--top-k", type=int, metavar="K", help="As in vLLM's."),
-    click.option("--extra-body", metavar="JSON", help="Fields that go with every request."),
+    click.option(
+        "--return-token-ids/--no-token-ids",
+        default=None,
+        help="Request token ids and count them. Default with sessions.",
+    ),
+    click.option("--temperature", type=float, metavar="T", help="Sampling temperature. Default: 0."),
+    click.option("--top-p", type=float, metavar="P", help="Sampling top_p, as in OpenAI's API."),
+    click.option("--top-k", type=int, metavar="K", help="Sampling top_k, as in vLLM's API."),
+    click.option("--extra-body", metavar="JSON", help="Additional fields of every request."),
 )
 _RESULTS = (
     click.option(
         "--percentile-metrics",
         default="ttft,tpot,itl",
         metavar="NAMES",
-        help="What the result file quotes: ttft,tpot,itl; also e2el, client_queue_time, e2el_including_client_queue.",
+        help="Reported latencies: ttft, tpot, itl (default), e2el, client_queue_time, e2el_including_client_queue.",
     ),
-    click.option("--metric-percentiles", default="99", metavar="P,P", help="And at which percentiles; 99 if absent."),
     click.option(
-        "--goodput", multiple=True, metavar="NAME:MS", help="Bounds a good request meets: ttft:500 tpot:50 e2el:9000."
+        "--metric-percentiles", default="99", metavar="P,P", help="Percentiles in the result file. Default: 99."
     ),
-    click.option("--label", metavar="TEXT", help="What the run is called."),
-    click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="A key of the result file. Repeatable."),
+    click.option(
+        "--goodput",
+        multiple=True,
+        metavar="NAME:MS",
+        help="Bounds in ms that a good request meets, such as ttft:500 tpot:50 e2el:9000.",
+    ),
+    click.option("--label", metavar="TEXT", help="Name of the run."),
+    click.option(
+        "--metadata", multiple=True, metavar="KEY=VALUE", help="Additional key of the result file. Repeatable."
+    ),
     click.option("--save-result", is_flag=True, help="Write vLLM's result file."),
-    click.option("--save-detailed", is_flag=True, help="With each request's lengths, times and text."),
-    click.option("--append-result", is_flag=True, help="To that file, as one line more."),
+    click.option("--save-detailed", is_flag=True, help="Include each request's lengths, times and text."),
+    click.option("--append-result", is_flag=True, help="Append to the result file, as one line."),
     click.option(
-        "--result-dir", type=click.Path(file_okay=False), metavar="DIR", help="Where it goes; here if absent."
+        "--result-dir",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Directory of the result file. Default: the current one.",
     ),
-    click.option("--result-filename", metavar="NAME", help="As vLLM names it if absent."),
+    click.option("--result-filename", metavar="NAME", help="Name of the result file. Default: as vLLM names it."),
     click.option(
         "--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl."
     ),
-    click.option("--quiet", is_flag=True, help="Nothing while it runs, and no table."),
+    click.option("--quiet", is_flag=True, help="Print no progress and no table."),
     click.argument("more", nargs=-1, metavar="[NAME:MS]..."),
 )
 

@@ -1,4 +1,4 @@
-"""Commands of the live world: serve, top, bench."""
+"""Commands of live clusters: serve, top, bench."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from pdflow.cli.options import SET, live, need_out
 @click.argument("scenario", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="The router's port, instead of serve.port.")
 @SET
+@click.option("--role", type=click.Choice(["router", "prefill", "decode", "store"]), help="Run one component only.")
+@click.option("--name", metavar="NAME", help="With --role: the name of the engine, such as decode-0.")
 @click.option(
-    "--role", type=click.Choice(["router", "prefill", "decode", "store"]), help="One part only, the others elsewhere."
+    "--host", metavar="ADDRESS", help="With --role: the address to listen on, instead of serve.host or engine_host."
 )
-@click.option("--name", metavar="NAME", help="With --role: which engine, as in decode-0.")
-@click.option("--host", metavar="ADDRESS", help="With --role: where it listens, instead of serve.host or engine_host.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="When it has ended, write results.json and requests.jsonl of what was served, as simulate does.",
+    help="At exit, write results.json and requests.jsonl, in the format of simulate.",
 )
-@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
-@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
+@click.option(
+    "--events", is_flag=True, help="Write DIR/events.jsonl: all events and effects of all protocol endpoints."
+)
+@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, for ui.perfetto.dev.")
 @click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
 @click.pass_context
 def serve(
@@ -44,17 +46,17 @@ def serve(
     out: Path | None,
     **flags: bool,
 ) -> None:
-    """Serve a SCENARIO file: the whole cluster, or one part.
+    """Serve a SCENARIO file: the whole cluster, or one component.
 
-    Starts a router and every engine, each a process of its own. The first line on stdout is the URL that answers
-    OpenAI's API; logs go to stderr. Ctrl-C lets what has begun end. With --role and --name it is that part, whose
-    engines report to the router; docs/hosts.md says how to run a cluster on several hosts.
+    Starts a router and every engine, each in its own process. The first line on stdout is the URL of the
+    OpenAI-compatible API; logs go to stderr. Ctrl-C drains open requests, then stops. With --role and --name it runs
+    one component, and engines report to the router: docs/hosts.md shows how to run a cluster on several hosts.
     """
     need_out(out, flags)
     overrides = overrides if port is None else (*overrides, f"serve.port={port}")
     if role is not None:
         if flags["timeline"] or flags["html"]:
-            raise click.UsageError("--timeline and --html are of a whole cluster, and --role is one part of it")
+            raise click.UsageError("--timeline and --html need the whole cluster, and --role runs one component")
         overrides = (
             overrides if host is None else (*overrides, f"serve.{'host' if role == 'router' else 'engine_host'}={host}")
         )
@@ -64,7 +66,7 @@ def serve(
             )
         )
     if name is not None or host is not None:
-        raise click.UsageError("--name and --host go with --role")
+        raise click.UsageError("--name and --host require --role")
     ctx.exit(
         live(lambda: importlib.import_module("pdflow_runtime.process.cluster")).main(
             scenario, overrides, out=out, **flags
@@ -74,14 +76,13 @@ def serve(
 
 @click.command()
 @click.argument("url", default="http://127.0.0.1:8000")
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="S", help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="One look, and no more.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="S", help="Seconds between two updates.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
 @click.pass_context
 def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
-    """Watch a live cluster, whose router is at URL.
+    """Show the state of a live cluster whose router is at URL.
 
-    Each engine's pool, streams and queue, blocks in quarantine, and the requests that have been there for the longest,
-    with the states that they are in.
+    For each engine: KV blocks, blocks in quarantine, queues and connections. Then the oldest requests and their states.
     """
     ctx.exit(live(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
 
@@ -92,11 +93,11 @@ def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
 def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...], **options: Any) -> None:
     """Send a workload to a server and measure it.
 
-    Any server that answers OpenAI's API, with `vllm bench serve`'s options and result file. Draws its requests as
-    simulate does, so that `pdflow compare` puts a simulation beside a run with --out.
+    Works with any OpenAI-compatible server. Options and result file are those of `vllm bench serve`. Requests are drawn
+    as in simulate, so `pdflow compare` can compare a simulation with a run that used --out.
     """
     if more and not goodput:
-        raise click.UsageError(f"unexpected {more[0]!r}")
+        raise click.UsageError(f"unexpected argument {more[0]!r}")
     ctx.exit(
         live(lambda: importlib.import_module("pdflow_runtime.bench.command")).bench(
             sys.argv[1:], goodput=(*goodput, *more), **options

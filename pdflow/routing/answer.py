@@ -140,7 +140,7 @@ class Answer:
         If the token ends the answer, the answer is whole, and the driver reports that this attempt streams.
         """
         if not self.first_from_prefill:
-            raise LocalProtocolError(f"{attempt}: P was not asked for its first token")
+            raise LocalProtocolError(f"{attempt}: this router does not use P's first token")
         if self.over or self.has_first_token or self.streaming is not None:
             return None
         self.has_first_token = True
@@ -164,7 +164,7 @@ class Answer:
     def whole(self, attempt: RequestId) -> None:
         """Record that the last piece of this attempt's answer has been passed on."""
         if attempt != self.streaming:
-            raise LocalProtocolError(f"{attempt} has no whole answer: {self.streaming} streams")
+            raise LocalProtocolError(f"{attempt} cannot have the whole answer: attempt {self.streaming} streams")
         self.over = True
 
     def ended(self, outcome: Literal["completed", "failed", "cancelled"]) -> Ending:

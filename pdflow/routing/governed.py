@@ -191,7 +191,7 @@ class GovernedRouter(Router):
         """Record an engine's report. A new incarnation of an engine that is leaving, or has left, gets no legs
         either."""
         if self.roll is None:
-            raise LocalProtocolError(f"{event.info.engine} reports, and this router has no rule for that")
+            raise LocalProtocolError(f"{event.info.engine} reported, but this router is configured without heartbeats")
         self.roll.reported((event.role, event.engine))
         prefills = event.role == "prefill"
         engines, choice = (self.prefill, self.prefill_choice) if prefills else (self.decode, self.decode_choice)

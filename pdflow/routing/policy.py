@@ -88,7 +88,7 @@ class Choice:
 
     def give_back(self, engine: int) -> None:
         """Record that a leg at this engine has ended."""
-        assert self.loads[engine] > 0, "a leg ends once"
+        assert self.loads[engine] > 0, "a leg must end only once"
         self.loads[engine] -= 1
 
     # For policies that look at the request.

@@ -132,7 +132,7 @@ class Router:
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         if event.request in self.by_request:
-            raise LocalProtocolError(f"request {event.request} has arrived already")
+            raise LocalProtocolError(f"request {event.request} has already arrived")
         return self._begin(event, 1, None)
 
     def _begin(self, asked: RequestArrived, number: int, before: Attempt | None) -> RouterEffects:
@@ -220,7 +220,7 @@ class Router:
 
     def _resume(self, attempt: Attempt) -> RouterEffects:
         """Begin an attempt that continues behind what the client has received. No rule does so yet."""
-        raise AssertionError(f"{attempt.request_id} was to be resumed, and no rule says how")
+        raise AssertionError(f"{attempt.request_id}: no rule can resume an attempt yet")
 
     def _next_number(self, attempt: Attempt) -> int:
         return attempt.number + 1

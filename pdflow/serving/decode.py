@@ -104,7 +104,7 @@ class DecodeCore(Core):
 
     def _refuse_twice(self, handle: Handle) -> None:
         if self.knows(handle):
-            raise LocalProtocolError(f"request {handle} is here already; every attempt needs an id of its own")
+            raise LocalProtocolError(f"request {handle} is already open; every attempt needs a new id")
 
     def _aborted(self, event: RequestAborted) -> None:
         """Abort a request: by the protocol before its KV has landed, by the engine after it."""

@@ -81,4 +81,4 @@ class DecodeRequests:
 
     def assert_empty(self, whose: str) -> None:
         kept = (self.awaited, self.dropping)
-        assert not any(kept), f"{whose} still keeps {kept}"
+        assert not any(kept), f"{whose} still holds {kept}"

@@ -219,4 +219,4 @@ class StagedLanding(Landing):
 
     def assert_empty(self, whose: str) -> None:
         kept = (self.staging.held, self.staging.waiting, self.copying, self.abandoned)
-        assert not any(kept), f"{whose} still keeps {kept}"
+        assert not any(kept), f"{whose} still holds {kept}"

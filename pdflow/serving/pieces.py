@@ -82,7 +82,7 @@ class PieceLanding(StagedLanding):
 
     def assert_empty(self, whose: str) -> None:
         super().assert_empty(whose)
-        assert not self.allocations, f"{whose} still keeps {self.allocations}"
+        assert not self.allocations, f"{whose} still holds {self.allocations}"
 
 
 class ListeningLanding(PieceLanding):

@@ -76,7 +76,7 @@ class PrefillCore(Core):
     def _requested(self, event: PrefillRequested) -> None:
         handle, requests = event.handle, self.requests
         if handle in requests.by_handle:
-            raise LocalProtocolError(f"prompt {handle} is here already; every attempt needs an id of its own")
+            raise LocalProtocolError(f"prompt {handle} is already open; every attempt needs a new id")
         request = PrefillRequest(handle, event.request_id, event.prompt_tokens, event.digest, event.keeps)
         requests.by_handle[handle] = request
         if request.keeps:

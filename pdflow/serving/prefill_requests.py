@@ -88,4 +88,4 @@ class PrefillRequests:
 
     def assert_empty(self, whose: str) -> None:
         kept = (self.by_handle, self.awaited)
-        assert not any(kept), f"{whose} still keeps {kept}"
+        assert not any(kept), f"{whose} still holds {kept}"

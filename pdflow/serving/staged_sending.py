@@ -332,4 +332,4 @@ class StagedSending(Sending):
 
     def assert_empty(self, whose: str) -> None:
         kept = (self.staging.held, self.staging.waiting, self.outgoing)
-        assert not any(kept), f"{whose} still keeps {kept}"
+        assert not any(kept), f"{whose} still holds {kept}"

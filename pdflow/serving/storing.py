@@ -84,7 +84,7 @@ class Storing(Sending):
     def refusal(self, num_tokens: int) -> str:
         if num_tokens <= self.most_tokens:
             return ""
-        return f"a prompt of {num_tokens} tokens is too long for a node of the store"
+        return f"a prompt of {num_tokens} tokens is too long for a store node"
 
     def send_load_event(self, event: object) -> None:
         self.requests.core.send_local(self.scheduler, event)
@@ -231,4 +231,4 @@ class Storing(Sending):
 
     def assert_empty(self, whose: str) -> None:
         kept = (self.asking, self.loading, self.putting)
-        assert not any(kept), f"{whose} still keeps {kept}"
+        assert not any(kept), f"{whose} still holds {kept}"

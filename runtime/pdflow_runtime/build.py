@@ -33,8 +33,8 @@ from pdflow_runtime.store.build import store_prefill_node, stores_of
 from pdflow_runtime.transports.base import MakeTransport
 
 UNMEASURED: Final = (
-    "and pool {}'s engines were not measured: serve without it, run `pdflow calibrate FILE -o measured` meanwhile, and "
-    "say it in measured/scenario.toml"
+    "and pool {} has not been measured: serve without this key, run `pdflow calibrate FILE -o measured` against the "
+    "running cluster, then set the key in measured/scenario.toml"
 )
 
 
@@ -47,25 +47,28 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
 
     transfer, router = scenario.transfer, scenario.router
     if transfer.dialect != "strict":
-        wrong("transfer.dialect", f"{transfer.dialect} is not served; strict is")
+        wrong("transfer.dialect", f"is {transfer.dialect}; pdflow serve supports strict only")
     if transfer.kv_buffer_device != "cuda":
-        wrong("transfer.kv_buffer_device", "is simulated only: KV goes from where the engines keep it; leave it out")
+        wrong(
+            "transfer.kv_buffer_device", "is simulated only: a live engine sends KV from its own memory; remove the key"
+        )
     if transfer.store_hidden_states:
-        wrong("transfer.store_hidden_states", "is simulated only, so far; D computes a prompt's last token")
+        wrong("transfer.store_hidden_states", "is simulated only; a live D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
         for pool in scenario.pools:
             if pool.engine == "torch" and not isinstance(pool.cost, MeasuredCost):
                 wrong(
-                    "router.disaggregate_above_tokens", f"auto weighs what steps take, {UNMEASURED.format(pool.name)}"
+                    "router.disaggregate_above_tokens",
+                    f"auto needs measured step times, {UNMEASURED.format(pool.name)}",
                 )
                 break
     if scenario.faults or scenario.scales:
-        wrong("", "[[fault]] and [[scale]] are simulated only, so far")
+        wrong("", "[[fault]] and [[scale]] are simulated only; pdflow serve does not support them")
     for index, pool in enumerate(scenario.pools):
         if any(name.rpartition("-")[0] == pool.name for name in stores_of(scenario)):
-            wrong(f"pool.{index}.name", f"is {pool.name}, which the store's nodes are named after")
+            wrong(f"pool.{index}.name", f"is {pool.name}, which names of store nodes begin with; rename the pool")
         if pool.engine != scenario.pools[0].engine:
-            wrong(f"pool.{index}.engine", "engines are all torch, or all synthetic")
+            wrong(f"pool.{index}.engine", "must be the same in all pools: torch or synthetic")
     if problems:
         raise ScenarioError(problems)
 

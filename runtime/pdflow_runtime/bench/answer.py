@@ -55,7 +55,7 @@ class AnswerReader:
         error."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
-            raise BrokenAnswerError(f"an event of more than {LONGEST_LINE} bytes")
+            raise BrokenAnswerError(f"the answer has an event of more than {LONGEST_LINE} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
@@ -65,9 +65,9 @@ class AnswerReader:
         if not self.times:
             raise BrokenAnswerError("the answer ended without a token")
         if not self.done and self.finish is None:
-            raise BrokenAnswerError("the answer broke off")
+            raise BrokenAnswerError("the answer was cut off")
         if not self.output_tokens:
-            raise BrokenAnswerError("the server says that it sent no token")
+            raise BrokenAnswerError("the server's usage reports no token")
 
     def _event(self, data: bytes, now: int) -> None:
         if data == b"[DONE]":
@@ -76,7 +76,9 @@ class AnswerReader:
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BrokenAnswerError(f"an event is not OpenAI's: {plain(str(error))}") from None
+            raise BrokenAnswerError(
+                f"the answer has an event that is not in OpenAI's format: {plain(str(error))}"
+            ) from None
         if event.error is not None:
             raise BrokenAnswerError(error_text(event.error))
         if event.usage is not None:

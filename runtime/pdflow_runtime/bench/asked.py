@@ -78,7 +78,7 @@ class BenchOptions:
 
     def __attrs_post_init__(self) -> None:
         if self.save_detailed and not (self.save_result or self.out):
-            raise AskedError("--save-detailed says what to write: add --save-result or --out DIR")
+            raise AskedError("--save-detailed needs a file to write: add --save-result or --out DIR")
         if not self.burstiness > 0:
             raise AskedError(f"--burstiness {self.burstiness:g}: expected more than 0")
         if self.request_rate is not None and not self.request_rate > 0:

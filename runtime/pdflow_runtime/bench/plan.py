@@ -78,7 +78,7 @@ class BenchPlan:
     def note(self) -> str:
         """The ways in which the requests differ from what was recorded."""
         trace = self.workload.trace
-        content = "lengths are sent, texts are made up" if self._texts is None else "texts are sent as they are"
+        content = "lengths of the file, generated prompts" if self._texts is None else "texts of the file"
         return content if trace is None else "; ".join(filter(None, (trace_note(trace), content)))
 
     @property
@@ -106,7 +106,7 @@ def plan_of(asked: BenchOptions) -> BenchPlan:
 def _of_scenario(asked: BenchOptions, file: str) -> BenchPlan:
     for option in ("dataset_name", "dataset_path", "request_rate"):
         if getattr(asked, option) is not None:
-            raise AskedError(f"--{option.replace('_', '-')}: --scenario says that; --set KEY=VALUE replaces part of it")
+            raise AskedError(f"--{option.replace('_', '-')}: not with --scenario, which sets it; use --set KEY=VALUE")
     scenario = load(file, overrides=asked.overrides, seed=asked.seed)
     workload = scenario.workload
     if asked.num_prompts is not None:
@@ -127,7 +127,7 @@ def _of_scenario(asked: BenchOptions, file: str) -> BenchPlan:
 
 def _of_flags(asked: BenchOptions) -> BenchPlan:
     if asked.overrides:
-        raise AskedError("--set is for the values of a --scenario, which is missing")
+        raise AskedError("--set replaces values of a scenario: add --scenario FILE")
     workload = _random(asked) if asked.dataset_name in (None, RANDOM) else _recorded(asked)
     seed = asked.seed or 0
     return BenchPlan(
@@ -145,7 +145,7 @@ def _of_flags(asked: BenchOptions) -> BenchPlan:
 
 def _random(asked: BenchOptions) -> Workload:
     if asked.dataset_path is not None:
-        raise AskedError("--dataset-path: say with --dataset-name what it is, trace for a file that shows its format")
+        raise AskedError("--dataset-path: add --dataset-name; `trace` detects the format of the file")
     count = asked.num_prompts or PROMPTS
     return Workload(
         requests=count,

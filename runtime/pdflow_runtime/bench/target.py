@@ -50,10 +50,10 @@ def server_of(asked: BenchOptions) -> RequestTarget:
     except ValueError:
         port = 0
     if split.scheme != "http" or not split.hostname or not port:
-        raise AskedError(f"--base-url {base}: expected http://HOST:PORT; there is no TLS here")
+        raise AskedError(f"--base-url {base}: expected http://HOST:PORT; TLS is not supported")
     path = asked.endpoint or ("/v1/chat/completions" if asked.backend == CHAT_BACKEND else "/v1/completions")
     if asked.backend == CHAT_BACKEND and not path.rstrip("/").endswith(CHAT):
-        raise AskedError(f"--endpoint {path}: --backend {CHAT_BACKEND} asks for chats, at a path that ends with {CHAT}")
+        raise AskedError(f"--endpoint {path}: expected a path that ends with {CHAT}, for --backend {CHAT_BACKEND}")
     headers = [JSON, *map(_header, asked.header)]
     if key := os.environ.get(API_KEY):
         headers.append((b"authorization", b"Bearer " + key.encode()))
@@ -82,13 +82,13 @@ async def _first_model(client: HttpClient, models: RequestTarget, given: str | N
         if given is not None:
             return given  # somebody answers, whatever they say
         if response.status != 200:
-            raise NoServerError(f"{models.url}: {refusal(response.status, body)}; say --model NAME")
+            raise NoServerError(f"{models.url}: {refusal(response.status, body)}; use --model NAME")
     try:
         cards = msgspec.json.decode(body, type=_ServedModels).data
     except (msgspec.DecodeError, RecursionError) as error:
-        raise NoServerError(f"{models.url}: {plain(str(error))}; say --model NAME") from None
+        raise NoServerError(f"{models.url}: {plain(str(error))}; use --model NAME") from None
     if not cards:
-        raise NoServerError(f"{models.url} names no model; say --model NAME")
+        raise NoServerError(f"{models.url} names no model; use --model NAME")
     return cards[0].id
 
 

@@ -114,7 +114,7 @@ def measured_of(scenario: ResolvedScenario, pages: Sequence[Page], since_ns: int
 def show(scenario: ResolvedScenario, measured: Measured, written: Sequence[Path]) -> None:
     """Print what was measured, and which files were written."""
     console = Console(highlight=False, markup=False, emoji=False)
-    table = Table("pool", "steps", "kinds", "median miss", "p95", "API server, ms", box=None)
+    table = Table("pool", "steps", "kinds", "median error", "p95", "API server, ms", box=None)
     for pool in scenario.pools:
         fit = measured.steps[pool.name]
         api_server = f"{measured.api_server_s[pool.name] * 1e3:.2f}"

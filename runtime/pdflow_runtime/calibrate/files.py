@@ -119,14 +119,16 @@ def cost_of(scenario: ResolvedScenario, pool: Pool, fit: StepFit, command: str) 
         kv_tokens=kv_tokens_of(scenario.model, pool),
     )
     made_from = MadeFrom(
-        source="steps that the engines noted while they were probed",
+        source="steps that the engines logged while they were probed",
         command=command,
         fitted_on=(f"{fit.kinds} kinds of steps, the median of each",),
         held_out=("every other step",),
-        notes=("a step is from its composition until all its tokens have been told",),
+        notes=("a step lasts from its composition until the engine has reported all its tokens",),
     )
     rows = RowErrors(of="every other step", rows=fit.steps // 2, **attrs.asdict(off))
     try:
         return cost_file(cost, engine, made_from, (rows,))
     except ValueError as error:
-        raise UnlikelyError(f"pool {pool.name}: {error}: no engine is like that; measure again, undisturbed") from None
+        raise UnlikelyError(
+            f"pool {pool.name}: {error}: implausible measurements; measure again on an otherwise idle machine"
+        ) from None

@@ -129,7 +129,7 @@ class Probe:
             async with self._client.request("POST", host, port, path, headers, body) as response:
                 answer = await response.read()
                 if response.status != 200:
-                    raise ProbeError(f"{self._at.url} answers {response.status}: {answer[:200]!r}")
+                    raise ProbeError(f"{self._at.url}: HTTP {response.status}: {answer[:200]!r}")
         except UpstreamError as error:
             raise ProbeError(f"{self._at.url} does not answer: {error}") from None
 
@@ -141,7 +141,7 @@ class Probe:
             async with self._client.request("GET", host, port, NOTES, signed) as response:
                 body = await response.read(MOST_BYTES)
                 if response.status != 200:
-                    raise ProbeError(f"http://{host}:{port}{NOTES} answers {response.status}: {body[:200]!r}")
+                    raise ProbeError(f"http://{host}:{port}{NOTES}: HTTP {response.status}: {body[:200]!r}")
         except UpstreamError as error:
             raise ProbeError(f"http://{host}:{port} does not answer: {error}") from None
         for page in msgspec.json.decode(body, type=list[Page]):

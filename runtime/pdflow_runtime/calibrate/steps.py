@@ -70,7 +70,9 @@ def fit_steps(noted: Sequence[ObservedStep]) -> StepFit:
     """Fit a cost to the steps. TooFewStepsError if they are of too few kinds."""
     kinds = compositions(noted)
     if len(kinds) < ENOUGH:
-        raise TooFewStepsError(f"its engines have made steps of {len(kinds)} kinds, and {ENOUGH} are needed")
+        raise TooFewStepsError(
+            f"its engines ran steps of {len(kinds)} different sizes; {ENOUGH} are needed: measure for longer"
+        )
     kept_out = misfit(_fit(noted[::2]), compositions(noted[1::2]))
     return StepFit(_fit(noted), kept_out, len(noted), len(kinds))
 

@@ -88,10 +88,10 @@ def _config(raw: dict[str, Any], path: Path, eos: frozenset[int]) -> ModelConfig
     if kind not in FAMILY:
         raise ModelError(f"{path}: model_type {kind!r} is not one of {', '.join(FAMILY)}")
     if raw.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r}: only silu is computed here")
+        raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r}: only silu is supported")
     window = raw.get("sliding_window")
     if window is not None and raw.get("use_sliding_window", kind == "mistral"):
-        raise ModelError(f"{path}: sliding_window {window}: attention here is to all that came before")
+        raise ModelError(f"{path}: sliding_window {window}: sliding windows are not supported")
     heads = raw["num_attention_heads"]
     rope = raw.get("rope_parameters") or {}
     return ModelConfig(
@@ -117,7 +117,7 @@ def _scaling(raw: dict[str, Any], path: Path) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ModelError(f"{path}: rope_scaling {kind!r} is not llama3")
+        raise ModelError(f"{path}: rope_scaling {kind!r} is not supported; llama3 is")
     return RopeScaling(
         factor=float(raw["factor"]),
         low_freq_factor=float(raw["low_freq_factor"]),

@@ -89,7 +89,9 @@ class _Rank:
         self._plane = planes[1]
         unit = memory.cell_bytes * self._read
         if planes != [*range(0, planes[1] * len(planes), planes[1])] or memory.block_stride % unit or planes[1] % unit:
-            raise ValueError("the regions of a rank's KV must lie at equal distances, at multiples of its blocks")
+            raise ValueError(
+                "the regions of a rank's KV must have equal distances, which are multiples of its block size"
+            )
         self._cells = flat.view(-1, self._width)
         self._runs = flat.view(-1, self._read * self._width)
 

@@ -68,7 +68,9 @@ class LiveEngine:
         eos: Iterable[int] = (),
     ) -> None:
         if limits.async_scheduling:
-            raise ValueError("a live engine composes a step when the one before it has ended: no async_scheduling")
+            raise ValueError(
+                "async_scheduling is not supported: a live engine composes a step when the previous one has ended"
+            )
         self.limits: Final = limits
         self.pool: Final = pool
         self.steps = 0
@@ -98,7 +100,9 @@ class LiveEngine:
         """Queue the job. Raises NeverFitsError, changing nothing, if the whole pool is too small for it."""
         seq = job.seq
         if seq.prompt_tokens != len(job.tokens):
-            raise ValueError(f"sequence {seq.index} has {len(job.tokens)} tokens, and says {seq.prompt_tokens}")
+            raise ValueError(
+                f"sequence {seq.index} has {len(job.tokens)} prompt tokens, but prompt_tokens is {seq.prompt_tokens}"
+            )
         self._scheduler.admission.enqueue(seq, now_ns())
         self._answers[seq] = _Answer(job)
         self._bell.set()
@@ -122,7 +126,7 @@ class LiveEngine:
     def finish(self, seq: Sequence) -> None:
         """Make the token that is being reported the sequence's last: `Finished` comes with the end of this step."""
         if self._reporting is not seq:
-            raise ValueError(f"sequence {seq.index} is to finish with a token, and none of it is being told")
+            raise ValueError(f"sequence {seq.index} should finish with a token, but no token of it is being reported")
         self._end(seq)
 
     def drop(self, seq: Sequence) -> Dropped:

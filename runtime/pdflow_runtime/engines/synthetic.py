@@ -43,7 +43,9 @@ class SyntheticRunner:
         self, cost: StepCost, shape: KvShape, memories: Seq[RankMemory], regions: Seq[memoryview], vocab_size: int
     ) -> None:
         if shape.cell_bytes < CELL_WORDS * WORD_BYTES or shape.cell_bytes % WORD_BYTES:
-            raise ModelError(f"{shape.cell_bytes} bytes per head and token: synthetic KV needs 16, 24, 32 or so")
+            raise ModelError(
+                f"{shape.cell_bytes} bytes per head and token: synthetic KV needs a multiple of 8, at least 16"
+            )
         self.wrong = 0
         """Steps of sequences whose KV was not what it should have been."""
         self._cost: Final = cost

@@ -67,9 +67,7 @@ def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """
     config = CONFIG | changes
     if config["vocab_size"] < 256 + len(SPECIAL):
-        raise ModelError(
-            f"a vocabulary of {config['vocab_size']}: a generated model needs {256 + len(SPECIAL)} or more"
-        )
+        raise ModelError(f"vocab_size is {config['vocab_size']}: a generated model needs at least {256 + len(SPECIAL)}")
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Several engines may start at once: whoever is first has the name, and nobody reads half a model.

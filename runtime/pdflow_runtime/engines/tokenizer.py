@@ -59,13 +59,13 @@ class Tokenizer:
         Encode it with `special=False`. `more`: other variables of the template, such as tools.
         """
         if self._template is None:
-            raise ChatError("this model has no chat template: ask for completions")
+            raise ChatError("this model has no chat template: use /v1/completions")
         known = {name: _token(self._settings.get(name)) for name in ("bos_token", "eos_token")}
         arguments = {"add_generation_prompt": True, **known, **more}
         try:
             return _SANDBOX.from_string(self._template).render(messages=messages, **arguments)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise ChatError(f"the model's chat template refuses these messages: {error}") from None
+            raise ChatError(f"the model's chat template rejects these messages: {error}") from None
 
 
 def _refused(reason: str) -> NoReturn:

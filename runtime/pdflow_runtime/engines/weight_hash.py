@@ -170,7 +170,7 @@ def _kept(kept: Path, stamp: Stamp) -> HashedFile | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("%s cannot be used, so the weights are hashed again: %s", kept, error)
+        log.warning("cannot read the cached hash %s: %s; hashing the weights again", kept, error)
         return None
     return found if (found.stamp, found.piece_bytes) == (stamp, PIECE_BYTES) else None
 
@@ -188,7 +188,7 @@ def _keep(kept: Path, found: HashedFile) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        log.warning("the hashes of the weights cannot be kept, and are computed at every start: %s", error)
+        log.warning("cannot cache the hashes of the weights, so every start computes them: %s", error)
 
 
 @contextmanager
@@ -199,14 +199,20 @@ def _locked(lock: Path, path: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("ab")
     except OSError as error:
-        log.warning("%s is hashed without a lock, perhaps by several processes: %s", path, error)
+        log.warning(
+            "cannot lock the hash cache of %s: %s; several processes may hash the file at the same time", path, error
+        )
         yield
         return
     with file:
         try:
             _lock(file.fileno(), path)
         except OSError as error:
-            log.warning("%s is hashed without a lock, perhaps by several processes: %s", path, error)
+            log.warning(
+                "cannot lock the hash cache of %s: %s; several processes may hash the file at the same time",
+                path,
+                error,
+            )
         yield
 
 
@@ -214,7 +220,7 @@ def _lock(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        log.info("%s is being hashed by another process, whose result is waited for", path)
+        log.info("waiting for another process, which is hashing %s", path)
         fcntl.flock(fd, fcntl.LOCK_EX)
 
 
@@ -223,7 +229,7 @@ def _lock(fd: int, path: Path) -> None:
 
 def _hashed_tensors(path: Path, stamp: Stamp) -> dict[str, HashedTensor]:
     if stamp.nbytes > LARGE_BYTES:
-        log.info("%s: %.1f GB are hashed, once for this file on this host", path, stamp.nbytes / 1e9)
+        log.info("hashing the weights in %s (%.1f GB), once on this host", path, stamp.nbytes / 1e9)
     with path.open("rb", buffering=0) as file:
         header, data_at = _read_header(path, file.fileno(), stamp.nbytes)
         spans = {name: _pieces(*(data_at + at for at in tensor.data_offsets)) for name, tensor in header.items()}
@@ -239,7 +245,7 @@ def _hashed_tensors(path: Path, stamp: Stamp) -> dict[str, HashedTensor]:
                 for name, pieces in spans.items()
             }
         if Stamp.of(os.fstat(file.fileno())) != stamp:
-            raise ModelError(f"{path}: was changed while it was read: start again when it is whole")
+            raise ModelError(f"{path}: changed while it was read; start again when the file is complete")
     return tensors
 
 
@@ -252,12 +258,12 @@ def _read_header(path: Path, fd: int, nbytes: int) -> tuple[dict[str, Tensor], i
     """Return the file's tensors, and where their bytes begin. ModelError."""
     length = int.from_bytes(os.pread(fd, HEAD_BYTES, 0), "little")
     if not 2 <= length <= min(MOST_HEADER_BYTES, nbytes - HEAD_BYTES):
-        raise ModelError(f"{path}: is not a safetensors file")
+        raise ModelError(f"{path}: not a safetensors file")
     try:
         decoded = _header.decode(os.pread(fd, length, HEAD_BYTES))
         header = {name: msgspec.convert(each, Tensor) for name, each in decoded.items() if name != METADATA}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: its header is not that of a safetensors file: {error}") from None
+        raise ModelError(f"{path}: not a safetensors file: its header is invalid: {error}") from None
     data_at = HEAD_BYTES + length
     for name, tensor in header.items():
         first, end = tensor.data_offsets
@@ -275,7 +281,7 @@ def _hashed_piece(path: Path, fd: int, at: int, end: int) -> bytes:
     while at < end:
         count = os.preadv(fd, [buffer[: end - at]], at)
         if not count:
-            raise ModelError(f"{path}: ends before its tensors do")
+            raise ModelError(f"{path}: truncated: the file ends before its last tensor")
         hashed.update(buffer[:count])
         at += count
     return hashed.digest()

@@ -64,7 +64,9 @@ def read_weights(folder: Path, config: ModelConfig, dtype: str, device: str = "c
         if name not in found:
             raise ModelError(f"{folder}: no tensor {name} in its *.safetensors")
         if found[name].shape != shape:
-            raise ModelError(f"{folder}: {name} is {list(found[name].shape)}, and config.json makes it {list(shape)}")
+            raise ModelError(
+                f"{folder}: {name} has shape {list(found[name].shape)}, expected {list(shape)} by config.json"
+            )
         return found.pop(name)
 
     def layer(index: int) -> Layer:
@@ -94,14 +96,14 @@ def read_weights(folder: Path, config: ModelConfig, dtype: str, device: str = "c
     )
     unsupported = [name for name in found if name.endswith((".bias", "_norm.weight"))]
     if unsupported:
-        raise ModelError(f"{folder}: {unsupported[0]} is not of a Llama")
+        raise ModelError(f"{folder}: {unsupported[0]} is not a tensor of a Llama model")
     return weights
 
 
 def _read(folder: Path, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{folder}: no *.safetensors there")
+        raise ModelError(f"{folder}: no *.safetensors in this folder")
     found: dict[str, Tensor] = {}
     for path in files:
         try:

@@ -19,7 +19,7 @@ import trio
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, read_head
-from pdflow_runtime.http.sockets import close, connect, send_all, silent
+from pdflow_runtime.http.sockets import close, connect, send_all, silent, system_reason
 
 
 class HttpClient:
@@ -40,7 +40,7 @@ class HttpClient:
         own = ((b"host", _authority(host, port)), (b"content-length", b"%d" % len(body)))
         start = f"{method} {path} HTTP/1.1\r\n"
         if start.count(" ") != 2 or start.count("\r") != 1 or start.count("\n") != 1:
-            raise ValueError(f"no request line: {start!r}")
+            raise ValueError(f"cannot write this request line: {start!r}")
         return Exchange(self, (host, port), head(start.encode("ascii"), (*own, *headers)) + body)
 
     def forget(self, host: str, port: int) -> None:
@@ -69,9 +69,11 @@ class HttpClient:
             with trio.fail_after(self._connect_s):
                 return await connect(host, port)
         except trio.TooSlowError:
-            raise UpstreamError("timeout", f"{host}:{port} took no connection in {self._connect_s:g} s") from None
+            raise UpstreamError(
+                "timeout", f"cannot connect to {host}:{port}: no answer within {self._connect_s:g} s"
+            ) from None
         except OSError as error:
-            raise UpstreamError("refused", f"{host}:{port} takes no connection: {error}") from error
+            raise UpstreamError("refused", f"cannot connect to {host}:{port}: {system_reason(error)}") from error
 
     def keep(self, address: tuple[str, int], sock: socket.socket) -> None:
         idle = self._idle.setdefault(address, [])
@@ -84,7 +86,9 @@ class HttpClient:
         try:
             await send_all(sock, data)
         except OSError as error:
-            raise UpstreamError("closed", f"the connection broke while it was asked: {error}") from error
+            raise UpstreamError(
+                "closed", f"the connection broke while the request was sent: {system_reason(error)}"
+            ) from error
         return await read_head(sock, self._head_bytes)
 
 

@@ -80,7 +80,7 @@ class Connection:
             while await self._read_once():
                 self._set_deadline()
         if self._timeout.cancelled_caught and parser.within:
-            parser.give_up(Refusal(408, f"no whole request within {self._limits.request_s:g} s"))
+            parser.give_up(Refusal(408, f"the request was not complete within {self._limits.request_s:g} s"))
         self._end()
 
     async def _read_once(self) -> bool:
@@ -151,8 +151,14 @@ class Connection:
             except Exception as error:
                 await self._answer_failure(request, responder, error)
             if not responder.begun:
-                _log.error("%s %s was left without an answer", request.method, request.path)
-                await _answer_with(responder, OpenAIError(500, "no answer was given"))
+                _log.error(
+                    "%s %s: the handler returned without an answer, which is a bug of pdflow",
+                    request.method,
+                    request.path,
+                )
+                await _answer_with(
+                    responder, OpenAIError(500, "internal error: the handler returned without an answer")
+                )
         self._answering = None
         self._set_deadline()
         return responder.done and responder.keep_alive and not responder.gone
@@ -163,7 +169,7 @@ class Connection:
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
             cause = cause.exceptions[0]
         if not isinstance(cause, OpenAIError):
-            _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            _log.error("%s %s: internal error", request.method, request.path, exc_info=error)
             cause = OpenAIError(500, "internal error")
         if not responder.begun:
             await _answer_with(responder, cause)

@@ -65,7 +65,7 @@ def head(start_line: bytes, headers: tuple[Header, ...]) -> bytes:
     one."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
-        raise ValueError(f"a header holds a line break: {headers!r}")
+        raise ValueError(f"a header contains a line break: {headers!r}")
     return b"%b%b\r\n" % (start_line, lines)
 
 

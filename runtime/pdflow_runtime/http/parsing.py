@@ -89,16 +89,16 @@ class RequestParser:
     def _last(self) -> None:
         last = self.ready[-1] if self.ready else None
         if self.within or not isinstance(last, HttpRequest):
-            self._refuse(Refusal(400, "an upgrade that is no whole request"))
+            self._refuse(Refusal(400, "a protocol upgrade without a complete request"))
             return
         self.ready[-1] = msgspec.structs.replace(last, keep_alive=False)
-        self._refusal = Refusal(400, "the connection was to end")
+        self._refusal = Refusal(400, "a request after one that closes the connection")
 
     def _head_too_large(self) -> Refusal:
-        return Refusal(431, f"the request's head is over {self._limits.head_bytes} bytes")
+        return Refusal(431, f"the request's headers exceed {self._limits.head_bytes} bytes")
 
     def _body_too_large(self) -> Refusal:
-        return Refusal(413, f"the request's body is over {self._limits.body_bytes} bytes")
+        return Refusal(413, f"the request's body exceeds {self._limits.body_bytes} bytes")
 
     def on_message_begin(self) -> None:
         self.within = True
@@ -122,7 +122,7 @@ class RequestParser:
                 self._stop(self._body_too_large())
             if name == b"expect":
                 if value.lower() != b"100-continue":
-                    self._stop(Refusal(417, "the only expectation known here is 100-continue"))
+                    self._stop(Refusal(417, "only the expectation 100-continue is supported"))
                 self.expects_continue = True
 
     def on_body(self, body: bytes) -> None:

@@ -174,7 +174,7 @@ class Responder:
 
     def _expect(self, stage: _Stage) -> None:
         if self._stage is not stage:
-            raise RuntimeError(f"an answer that is {self._stage.name.lower()} was to be {stage.name.lower()}")
+            raise RuntimeError(f"a response cannot go from {self._stage.name.lower()} to {stage.name.lower()}")
 
     def _head(self, status: int, headers: tuple[Header, ...]) -> bytes:
         return head(status_line(status), (*headers, _KEEP_ALIVE if self.keep_alive else _CLOSE))

@@ -101,7 +101,7 @@ class Response:
             self.feed(data)
             self._last = data
         elif self.chunked or self.header(b"content-length"):
-            raise UpstreamError("closed", "the answer ended early", began=True)
+            raise UpstreamError("closed", "the response ended early", began=True)
         else:
             self.complete = True
 
@@ -120,7 +120,7 @@ class Response:
         while not self.complete:
             await self.receive()
             if self._body_bytes > limit_bytes:
-                raise UpstreamError("too large", f"an answer of over {limit_bytes} bytes", began=True)
+                raise UpstreamError("too large", f"the response exceeds {limit_bytes} bytes", began=True)
         return b"".join(self._body)
 
     def close(self) -> None:
@@ -132,17 +132,17 @@ class Response:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._malformed = True
-            raise UpstreamError("malformed", f"the answer is not HTTP: {error}", began=True) from error
+            raise UpstreamError("malformed", f"the response is not HTTP: {error}", began=True) from error
 
     def begin_body(self, data: bytes) -> None:
         """Take the bytes that came behind the head."""
         self._waiting = data
         if data and self.complete:
-            raise UpstreamError("malformed", "something came behind the end of the answer", began=True)
+            raise UpstreamError("malformed", "unexpected bytes after the response", began=True)
 
     def on_message_begin(self) -> None:
         if self.complete:
-            raise httptools.HttpParserError("something came behind the end of the answer")
+            raise httptools.HttpParserError("unexpected bytes after the response")
         self._lines = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -164,7 +164,7 @@ class Response:
 
 
 def _broken(error: OSError) -> UpstreamError:
-    return UpstreamError("closed", f"the answer broke off: {error}", began=True)
+    return UpstreamError("closed", f"the connection broke during the response: {error}", began=True)
 
 
 async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
@@ -183,12 +183,12 @@ async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
                 return response
             continue
         if len(data) > limit_bytes:
-            raise UpstreamError("too large", f"the head of the answer is over {limit_bytes} bytes", began=True)
+            raise UpstreamError("too large", f"the response's headers exceed {limit_bytes} bytes", began=True)
         try:
             more = await receive(sock)
         except OSError as error:
-            raise UpstreamError("closed", f"no answer came: {error}", began=began) from error
+            raise UpstreamError("closed", f"no response: {error}", began=began) from error
         if not more:
-            raise UpstreamError("closed", "the connection ended before an answer came", began=began)
+            raise UpstreamError("closed", "the peer closed the connection before its response", began=began)
         began = True
         data += more

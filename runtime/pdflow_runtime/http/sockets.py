@@ -28,7 +28,7 @@ async def connect(host: str, port: int) -> socket.socket:
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:
-        raise OSError(f"{host} is no host's name") from None
+        raise OSError(f"{host} is not a valid host name") from None
     for family, kind, _, _, address in found:
         sock = trio.socket.socket(family, kind)
         try:
@@ -42,6 +42,12 @@ async def connect(host: str, port: int) -> socket.socket:
             raise
         return tuned(socket.socket(fileno=sock.detach()))
     raise failure
+
+
+def system_reason(error: OSError) -> str:
+    """Return the system's reason for an error as text for people, without its number."""
+    text = error.strerror or str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]
 
 
 def tuned(sock: socket.socket) -> socket.socket:

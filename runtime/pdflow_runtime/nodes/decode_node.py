@@ -153,7 +153,7 @@ class LiveDecodeNode(LiveEngineNode):
         self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None
     ) -> DecodeLeg:
         if request_id in self.legs or request_id in self._cells or self.decoding.knows(request_id):
-            raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
+            raise KeyError(f"request {request_id} is already open; every attempt needs a new id")
         given = first is not None
         if given:
             sampling = attrs.evolve(sampling, max_tokens=max(1, sampling.max_tokens - 1))
@@ -242,8 +242,8 @@ class LiveDecodeNode(LiveEngineNode):
             self._other_weights.add(source)
             theirs = f" ({weights_words(weights)})" if weights else ""
             log.error(
-                "%s: KV from %s is refused (WEIGHTS): it was computed with other weights%s, another config.json or in "
-                "another dtype than here (%s); each engine logs its own at its start",
+                "%s: KV from %s is refused (WEIGHTS): weights, config.json or dtype%s differ from those here (%s); "
+                "compare the `weights` line that each engine logs at its start",
                 self.name,
                 source,
                 theirs,

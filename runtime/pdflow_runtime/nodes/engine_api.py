@@ -119,7 +119,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
                 await self._complete(request, chat, self.prompts.of_chat(chat), ChatAnswer, responder)
             case _:
                 if not await self.answered_besides(request, responder):
-                    raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+                    raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
 
     async def answered_besides(self, request: HttpRequest, responder: Responder) -> bool:
         """Answer a path that only this role has. False if there is no such path."""
@@ -140,7 +140,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
         if asked.model is not None and asked.model != self.prompts.model:
             raise model_not_found(asked.model)
         if asked.asked.n > 1:
-            raise OpenAIError(400, "n: an engine gives one answer; the router asks for each", param="n")
+            raise OpenAIError(400, "n: an engine returns one choice; send n > 1 to the router", param="n")
         request_id = named(request)
         answer = form(request_id, wall_s(), self.prompts.model)
         try:
@@ -159,7 +159,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
 
     def checked(self, first: FirstToken) -> FirstToken:
         if not 0 <= first.token < self.prompts.vocab_size:
-            raise OpenAIError(400, f"pdflow: the model has token ids below {self.prompts.vocab_size}", param="pdflow")
+            raise OpenAIError(400, f"pdflow: token ids must be below {self.prompts.vocab_size}", param="pdflow")
         return first
 
     def sampling(self, asked: AnswerOptions, prompt_tokens: int) -> Sampling:
@@ -201,4 +201,4 @@ def ended(code: Code, why: str = "") -> OpenAIError:
     """Return the error for a leg without an answer, with the protocol's code or the engine's own reason."""
     if why:
         return OpenAIError(STATUS[Code.REJECTED], why, code="context_length_exceeded")
-    return OpenAIError(STATUS.get(code, 502), f"no answer: {code.name.lower()}", code=code.name)
+    return OpenAIError(STATUS.get(code, 502), f"the request failed: {code.name.lower()}", code=code.name)

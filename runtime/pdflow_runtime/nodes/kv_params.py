@@ -129,7 +129,7 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
     info = EngineInfo(parsed.remote_engine_id, Shards(parsed.tp_size, parsed.pp_size, extras.block_size))
     blocks, groups = tuple(parsed.remote_block_ids or ()), extras.groups or ()
     if groups and blocks_of(groups) != blocks:
-        raise ParamsError("pdflow.groups", "names other blocks than remote_block_ids", "the block tables of P's groups")
+        raise ParamsError("pdflow.groups", "differ from remote_block_ids", "the block tables of P's groups")
     params = KvParams(
         info,
         extras.xid,

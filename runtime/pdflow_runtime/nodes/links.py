@@ -90,16 +90,18 @@ class RankLink:
         head = await self._take(LENGTH_BYTES)
         length = int.from_bytes(head, "big")
         if self.secret is None and head == MAGIC[:LENGTH_BYTES]:
-            raise ValueError("it asks for proof that we know a secret, and there is none here")
+            raise ValueError(
+                "the peer has a cluster secret, and this side has none: set serve.secret_file or PDFLOW_SECRET on both"
+            )
         if length > MAX_HELLO_BYTES:
-            raise ValueError(f"a HELLO of {length:,} bytes, at most {MAX_HELLO_BYTES:,} are read")
+            raise ValueError(f"a HELLO of {length:,} bytes exceeds the limit of {MAX_HELLO_BYTES:,}")
         data = head + await self._take(length)
         if self.proof is not None:
             self.proof.check(claimed, data)
         frames = self.decoder.feed(data)
         first = frames[0] if frames else None
         if not isinstance(first, Hello):
-            raise ValueError(first.reason if isinstance(first, Malformed) else "no HELLO")
+            raise ValueError(first.reason if isinstance(first, Malformed) else "its first frame is not HELLO")
         self.hello = first
         self.early = self.decoder.feed(bytes(self._unread))
         self._unread.clear()
@@ -110,7 +112,7 @@ class RankLink:
         while len(self._unread) < count:
             data = await self.stream.receive_some(READ_BYTES)
             if not data:
-                raise ValueError("it hung up before HELLO")
+                raise ValueError("the peer disconnected before its HELLO")
             self._unread.extend(data)
         taken = bytes(self._unread[:count])
         del self._unread[:count]
@@ -197,11 +199,11 @@ class RankLinks:
         link = self.links.get((port.address, effect.to))
         if link is None:
             return  # its PeerLost is on the way; whatever counts is said again
-        assert isinstance(effect.message, Frame), "only strict is spoken here"
+        assert isinstance(effect.message, Frame), "live endpoints use the strict dialect"
         try:
             link.frames.send_nowait(encode_frame(effect.message))
         except trio.WouldBlock:
-            log.warning("%s: %s does not take its frames: its stream is closed", port.address, effect.to)
+            log.warning("%s: %s does not read its frames: closing the connection to it", port.address, effect.to)
             link.scope.cancel()
 
     def handshake(self, port: Port, effect: Handshake) -> None:
@@ -211,7 +213,7 @@ class RankLinks:
         elif (address := self.book.get(self._name_of(effect.peer))) is not None:
             self._nursery.start_soon(self._open, port, effect.peer, *address)
         else:
-            log.warning("%s: nobody has said where %s hears", port.address, effect.peer)
+            log.warning("%s: the address of %s is unknown: no request has named it yet", port.address, effect.peer)
             self.node.put(port, HandshakeEnded(effect.peer, False, 0))
 
     def fence(self, port: Port, effect: Fence) -> None:
@@ -233,7 +235,7 @@ class RankLinks:
         try:
             link = await within(HELLO_TIMEOUT_S, lambda: self._reached(port, peer, host, tcp_port))
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
-            log.warning("%s: no stream to %s at %s:%d: %s", port.address, peer, host, tcp_port, reason_of(error))
+            log.warning("%s: cannot connect to %s at %s:%d: %s", port.address, peer, host, tcp_port, reason_of(error))
             self._unreached.setdefault(self._name_of(peer), set()).add((port, peer))
             self.node.put(port, HandshakeEnded(peer, False, 0, is_refusal(error)))
             return
@@ -259,7 +261,7 @@ class RankLinks:
         await link.send_hello(self._hello(link.port, nonce, 0, peer))
         hello = await link.receive_hello()
         if hello.address != peer or hello.echo != nonce:
-            raise ValueError(f"{hello.address} answers there")
+            raise ValueError(f"{hello.address} answers at this address")
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
         scope = trio.CancelScope()
@@ -269,7 +271,7 @@ class RankLinks:
             with scope, trio.fail_after(HELLO_TIMEOUT_S):
                 await self._welcome(link)
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, ValueError) as error:
-            log.warning("%s: a stream is refused: %s", self.node.name, reason_of(error))
+            log.warning("%s: rejected an incoming connection: %s", self.node.name, reason_of(error))
             return
         finally:
             self._pending.leave(scope)
@@ -285,7 +287,7 @@ class RankLinks:
         hello = await link.receive_hello()
         port = self.node.ports.get(hello.to)
         if port is None or hello.to not in self.ranks:
-            raise ValueError(f"{hello.address} asks for {hello.to!r}, which is not here")
+            raise ValueError(f"{hello.address} wants {hello.to!r}, which does not run here")
         link.port = port
         await link.send_hello(self._hello(port, secrets.randbits(63) | 1, hello.nonce, hello.address))
 
@@ -309,7 +311,7 @@ class RankLinks:
         try:
             await within(HELLO_TIMEOUT_S, lambda: rank.connect(hello.address, hello.metadata))
         except (OSError, trio.TooSlowError, TransportError, ValueError) as error:
-            log.warning("%s: the memory of %s is not to be reached: %s", rank.address, hello.address, reason_of(error))
+            log.warning("%s: cannot connect to the KV memory of %s: %s", rank.address, hello.address, reason_of(error))
             ok = False
             if rank.transport.fences == "close":
                 link.scope.cancel()  # its HELLO may be older than the peer's last fence, and void
@@ -337,7 +339,7 @@ class RankLinks:
             for frame in frames:
                 if isinstance(frame, Malformed | Hello):
                     why = frame.reason if isinstance(frame, Malformed) else "a second HELLO"
-                    log.warning("%s: the stream of %s is closed: %s", link.port.address, link.hello.address, why)
+                    log.warning("%s: closing the connection of %s: %s", link.port.address, link.hello.address, why)
                     return
                 await self.node.offer(link.port, Received(link.hello.address, link.hello.incarnation, frame))
             try:

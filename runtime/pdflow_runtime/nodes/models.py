@@ -71,7 +71,13 @@ def folder_of(scenario: ResolvedScenario) -> Path:
     spec = scenario.model
     if spec.mla is not None or spec.moe is not None or not spec.gated_mlp:
         raise ScenarioError(
-            [Problem(scenario.path, "model", "has no folder, and only a Llama can be made: name one in serve.model")]
+            [
+                Problem(
+                    scenario.path,
+                    "model",
+                    "has no folder, and weights can be generated for a dense Llama only: set serve.model to a folder",
+                )
+            ]
         )
     sizes = {
         "vocab_size": spec.vocab_size,
@@ -217,8 +223,8 @@ def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
     hashed = int.from_bytes(blake2b(encoded, digest_size=8).digest(), "little") >> 3
     weights = hashed << 2 | WEIGHTS_DTYPES.index(dtype)
     log.info(
-        "%s: weights %016x, over %d tensors in %.3g GB, of which %.3g GB were hashed now, in %.1f s; stored in %s, "
-        "computed in %s, KV kept in %s",
+        "%s: weights %016x (%d tensors, %.3g GB; %.3g GB hashed now, in %.1f s); stored in %s, computed in %s, "
+        "KV in %s",
         *(folder, weights, found.tensors, found.nbytes / 1e9, found.hashed_bytes / 1e9, found.elapsed_s),
         *(" and ".join(found.dtypes), dtype, dtype),
     )
@@ -239,22 +245,22 @@ def dtype_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) -> s
         return DTYPES[spec.kv_dtype]
     known = ", ".join(DTYPES)
     if spec.kv_dtype is not None:
-        problem = f"is {spec.kv_dtype}, and torch engines keep KV in what they compute in: one of {known}"
+        problem = f"is {spec.kv_dtype}, expected one of {known}: torch engines compute and keep KV in one dtype"
         raise ScenarioError([Problem(scenario.path, "model.kv_dtype", problem)])
     nbytes = spec.kv_bytes_per_value
     if scenario.serve.model is None:
         if nbytes in OF_BYTES:
             return OF_BYTES[nbytes]
-        problem = f"is {nbytes}, and no torch engine computes in so many bytes: say model.kv_dtype, one of {known}"
+        problem = f"is {nbytes}: torch engines have no dtype of that size; set model.kv_dtype to one of {known}"
         raise ScenarioError([Problem(scenario.path, "model.kv_bytes_per_value", problem)])
     from pdflow_runtime.engines.config import BYTES
     from pdflow_runtime.engines.weight_hash import stored_dtype
 
     dtype = config.dtype or stored_dtype(folder)
     if dtype is None or BYTES[dtype] != nbytes:
-        theirs = "names no dtype, nor do its tensors have one alone" if dtype is None else f"is in {dtype}"
+        theirs = "names no dtype, and its tensors have several" if dtype is None else f"is in {dtype}"
         problem = (
-            f"is not said: KV has {nbytes} bytes a value by the scenario, and {folder} {theirs}; say one of {known}"
+            f"is missing: the scenario's KV has {nbytes} bytes a value, {folder} {theirs}; set it to one of {known}"
         )
         raise ScenarioError([Problem(scenario.path, "model.kv_dtype", problem)])
     return dtype
@@ -280,7 +286,7 @@ def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:
         "head_dim": (spec.head_dim, config.head_dim),
     }
     problems = [
-        Problem(scenario.path, f"model.{key}", f"is {scenario_value}, and {folder / 'config.json'} says {has}")
+        Problem(scenario.path, f"model.{key}", f"is {scenario_value}, but {folder / 'config.json'} has {has}")
         for key, (scenario_value, has) in pairs.items()
         if scenario_value != has
     ]

@@ -156,7 +156,7 @@ class LiveNode:
 
     def _drain(self, now: Instant) -> None:
         queue, core = self._queue, self.core
-        assert not core.busy, "an effect may not feed: it puts"
+        assert not core.busy, "an effect must not feed its core: it calls put"
         while queue:
             port, event = queue.popleft()
             core.feed(port, event, now)
@@ -165,4 +165,4 @@ class LiveNode:
         """Count every note, and log the first of each kind: a peer may cause as many as it likes."""
         self.notes[effect.name] += 1
         if self.notes[effect.name] == 1:
-            log.info("%s: %s", port.address, effect.name)
+            log.info("%s: note: %s (further ones are only counted, in pdflow_notes)", port.address, effect.name)

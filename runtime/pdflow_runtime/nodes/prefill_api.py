@@ -51,7 +51,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         """Return the first token and the beginning of the answer, which goes on at D unless this token ends it."""
         asked, answer = whole.asked, whole.answer
         token = leg.token
-        assert token is not None, "it was to be told"
+        assert token is not None, "the prefill returned no first token"
         piece = AnswerText(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
         ends = piece.ending is not None
         used = usage(len(leg.job.tokens), 1)
@@ -71,7 +71,9 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         """Answer a request for one token: P computes it, and there is nothing to decode."""
         asked, tokens, node = whole.asked, whole.tokens, self.node
         if asked.max_tokens != 1:
-            raise OpenAIError(400, "this engine computes prompts for others: kv_transfer_params is missing")
+            raise OpenAIError(
+                400, "kv_transfer_params: is missing; a prefill engine without it answers max_tokens = 1 only"
+            )
         leg = node.begin_alone(whole.request_id, tokens, self.sampling(asked, len(tokens)))
         try:
             await leg.answered.wait()

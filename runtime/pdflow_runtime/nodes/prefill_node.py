@@ -124,7 +124,7 @@ class LivePrefillNode(LiveEngineNode):
     ) -> LivePrefillLeg:
         unanswered = any(leg.request_id == request_id and not leg.answered.is_set() for leg in self.legs.values())
         if unanswered or xid in self.legs:
-            raise KeyError(f"request {request_id} is being prefilled already; every attempt needs an id of its own")
+            raise KeyError(f"request {request_id} is already being prefilled; every attempt needs a new id")
         most = 1 if sampling is None else sampling.max_tokens
         seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens), handle=xid)
         job = Job(seq, tokens, sampling or GREEDY, returns_first_token=sampling is not None)

@@ -50,21 +50,23 @@ def read_metadata(peer: Address, metadata: bytes, rank: Address, ours: RankMetad
     try:
         theirs = _decoder.decode(metadata)
     except msgspec.MsgspecError as cause:
-        raise ValueError(f"{peer} does not say how its memory is reached: {cause}") from None
+        raise ValueError(f"the HELLO of {peer} does not describe its memory: {cause}") from None
     if theirs.transport != ours.transport:
-        raise ValueError(f"{peer} moves KV over {theirs.transport}, {rank} over {ours.transport}")
-    no_engine = f"{peer} describes a memory that no engine of this model has"
+        raise ValueError(
+            f"{peer} uses transport {theirs.transport}, {rank} uses {ours.transport}: give both one serve.transport"
+        )
+    no_engine = f"{peer} describes a KV memory that does not fit this model: give both engines one model"
     if not all(len(text) <= MAX_NAME_BYTES and text.isprintable() for text in (theirs.dtype, theirs.interior)):
         raise ValueError(no_engine)
     _check_dtype(peer, theirs, rank, ours)
     if theirs.interior != ours.interior:
         raise ValueError(
-            f"{peer} lays out the inside of blocks as {_named(theirs.interior)}, {rank} as {_named(ours.interior)}: "
+            f"blocks differ inside: {peer} has those of {_named(theirs.interior)}, {rank} of {_named(ours.interior)}: "
             "give both engines one attention backend, KV dtype and kind of CPU"
         )
     if theirs.memory.layer_groups != ours.memory.layer_groups:
         raise ValueError(
-            f"{peer} keeps the layers of its model in other KV cache groups than {rank}: give both engines one model "
+            f"{peer} and {rank} have different KV cache groups: give both engines one model "
             "and one setting of the hybrid KV cache manager"
         )
     memories = [theirs.memory] if theirs.kv_region is None else [theirs.memory, theirs.kv_region.memory]
@@ -75,19 +77,19 @@ def read_metadata(peer: Address, metadata: bytes, rank: Address, ours: RankMetad
         _check_order(peer, memory, rank, ours.memory)
     if theirs.interior_digest and ours.interior_digest and theirs.interior_digest != ours.interior_digest:
         raise ValueError(
-            f"{peer} keeps the same keys and values as other bytes than {rank}: give both engines one version of vLLM "
-            "and one kind of CPU or GPU"
+            f"{peer} and {rank} store the same keys and values as different bytes: give both engines one version of "
+            "vLLM and one kind of CPU or GPU"
         )
     return theirs
 
 
 def _named(interior: str) -> str:
-    return interior or "pdflow's own engine does"
+    return interior or "pdflow's own engine"
 
 
 def _check_dtype(peer: Address, theirs: RankMetadata, rank: Address, ours: RankMetadata) -> None:
     """Raise ValueError if the peer's KV is of another dtype or size than ours."""
-    fix = "give all engines one model.kv_dtype, or folders whose config.json name one dtype"
+    fix = "give all engines one model.kv_dtype, or model folders with the same dtype in config.json"
     if theirs.dtype and ours.dtype and theirs.dtype != ours.dtype:
         raise ValueError(f"{peer} keeps KV in {theirs.dtype}, {rank} in {ours.dtype}: {fix}")
     cells = theirs.memory.cell_bytes, ours.memory.cell_bytes

@@ -104,7 +104,9 @@ class RankedNode(LiveNode):
         )
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means
-            assert endpoint.store.context.done_is_remote == (declared == "remote"), f"{address}: DONE is {declared}"
+            assert endpoint.store.context.done_is_remote == (declared == "remote"), (
+                f"{address}: the transport declares done_means = {declared}, its endpoint another one"
+            )
         rank.transfers.event_log = self.event_log
         rank.lost = partial(self.links.lose, address)
         return rank

@@ -105,7 +105,7 @@ class LayoutBook:
             pairs = self._pairs[key] = {(pair.p_rank, pair.d_rank): pair for pair in found}
         pair = pairs.get((p_rank, d_rank))
         if pair is None:
-            raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
+            raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} share no KV")
         return pair
 
 
@@ -195,7 +195,7 @@ class Rank:
     def view(self) -> memoryview:
         """Its region. ValueError where that is adopted: only its owner reads and writes it."""
         if self._view is None:
-            raise ValueError(f"{self.address} has adopted its memory, which is its owner's to read and write")
+            raise ValueError(f"{self.address} has adopted its memory: only the memory's owner reads and writes it")
         return self._view
 
     def measured_by(self, meter: MeasuresTransfers) -> None:
@@ -321,7 +321,7 @@ class Rank:
         """Pass a DONE on to the endpoint; it arrives behind its data."""
         decoded = read_notification(notification)
         if isinstance(decoded, Malformed):
-            log.warning("%s: a notification of %s is dropped: %s", self.address, peer, decoded.reason)
+            log.warning("%s: dropped a malformed notification from %s: %s", self.address, peer, decoded.reason)
             if self.meter is not None:
                 self.meter.unread()
             return
@@ -361,7 +361,7 @@ class Rank:
 def _check_adopted(adopted: RankMemory, expected: RankMemory, staging_factory: StagingFactory | None) -> None:
     """Raise ValueError if this memory cannot be that of a rank whose own would be the other one."""
     if staging_factory is not None:
-        raise ValueError("prompts cannot be staged beside KV memory that is adopted: nothing here reads or writes it")
+        raise ValueError("adopted KV memory has no staging memory: pdflow neither reads nor writes it")
     for name in ("num_blocks", "block_size", "num_layers", "tensors_per_layer", "num_heads", "cell_bytes"):
         if getattr(adopted, name) != getattr(expected, name):
             raise LayoutError(

@@ -67,7 +67,7 @@ def room_state(staging: Staging) -> RoomState:
             page_bytes = staging.bytes_of(staging.block_size)
             room, free = pages * page_bytes, len(staging.free) * page_bytes
         case _:
-            raise AssertionError(f"no live engine has a {type(staging).__name__}")
+            raise AssertionError(f"no live engine has staging memory of type {type(staging).__name__}")
     return RoomState(room, free, len(staging.held), len(staging.waiting))
 
 

@@ -113,7 +113,7 @@ class InFlightTransfers:
     # The endpoint's effects.
 
     def write(self, effect: PostWrite, me: Address) -> None:
-        assert isinstance(effect.notification, Done), "only strict is spoken here"
+        assert isinstance(effect.notification, Done), "live endpoints use the strict dialect"
         self._begin(effect, effect.to, effect.source.tables, p=me, d=effect.to)
 
     def read(self, effect: PostRead, me: Address) -> None:
@@ -126,7 +126,7 @@ class InFlightTransfers:
         try:
             plan = self._make_plan(effect.op, p, d, tables, registration)
         except (KeyError, LayoutError) as error:
-            log.warning("a transfer with %s cannot be posted: %s", peer, error)
+            log.warning("cannot post a transfer with %s: %s", peer, error)
             self._put(over(effect, False))
             return
         start, stop = registration.token_start, registration.token_start + registration.num_tokens
@@ -236,7 +236,7 @@ class InFlightTransfers:
         try:
             pieces = transfer.plan.pieces(piece.layer if self.rules.in_layers else None, piece.start, piece.stop)
         except (KeyError, LayoutError) as error:
-            log.warning("%s cannot be posted: %s", describe_transfer(transfer), error)
+            log.warning("cannot post %s: %s", describe_transfer(transfer), error)
             self._lanes.lost(transfer, piece)
             self._finish_if_ended(transfer)
             return

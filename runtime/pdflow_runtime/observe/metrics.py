@@ -33,7 +33,7 @@ class Meter:
         self.registry: Final = CollectorRegistry()
         self._stages: Final = Histogram(
             "pdflow_request_stage_seconds",
-            "Time of a request in one stage of its way, as seen by whoever does it",
+            "Time that a request spent in one stage, measured by the component that runs the stage",
             ["stage"],
             buckets=STAGE_S,
             registry=self.registry,
@@ -52,20 +52,29 @@ class TransferMeter:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._xfer: Final = Histogram(
-            "vllm:nixl_xfer_time_seconds", "From posting an operation to its end", buckets=XFER_S, registry=registry
+            "vllm:nixl_xfer_time_seconds",
+            "Time from posting a transfer operation to its end",
+            buckets=XFER_S,
+            registry=registry,
         )
-        self._post: Final = Histogram("vllm:nixl_post_time_seconds", "To post one", buckets=POST_S, registry=registry)
-        self._bytes: Final = Histogram("vllm:nixl_bytes_transferred", "Bytes of one", buckets=BYTES, registry=registry)
+        self._post: Final = Histogram(
+            "vllm:nixl_post_time_seconds", "Time to post a transfer operation", buckets=POST_S, registry=registry
+        )
+        self._bytes: Final = Histogram(
+            "vllm:nixl_bytes_transferred", "Bytes of a transfer operation", buckets=BYTES, registry=registry
+        )
         self._descriptors: Final = Histogram(
-            "vllm:nixl_num_descriptors", "Descriptors of one", buckets=DESCRIPTORS, registry=registry
+            "vllm:nixl_num_descriptors", "Descriptors of a transfer operation", buckets=DESCRIPTORS, registry=registry
         )
-        self._failed: Final = Counter("vllm:nixl_num_failed_transfers", "Operations that failed", registry=registry)
+        self._failed: Final = Counter(
+            "vllm:nixl_num_failed_transfers", "Transfer operations that failed", registry=registry
+        )
         self._unread: Final = Counter(
-            "vllm:nixl_num_failed_notifications", "Notifications that could not be read", registry=registry
+            "vllm:nixl_num_failed_notifications", "Malformed notifications", registry=registry
         )
         self._expired: Final = Counter(
             "vllm:nixl_num_kv_expired_reqs",
-            "Prompts whose lease ran out before their KV was had",
+            "Prompts whose lease expired before their KV was transferred",
             registry=registry,
         )
 
@@ -92,16 +101,22 @@ class RouterMeter(Meter):
         super().__init__()
         registry = self.registry
         self._requests: Final = Counter(
-            "pdflow_router_requests", "Requests, by how they ended", ["outcome", "code"], registry=registry
+            "pdflow_router_requests", "Requests that ended, by outcome and code", ["outcome", "code"], registry=registry
         )
-        self._attempts: Final = Counter("pdflow_router_attempts", "Attempts of these", registry=registry)
+        self._attempts: Final = Counter("pdflow_router_attempts", "Attempts of these requests", registry=registry)
         self._first: Final = Histogram(
-            "vllm:time_to_first_token_seconds", "From a request to its first token", buckets=STAGE_S, registry=registry
+            "vllm:time_to_first_token_seconds",
+            "Time from a request's arrival to its first token",
+            buckets=STAGE_S,
+            registry=registry,
         )
         self._whole: Final = Histogram(
-            "vllm:e2e_request_latency_seconds", "From a request to its last token", buckets=STAGE_S, registry=registry
+            "vllm:e2e_request_latency_seconds",
+            "Time from a request's arrival to its last token",
+            buckets=STAGE_S,
+            registry=registry,
         )
-        self.open: Final = Gauge("pdflow_router_requests_open", "Requests that are not answered", registry=registry)
+        self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
 
     def first_token(self, begun_ns: int) -> None:
         self._first.observe((now_ns() - begun_ns) / S)
@@ -127,27 +142,32 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine, pool = self.engine, self.engine.pool
         gauges = {
-            "vllm:num_requests_running": ("Sequences in the engine's steps", engine.running),
-            "vllm:num_requests_waiting": ("Sequences in its queue", engine.waiting),
+            "vllm:num_requests_running": ("Running sequences", engine.running),
+            "vllm:num_requests_waiting": ("Queued sequences", engine.waiting),
             "pdflow_requests_loading": ("Sequences whose KV is being transferred", engine.loading),
             "vllm:kv_cache_usage_perc": ("Share of KV blocks in use", 1 - pool.free / pool.num_blocks),
-            "pdflow_kv_blocks_quarantined": ("Blocks that a writer may still reach", pool.quarantined),
+            "pdflow_kv_blocks_quarantined": (
+                "KV blocks in quarantine: a WRITE may still land in them",
+                pool.quarantined,
+            ),
             "pdflow_kv_blocks": ("KV blocks", pool.num_blocks),
-            "pdflow_links": ("Streams to other ranks", len(self.streams)),
+            "pdflow_links": ("Open connections to other ranks", len(self.streams)),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
         counters = {
-            "vllm:prefix_cache_queries": ("Tokens of prompts that came in", engine.prefix_cache_queries),
-            "vllm:prefix_cache_hits": ("Of these, tokens whose KV was here", engine.prefix_cache_hits),
-            "vllm:num_preemptions": ("Sequences taken out of a step for want of blocks", engine.preemptions),
-            "pdflow_prompt_tokens_computed": ("Tokens of prompts computed here", engine.prompt_tokens_computed),
-            "vllm:generation_tokens": ("Tokens generated", engine.generated_tokens),
-            "pdflow_engine_steps": ("Steps", engine.steps),
+            "vllm:prefix_cache_queries": ("Prompt tokens received", engine.prefix_cache_queries),
+            "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache", engine.prefix_cache_hits),
+            "vllm:num_preemptions": ("Preemptions, for lack of free KV blocks", engine.preemptions),
+            "pdflow_prompt_tokens_computed": ("Prompt tokens computed by this engine", engine.prompt_tokens_computed),
+            "vllm:generation_tokens": ("Generated tokens", engine.generated_tokens),
+            "pdflow_engine_steps": ("Engine steps", engine.steps),
         }
         for name, (what, count) in counters.items():
             yield CounterMetricFamily(name, what, value=count)
-        notes = CounterMetricFamily("pdflow_notes", "Odd things that were ignored", labels=["note"])
+        notes = CounterMetricFamily(
+            "pdflow_notes", "Protocol notes, such as stale or duplicate messages, by name", labels=["note"]
+        )
         for note, times in self.notes.items():
             notes.add_metric([note], times)
         yield notes

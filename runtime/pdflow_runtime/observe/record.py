@@ -135,7 +135,7 @@ def run_header(scenario: ResolvedScenario) -> RunHeader:
         burstiness=None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else wall_s(),
         slo=scenario.slo,
-        workload_note="what clients sent while it was served",
+        workload_note="what clients sent to the live cluster",
     )
 
 

@@ -44,7 +44,7 @@ def view(state: dict[str, Any]) -> Group:
             table.add_row(Text(label, "red"), "no answer")
             continue
         if not engine.get("backing", {"up": True})["up"]:
-            label += " (its server is gone)"
+            label += " (its store server is unavailable)"
         used = engine["blocks"] - engine["free"]
         table.add_row(
             label,
@@ -83,7 +83,9 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
             return state
     except (UpstreamError, msgspec.DecodeError) as error:
         raise NoClusterError(f"http://{host}:{port}: {error}") from None
-    raise NoClusterError(f"http://{host}:{port} is no router of pdflow's: it answered {response.status}")
+    raise NoClusterError(
+        f"http://{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}"
+    )
 
 
 def main(url: str, every_s: float, once: bool) -> int:

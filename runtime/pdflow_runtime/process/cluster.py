@@ -36,7 +36,7 @@ from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, weig
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
 from pdflow_runtime.process.logs import log_to_stderr
-from pdflow_runtime.process.processes import drain_on_signal, run_to_exit_code
+from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_exit_code
 from pdflow_runtime.router.front import listening
 from pdflow_runtime.security.secret import secret_of
 from pdflow_runtime.security.tls import tls_of
@@ -106,7 +106,7 @@ class Cluster:
             up(self.router.first_line.decode().strip())
             await self.router.process.wait()
             if not self.stopping:
-                raise StartError(f"the router's process has ended with {self.router.process.returncode}")
+                raise StartError(f"the router {exit_text(self.router.process.returncode)}; shutting down")
             await self._end_engines()
             nursery.cancel_scope.cancel()
 
@@ -169,7 +169,9 @@ class Cluster:
         if b"\n" not in first_line:
             process.kill()
             await process.wait()
-            raise StartError(f"{name} did not come up")
+            raise StartError(
+                f"{name} did not start: it exited, or took more than {self.up_s:.0f} s; its messages are above"
+            )
         return ComponentProcess(name, process, first_line)
 
     async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
@@ -189,11 +191,12 @@ class Cluster:
         for_good = component.process.returncode == 0
         await self._send_to_router(EngineGone(component.name, for_good=for_good))
         if for_good:
-            log.info("%s has ended", component.name)
+            log.info("%s exited, as ordered; not restarted", component.name)
             return
-        log.error("%s has ended with %d", component.name, component.process.returncode)
         deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
-        await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
+        pause_s = AGAIN_S[min(deaths, len(AGAIN_S) - 1)]
+        log.error("%s %s; restarting it in %g s", component.name, exit_text(component.process.returncode), pause_s)
+        await trio.sleep(pause_s)
         await self._begin(component.name, deaths + 1)
 
     async def _begin(self, name: str, deaths: int = 0) -> None:
@@ -230,7 +233,7 @@ class Cluster:
             async with self._send_lock:
                 await stdin.send_all(msgspec.json.encode(news) + b"\n")
         except trio.BrokenResourceError:
-            log.warning("the router does not hear any more")
+            log.warning("could not report %s to the router: the router's process has closed its stdin", news.engine)
 
 
 def prepare(scenario: ResolvedScenario) -> None:
@@ -247,7 +250,8 @@ def prepare(scenario: ResolvedScenario) -> None:
         check_server(scenario)
     if not is_loopback(serve_config.engine_host):
         problem = (
-            f"is {serve_config.engine_host}, and all engines are on this host: pdflow serve --role starts one on each"
+            f"is {serve_config.engine_host}, expected loopback: without --role all engines run on this host; for "
+            "several hosts start each component with --role (docs/hosts.md)"
         )
         raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])
     listening(scenario).close()
@@ -263,14 +267,16 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
     refuse_what_is_not_served(scenario)
     prepare(scenario)
     if is_synthetic(scenario):
-        log.info("engines are synthetic: no model is computed, a step takes what the scenario says that it costs")
+        log.info(
+            "engines are synthetic: they compute no model; each step lasts as long as the scenario's cost model says"
+        )
     record.begin()
     cluster = Cluster(scenario, file, overrides, record)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")
         sys.stdout.flush()
-        log.info("serves %s with %s", scenario.model.name, ", ".join(cluster.engines))
+        log.info("cluster is up: serving model %s with %s", scenario.model.name, ", ".join(cluster.engines))
 
     try:
         await cluster.run(up)
@@ -279,7 +285,7 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
             if process.poll() is None:
                 process.kill()
         if record.conclude(scenario) is not None:
-            log.info("what has been served stands in %s", record.out)
+            log.info("results written to %s", record.out)
 
 
 def main(file: str, overrides: tuple[str, ...], **kept: Any) -> int:

@@ -29,9 +29,11 @@ def arguments(module: str, docstring: str | None) -> ArgumentParser:
     parser = ArgumentParser(prog=module, description=(docstring or "").partition("\n")[0])
     parser.add_argument("scenario", metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write what it notes of its requests")
-    parser.add_argument("--events", action="store_true", help="and what its endpoints hear and answer")
-    parser.add_argument("--child", action="store_true", help="hear of engines on stdin, and end when it ends")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the event log of this component to DIR")
+    parser.add_argument(
+        "--events", action="store_true", help="also write every event into and effect out of its endpoints"
+    )
+    parser.add_argument("--child", action="store_true", help="read addresses from stdin; exit when stdin closes")
     return parser
 
 

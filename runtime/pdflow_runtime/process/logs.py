@@ -11,27 +11,27 @@ LEVELS: Final = {logging.WARNING: "warn", logging.CRITICAL: "fatal"}
 
 
 class Pairs(logging.Formatter):
-    """A formatter of records as key=value pairs. Args: `who`, the component that writes."""
+    """A formatter of records as key=value pairs. Args: `component`, whose process writes them."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, component: str) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S")
-        self.who: Final = who
+        self.component: Final = component
 
     def format(self, record: logging.LogRecord) -> str:
         level = LEVELS.get(record.levelno, record.levelname.lower())
         line = (
-            f"time={self.formatTime(record, self.datefmt)}.{int(record.msecs):03} level={level} who={self.who} "
-            f"from={record.name} msg={json.dumps(record.getMessage(), ensure_ascii=False)}"
+            f"time={self.formatTime(record, self.datefmt)}.{int(record.msecs):03} level={level} "
+            f"component={self.component} logger={record.name} msg={json.dumps(record.getMessage(), ensure_ascii=False)}"
         )
         if record.exc_info:
             line += f" error={json.dumps(self.formatException(record.exc_info))}"
         return line
 
 
-def log_to_stderr(who: str, level: int = logging.INFO) -> None:
+def log_to_stderr(component: str, level: int = logging.INFO) -> None:
     """Write everything that is logged in this process to stderr, from now on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Pairs(who))
+    handler.setFormatter(Pairs(component))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)

@@ -28,14 +28,14 @@ async def drain_on_signal(drain: Callable[[], None], drain_s: float, scope: trio
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             break
-        log.info("told to stop: what has begun may end within %g s", drain_s)
+        log.info("shutting down; draining requests for up to %g s", drain_s)
         first_ns = now_ns()
         drain()
         with trio.move_on_after(drain_s):
             async for _ in signals:
                 if now_ns() - first_ns > AT_ONCE_NS:
                     break
-        log.warning("not everything has ended: stopping all the same")
+        log.warning("drain timed out, or a second signal came: stopping now; requests that are still open fail")
         scope.cancel()
 
 
@@ -48,7 +48,7 @@ async def read_stdin(scope: trio.CancelScope, on_line: Callable[[bytes], None]) 
             *lines, rest = (rest + bytes(data)).split(b"\n")
             for line in lines:
                 on_line(line)
-    log.info("whoever started this has let go of it: stopping")
+    log.info("parent process exited or closed stdin; shutting down")
     scope.cancel()
 
 
@@ -67,6 +67,16 @@ def run_to_exit_code(run: Callable[[], Awaitable[None]]) -> int:
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     return code
+
+
+def exit_text(returncode: int | None) -> str:
+    """Return how a process ended, as text for people. `returncode` is that of Popen: negative for a signal."""
+    if returncode is None or returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"exited: killed by signal {-returncode} ({signal.Signals(-returncode).name})"
+    except ValueError:
+        return f"exited: killed by signal {-returncode}"
 
 
 def end_process(code: int) -> NoReturn:

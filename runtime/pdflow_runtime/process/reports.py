@@ -105,9 +105,14 @@ class Reporter:
         if result != self._last_result:
             self._last_result = result
             if result:
-                log.warning("the router at %s:%d does not know of us: %s", at.host, at.port, result)
+                log.warning(
+                    "report to the router at %s:%d failed: %s; retrying; without reports this engine gets no requests",
+                    at.host,
+                    at.port,
+                    result,
+                )
             else:
-                log.info("the router at %s:%d knows of us", at.host, at.port)
+                log.info("registered with the router at %s:%d", at.host, at.port)
 
 
 def router_at(scenario: ResolvedScenario) -> Coordinates:

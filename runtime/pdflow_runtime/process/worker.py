@@ -47,7 +47,7 @@ from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.library import gpus
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("pdflow_runtime.process.worker")  # not __name__, which is __main__ in its own process
 MakeApi: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
 """Makes the handler of requests. Args: where ranks listen, the gate, and a function that drains the process."""
 STILL_S = 0.05
@@ -91,7 +91,7 @@ def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, MakeApi]:
         pool = builder.pool_of(name)
     except KeyError:
         known = ", ".join((*engines_of(scenario.pools), *stores))
-        raise ScenarioError([Problem(scenario.path, "", f"no engine {name}; there are {known}")]) from None
+        raise ScenarioError([Problem(scenario.path, "", f"unknown engine {name!r}; known: {known}")]) from None
     model, method = open_model(scenario, pool), scenario.transfer.method
     if pool.role == "prefill":
         prefill = builder.prefill_node(name, model)
@@ -130,9 +130,7 @@ async def serve(
             nursery.start_soon(drain_on_signal, drain, scenario.serve.drain_s, scope)
             sys.stdout.write(msgspec.json.encode(address).decode() + "\n")
             sys.stdout.flush()
-            log.info(
-                "takes requests at %s:%d; its ranks hear at %d", address.http.host, address.http.port, address.kv.port
-            )
+            log.info("HTTP on %s:%d; rank port %d", address.http.host, address.http.port, address.kv.port)
             nursery.start_soon(reporter.run)
         await still(node)
         await reporter.end()
@@ -142,12 +140,12 @@ async def serve(
 def listening(scenario: ResolvedScenario) -> socket.socket:
     """Return a socket that listens at the address that other processes connect to. ScenarioError."""
     host = scenario.serve.engine_host
-    problem = "is no address that others could reach this engine at"
+    problem = "is not an address of one host: other hosts could not connect to it"
     if reached_at(host) == host:
         try:
             return listen(host, 0)
         except OSError as error:
-            problem = f"cannot be listened on here: {error.strerror}"
+            problem = f"cannot be listened on: {error.strerror}"
     raise ScenarioError([Problem(scenario.path, "serve.engine_host", f"{host} {problem}")])
 
 
@@ -158,10 +156,10 @@ def transport_at(scenario: ResolvedScenario) -> MakeTransport:
     if is_loopback(serve_config.engine_host):
         return made
     if serve_config.transport == "shm" or (serve_config.transport == "nccl" and not gpus()):
-        what = "shm" if serve_config.transport == "shm" else "nccl without a GPU, a stand-in,"
+        what = "shm" if serve_config.transport == "shm" else "nccl without a GPU (the stand-in)"
         problem = (
-            f"{what} is of one host, and engine_host is {serve_config.engine_host}; "
-            "between hosts go tcp, nixl, mooncake"
+            f"{what} works within one host only, and serve.engine_host is {serve_config.engine_host}; "
+            "between hosts use tcp, nixl or mooncake"
         )
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
     return AtHost(made, serve_config.engine_host)
@@ -175,7 +173,7 @@ async def still(node: RankedNode) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.process.worker", __doc__)
-    parser.add_argument("--name", required=True, help="the engine, as in prefill-0")
+    parser.add_argument("--name", required=True, help="name of the engine, such as prefill-0")
     asked = parser.parse_args(args)
     return run_component(asked, asked.name, lambda scenario: work(scenario, asked.name, asked.child, record_of(asked)))
 

@@ -80,7 +80,7 @@ class Admin:
                 self.remove(name)
                 status = 202
             case _:
-                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+                raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
         await responder.reply(status, (JSON,), body)
 
     def engines(self, body: bytes) -> tuple[int, bytes]:
@@ -89,13 +89,16 @@ class Admin:
             wish = "pool" in _body.decode(body)
             message = _engine_to_add.decode(body) if wish else _news.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise OpenAIError(400, f"this is no engine's report, nor {{'pool': NAME}}: {error}") from None
+            raise OpenAIError(400, f"expected an engine's report, or {{'pool': NAME}}: {error}") from None
         if isinstance(message, EngineToAdd):
             return 202, msgspec.json.encode({"engine": self.add(message.pool)})
         if not self.members.reports:
-            raise OpenAIError(409, "engines do not report here: this router is told of them by whoever has started it")
+            raise OpenAIError(
+                409,
+                "this router accepts no reports: `pdflow serve` starts and reports its engines (docs/hosts.md)",
+            )
         if isinstance(message, EngineAddress) and not (is_address(message.http) and is_address(message.kv)):
-            raise OpenAIError(400, "an engine is at a HOST and a port of 1 to 65,535")
+            raise OpenAIError(400, "expected an engine's address: a host, and ports from 1 to 65,535")
         if problem := self.members.apply_report(message):
             raise OpenAIError(409, problem)
         return 200, msgspec.json.encode(ReportAnswer(message.engine in self.members.drained_by_operator))
@@ -103,13 +106,18 @@ class Admin:
     def add(self, pool: str) -> str:
         """Start one more engine of the pool, and return its name."""
         if self.start is None:
-            raise OpenAIError(409, "nobody starts engines here: start it on its host, pdflow serve --role")
+            raise OpenAIError(
+                409,
+                "this router cannot start engines: run `pdflow serve FILE --role ROLE --name NAME` on its host",
+            )
         vacant = [name for name in self.vacant if name not in self.members.addresses]
         name = next((name for name in vacant if name.rpartition("-")[0] == pool), None)
         if name is None:
-            raise OpenAIError(409, f"no engine of a pool {pool} can be added: serve.spare_engines says how many can")
+            raise OpenAIError(
+                409, f"no engine can be added to pool {pool!r}: unknown pool, or all of serve.spare_engines are in use"
+            )
         self.vacant.remove(name)
-        log.info("%s is started", name)
+        log.info("starting %s, as ordered", name)
         self.start(name)
         return name
 
@@ -121,10 +129,10 @@ class Admin:
         """Order the engine to end once nothing there is wanted any more; at once if it is drained already."""
         self._known(name)
         if name not in self.members.addresses:
-            raise OpenAIError(409, f"{name} is not there")
+            raise OpenAIError(409, f"{name} is not up")
         if name in self.removed:
             return
-        log.info("%s is to end", name)
+        log.info("removing %s: it gets no new requests and is stopped once drained", name)
         self.removed.add(name)
         if name in self.node.router.membership.left:
             self._left(name)
@@ -133,7 +141,7 @@ class Admin:
 
     def _known(self, name: str) -> None:
         if name not in self.members.seats:
-            raise OpenAIError(404, f"there is no engine {name}")
+            raise OpenAIError(404, f"unknown engine {name!r}")
 
     def _left(self, name: str) -> None:
         if name in self.removed:
@@ -148,7 +156,7 @@ class Admin:
                 with trio.move_on_after(ANSWER_S):
                     await self._ask(address, "POST", STOP)
             except UpstreamError as error:
-                log.warning("%s is not told to end: %s", name, error)
+                log.warning("could not order %s to stop: %s; stop its process by hand", name, error)
         self.removed.discard(name)
         self.members.drained_by_operator.discard(name)
         self.members.leaving.add(name)
@@ -192,5 +200,5 @@ class Admin:
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
             answer = await response.read()
         if response.status != 200:
-            raise UpstreamError("malformed", f"it answers {response.status}: {answer[:200].decode(errors='replace')}")
+            raise UpstreamError("malformed", f"HTTP {response.status}: {answer[:200].decode(errors='replace')}")
         return answer

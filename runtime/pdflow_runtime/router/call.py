@@ -182,7 +182,7 @@ class Leg:
             async with self._asked("/first_token", msgspec.json.encode(first)) as response:
                 await response.read()
         except UpstreamError as error:
-            log.debug("%s was not told of a first token: %s", self.address.engine, error)
+            log.debug("could not send a first token to %s: %s", self.address.engine, error)
 
     async def decode(self, body: bytes) -> Code | None:
         """Pass the engine's answer on to the client. Returns NONE if all of it was, else why not; None if it is
@@ -225,7 +225,7 @@ class Leg:
         if error is None:
             return Code.IO
         if status == 401:
-            log.error("%s does not believe this router: %s", self.address.engine, error)
+            log.error("%s rejected this router's signature: %s", self.address.engine, error)
             return Code.UNREACHABLE
         if status == 409:
             # Its connection broke while it was asked, and was asked anew: that attempt is there, and is let go of.

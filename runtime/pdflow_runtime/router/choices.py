@@ -52,7 +52,7 @@ class Several:
         """Answer the client. If a request fails before anything was sent, raises OpenAIError."""
         count = len(prompts) * asked.n
         if count > MOST:
-            raise OpenAIError(400, f"n: {count} answers are asked for, at most {MOST} are given", param="n")
+            raise OpenAIError(400, f"n: {count} choices in all, at most {MOST} are allowed", param="n")
         bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
         try:
             if asked.stream:

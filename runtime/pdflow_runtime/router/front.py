@@ -92,7 +92,10 @@ class Front:
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
             case _, path if path.startswith("/admin/"):
                 if self.gate is None:
-                    raise OpenAIError(403, "the router listens beyond this host, and there is no secret to ask for")
+                    raise OpenAIError(
+                        403,
+                        "/admin is disabled: the router listens beyond loopback without a secret (docs/hosts.md)",
+                    )
                 self.gate.check(request)
                 await self.admin(request, responder)
             case "GET", "/v1/models":
@@ -103,7 +106,7 @@ class Front:
             case "GET", "/health":
                 await responder.reply(200 if self.healthy() else 503)
             case _:
-                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+                raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
 
     async def _tokens(self, request: HttpRequest, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """Return the prompts' tokens; those of a long request are computed in a thread, so that no other request waits

@@ -102,7 +102,7 @@ class Members:
         if name in self._stores:
             return self._apply_store_report(news)
         if name not in self.seats:
-            return f"there is no engine {name}; there are {', '.join(self.seats)}"
+            return f"unknown engine {name!r}; known: {', '.join(self.seats)}"
         known = self.addresses.get(name)
         match news:
             case EngineAddress():
@@ -132,14 +132,14 @@ class Members:
             if name in self.leaving:
                 self.resume(name)
             if address.drained and name not in self._known_here:
-                log.info("%s is drained: the router before this one was told so", name)
+                log.info("%s stays drained: an operator drained it before this router started", name)
                 self.set_enabled(name, False)
             self._known_here.add(name)
         if self.reports:
             role, number = self.seats[name]
             infos = self.router.prefill if role == "prefill" else self.router.decode
             if known is not None and not self.is_up(name) and name not in self.drained:
-                log.info("%s reports again", name)
+                log.info("%s reports again; it gets requests again", name)
             self._put(EngineReported(role, number, infos[number]))
         elif known is None:
             self._put(EngineChanged(name, True))
@@ -154,7 +154,7 @@ class Members:
             self.leaving.add(name)
             self.drain(name)
         self._put(EngineLost(name))
-        log.warning("%s is gone", name)
+        log.warning("%s is down: removed from routing; its open requests fail or are retried (router.on_failure)", name)
 
     # Nodes of the store.
 
@@ -173,7 +173,7 @@ class Members:
                     self._store_roll.pass_to(now_ns())
                     self._store_roll.reported(("prefill", number))
             case EngineGone() if is_end_of(news, known):
-                log.warning("%s is gone", name)
+                log.warning("%s is down: what it stored is lost; its open puts and gets fail", name)
                 self._stores[name] = None
         return ""
 
@@ -193,4 +193,6 @@ def is_end_of(news: EngineGone, known: EngineAddress | None) -> bool:
 
 def younger(known: EngineAddress) -> str:
     """Return why the report of an older incarnation is rejected."""
-    return f"a younger {known.engine} is at {known.http.host}:{known.http.port}"
+    return (
+        f"another process started later as {known.engine}, at {known.http.host}:{known.http.port}: stop one of the two"
+    )

@@ -37,7 +37,7 @@ class Prompts:
         """Return the tokens of the one prompt. OpenAIError if there are several prompts, or tokens that the model has
         not."""
         if len(asked.prompts) > 1:
-            raise OpenAIError(400, "prompt: an engine answers one; the router asks for each", param="prompt")
+            raise OpenAIError(400, "prompt: an engine takes one prompt; send several to the router", param="prompt")
         return self.of_prompt(asked.prompts[0])
 
     def of_prompt(self, prompt: str | Sequence[int]) -> list[int]:
@@ -47,7 +47,7 @@ class Prompts:
                 raise OpenAIError(400, "prompt: is empty", param="prompt")
             return tokens
         if max(prompt) >= self.vocab_size:
-            raise OpenAIError(400, f"prompt: the model has token ids below {self.vocab_size}", param="prompt")
+            raise OpenAIError(400, f"prompt: token ids must be below {self.vocab_size}", param="prompt")
         return list(prompt)
 
     def of_chat(self, asked: ChatRequest) -> list[int]:

@@ -259,11 +259,14 @@ class LiveRouterNode(LiveNode):
             scope.cancel()
 
     def engine_left(self, port: Port, effect: EngineLeft) -> None:
-        log.info("%s has nothing to do any more", effect.engine)
+        log.info("%s is drained: no open request needs it", effect.engine)
         self.left(effect.engine)
 
     def engine_silent(self, port: Port, effect: EngineSilent) -> None:
-        log.warning("%s has not reported for too long: it gets no requests", effect.engine)
+        log.warning(
+            "%s missed its reports (router.silent_after_s): it gets no new requests until it reports again",
+            effect.engine,
+        )
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
@@ -281,14 +284,14 @@ class LiveRouterNode(LiveNode):
         """Send the client the error. An answer of which the client has received a part cannot begin again: it breaks
         off."""
         if ending is Ending.BREAK_OFF:
-            log.warning("an answer broke off: %s", effect.code.name)
+            log.warning("an answer was interrupted after its first token: %s", effect.code.name)
             async with call.answering:
-                await break_off(call.responder, OpenAIError(502, "the answer broke off", code=effect.code.name))
+                await break_off(call.responder, OpenAIError(502, "the answer was interrupted", code=effect.code.name))
             call.over.set()
             return
         error = call.refusal or OpenAIError(
             429 if effect.reason else STATUS.get(effect.code, 503),
-            effect.reason or f"no answer: {effect.code.name.lower()}",
+            effect.reason or f"the request failed: {effect.code.name.lower()}",
             code=effect.code.name,
         )
         await call.responder.reply(error.status, (JSON,), error.body())

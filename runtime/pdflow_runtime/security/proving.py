@@ -25,7 +25,7 @@ NONCE_BYTES: Final = 32
 
 Take = Callable[[int], Awaitable[bytes]]
 Send = Callable[[bytes], Awaitable[None]]
-WRONG: Final = "it does not know the secret"
+WRONG: Final = "the peer has another cluster secret"
 
 
 class Proof:
@@ -68,7 +68,7 @@ async def prove_as_opener(secret: Secret, send: Send, take: Take) -> Proof:
 async def prove_as_acceptor(secret: Secret, send: Send, take: Take) -> Proof:
     """Exchange nonces as the stream's acceptor. ValueError for a stream that does not begin with MAGIC."""
     if await take(len(MAGIC)) != MAGIC:
-        raise ValueError("it does not prove that it knows the secret")
+        raise ValueError("the peer did not authenticate: it has no cluster secret, or is not a pdflow component")
     theirs = await take(NONCE_BYTES)
     nonce = secrets.token_bytes(NONCE_BYTES)
     await send(nonce + secret.mac(b"pdflow challenged", theirs, nonce))

@@ -52,7 +52,10 @@ def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | Non
     not this host's alone."""
     secret, host = secret_of(scenario), getattr(scenario.serve, key)
     if secret is None and not is_loopback(host):
-        problem = f"is {host}: beyond loopback all parts must share a secret, serve.secret_file or {VARIABLE}"
+        problem = (
+            f"is {host}: beyond loopback a cluster secret is required: set serve.secret_file or {VARIABLE}, "
+            "the same on every host"
+        )
         raise ScenarioError([Problem(scenario.path, f"serve.{key}", problem)])
     return secret
 
@@ -78,7 +81,7 @@ def private_text(scenario: ResolvedScenario, key: str, named: str) -> bytes:
     except OSError as error:
         raise _wrong(scenario, f"{path} cannot be read: {error.strerror}", key) from None
     if mode & _OTHERS:
-        raise _wrong(scenario, f"{path} may be read by others than its owner: chmod 600 {path}", key)
+        raise _wrong(scenario, f"{path} is readable by other users: chmod 600 {path}", key)
     return text
 
 
@@ -86,7 +89,7 @@ def _checked(scenario: ResolvedScenario, where: str, text: bytes) -> Secret:
     stripped = text.strip()
     if not LEAST_BYTES <= len(stripped) <= MOST_BYTES:
         size = f"{len(stripped)} bytes, expected {LEAST_BYTES} to {MOST_BYTES:,}"
-        raise _wrong(scenario, f"{where} holds {size}: openssl rand -hex 32 makes one")
+        raise _wrong(scenario, f"{where} has {size}: `openssl rand -hex 32` prints a suitable one")
     return Secret(stripped)
 
 

@@ -86,7 +86,7 @@ class Gate:
         first time."""
         if self._secret is None:
             if request.header(ORIGIN) is not None:
-                raise OpenAIError(403, "this is not for pages in a browser", code="forbidden")
+                raise OpenAIError(403, "requests from web pages (with an Origin header) are rejected", code="forbidden")
         else:
             problem = self._problem(self._secret, request)
             if problem:
@@ -96,31 +96,32 @@ class Gate:
         header = request.header(AUTHORIZATION) or b""
         scheme, _, rest = header.partition(b" ")
         if scheme.lower() == b"bearer":
-            return "" if secret.is_text(rest.strip()) else "this is not the secret"
+            return "" if secret.is_text(rest.strip()) else "wrong secret"
         tokens = rest.split(b" ")
         if scheme != _SCHEME or len(tokens) != 3:
-            return "this needs the cluster's secret: authorization: Bearer SECRET"
+            return "authentication required: send the header `authorization: Bearer SECRET`, with the cluster's secret"
         signed, nonce, mac = tokens
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
             return "the signature is malformed"
         asked = (request.method.encode(), request.path.encode())
         mac_input = (self._me, *asked, signed, nonce, request.body, *_deciding(request.headers))
         if not secret.is_mac(_bytes_of(mac), _FOR, *mac_input):
-            return "the signature is wrong: the secret is another one, or the request was meant for another part"
+            return "wrong signature: the sender has another secret, or the request was meant for another component"
         return self._late(int(signed)) or self._again(nonce)
 
     def _late(self, signed_s: int) -> str:
         off_s = signed_s - self._clock()
         if abs(off_s) > WINDOW_S:
-            return f"the request's clock is {abs(off_s)} s {'ahead' if off_s > 0 else 'behind'}"
-        return "it was signed before this part had begun" if signed_s < self._begun_s - SLACK_S else ""
+            side = "ahead" if off_s > 0 else "behind"
+            return f"the sender's clock is {abs(off_s)} s {side}; at most {WINDOW_S} s are allowed"
+        return "the request was signed before this component started" if signed_s < self._begun_s - SLACK_S else ""
 
     def _again(self, nonce: bytes) -> str:
         now_s = self._clock()
         while self._by_time and self._by_time[0][0] < now_s - 2 * WINDOW_S:
             self._nonces.discard(self._by_time.popleft()[1])
         if nonce in self._nonces:
-            return "this request has been made before"
+            return "the request is a repetition: its nonce was used before"
         self._nonces.add(nonce)
         self._by_time.append((now_s, nonce))
         return ""

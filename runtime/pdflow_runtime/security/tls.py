@@ -39,7 +39,10 @@ def tls_of(scenario: ResolvedScenario) -> Tls | None:
         return None
     if missing := [key for key in KEYS if key not in named]:
         raise ScenarioError(
-            [Problem(scenario.path, f"serve.{key}", "is missing: TLS needs all three") for key in missing]
+            [
+                Problem(scenario.path, f"serve.{key}", "is missing: TLS needs tls_cert, tls_key and tls_ca")
+                for key in missing
+            ]
         )
     try:
         return Tls(*(scenario.base_dir / named[key] for key in KEYS))

@@ -58,7 +58,7 @@ class StoreApi(ComponentApi):
                 self.node.withdraw(parsed.request_id, parsed.xid)
                 await responder.reply(200, (JSON,), b"{}")
             case _:
-                raise OpenAIError(404, f"there is no {request.method} {request.path} here")
+                raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
 
     async def _put(self, body: bytes) -> bytes:
         parsed = read(body, PutBody)
@@ -69,7 +69,9 @@ class StoreApi(ComponentApi):
         items = tuple(Item(key, blocks) for key, blocks in parsed.objects)
         need = -(-params.num_tokens // self.node.config.info.shards.block_size)
         if not params.num_tokens or blocks_of(items) != need:
-            raise OpenAIError(400, f"{blocks_of(items)} blocks of objects, and {need} for {params.num_tokens} tokens")
+            raise OpenAIError(
+                400, f"objects: have {blocks_of(items)} blocks, expected {need} for {params.num_tokens} tokens"
+            )
         await self.node.links.update_address(params.prefill.engine, at.host, at.port)
         try:
             call = self.node.start(params, items)
@@ -107,4 +109,4 @@ def read(body: bytes, form: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=form)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OpenAIError(400, f"this is not what a store is asked: {error}") from None
+        raise OpenAIError(400, f"the body does not fit this request to a store node: {error}") from None

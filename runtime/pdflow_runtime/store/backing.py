@@ -69,7 +69,7 @@ class Backing:
         unit_tokens: int,
         renew_s: float,
     ) -> None:
-        self.name: Final = f"the store's server {server.name}"
+        self.name: Final = f"store server {server.name}"
         self.server: Final = server
         self.up = True
         """True if the server serves, as far as is known."""
@@ -111,16 +111,16 @@ class Backing:
                 self._lost(error)
             else:
                 if not self.up:
-                    log.info("%s is there again", self.name)
+                    log.info("%s answers again", self.name)
                 if run_id is not None and current != run_id:
-                    log.info("%s has been started again", self.name)
+                    log.info("%s was restarted; objects are written to it again", self.name)
                     self._saved.clear()
                 self.up, run_id = True, current
             await trio.sleep(WATCHED_S)
 
     def _lost(self, error: ServerError) -> None:
         if self.up:
-            log.warning("%s does not serve: %s; requests go on without it", self.name, error)
+            log.warning("%s is unavailable: %s; requests continue without it", self.name, error)
         self.up = False
 
     async def _call(self, call: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
@@ -189,7 +189,7 @@ class Backing:
         try:
             await self._call(put, self._writing)
         except RefusedError as error:
-            self._warn_once("refused", f"does not take what is put: {error}; requests go on without it")
+            self._warn_once("refused", f"rejects writes: {error}; requests continue without it")
             self._refusing_until = now_ns() + int(WATCHED_S * S)
             self._not_saved(keys, "refused")
         except ServerError as error:
@@ -255,7 +255,7 @@ class Backing:
         found, bad = await self._call(get, self._reading)
         if bad is not None:
             self.counts["bad"] += 1
-            self._warn_once(bad, f"has a value for {form.name(batch[len(found)].key)} that {bad}: it is not used")
+            self._warn_once(bad, f"returned a bad value for {form.name(batch[len(found)].key)}, which {bad}; ignored")
         elif len(found) < len(batch):
             self.counts["missed"] += 1
         return found

@@ -48,7 +48,7 @@ def wiring_of(engines: EngineWiring) -> StoreWiring:
     all prefill engines' blocks hold: so that no laptop need give what a host in a rack has."""
     scenario = engines.scenario
     pool = store_pool(scenario)
-    assert pool is not None, "a scenario has decode engines"
+    assert pool is not None, "a scenario without a decode pool"
     wiring = StoreWiring(engines, pool)
     if scenario.transfer.store_bytes == DEFAULT_STORE_BYTES:
         held = [kv_tokens_of(scenario.model, p) * p.replicas for p in scenario.pools if p.role == "prefill"]

@@ -113,7 +113,7 @@ class LiveStoreNode(RankedNode):
     def _call(self, request_id: RequestId, xid: Xid) -> StoreCall:
         self.settle()
         if xid in self.calls or self.storing.knows(request_id, xid) or request_id in self._put_cells:
-            raise KeyError(f"request {request_id} is here already; every attempt needs an id of its own")
+            raise KeyError(f"request {request_id} is already open; every attempt needs a new id")
         call = self.calls[xid] = StoreCall(request_id, xid)
         return call
 

@@ -108,7 +108,7 @@ class LiveStorePrefillNode(LivePrefillNode):
         self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None = None
     ) -> LivePrefillLeg:
         if request_id in self._load_cells:
-            raise KeyError(f"request {request_id} is being loaded still; every attempt needs an id of its own")
+            raise KeyError(f"request {request_id} is still being loaded; every attempt needs a new id")
         return super().begin(request_id, xid, tokens, sampling)
 
     def request(self, leg: LivePrefillLeg) -> PrefillRequested:

@@ -59,7 +59,7 @@ class ValkeyServer:
         try:
             self._library: Final[Any] = import_module("valkey")
         except ImportError:
-            raise MissingBackendError(f"serve.store_url needs a client of Valkey: {INSTALL}") from None
+            raise MissingBackendError(f"serve.store_url needs the Valkey client: {INSTALL}") from None
         self.name: Final = str(at)
         self._ttl_ms: Final = int(ttl_s * 1000)
         self._client: Final[Any] = self._library.Valkey(
@@ -142,7 +142,7 @@ def server_of(scenario: ResolvedScenario) -> ValkeyServer | None:
         return None
     at = read_store_url(url)
     if not is_loopback(at.host) and secret_of(scenario) is None:
-        problem = "is beyond this host: whose values these are is known by a secret, serve.secret_file or PDFLOW_SECRET"
+        problem = "is on another host, which requires a cluster secret: set serve.secret_file or PDFLOW_SECRET"
         raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)])
     return ValkeyServer(at, _password(scenario), scenario.serve.store_ttl_s)
 
@@ -155,7 +155,7 @@ def check_server(scenario: ResolvedScenario) -> None:
     try:
         server.run_id()
     except ServerError as error:
-        problem = f"{scenario.serve.store_url} does not serve: {error}; start it, or leave the key out"
+        problem = f"{scenario.serve.store_url} is unavailable: {error}; start the server, or remove the key"
         raise ScenarioError([Problem(scenario.path, "serve.store_url", problem)]) from None
     finally:
         server.close()
@@ -167,6 +167,6 @@ def _password(scenario: ResolvedScenario) -> str | None:
         return os.environ.get(VARIABLE)
     text = private_text(scenario, "store_password_file", named).strip()
     if not 0 < len(text) <= MOST_BYTES:
-        problem = f"holds {len(text)} bytes, expected a password of 1 to {MOST_BYTES:,}"
+        problem = f"has {len(text)} bytes, expected a password of 1 to {MOST_BYTES:,}"
         raise ScenarioError([Problem(scenario.path, "serve.store_password_file", problem)])
     return os.fsdecode(text)

@@ -53,24 +53,30 @@ class StoreCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         node, memory = self.node, self.node.memory
         gauges = {
-            "pdflow_store_blocks": ("KV blocks of the memory", memory.pool.num_blocks),
-            "pdflow_store_blocks_used": ("Of these, blocks with objects", memory.used),
-            "pdflow_store_objects": ("Objects that are complete, and found by others", len(memory.known)),
-            "pdflow_store_puts_waiting": ("Prompts that wait for room", len(memory.waiting)),
-            "pdflow_store_held": ("Prompts that are written, or may be got", len(memory.held)),
-            "pdflow_links": ("Streams to other ranks", len(node.links.links)),
+            "pdflow_store_blocks": ("KV blocks of the node's memory", memory.pool.num_blocks),
+            "pdflow_store_blocks_used": ("KV blocks that hold objects", memory.used),
+            "pdflow_store_objects": ("Complete objects, which lookups can find", len(memory.known)),
+            "pdflow_store_puts_waiting": ("Puts that wait for free blocks", len(memory.waiting)),
+            "pdflow_store_held": ("Prompts being written, or held for a reader", len(memory.held)),
+            "pdflow_links": ("Open connections to other ranks", len(node.links.links)),
         }
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
         if node.backing is not None:
             state = node.backing.state()
-            yield GaugeMetricFamily("pdflow_store_backing_up", "Whether the store's server serves", value=state.up)
-            yield GaugeMetricFamily("pdflow_store_backing_waiting", "Objects to be written there", value=state.waiting)
-            objects = CounterMetricFamily("pdflow_store_backing_objects", "And what became of others", labels=["what"])
+            yield GaugeMetricFamily(
+                "pdflow_store_backing_up", "1 if the Valkey or Redis server answers", value=state.up
+            )
+            yield GaugeMetricFamily(
+                "pdflow_store_backing_waiting", "Objects waiting to be written to the server", value=state.waiting
+            )
+            objects = CounterMetricFamily(
+                "pdflow_store_backing_objects", "Objects, by what happened at the server", labels=["what"]
+            )
             for what, number in state.objects.items():
                 objects.add_metric([what], number)
             yield objects
-        notes = CounterMetricFamily("pdflow_notes", "Odd things, and what the store counts", labels=["note"])
+        notes = CounterMetricFamily("pdflow_notes", "Protocol notes and events of the store, by name", labels=["note"])
         for note, times in node.notes.items():
             notes.add_metric([note], times)
         yield notes

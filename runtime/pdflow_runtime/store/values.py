@@ -69,13 +69,13 @@ class ValueFormat:
     def opened(self, key: Key, blocks: int, value: bytes) -> memoryview:
         """Check a value and return the KV of its object, which has so many blocks. BadValueError."""
         if len(value) != self.nbytes(blocks):
-            raise BadValueError("has another length")
+            raise BadValueError("has a wrong length")
         view = memoryview(value)
         header, mac, kv = view[: _HEADER.size], view[_HEADER.size : HEADER_BYTES], view[HEADER_BYTES:]
         if header != _HEADER.pack(MAGIC, VERSION, len(kv), self.layout):
-            raise BadValueError("has another header")
+            raise BadValueError("has a wrong header")
         if not self._secret.is_mac(mac, PURPOSE, header, self.name(key).encode(), kv):
-            raise BadValueError("has bytes that were never put there, or not by who knows this cluster's secret")
+            raise BadValueError("has a wrong MAC: it is corrupt, or was written without this cluster's secret")
         return kv
 
 

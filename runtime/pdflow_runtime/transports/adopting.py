@@ -46,7 +46,9 @@ class Adopting(Protocol):
 def adopt(transport: Transport, segments: Sequence[Segment], own_bytes: int) -> memoryview:
     """Have a transport use memory that somebody else has allocated; see `Adopting.adopt`. TransportError."""
     if not isinstance(transport, Adopting):
-        raise TransportError(f"{transport.name} shares only memory that it has allocated itself; use nixl or tcp")
+        raise TransportError(
+            f"transport {transport.name} cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+        )
     return transport.adopt(segments, own_bytes)
 
 
@@ -75,7 +77,7 @@ class AdoptedRegion(RegionBase):
 
     def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
         if not segments:
-            raise TransportError("no memory is given that could be adopted")
+            raise TransportError("no segment to adopt")
         described = [
             DescribedSegment(start, segment.nbytes, segment.address, segment.gpu)
             for start, segment in zip(_starts(segments), segments, strict=False)
@@ -84,7 +86,7 @@ class AdoptedRegion(RegionBase):
             described.append(DescribedSegment(own_start(segments), len(own), address_of(own)))
         found = parse_segments(described, described[-1].start + described[-1].nbytes)
         if isinstance(found, Malformed):
-            raise TransportError(f"this memory cannot be adopted: {found.reason}")
+            raise TransportError(f"cannot adopt this memory: {found.reason}")
         super().__init__(found.nbytes, found)
         self.adopted: Final = tuple(segments)
         self.own: Final = own

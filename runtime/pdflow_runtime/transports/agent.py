@@ -102,11 +102,11 @@ class StreamAgent(Host):
 
     async def _receive_data(self, link: AgentLink, message: Data) -> None:
         """Move the bytes of a READ that was asked for on the link."""
-        raise StreamBrokenError("nobody has asked for bytes")
+        raise StreamBrokenError("the peer sent bytes that no READ asked for")
 
     def _send_data(self, link: AgentLink, op: int, pieces: PackedPieces) -> None:
         """Send the bytes of a WRITE, for which the owner of the memory is ready."""
-        raise StreamBrokenError("nobody waits for that")
+        raise StreamBrokenError("the peer is ready for a WRITE that was not announced")
 
     @abstractmethod
     def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None: ...
@@ -129,7 +129,7 @@ class StreamAgent(Host):
     # Life.
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        assert self._listener is not None, "allocate comes first"
+        assert self._listener is not None, "call allocate first"
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -168,11 +168,11 @@ class StreamAgent(Host):
     async def connect(self, peer: Address, description: bytes) -> None:
         described = parse_description(description)
         if isinstance(described, Malformed):
-            raise TransportError(f"{peer} does not say how it is reached: {described.reason}")
+            raise TransportError(f"the description of {peer} is malformed: {described.reason}")
         if described.transport != self.name:
-            raise TransportError(f"{peer} moves KV over {described.transport!r}, and {self.me} over {self.name!r}")
+            raise TransportError(f"{peer} uses transport {described.transport!r}, {self.me} uses {self.name!r}")
         if self._nursery is None:
-            raise TransportError(f"{self.me} is not running, and cannot reach {peer}")
+            raise TransportError(f"{self.me} is not running, so it cannot connect to {peer}")
         async with self._connecting.setdefault(peer, trio.Lock()):
             if not self._reached(peer, described.incarnation):
                 await self._open(peer, described)
@@ -190,7 +190,7 @@ class StreamAgent(Host):
             link = AgentLink(peer, description, stream, self._reach(description, hello))
         except TransportError as error:
             stream.close()
-            raise TransportError(f"{peer} cannot be reached over {self.name}: {error}") from None
+            raise TransportError(f"cannot connect to {peer} over {self.name}: {error}") from None
         before = self._links.get(peer)
         if before is not None:
             self._close_link(before)
@@ -213,7 +213,7 @@ class StreamAgent(Host):
         link.writes[op] = checked
         outgoing = OutgoingMessage(frame(Write(op, generation, packed, notification)), self._payload(checked), op)
         if not link.stream.post(outgoing):
-            log.warning("%s: %s does not take what is posted to it", self.label, peer)
+            log.warning("%s: too many messages wait to be sent to %s; the WRITE fails", self.label, peer)
             self._ended(link, op, False)
 
     def read(self, op: int, peer: Address, pieces: Sequence[Descriptor]) -> None:
@@ -241,7 +241,9 @@ class StreamAgent(Host):
         source, target = (ours, theirs) if writing else (theirs, ours)
         listed = pack_checked(pieces, source, target)
         if isinstance(listed, Malformed):
-            log.warning("%s: operation %d with %s is not posted: %s", self.label, op, link.peer, listed.reason)
+            log.warning(
+                "%s: operation %d with %s fails before it is posted: %s", self.label, op, link.peer, listed.reason
+            )
             return None
         return listed
 
@@ -346,14 +348,14 @@ class StreamAgent(Host):
                 if message.op in link.word_reads:
                     self._word_arrived(link, message.op, message.value)
             else:
-                raise StreamBrokenError(f"{type(message).__name__} is no answer")
+                raise StreamBrokenError(f"unexpected message from the peer: {type(message).__name__}")
 
     async def _link_broke(self, link: AgentLink, broken: StreamBrokenError) -> None:
         """Let go of a link that broke, and wait until the peer has let go of what we posted, which it may still be
         moving."""
         if isinstance(broken, StreamFinishedError) or link.stream.closed:
             return
-        log.warning("%s: the stream to %s is closed: %s", self.label, link.peer, broken)
+        log.warning("%s: closing the connection to %s: %s", self.label, link.peer, broken)
         posted = bool(link.writes) or not link.open
         if link.open:
             self._close_link(link)

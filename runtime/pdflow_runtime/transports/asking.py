@@ -52,18 +52,18 @@ class AskingAgent(TcpStreams):
 
     def join(self, owner: AskingAgent) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert isinstance(owner._memory, Mapped | MappedSegments), "allocate comes first"
+        assert isinstance(owner._memory, Mapped | MappedSegments), "call allocate first"
         return self._over(owner._memory)
 
     def _over(self, memory: Mapped | MappedSegments) -> memoryview:
-        assert self._memory is None, "one region per agent"
+        assert self._memory is None, "an agent has one region"
         self._memory = memory
         self._listener = listening(self._host)
         self._address = self._listener.getsockname()[:2]
         return memory.view if isinstance(memory, Mapped) else memory.own
 
     def describe(self) -> bytes:
-        assert self._memory is not None, "allocate comes first"
+        assert self._memory is not None, "call allocate first"
         host, port = self._address
         # Addresses are nobody else's matter: who wants bytes asks for them.
         segments = (
@@ -88,7 +88,7 @@ class AskingAgent(TcpStreams):
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
         assert isinstance(self._memory, Mapped | MappedSegments)
         if isinstance(message, ReadOver):
-            raise StreamBrokenError("the bytes are sent from here")
+            raise StreamBrokenError("the peer says that it has read bytes, which over this transport it must ask for")
         if isinstance(message, ReadWordRequest):
             return OutgoingMessage(frame(WordValue(message.op, self._memory.word_value(message.address))))
         pieces = unpack_pieces(message.pieces, self._memory.extent, ANYWHERE)
@@ -102,15 +102,15 @@ class AskingAgent(TcpStreams):
         answer does not fit what was asked for."""
         pieces = link.reads.get(message.op)
         if pieces is not None and pieces.nbytes != message.nbytes:
-            raise StreamBrokenError(f"{message.nbytes} bytes where {pieces.nbytes} were asked for")
+            raise StreamBrokenError(f"the peer sent {message.nbytes} bytes, {pieces.nbytes} were asked for")
         return pieces
 
 
 def anonymous(nbytes: int) -> memoryview:
     """Return zeroed memory of this process, aligned to a page. TransportError if it cannot be had."""
     if nbytes <= 0:
-        raise TransportError(f"a region of {nbytes} bytes cannot be had")
+        raise TransportError(f"cannot allocate a region of {nbytes} bytes")
     try:
         return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     except OSError as error:
-        raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        raise TransportError(f"cannot allocate {nbytes >> 20:,} MiB of memory: {error.strerror}") from None

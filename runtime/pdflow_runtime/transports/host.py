@@ -114,7 +114,7 @@ class Host(ABC):
                 sock, _ = listener.accept()
             except OSError as error:
                 if error.errno in _OUT_OF_FILES:
-                    log.warning("%s: a stream cannot be accepted: %s", self.label, error.strerror)
+                    log.warning("%s: cannot accept a connection: %s", self.label, error.strerror)
                     await trio.sleep(0.1)
                 continue
             stream = SocketStream(sock)
@@ -132,8 +132,8 @@ class Host(ABC):
                     await self._attend_guest(guest)
                 except StreamBrokenError as broken:
                     if not isinstance(broken, StreamFinishedError) and not stream.closed:
-                        who = "a stranger" if guest is None else guest.name
-                        log.warning("%s: the stream of %s is closed: %s", self.label, who, broken)
+                        who = "an unknown peer" if guest is None else guest.name
+                        log.warning("%s: closing the connection of %s: %s", self.label, who, broken)
                 nursery.cancel_scope.cancel()
         finally:
             stream.close()
@@ -151,15 +151,15 @@ class Host(ABC):
         finally:
             self._pending.leave(stream)
         if timeout.cancelled_caught:
-            raise StreamBrokenError(f"it has not said who it is within {GREETING_S:g} s")
+            raise StreamBrokenError(f"no greeting within {GREETING_S:g} s")
         if not isinstance(hello, AgentHello) or hello.version != VERSION or not _is_name(hello.name):
-            raise StreamBrokenError("it does not begin as a peer does")
+            raise StreamBrokenError("its first message is not a greeting of this version")
         incarnation = self._incarnation_for(hello)
         if hello.target_incarnation != incarnation:
             stream.post(OutgoingMessage(frame(ConnectionRefused(incarnation))))
-            raise StreamBrokenError("it looks for another agent, which was here before")
+            raise StreamBrokenError("it wants a former agent of this address")
         if not same_token(hello.token, self.token):
-            raise StreamBrokenError("it has not been told of this memory")
+            raise StreamBrokenError("it does not know the token of this memory")
         try:
             guest = Guest(hello.name, hello.incarnation, stream, self._admit(hello, stream.sock))
         except TransportError as error:
@@ -179,11 +179,11 @@ class Host(ABC):
             if isinstance(message, Write):
                 if message.notification is not None and len(message.notification) > MAX_NOTIFICATION_BYTES:
                     raise StreamBrokenError(
-                        f"a notice of {len(message.notification)} bytes, {MAX_NOTIFICATION_BYTES} are allowed"
+                        f"a notification of {len(message.notification)} bytes, at most {MAX_NOTIFICATION_BYTES} are allowed"
                     )
                 landed = await self._receive(guest, message)
                 if guest not in self._guests:
-                    raise StreamFinishedError("it is dismissed")
+                    raise StreamFinishedError("it was fenced")
                 if landed and message.notification is not None:
                     self._on_event(NotificationArrived(guest.name, message.notification))
                 self._answer(guest, OutgoingMessage(frame(OperationEnded(message.op, landed))))
@@ -192,11 +192,11 @@ class Host(ABC):
                 if answer is not None:
                     self._answer(guest, answer)
             else:
-                raise StreamBrokenError(f"{type(message).__name__} is no order")
+                raise StreamBrokenError(f"unexpected message from the peer: {type(message).__name__}")
 
     def _answer(self, guest: Guest, outgoing: OutgoingMessage) -> None:
         if not guest.stream.post(outgoing):
-            raise StreamBrokenError("it does not read its answers")
+            raise StreamBrokenError("it does not read the answers to its requests")
 
     def _dismiss(self, guest: Guest) -> None:
         """Dismiss a guest: nothing more of it lands. It sees its stream end once nothing of it moves."""

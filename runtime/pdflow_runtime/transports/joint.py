@@ -22,5 +22,7 @@ class Joining(Protocol):
 def join(agent: Transport, owner: Transport) -> memoryview:
     """Have an agent use the region that another has allocated, and return it as `allocate` would. TransportError."""
     if not isinstance(agent, Joining) or type(agent) is not type(owner):
-        raise TransportError(f"over {agent.name} no memory has two names, as that of a store must")
+        raise TransportError(
+            f"transport {agent.name} cannot share one memory between two agents, which a store node needs"
+        )
     return agent.join(owner)

@@ -40,9 +40,7 @@ from pdflow_runtime.transports.streams.stream import StreamBrokenError
 log = logging.getLogger(__name__)
 
 INSTALL: Final = "apt-get install libibverbs1 && pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1"
-CAUTION: Final = (
-    "Mooncake listens on every address of this host and lets in whoever reaches it: keep its network closed"
-)
+CAUTION: Final = "Mooncake listens on every address of this host without authentication: restrict access to its network"
 POSTED: Final = 256
 """The most pieces of one READ that are posted at once. The engine would queue 1,024 for a peer, and fail what comes on
 top."""
@@ -75,7 +73,9 @@ class MooncakeEngine:
         self._engine: Final = require().TransferEngine()
         protocol, device = os.environ.get("MOONCAKE_PROTOCOL", "tcp"), os.environ.get("MOONCAKE_DEVICE", "")
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device):
-            raise TransportError(f"Mooncake does not start on {host} over {protocol} (MC_LOG_LEVEL=INFO tells why)")
+            raise TransportError(
+                f"Mooncake failed to start on {host} over {protocol} (set MC_LOG_LEVEL=INFO for the reason)"
+            )
         self.segment: Final = f"{host}:{self._engine.get_rpc_port()}"
         self._known: Final[Counter[int]] = Counter()
         """By address, how many agents have the memory registered."""
@@ -84,7 +84,7 @@ class MooncakeEngine:
 
     def register(self, memory: memoryview, address: int) -> None:
         if not self._known[address] and self._engine.register_memory(address, len(memory)):
-            raise TransportError(f"Mooncake does not take {len(memory) >> 20:,} MiB of memory")
+            raise TransportError(f"Mooncake failed to register {len(memory) >> 20:,} MiB of memory")
         self._known[address] += 1
         self._kept.append(memory)
 
@@ -155,7 +155,7 @@ class MooncakeTransport(RegisteredAgent):
 
     def _add(self, metadata: bytes) -> str:
         if not _SEGMENT.fullmatch(metadata):
-            raise TransportError("what it says of its Transfer Engine is no host and port")
+            raise TransportError("the peer's description of its Transfer Engine is not HOST:PORT")
         return metadata.decode()
 
     def _fetch(
@@ -170,7 +170,7 @@ class MooncakeTransport(RegisteredAgent):
         return MooncakeFetch(owner, peer, generation, self._local, remote, sources, targets)
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> None:
-        raise StreamBrokenError("bytes are fetched from here, not asked for")
+        raise StreamBrokenError("the peer asked for bytes, which over this transport it must read")
 
     def _hide(self) -> None:
         if isinstance(self._memory, Mapped):

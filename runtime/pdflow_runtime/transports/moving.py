@@ -32,7 +32,7 @@ class FetchingAgent(StreamAgent):
         motion = self._motion(guest, guest.name, message.generation, guest.remote, pieces)
         landed = await self._move(motion)
         if motion.failed:
-            raise StreamBrokenError("its bytes cannot be fetched")
+            raise StreamBrokenError("its bytes cannot be read")
         return landed
 
     def _post_read(self, op: int, link: AgentLink, pieces: PackedPieces) -> None:

@@ -222,7 +222,7 @@ class NixlTransport(RegisteredAgent):
     def adopt(self, segments: Sequence[Segment], own_bytes: int) -> memoryview:
         """Use memory that somebody else has allocated, of this process or on GPUs; see `transports/adopting.py`."""
         if own_bytes < 0:
-            raise TransportError(f"a region of {own_bytes} bytes cannot be had")
+            raise TransportError(f"cannot allocate a region of {own_bytes} bytes")
         whole, words_at = with_words(own_bytes)
         memory = AdoptedRegion(segments, whole[:own_bytes])
         self._register_adopted(memory)
@@ -231,8 +231,8 @@ class NixlTransport(RegisteredAgent):
         if described_bytes > MAX_HELLO_BYTES - MAX_NAME_BYTES - 64:
             self._shut()
             raise TransportError(
-                f"a description of {len(segments)} segments takes {described_bytes:,} bytes, and peers read "
-                f"{MAX_HELLO_BYTES:,} at most: adopt fewer and larger segments"
+                f"a description of {len(segments)} segments has {described_bytes:,} bytes; peers accept at most "
+                f"{MAX_HELLO_BYTES:,}: adopt fewer and larger segments"
             )
         return own
 
@@ -282,7 +282,7 @@ class NixlTransport(RegisteredAgent):
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> None:
         if isinstance(message, ReadWordRequest):
-            raise StreamBrokenError("words are fetched")
+            raise StreamBrokenError("the peer asked for a lease word, which over this transport it must read")
         self._reading[guest] += 1 if isinstance(message, ReadRequest) else -1
         self._bell.set()
 

@@ -30,7 +30,7 @@ class OwnedRegion:
 
     def __init__(self, nbytes: int, folder: Path = FOLDER, name: str | None = None) -> None:
         if nbytes <= 0:
-            raise TransportError(f"a region of {nbytes} bytes cannot be shared")
+            raise TransportError(f"cannot share a region of {nbytes} bytes")
         self.path: Final = folder / (name or new_name())
         self.nbytes: Final = nbytes
         try:
@@ -38,7 +38,7 @@ class OwnedRegion:
                 raise TransportError(_full(folder, nbytes))
             self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise TransportError(f"no memory can be shared in {folder}: {error.strerror}") from None
+            raise TransportError(f"cannot create shared memory in {folder}: {error.strerror}") from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             # Taken before it is touched: otherwise a full /dev/shm kills whoever touches it, by SIGBUS.
@@ -68,11 +68,11 @@ def map_region(path: str, nbytes: int, folder: Path = FOLDER) -> memoryview:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise TransportError(f"the peer's memory cannot be opened: {getattr(error, 'strerror', error)}") from None
+        raise TransportError(f"cannot open the peer's memory: {getattr(error, 'strerror', error)}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size != nbytes or not nbytes:
-            raise TransportError(f"the peer's memory is not the {nbytes} bytes that it says")
+            raise TransportError(f"the peer's memory does not have the {nbytes} bytes of its description")
         return memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
     finally:
         os.close(fd)
@@ -84,7 +84,7 @@ def check_path(path: str, kind: Literal["kv", "sock"], folder: Path = FOLDER) ->
     where, name = os.path.split(path)
     match = _NAME.fullmatch(name)
     if where != str(folder) or not match or match[2] != kind:
-        raise TransportError(f"the peer names a file that is no agent's in {folder}")
+        raise TransportError(f"the peer names a file that is not an agent's file in {folder}")
 
 
 def sweep(folder: Path = FOLDER) -> list[str]:
@@ -137,5 +137,5 @@ def _left(folder: Path) -> int:
 def _full(folder: Path, nbytes: int) -> str:
     return (
         f"{folder} has room for {_left(folder) >> 20:,} MiB, and {-(-nbytes // (1 << 20)):,} MiB are needed: "
-        "use fewer KV blocks, or give it more (docker run --shm-size, mount -o remount,size=)"
+        "use fewer KV blocks, or enlarge it (docker run --shm-size, mount -o remount,size=)"
     )

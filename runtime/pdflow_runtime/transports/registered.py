@@ -121,18 +121,18 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     def allocate(self, nbytes: int) -> memoryview:
         if nbytes <= 0:
-            raise TransportError(f"a region of {nbytes} bytes cannot be had")
+            raise TransportError(f"cannot allocate a region of {nbytes} bytes")
         whole, words_at = with_words(nbytes)
         return self._over(whole, Mapped(whole[:nbytes]), words_at)
 
     def join(self, owner: RegisteredAgent) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert isinstance(owner._memory, Mapped | AdoptedRegion), "allocate comes first"
+        assert isinstance(owner._memory, Mapped | AdoptedRegion), "call allocate first"
         return self._over(owner._whole, owner._memory, len(owner._whole) - WORD_SLOTS * WORD_BYTES)
 
     def _over(self, whole: memoryview, memory: Mapped | AdoptedRegion, words_at: int) -> memoryview:
         """Have this region, with memory of ours that holds, or lies behind, all of it that is ours."""
-        assert self._memory is None, "one region per agent"
+        assert self._memory is None, "an agent has one region"
         self._memory, self._whole = memory, whole
         self._word_buffer = np.frombuffer(whole, "<u8", WORD_SLOTS, words_at)
         self._listener = listening(self._host)
@@ -146,7 +146,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
         return ours
 
     def describe(self) -> bytes:
-        assert self._memory is not None, "allocate comes first"
+        assert self._memory is not None, "call allocate first"
         return msgspec.msgpack.encode(
             Description(
                 self.name,
@@ -185,7 +185,7 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
     def _remote(self, description: Description | AgentHello) -> RemoteMemory:
         extent = parse_segments(description.segments, description.nbytes)
         if isinstance(extent, Malformed):
-            raise TransportError(f"it describes {extent.reason}")
+            raise TransportError(f"the peer's description has {extent.reason}")
         return RemoteMemory(self._add(description.agent), extent)
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Motion:
@@ -232,7 +232,7 @@ def with_words(nbytes: int) -> tuple[memoryview, int]:
     try:
         whole = mmap.mmap(-1, words_at + 2 * WORD_SLOTS * WORD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise TransportError(f"{nbytes >> 20:,} MiB of memory cannot be had: {error.strerror}") from None
+        raise TransportError(f"cannot allocate {nbytes >> 20:,} MiB of memory: {error.strerror}") from None
     with contextlib.suppress(OSError):  # A kernel without them.
         # A READ of another process's memory has the kernel look up each page.
         whole.madvise(mmap.MADV_HUGEPAGE)

@@ -94,11 +94,11 @@ Extent: TypeAlias = int | SegmentMap
 def parse_segments(described: Sequence[DescribedSegment], nbytes: int) -> SegmentMap | Malformed:
     """Return the segments of a region of so many bytes; Malformed if a peer describes what cannot be."""
     if not 0 < len(described) <= MAX_SEGMENTS:
-        return malformed(f"a memory of {len(described)} segments, 1 to {MAX_SEGMENTS:,} are allowed")
+        return malformed(f"a memory of {len(described)} segments; 1 to {MAX_SEGMENTS:,} are allowed")
     end = 0
     for number, segment in enumerate(described):
         if segment.start < end or (number == 0 and segment.start):
-            return malformed(f"segment {number} of a memory begins at {segment.start}, and must at {end} or behind")
+            return malformed(f"segment {number} of a memory begins at {segment.start}, expected {end} or later")
         end = segment.start + segment.nbytes
         if segment.nbytes < 1 or end > MAX_U63:
             return malformed(f"segment {number} of a memory has {segment.nbytes} bytes")

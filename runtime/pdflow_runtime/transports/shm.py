@@ -63,11 +63,11 @@ class ShmTransport(FetchingAgent):
 
     def join(self, owner: ShmTransport) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert owner._region is not None, "allocate comes first"
+        assert owner._region is not None, "call allocate first"
         return self._over(owner._region, OwnedRegion(mmap.PAGESIZE, self._folder))
 
     def _over(self, region: OwnedRegion, own: OwnedRegion) -> memoryview:
-        assert self._region is None, "one region per agent"
+        assert self._region is None, "an agent has one region"
         self._region, self._own = region, own
         self._memory = Mapped(region.view)
         listener = self._listener = socket.socket(socket.AF_UNIX)
@@ -83,7 +83,7 @@ class ShmTransport(FetchingAgent):
         return self._own.path.with_suffix(".sock")
 
     def describe(self) -> bytes:
-        assert self._region is not None, "allocate comes first"
+        assert self._region is not None, "call allocate first"
         return msgspec.msgpack.encode(
             Description(
                 self.name,
@@ -127,11 +127,11 @@ class ShmTransport(FetchingAgent):
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Mapped:
         _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid():
-            raise TransportError(f"it is a process of user {uid}")
+            raise TransportError(f"it runs as another user ({uid})")
         return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
-        raise StreamBrokenError("who can map this memory does not ask for its bytes")
+        raise StreamBrokenError("the peer asked for bytes, which over shm it must map")
 
     def _motion(self, owner: object, peer: Address, generation: int, remote: Remote, pieces: PackedPieces) -> Copy:
         assert isinstance(remote, Mapped)

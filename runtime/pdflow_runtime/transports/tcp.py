@@ -39,7 +39,7 @@ class TcpTransport(AskingAgent):
         """Use memory of this process that somebody else has allocated; see `transports/adopting.py`."""
         for segment in segments:
             if segment.gpu is not None:
-                raise TransportError(f"tcp moves no bytes of a GPU, as GPU {segment.gpu} has to be adopted; use nixl")
+                raise TransportError(f"tcp cannot move memory of a GPU (a segment on GPU {segment.gpu}); use nixl")
         return self._over(MappedSegments(segments, anonymous(own_bytes) if own_bytes else memoryview(bytearray())))
 
     def _reach(self, description: Description, hello: AgentHello) -> None:

@@ -68,7 +68,7 @@ stats: Any
 try:
     stats = import_module("pdflow_runtime.vllm.stats")
 except Exception as error:  # Whatever the import of NIXL raises, which vLLM's metrics of transfers bring along.
-    log.warning("pdflow: there are no metrics of transfers: %s: %s", type(error).__name__, error)
+    log.warning("pdflow: metrics of transfers are unavailable: %s: %s", type(error).__name__, error)
     stats = None
 
 
@@ -162,7 +162,7 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _scheduler(self) -> GuardedSide:
-        assert self._guarded is not None, "no request comes before the workers have said where they listen"
+        assert self._guarded is not None, "vLLM sent a request before the workers reported their addresses"
         return self._guarded
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -171,9 +171,13 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         """Begin, now that all ranks listen."""
         ranks = [each for _, each in sorted(metadata.items()) if isinstance(each, RankAddress)]
         if metadata and not ranks:
-            raise UnsupportedError("another connector says where its ranks are: list PdflowConnector as the first one")
+            raise UnsupportedError(
+                "another connector of the MultiConnector reports rank addresses: list PdflowConnector first"
+            )
         if len(ranks) != self._instance.info.shards.ranks:
-            raise UnsupportedError(f"{len(ranks)} of {self._instance.info.shards.ranks} ranks have said where they are")
+            raise UnsupportedError(
+                f"{len(ranks)} of {self._instance.info.shards.ranks} ranks have reported their addresses"
+            )
         incarnation, clock = ranks[0].incarnation, EngineClock().now
         side: PrefillSide | DecodeSide
         if self._instance.role == "prefill":

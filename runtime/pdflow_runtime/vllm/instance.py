@@ -77,13 +77,15 @@ def instance_of(vllm_config: Any, kv_cache_config: Any) -> Instance:
     _check_parallel(parallel)
     if options.progressive and getattr(parallel, "use_ubatching", False):
         raise UnsupportedError(
-            "progressive is not served with dual batch overlap, which computes a layer in two parts: leave out one of "
+            "progressive is not supported with dual batch overlap, which computes a layer in two parts: remove one of "
             "kv_connector_extra_config.progressive and --enable-dbo"
         )
     if getattr(vllm_config.model_config, "enable_sleep_mode", False):
-        raise UnsupportedError("sleep mode is not served: peers may still write into the KV that it frees; turn it off")
+        raise UnsupportedError(
+            "sleep mode is not supported: peers may still write into KV memory that it frees; turn it off"
+        )
     if vllm_config.speculative_config is not None:
-        raise UnsupportedError("speculative decoding is not served: its draft layers have KV of their own; turn it off")
+        raise UnsupportedError("speculative decoding is not supported: its draft layers have their own KV; turn it off")
     groups = _groups(kv_cache_config)
     spec, layers = groups[0].kv_cache_spec, sum(len(group.layer_names) for group in groups)
     shape = _shape(vllm_config.model_config, spec, layers)
@@ -111,23 +113,23 @@ def _role(kv_role: str) -> Role:
     role = ROLES.get(kv_role)
     if role is None:
         raise UnsupportedError(
-            f"kv_role {kv_role} is not served: give prefill instances kv_producer and decode instances kv_consumer"
+            f"kv_role {kv_role} is not supported: give prefill instances kv_producer and decode instances kv_consumer"
         )
     return role
 
 
 def _check_parallel(parallel: Any) -> None:
     if parallel.pipeline_parallel_size > 1:
-        raise UnsupportedError("pipeline parallelism is not served: set --pipeline-parallel-size 1")
+        raise UnsupportedError("pipeline parallelism is not supported: set --pipeline-parallel-size 1")
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
-            raise UnsupportedError(f"context parallelism is not served: set {name} to 1")
+            raise UnsupportedError(f"context parallelism is not supported: set {name} to 1")
 
 
 def _engine_id(engine_id: str, options: Options) -> str:
     if not FRESH_ID.fullmatch(engine_id) and not options.allow_static_engine_id:
         raise UnsupportedError(
-            f"engine_id {engine_id!r} would be the same after a restart: leave it out, or set "
+            f"engine_id {engine_id!r} would be the same after a restart: remove it, or set "
             "kv_connector_extra_config.allow_static_engine_id"
         )
     if not engine_id.isprintable() or ".r" in engine_id or not 0 < len(engine_id.encode()) <= 200:
@@ -141,17 +143,17 @@ def _groups(kv_cache_config: Any) -> list[Any]:
     specs = [group.kv_cache_spec for group in groups]
     kinds = [type(spec).__name__ for spec in specs]
     if len(groups) == 1 and not _is_served(groups[0], ALONE):
-        raise UnsupportedError(f"KV caches of {kinds[0]} are not served; those of {', '.join(ALONE)} are")
+        raise UnsupportedError(f"KV caches of {kinds[0]} are not supported; those of {', '.join(ALONE)} are")
     if len(groups) != 1 and not (groups and all(_is_served(group, TOGETHER) for group in groups)):
         raise UnsupportedError(
-            f"models with {len(groups)} KV cache groups ({', '.join(kinds)}) are not served; groups that are all "
+            f"models with {len(groups)} KV cache groups ({', '.join(kinds)}) are not supported; groups that are all "
             f"{' or '.join(TOGETHER)} are, and --disable-hybrid-kv-cache-manager makes one group of attention layers"
         )
     for name in ALIKE if len(groups) > 1 else ():
         found = [getattr(spec, name) for spec in specs]
         if any(value != found[0] for value in found):
             raise UnsupportedError(
-                f"KV cache groups of {name} {', '.join(map(str, found))} are not served: they must have one {name}"
+                f"KV cache groups with {name} {', '.join(map(str, found))} are not supported: {name} must be the same"
             )
     return groups
 
@@ -174,6 +176,8 @@ def _shape(model: Any, spec: Any, layers: int) -> KvShape:
     if type(spec).__name__ == "MLAAttentionSpec":
         return KvShape(layers, 1, spec.head_size, itemsize, spec.block_size, mla=MlaDims(spec.head_size, 0))
     if spec.head_size_v != spec.head_size:
-        raise UnsupportedError(f"K of {spec.head_size} and V of {spec.head_size_v} values a head are not served")
+        raise UnsupportedError(
+            f"K of {spec.head_size} and V of {spec.head_size_v} values a head are not supported: they must be equal"
+        )
     heads = model.get_total_num_kv_heads()
     return KvShape(layers, heads, spec.head_size, itemsize, spec.block_size, packed=True)

@@ -41,19 +41,21 @@ def interior_digest(layer: Any, caches: list[Any], memory: RankMemory, dtype: An
     if memory.order != "opaque" and memory.block_size < TOKENS:
         return b""  # Peers of larger blocks would digest more tokens.
     if not hasattr(getattr(layer, "impl", None), "do_kv_cache_update"):
-        log.warning("pdflow: peers cannot compare the inside of blocks: no function is known that writes them")
+        log.warning(
+            "pdflow: peers cannot compare the contents of KV blocks: this attention backend has no do_kv_cache_update"
+        )
         return b""
     before = cache[NULL_BLOCK].clone()
     try:
         _write(layer, cache, memory.block_size, dtype)
         data = b"".join(_bytes_at(caches, at, length) for at, length in _pieces(memory))
     except Exception as error:  # Whatever a kernel raises: without the digest the names of interiors are compared.
-        log.warning("pdflow: peers cannot compare the inside of blocks: %s: %s", type(error).__name__, error)
+        log.warning("pdflow: peers cannot compare the contents of KV blocks: %s: %s", type(error).__name__, error)
         return b""
     finally:
         cache[NULL_BLOCK] = before
     digest = blake2b(data, digest_size=16).digest()
-    log.info("pdflow: blocks of known content are %s", digest.hex())
+    log.info("pdflow: digest of a KV block with known contents: %s", digest.hex())
     return digest
 
 
@@ -97,4 +99,4 @@ def _bytes_at(caches: list[Any], at: int, length: int) -> bytes:
             found: bytes = flat[at - start : at - start + length].cpu().numpy().tobytes()
             return found
         start += storage.nbytes()
-    raise ValueError(f"{at} is in none of the allocations")
+    raise ValueError(f"address {at} is in none of the allocations")

@@ -100,7 +100,7 @@ def error_of(body: bytes) -> ParamsError | None:
     if not isinstance(mapping, Mapping):
         return None
     if is_leg(mapping) and type(given.n) is int and given.n > 1:
-        return ParamsError("n", f"is {given.n}", f"1 in a request with {FIELD}, as a prompt has one decode leg")
+        return ParamsError("n", f"is {given.n}", f"1 in a request with {FIELD}: a prompt has one decode leg")
     return wrong_params(mapping)
 
 

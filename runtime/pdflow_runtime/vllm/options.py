@@ -38,13 +38,13 @@ def _is(kind: type | tuple[type, ...], expected: str) -> Any:
 def _seconds(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86_400:
         raise UnsupportedError(
-            f"{_path(attribute.name)} is {value!r}; it must be seconds, more than 0 and at most 86400"
+            f"{_path(attribute.name)} is {value!r}; it must be a number of seconds, more than 0 and at most 86400"
         )
 
 
 def _port(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if type(value) is not int or not 0 <= value <= 65_535:
-        raise UnsupportedError(f"{_path(attribute.name)} is {value!r}; it must be a port, or 0 for any free one")
+        raise UnsupportedError(f"{_path(attribute.name)} is {value!r}; it must be a port, or 0 for any free port")
 
 
 def _path(name: str) -> str:
@@ -71,7 +71,7 @@ class Options:
     """push: P sends the layers of a prompt while the prompt's last chunk is computed."""
     allow_static_engine_id: bool = attrs.field(default=False, validator=_is(bool, "true or false"))
     weights_version: str | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_is(str, "a text that is the same where the weights are"))
+        default=None, validator=attrs.validators.optional(_is(str, "a text that is the same for the same weights"))
     )
     """Names the weights where they cannot be hashed, as in files other than *.safetensors."""
     events: str | None = attrs.field(default=None, validator=attrs.validators.optional(_is(str, "a folder")))
@@ -101,9 +101,9 @@ def read_options(given: Mapping[str, Any]) -> Options:
     for key in given:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
             raise UnsupportedError(f"{_path(key)} is unknown: {hint}")
     options = Options(**given)
     if options.progressive and options.transfer_mode == "pull":
-        raise UnsupportedError(f"{_path('progressive')} is for push: with transfer_mode pull leave it out")
+        raise UnsupportedError(f"{_path('progressive')} works with transfer_mode push only: remove it, or use push")
     return options

@@ -22,7 +22,7 @@ def register() -> None:
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     except ImportError as error:
-        log.warning("%s is not registered: this vLLM has no factory of connectors (%s)", NAME, error)
+        log.warning("%s is not registered: this version of vLLM has no KVConnectorFactory (%s)", NAME, error)
         return
     with suppress(ValueError):  # It is registered already.
         KVConnectorFactory.register_connector(NAME, MODULE, NAME)

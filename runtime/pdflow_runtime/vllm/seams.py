@@ -54,7 +54,7 @@ def attention_of(vllm_config: Any) -> tuple[str, str]:
     besides. UnsupportedError if layers have several."""
     names = sorted({backend.get_name() for backend in get_current_attn_backends(vllm_config)})
     if len(names) != 1:
-        raise UnsupportedError(f"models with several attention backends ({', '.join(names)}) are not served")
+        raise UnsupportedError(f"models with several attention backends ({', '.join(names)}) are not supported")
     return names[0], _cpu_packing(vllm_config) if names[0] == "CPU_ATTN" else ""
 
 

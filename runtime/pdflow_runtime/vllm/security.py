@@ -16,8 +16,12 @@ def shared_secret(host: str) -> Secret | None:
     if text is None:
         if is_loopback(host):
             return None
-        raise UnsupportedError(f"host {host} can be reached from elsewhere: set {VARIABLE}, the same for all instances")
+        raise UnsupportedError(
+            f"host {host} is reachable from other hosts: set {VARIABLE} to one secret for all instances"
+        )
     stripped = os.fsencode(text).strip()
     if not LEAST_BYTES <= len(stripped) <= MOST_BYTES:
-        raise UnsupportedError(f"{VARIABLE} must have {LEAST_BYTES} to {MOST_BYTES:,} bytes: openssl rand -hex 32")
+        raise UnsupportedError(
+            f"{VARIABLE} must have {LEAST_BYTES} to {MOST_BYTES:,} bytes; `openssl rand -hex 32` prints a suitable one"
+        )
     return Secret(stripped)

@@ -117,8 +117,8 @@ class PdflowPromMetrics(NixlPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         gauges = {
-            "pdflow:connector_broken": "1 if the connector is broken and moves no KV until the instance restarts.",
-            "pdflow:kv_blocks_quarantined": "KV blocks that are out of use because a peer may still write into them.",
+            "pdflow:connector_broken": "1 if the connector has failed and moves no KV until the instance restarts.",
+            "pdflow:kv_blocks_quarantined": "KV blocks in quarantine: a peer may still write into them.",
         }
         self.broken, self.quarantined = (
             create_metric_per_engine(

@@ -45,7 +45,7 @@ def weights_of(vllm_config: Any, options: Options) -> int:
     computed_with = [SCHEME, tensors, sorted(config.items()), dtypes, *_rotary(model, keys)]
     text = msgspec.json.encode(computed_with, enc_hook=str)
     weights = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
-    log.info("pdflow: weights %016x, computed in %s, KV kept in %s", weights, dtypes[0], dtypes[1])
+    log.info("pdflow: weights %016x, computed in %s, KV in %s", weights, dtypes[0], dtypes[1])
     return weights
 
 
@@ -69,7 +69,7 @@ def _hashed(model: Any) -> str:
     folder = _folder(model)
     if not any(folder.glob("*.safetensors")):
         raise UnsupportedError(
-            f"{folder} has no *.safetensors to name the weights by: set kv_connector_extra_config.weights_version to a "
+            f"{folder} has no *.safetensors to hash: set kv_connector_extra_config.weights_version to a "
             "text that changes with the weights, the same for all instances"
         )
     return hash_weights(folder, cache() / "weights").digest.hex()
@@ -85,7 +85,7 @@ def _folder(model: Any) -> Path:
         found: str = hub.snapshot_download(model.model, revision=model.revision, local_files_only=True)
     except Exception as error:  # The hub's errors have no base of their own.
         raise UnsupportedError(
-            f"the weights of {model.model} are not found on this host ({error}): set "
+            f"the weights of {model.model} were not found on this host ({error}): set "
             "kv_connector_extra_config.weights_version to a text that changes with the weights"
         ) from None
     return Path(found)

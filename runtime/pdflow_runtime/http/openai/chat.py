@@ -106,11 +106,11 @@ def _text(message: _Message, at: str) -> str:
         return content
     for index, content_part in enumerate(content):
         if content_part.type != "text" or content_part.text is None:
-            raise invalid(f"{at}.content[{index}]", "is no text, and only texts are supported by this server")
+            raise invalid(f"{at}.content[{index}]", "is not a text; this server supports texts only")
     return "\n".join(content_part.text or "" for content_part in content)
 
 
 def _logprobs(parsed: _Chat) -> int | None:
     if parsed.top_logprobs is not None and not parsed.logprobs:
-        raise invalid("top_logprobs", "is only for logprobs: true")
+        raise invalid("top_logprobs", "requires logprobs: true")
     return checked_logprobs("top_logprobs", parsed.top_logprobs or 0) if parsed.logprobs else None

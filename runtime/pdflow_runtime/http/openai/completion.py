@@ -81,4 +81,4 @@ def _prompts(parsed: _Completion) -> tuple[Prompt, ...]:
         return tuple(texts)
     if len(lists) == len(prompt):
         return tuple(checked_prompt_tokens(f"prompt[{at}]", item) for at, item in enumerate(lists))
-    raise invalid("prompt", "must be a text, texts, token ids, or lists of token ids, not a mixture")
+    raise invalid("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists")

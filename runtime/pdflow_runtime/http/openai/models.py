@@ -45,7 +45,7 @@ def too_long_a_prompt(prompt_tokens: int, most_tokens: int) -> OpenAIError:
     """Return the error for a prompt that fits the model, but has more blocks than one engine can announce to another at
     once."""
     message = (
-        f"A prompt may have {most_tokens} tokens here: engines hand no more blocks over at once. However, you "
-        f"requested {prompt_tokens} tokens in the prompt. Please reduce its length."
+        f"This server accepts prompts of at most {most_tokens} tokens: a transfer cannot have more blocks. "
+        f"However, you requested {prompt_tokens} tokens in the prompt. Please reduce its length."
     )
     return OpenAIError(400, message, code="context_length_exceeded")

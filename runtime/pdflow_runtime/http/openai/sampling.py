@@ -106,7 +106,7 @@ def asked(fields: SharedFields, max_tokens: int | None, logprobs: int | None) ->
     """Check the shared part of a request, and return it; `max_tokens` and `logprobs` are checked already.
     OpenAIError."""
     if fields.stream_options is not None and not fields.stream:
-        raise invalid("stream_options", "is only for stream: true")
+        raise invalid("stream_options", "requires stream: true")
     top_k = fields.top_k or 0
     return AnswerOptions(
         max_tokens=max_tokens,
@@ -171,7 +171,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"at most {MAX_STOPS} are allowed, not {len(stops)}")
     if not all(0 < len(text) <= MAX_STOP_CHARACTERS for text in stops):
-        raise invalid("stop", f"must be of 1 to {MAX_STOP_CHARACTERS} characters each")
+        raise invalid("stop", f"must have 1 to {MAX_STOP_CHARACTERS} characters each")
     return stops
 
 
@@ -179,7 +179,7 @@ def _tokens(param: str, tokens: list[int], most: int) -> tuple[int, ...]:
     if len(tokens) > most:
         raise invalid(param, f"at most {most} are allowed, not {len(tokens)}")
     if tokens and not (min(tokens) >= 0 and max(tokens) <= MAX_TOKENS):
-        raise invalid(param, f"token ids are from 0 to {MAX_TOKENS}")
+        raise invalid(param, f"token ids must be from 0 to {MAX_TOKENS}")
     return tuple(tokens)
 
 

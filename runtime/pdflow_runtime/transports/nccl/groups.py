@@ -116,7 +116,7 @@ class NcclGroup:
         self._comm = library.ncclCommInitRank(self._ranks, library.unique_id_from_bytes(self._ident), self._rank)
         if self._aborted:
             self.abort()
-            raise RuntimeError("the group was given up while it opened")
+            raise RuntimeError("the group was aborted while it opened")
 
     def send(self, nbytes: int) -> None:
         """Send this many bytes from the start of the staging buffer."""
@@ -150,7 +150,7 @@ class NcclGroup:
     def _opened(self) -> Any:
         comm = self._comm
         if comm is None:
-            raise RuntimeError("the group is given up")
+            raise RuntimeError("the group was aborted")
         return comm
 
     @property

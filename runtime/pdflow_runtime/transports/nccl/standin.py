@@ -160,7 +160,7 @@ class PollInterval:
 
     def wait(self) -> None:
         if self._left_s <= 0:
-            raise StandInRefused("the other rank does not come")
+            raise StandInRefused("the other rank did not connect in time")
         self._never.wait(self._next_s)
         self._left_s -= self._next_s
         self._next_s = min(2 * self._next_s, LAST_PAUSE_S)
@@ -188,7 +188,7 @@ def _found(path: Path, nbytes: int, pause: PollInterval) -> memoryview:
             pause.wait()
             continue
         except OSError as error:
-            raise TransportError(f"the file in which ranks meet cannot be opened: {error.strerror}") from None
+            raise TransportError(f"cannot open the file that the two ranks share: {error.strerror}") from None
         try:
             size = os.fstat(fd).st_size
             if size == nbytes:
@@ -196,5 +196,5 @@ def _found(path: Path, nbytes: int, pause: PollInterval) -> memoryview:
         finally:
             os.close(fd)
         if size > nbytes:
-            raise TransportError("the file in which ranks meet is another group's")
+            raise TransportError("the file that the two ranks share belongs to another group")
         pause.wait()

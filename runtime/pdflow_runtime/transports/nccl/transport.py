@@ -69,10 +69,10 @@ def require() -> None:
 
 def caution() -> str:
     if not gpus():
-        return (
-            "no GPU is here: a stand-in for NCCL carries KV, in files under /dev/shm, which says nothing of its speed"
-        )
-    return f"KV goes over NCCL {library_here().ncclGetVersion()}; each engine needs a GPU of its own, of {gpus()} here"
+        return "no GPU found: a stand-in for NCCL moves KV through files in /dev/shm; its speed is not that of NCCL"
+    return (
+        f"KV moves over NCCL {library_here().ncclGetVersion()}; each engine needs its own GPU ({gpus()} on this host)"
+    )
 
 
 class NcclReceive(Motion):
@@ -132,7 +132,7 @@ class Bodies:
 
     def _put(self, what: PackedPieces | int, landing: NcclReceive | None) -> None:
         if len(self._waiting) >= MAX_BODIES:
-            raise StreamBrokenError(f"{MAX_BODIES} bodies wait for it to take part in them")
+            raise StreamBrokenError(f"{MAX_BODIES} announced transfers wait for the peer, which is the limit")
         self._waiting.append((what, landing))
         self._bell.set()
 
@@ -141,7 +141,7 @@ class Bodies:
 
     async def run(self, stream: SocketStream, memory: Mapped) -> None:
         """Move the bodies. Returns when NCCL has failed, or either side has given up."""
-        why: object = "a side has ended the stream"
+        why: object = "one side closed the connection"
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, stream, nursery.cancel_scope)
@@ -150,7 +150,7 @@ class Bodies:
                 except RuntimeError as error:
                     why = error
                     nursery.cancel_scope.cancel()
-            log.warning("%s: a body is lost: %s", self._label, why)
+            log.warning("%s: a transfer was lost: %s", self._label, why)
         finally:
             self.abort()
             for _, landing in self._waiting:
@@ -246,7 +246,7 @@ class NcclTransport(AskingAgent):
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Bodies:
         tune(sock)
         if len(hello.agent) != ID_BYTES:
-            raise TransportError("it names no group of NCCL's")
+            raise TransportError("it names no NCCL group")
         return self._bodies(hello.nbytes, hello.agent, 1)
 
     def _bodies(self, nbytes: int, ident: bytes, rank: int) -> Bodies:
@@ -288,7 +288,7 @@ class NcclTransport(AskingAgent):
             landing.over.set()
         landed = await self._move(landing)
         if landing.failed:
-            raise StreamBrokenError("its bytes do not come")
+            raise StreamBrokenError("its bytes did not arrive")
         return landed
 
     async def _receive_data(self, link: AgentLink, message: Data) -> None:

@@ -47,15 +47,15 @@ async def open_stream(
             if isinstance(answer, Welcome):
                 welcomed, stream = stream, None
                 return welcomed
-            why = "it does not answer as a peer does"
+            why = "unexpected answer to the greeting"
             if isinstance(answer, ConnectionRefused) and answer.incarnation != description.incarnation:
-                problem, why = AgentGoneError, "another agent is there now"
+                problem, why = AgentGoneError, "another agent has this address now"
     except ConnectionRefusedError:
-        problem, why = AgentGoneError, "nobody listens there"
+        problem, why = AgentGoneError, "connection refused"
     except (OSError, StreamBrokenError, TransportError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     finally:
         if stream is not None:
             stream.close()
     where = f"{description.host}:{description.port}" if description.port else description.host
-    raise problem(f"{peer} cannot be reached over {transport} at {where}: {why}")
+    raise problem(f"cannot connect to {peer} over {transport} at {where}: {why}")

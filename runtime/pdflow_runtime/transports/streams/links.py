@@ -47,7 +47,7 @@ class AgentLink:
     def __init__(self, peer: Address, description: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
         extent = extent_of(description)
-        assert not isinstance(extent, Malformed), "parse_description has looked at it"
+        assert not isinstance(extent, Malformed), "parse_description has checked it"
         self.description: Final = description
         self.extent: Final = extent
         """The bounds of the peer's memory."""

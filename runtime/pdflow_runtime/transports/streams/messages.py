@@ -175,7 +175,7 @@ def parse_description(description: bytes) -> Description | Malformed:
     if isinstance(found, Description):
         named = all(len(t) <= MAX_NAME_BYTES and t.isprintable() for t in (found.transport, found.host, found.memory))
         if len(found.token) != TOKEN_BYTES or not named or found.nbytes < 0 or not 0 <= found.port < 1 << 16:
-            return malformed("no description of an agent")
+            return malformed("not a description of an agent")
         extent = extent_of(found)
         if isinstance(extent, Malformed):
             return extent
@@ -228,7 +228,7 @@ def unpack_pieces(data: bytes, source: Extent, target: Extent) -> PackedPieces |
     """Return the pieces; Malformed unless every one lies within both regions, and within one segment of each."""
     source_bytes, target_bytes = _bytes_of(source), _bytes_of(target)
     if len(data) % PIECE_BYTES:
-        return malformed("a list of pieces that ends within a piece")
+        return malformed("a truncated list of pieces")
     lengths: Any
     if len(data) <= FEW_PIECES * PIECE_BYTES:
         sources, targets, lengths = PackedPieces(data, 0).lists()
@@ -240,10 +240,10 @@ def unpack_pieces(data: bytes, source: Extent, target: Extent) -> PackedPieces |
         beyond = _beyond(sources, lengths, source_bytes) or _beyond(targets, lengths, target_bytes)
         nbytes = int(lengths.sum())
     if beyond:
-        return malformed(f"a piece beyond {source_bytes:,} bytes at its source or {target_bytes:,} at its target")
+        return malformed(f"a piece outside its source ({source_bytes:,} bytes) or its target ({target_bytes:,})")
     for extent, offsets in ((source, sources), (target, targets)):
         if isinstance(extent, SegmentMap) and extent.is_crossed(offsets, lengths):
-            return malformed("a piece across the border of a segment, or between two")
+            return malformed("a piece that is not within one segment")
     return PackedPieces(data, nbytes)
 
 

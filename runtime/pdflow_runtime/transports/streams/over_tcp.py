@@ -46,7 +46,11 @@ class TcpStreams(StreamAgent):
                 except AgentGoneError:
                     return
                 except TransportError as error:
-                    log.warning("%s: %s; what was posted there before may still land", self.label, error)
+                    log.warning(
+                        "%s: %s; WRITEs posted to it may still land, so their blocks stay in use; retrying",
+                        self.label,
+                        error,
+                    )
                 else:
                     stream.close()
                     return

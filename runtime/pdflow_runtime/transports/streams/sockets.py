@@ -24,7 +24,7 @@ def listening(host: str) -> socket.socket:
     """Return a socket that listens at a free port of this address. TransportError if it is no address of this
     machine."""
     if host in ("", "0.0.0.0", "::"):
-        raise TransportError(f"{host!r} is no address to connect to: name one of this machine's")
+        raise TransportError(f"{host!r} is not an address that peers can connect to: use an address of this host")
     listener = socket.socket(_family(host))
     listener.setblocking(False)
     try:
@@ -32,7 +32,7 @@ def listening(host: str) -> socket.socket:
         listener.bind((host, 0))
     except OSError as error:
         listener.close()
-        raise TransportError(f"{host} is no address to listen on here: {error.strerror}") from None
+        raise TransportError(f"cannot listen on {host}: {error.strerror}") from None
     listener.listen(BACKLOG)
     return listener
 
@@ -43,7 +43,7 @@ async def dialled(host: str, port: int) -> socket.socket:
     try:
         socket.inet_pton(family, host)
     except (OSError, ValueError):
-        raise TransportError("its address is none") from None
+        raise TransportError("its address is invalid") from None
     sock = socket.socket(family)
     sock.setblocking(False)
     try:

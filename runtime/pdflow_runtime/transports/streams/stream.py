@@ -143,7 +143,7 @@ class SocketStream:
         await self._gather(LENGTH_BYTES, at_border=True)
         length = int.from_bytes(self._take(LENGTH_BYTES), "big")
         if not 0 < length <= most_bytes:
-            raise StreamBrokenError(f"a message of {length} bytes, {most_bytes} are allowed")
+            raise StreamBrokenError(f"a message of {length} bytes exceeds the limit of {most_bytes}")
         if length <= BUFFER_BYTES:
             await self._gather(length)
             body: memoryview | bytearray = self._take(length)
@@ -229,12 +229,14 @@ class SocketStream:
                 self._since_checkpoint = 0
                 await self._readable()
             except OSError as error:
-                raise StreamLostError(f"the stream broke: {error.strerror or error}") from None
+                raise StreamLostError(f"the connection broke: {error.strerror or error}") from None
             else:
                 if not received:
                     if self._lost:
-                        raise StreamLostError("the stream broke while sending")
-                    raise StreamFinishedError("the peer closed the stream" + ("" if at_border else " within a message"))
+                        raise StreamLostError("the connection broke while sending")
+                    raise StreamFinishedError(
+                        "the peer closed the connection" + ("" if at_border else " in the middle of a message")
+                    )
                 self._since_checkpoint += max(received, BYTES_BETWEEN_CHECKPOINTS // 64)
                 return received
         return 0
@@ -246,4 +248,4 @@ class SocketStream:
         try:
             await trio.lowlevel.wait_readable(self.sock)
         except trio.ClosedResourceError:
-            raise StreamBrokenError("closed here") from None
+            raise StreamBrokenError("closed by this side") from None

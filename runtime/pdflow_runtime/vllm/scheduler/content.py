@@ -64,10 +64,12 @@ def _adapter(lora: Any) -> str:
             raise UnnamedContentError(f"its adapter has no *.safetensors in {folder}")
         name = lora.lora_name, lora.lora_int_id, lora.lora_path
         if _loaded.get(name, key) != key and not lora.load_inplace:
-            raise UnnamedContentError(f"the files of its adapter in {folder} have changed since vLLM has loaded it")
+            raise UnnamedContentError(
+                f"the files of its adapter in {folder} changed after vLLM loaded it: load it again with load_inplace"
+            )
         _loaded[name] = key
         if key not in _adapters:
             _adapters[key] = hash_weights(folder, cache() / "weights").digest.hex()
     except (OSError, PdflowError) as error:
-        raise UnnamedContentError(f"its adapter cannot be read: {error}") from None
+        raise UnnamedContentError(f"cannot read its adapter: {error}") from None
     return _adapters[key]

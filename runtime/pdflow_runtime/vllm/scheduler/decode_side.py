@@ -74,7 +74,7 @@ class DecodeSide(SchedulerSide[DecodeCore]):
     def _ended(self, _: Port, effect: EndDecode) -> None:
         """Log why a request gets no KV: vLLM's own error of it does not say."""
         if effect.code not in (Code.NONE, Code.CANCELLED):
-            log.warning("request %s gets no KV from its prefill: %s", effect.handle, effect.code.name.lower())
+            log.warning("request %s: no KV from its prefill instance: %s", effect.handle, effect.code.name.lower())
 
     def _drop(self, _: Port, effect: Drop) -> None:
         """Report a load as failed, if vLLM waits for one or is about to; otherwise nothing has to be given up."""
@@ -108,14 +108,20 @@ class DecodeSide(SchedulerSide[DecodeCore]):
             parsed, at = read_answer(params, self.instance.options.method)
             digest = content_digest(request, self.weights)
         except (ParamsError, UnnamedContentError) as error:
-            log.warning("request %s is computed here: %s", request_id, error)
+            log.warning("request %s: computing the prompt on this instance: %s", request_id, error)
             return
         if self.core.knows(request_id):
-            log.warning("request %s is computed here: another of this id has not ended", request_id)
+            log.warning(
+                "request %s: computing the prompt on this instance: a request with this id is still open", request_id
+            )
             return
         if parsed.xid in self._loaded or parsed.xid in self._loading.values():
             # As of all but one of the requests that vLLM makes of one with n > 1.
-            log.warning("request %s is computed here: another has the KV of prompt %s", request_id, parsed.xid)
+            log.warning(
+                "request %s: computing the prompt on this instance: another request has the KV of prompt %s",
+                request_id,
+                parsed.xid,
+            )
             return
         self.note_addresses(at.by_name(parsed.prefill).items())
         self._requests[request_id] = request
@@ -199,4 +205,4 @@ class DecodeSide(SchedulerSide[DecodeCore]):
     def assert_empty(self) -> None:
         super().assert_empty()
         kept = (self._requests, self._queued, self._granted, self._failed, self._recomputed, self._loading)
-        assert not any(kept), f"{self.port.address} still keeps {kept}"
+        assert not any(kept), f"{self.port.address} still holds {kept}"

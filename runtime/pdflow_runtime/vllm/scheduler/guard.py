@@ -41,7 +41,7 @@ class GuardedSide:
             return hook(*args)
         except Exception as error:
             self.break_off(f"{type(error).__name__}: {error}")
-            log.exception("pdflow: an error in %s, which is a bug of pdflow's", getattr(hook, "__name__", hook))
+            log.exception("pdflow: internal error in %s; please report it", getattr(hook, "__name__", hook))
             return otherwise
 
     def break_off(self, why: str) -> None:
@@ -50,8 +50,8 @@ class GuardedSide:
             return
         self.broken = why
         log.error(
-            "pdflow's connector of %s is broken and moves no KV until the instance restarts (%s): requests are "
-            "computed here, and %d blocks stay out of use",
+            "pdflow's connector of %s has failed and moves no KV until the instance restarts (%s): the instance "
+            "computes all prompts itself, and %d KV blocks stay out of use",
             self.side.instance.info.engine,
             why,
             self.side.references.blocks,

@@ -39,7 +39,7 @@ class LoadLedger:
     def begin(self, request_id: str) -> None:
         """Note that vLLM has allocated a request's blocks for a load."""
         if request_id in self._waiting or request_id in self._received:
-            raise LedgerError(f"vLLM waits for the load of {request_id} already")
+            raise LedgerError(f"vLLM already waits for the load of {request_id}")
         self._waiting[request_id] = None
 
     def end(self, request_id: str) -> None:

@@ -120,10 +120,10 @@ class PrefillSide(SchedulerSide[PrefillCore]):
             xid = xid_of(params, self.instance.options.method)
             digest = content_digest(request, self.weights)
         except (ParamsError, UnnamedContentError) as error:
-            log.warning("request %s is prefilled for itself alone: %s", request_id, error)
+            log.warning("request %s: prefilled without KV transfer: %s", request_id, error)
             return
         if self.core.knows(xid) or xid in self._answers or request_id in self._xids:
-            log.warning("request %s is prefilled for itself alone: a prompt named %s is here already", request_id, xid)
+            log.warning("request %s: prefilled without KV transfer: a prompt named %s is already open", request_id, xid)
             return
         self._xids[request_id] = xid
         self._uncomputed[request_id] = request
@@ -191,4 +191,4 @@ class PrefillSide(SchedulerSide[PrefillCore]):
     def assert_empty(self) -> None:
         super().assert_empty()
         kept = (self._xids, self._uncomputed, self._announced, self._sources, self._answers)
-        assert not any(kept), f"{self.port.address} still keeps {kept}"
+        assert not any(kept), f"{self.port.address} still holds {kept}"

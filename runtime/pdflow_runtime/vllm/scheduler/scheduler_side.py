@@ -96,7 +96,7 @@ class SchedulerSide(Generic[C]):
     def _note(self, port: Port, effect: Note) -> None:
         self.notes[effect.name] += 1
         if self.notes[effect.name] == 1:
-            log.info("%s: %s", port.address, effect.name)
+            log.info("%s: note: %s (further ones are only counted)", port.address, effect.name)
 
     def ignore(self, _: Port, effect: Any) -> None:
         """An effect that is for the record."""
@@ -195,7 +195,10 @@ class SchedulerSide(Generic[C]):
         digest = blake2b(self.weights.to_bytes(8, "little"), digest_size=8, person=b"vLLM reset").digest()
         self.weights = int.from_bytes(digest, "little") >> 1
         self.core.set_weights(self.weights)
-        log.info("pdflow: caches were reset; weights are named %016x from now on", self.weights)
+        log.info(
+            "pdflow: vLLM reset its caches; weights are now %016x; KV moves only between instances reset as often",
+            self.weights,
+        )
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping though vLLM has no request to compute. Requests without blocks are
@@ -210,4 +213,4 @@ class SchedulerSide(Generic[C]):
     def assert_empty(self) -> None:
         """Assert, at rest, that nothing of any request is kept."""
         kept = (self.has_orders(), len(self.ledger), len(self.references), self.endpoint.unfinished())
-        assert not any(kept), f"{self.port.address} still keeps {kept}"
+        assert not any(kept), f"{self.port.address} still holds {kept}"

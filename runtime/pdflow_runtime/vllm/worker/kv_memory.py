@@ -77,18 +77,18 @@ def adopted_memory(
     """
     interior = INTERIORS.get(backend)
     if interior is None:
-        raise UnsupportedError(f"KV of attention backend {backend} is not served; that of {', '.join(INTERIORS)} is")
+        raise UnsupportedError(f"attention backend {backend} is not supported; {', '.join(INTERIORS)} are")
     tensors = [_four_axes(name, tensor) for name, tensor in caches.items()]
     if len(tensors) != shape.num_layers:
-        raise UnsupportedError(f"{len(tensors)} layers have KV tensors, and the model has {shape.num_layers}")
+        raise UnsupportedError(f"{len(tensors)} layers have KV tensors, but the model has {shape.num_layers} layers")
     first = tensors[0]
     for name, tensor in zip(caches, tensors, strict=True):
         if tensor.shape != first.shape or tensor.stride() != first.stride() or tensor.dtype != first.dtype:
-            raise UnsupportedError(f"the KV of layer {name} has another shape or layout than that of the first layer")
+            raise UnsupportedError(f"the KV of layer {name} differs in shape or layout from that of the first layer")
     blocks, heads, block_size, content = first.shape
     if (blocks, block_size) != (num_blocks, shape.block_size):
         raise UnsupportedError(
-            f"attention computes in {blocks} blocks of {block_size} tokens, and vLLM keeps {num_blocks} of "
+            f"the attention backend has {blocks} blocks of {block_size} tokens, vLLM's scheduler {num_blocks} of "
             f"{shape.block_size}: set --block-size {block_size}"
         )
     segments, bases = _allocations(tensors)
@@ -109,13 +109,13 @@ def adopted_memory(
         )
     except LayoutError as error:
         raise UnsupportedError(
-            f"the layout of vLLM's KV is not served: {error}; set VLLM_KV_CACHE_LAYOUT=HND"
+            f"this KV cache layout is not supported: {error}; set VLLM_KV_CACHE_LAYOUT=HND"
         ) from None
     expected = shape.cell_bytes, max(1, shape.stored_heads // tp)
     if (memory.cell_bytes, heads) != expected:
         raise UnsupportedError(
             f"a rank keeps {heads} heads of {memory.cell_bytes} bytes a token, expected {expected[1]} of {expected[0]} "
-            "bytes: quantised KV with scales in its cells is not served"
+            "bytes: quantised KV with scales in its cells is not supported"
         )
     return AdoptedMemory(memory, segments, " ".join(filter(None, (backend, str(first.dtype), packing))))
 
@@ -124,10 +124,14 @@ def _four_axes(name: str, tensor: Any) -> Any:
     """Return a layer's tensor as [num_blocks, num_kv_heads, block_size, content]; an MLA layer's may have no axis of
     heads."""
     if isinstance(tensor, list | tuple) or tensor.dim() not in (3, 4):
-        raise UnsupportedError(f"the KV of layer {name} is not one tensor of 4 axes: models with state are not served")
+        raise UnsupportedError(
+            f"the KV of layer {name} is not one tensor of 4 axes: models with recurrent state are not supported"
+        )
     four = tensor if tensor.dim() == 4 else tensor.unsqueeze(1)
     if four.stride(3) != 1:
-        raise UnsupportedError(f"the KV of layer {name} has its values apart: no layout of vLLM's is so")
+        raise UnsupportedError(
+            f"the KV of layer {name} is not contiguous in its last axis, which no layout of vLLM has"
+        )
     return four
 
 

@@ -78,14 +78,17 @@ class WorkerSide:
         if not self._started.wait(START_S):
             raise UnsupportedError(f"rank {self.rank} of pdflow's connector did not start within {START_S:.0f} s")
         if self._error is not None:
-            raise UnsupportedError(f"rank {self.rank} of pdflow's connector cannot start: {self._error}")
+            raise UnsupportedError(f"rank {self.rank} of pdflow's connector failed to start: {self._error}")
 
     def _run(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
         try:
             trio.run(self._serve, memory, transport)
         except BaseException as error:
             self._error = error
-            log.exception("pdflow: rank %d has ended; its requests are computed by vLLM alone from now on", self.rank)
+            log.exception(
+                "pdflow: the thread of rank %d has failed; the connector moves no KV until the instance restarts",
+                self.rank,
+            )
         finally:
             self._started.set()
 
