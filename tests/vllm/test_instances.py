@@ -178,4 +178,4 @@ def test_what_is_refused_ends_the_start_with_one_sentence(tmp_path: Path) -> Non
 
     trio.run(main)
     log = instance.log.read_text(errors="replace")
-    assert "UnsupportedError: kv_role kv_both is not served: give prefill instances kv_producer" in log
+    assert "UnsupportedError: kv_role kv_both is not supported: give prefill instances kv_producer" in log

@@ -25,7 +25,7 @@ class OfAnother(KVConnectorHandshakeMetadata):
 def test_behind_a_connector_that_has_metadata_it_is_refused() -> None:
     connector = object.__new__(PdflowConnector)
     connector._instance = SimpleNamespace(info=SimpleNamespace(shards=SimpleNamespace(ranks=1)))
-    with pytest.raises(UnsupportedError, match="list PdflowConnector as the first one"):
+    with pytest.raises(UnsupportedError, match="list PdflowConnector first"):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): OfAnother()})
 
 

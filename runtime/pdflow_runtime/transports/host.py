@@ -179,7 +179,7 @@ class Host(ABC):
             if isinstance(message, Write):
                 if message.notification is not None and len(message.notification) > MAX_NOTIFICATION_BYTES:
                     raise StreamBrokenError(
-                        f"a notification of {len(message.notification)} bytes, at most {MAX_NOTIFICATION_BYTES} are allowed"
+                        f"a notification of {len(message.notification)} bytes, limit {MAX_NOTIFICATION_BYTES}"
                     )
                 landed = await self._receive(guest, message)
                 if guest not in self._guests:

@@ -87,7 +87,7 @@ async def break_off(responder: Responder) -> None:
 async def give_up(responder: Responder) -> None:
     """One token, and an error in place of the next."""
     await break_off(responder)
-    await responder.send(error_event(OpenAIError(502, "no answer: peer_dead")) + DONE)
+    await responder.send(error_event(OpenAIError(502, "the request failed: peer_dead")) + DONE)
     await responder.end()
 
 

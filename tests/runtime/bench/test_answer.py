@@ -68,9 +68,9 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
     [
         (b"", "without a token"),
         (USAGE + DONE, "without a token"),
-        (COMPLETION.event(AnswerPiece(0, "a")), "broke off"),
-        (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "sent no token"),
-        (THREE + error_event(OpenAIError(502, "no answer: peer_dead")), "no answer: peer_dead"),
+        (COMPLETION.event(AnswerPiece(0, "a")), "cut off"),
+        (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "reports no token"),
+        (THREE + error_event(OpenAIError(502, "the request failed: peer_dead")), "the request failed: peer_dead"),
         (b'data: {"error": "all is lost"}\n\n', "all is lost"),
         (b"data: {\n\n", "not OpenAI's"),
         (b'data: {"choices": [{"text": 1}]}\n\n', "not OpenAI's"),

@@ -119,7 +119,7 @@ async def test_an_error_is_recorded_for_its_own_request(autojump_clock: MockCloc
     assert records.reason[1] == "HTTP 503: nobody is up"
     assert records.reason[2] is not None
     assert "the answer ended early" in records.reason[2]
-    assert records.reason[3] == "no answer: peer_dead"
+    assert records.reason[3] == "the request failed: peer_dead"
     assert ran.metrics.completed == 3
     assert ran.metrics.output_tokens == 9
     assert ran.metrics.itl.count == 6
@@ -186,7 +186,7 @@ async def test_texts_of_a_dataset_are_sent_as_they_are(autojump_clock: MockClock
     assert (also["prompt"], also["max_tokens"]) == ("And?", 2)
     assert len(made_up["prompt"]) == 6
     assert ran.ledger.records.input_tokens == [6, 4, 6]
-    assert "texts are sent as they are" in ran.header.workload_note
+    assert "texts of the file" in ran.header.workload_note
 
 
 async def test_a_chat_is_asked_for_by_messages(autojump_clock: MockClock) -> None:

@@ -132,7 +132,7 @@ async def test_an_answer_ends_where_it_is_asked_to(tiny: Path, nursery: trio.Nur
     ):
         assert await bench.answer(seq) == expected[:length]
         assert bench.answers[seq][-1].ending == ending
-    with pytest.raises(ValueError, match="none of it is being told"):
+    with pytest.raises(ValueError, match="no token of it is being reported"):
         bench.engine.finish(by_caller)
     assert bench.engine.pool.free == 200
     nursery.cancel_scope.cancel()

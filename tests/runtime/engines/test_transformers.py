@@ -161,4 +161,4 @@ async def test_a_served_folder_answers_as_transformers_does(tmp_path: Path) -> N
             assert (await serving.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == answer
         log = serving.log.read_text()
     for engine in ("prefill-0", "decode-0"):
-        assert re.search(rf"who={engine} .*stored in F32, computed in float32, KV kept in float32", log)
+        assert re.search(rf"component={engine} .*stored in F32, computed in float32, KV in float32", log)

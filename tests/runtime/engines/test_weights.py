@@ -41,8 +41,11 @@ def load(folder: Path) -> Any:
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, qwen2"),
         ({"hidden_act": "gelu"}, "only silu"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling 'yarn' is not llama3"),
-        ({"vocab_size": 600}, r"model.embed_tokens.weight is \[512, 256\], and config.json makes it \[600, 256\]"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling 'yarn' is not supported; llama3 is"),
+        (
+            {"vocab_size": 600},
+            r"model.embed_tokens.weight has shape \[512, 256\], expected \[600, 256\] by config.json",
+        ),
         ({"num_hidden_layers": 5}, "no tensor model.layers.4.input_layernorm.weight"),
     ],
 )
@@ -88,7 +91,7 @@ def test_a_tensor_that_no_llama_has_is_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(64)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"q_norm\.weight is not of a Llama"):
+    with pytest.raises(ModelError, match=r"q_norm\.weight is not a tensor of a Llama model"):
         load(folder)
 
 

@@ -179,7 +179,7 @@ def test_models_and_what_follows_from_them() -> None:
 
 
 def test_a_received_error_equals_the_sent_one() -> None:
-    sent = OpenAIError(503, "no answer: deadline", param="prompt", code="DEADLINE")
+    sent = OpenAIError(503, "the request failed: deadline", param="prompt", code="DEADLINE")
     received = OpenAIError.from_response(503, sent.body())
     assert received is not None
     assert (received.status, str(received), received.param, received.code) == (503, str(sent), "prompt", "DEADLINE")

@@ -223,11 +223,11 @@ async def test_a_piece_that_begins_within_an_opaque_block_brings_all_of_that_blo
     [
         (
             Engine("LBHNC", 2, opaque=True, interior="CPU_ATTN float32 avx512"),
-            "p lays out the inside of blocks as CPU_ATTN float32 avx512, d.r0 as CPU_ATTN float32 amx: give both",
+            "blocks differ inside: p has those of CPU_ATTN float32 avx512, d.r0 of CPU_ATTN float32 amx: give both",
         ),
         (
             Engine("LBHNC", 2, opaque=True),
-            "p lays out the inside of blocks as pdflow's own engine does, d.r0 as CPU_ATTN float32 amx: give both",
+            "blocks differ inside: p has those of pdflow's own engine, d.r0 of CPU_ATTN float32 amx: give both",
         ),
         (
             Engine("LBHNC", 2, interior="CPU_ATTN float32 amx"),
@@ -237,8 +237,8 @@ async def test_a_piece_that_begins_within_an_opaque_block_brings_all_of_that_blo
             Engine("LBHNC", 2, opaque=True, interior="CPU_ATTN float32 amx", block_size=32),
             "p keeps blocks of 32 tokens in the order opaque, d.r0 of 16 in opaque: give both engines",
         ),
-        (Engine("LBHNC", 2, opaque=True, interior="a\nb"), "p describes a memory that no engine of this model has"),
-        (Engine("LBHNC", 2, opaque=True, interior="n" * 300), "p describes a memory that no engine of this model has"),
+        (Engine("LBHNC", 2, opaque=True, interior="a\nb"), "p describes a KV memory that does not fit this model"),
+        (Engine("LBHNC", 2, opaque=True, interior="n" * 300), "p describes a KV memory that does not fit this model"),
     ],
 )
 async def test_ranks_whose_blocks_differ_inside_refuse_each_other(theirs: Engine, message: str) -> None:
@@ -274,7 +274,7 @@ async def test_ranks_that_write_blocks_alike_accept_each_other_and_one_of_which_
 async def test_ranks_that_write_blocks_otherwise_refuse_each_other() -> None:
     p = AdoptingRank("p", 1, 0, writes_as(b"b"), TcpTransport)
     d = AdoptingRank("d", 1, 0, writes_as(b"a"), TcpTransport)
-    with pytest.raises(ValueError, match="p keeps the same keys and values as other bytes"):
+    with pytest.raises(ValueError, match=r"p and d\.r0 store the same keys and values as different bytes"):
         await d.connect("p", p.metadata_for("d.r0"))
     assert not d.peers
     for rank in (p, d):
@@ -347,16 +347,18 @@ def test_a_region_must_lie_within_one_segment() -> None:
 
 def test_nothing_is_staged_beside_adopted_memory_nor_is_that_read_here() -> None:
     kv = Engine("LBHNC", 2)
-    with pytest.raises(ValueError, match="prompts cannot be staged beside KV memory that is adopted"):
+    with pytest.raises(ValueError, match="adopted KV memory has no staging memory"):
         made(kv.adopted, staging_factory=lambda memory, address: None)
     rank = made(kv.adopted)
-    with pytest.raises(ValueError, match=r"p\.r0 has adopted its memory, which is its owner's to read and write"):
+    with pytest.raises(ValueError, match=r"p\.r0 has adopted its memory: only the memory's owner reads and writes it"):
         rank.view[0]
     trio.run(rank.transport.aclose)
 
 
 def test_a_transport_that_adopts_nothing_is_one_sentence() -> None:
-    with pytest.raises(TransportError, match="shm shares only memory that it has allocated itself; use nixl or tcp"):
+    with pytest.raises(
+        TransportError, match="shm cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+    ):
         made(Engine("LBHNC", 2).adopted, ShmTransport)
 
 

@@ -143,7 +143,7 @@ def test_an_endpoint_that_is_configured_otherwise_is_not_served(model: TorchMode
     builder = LiveBuilder(cluster(), TcpTransport)
     assert builder.done_is_remote
     builder.transport = lambda me, on_event: Held(me, on_event, {}.__getitem__, "local")  # type: ignore[assignment]
-    with pytest.raises(AssertionError, match=r"prefill-0\.r0: DONE is local"):
+    with pytest.raises(AssertionError, match=r"prefill-0\.r0: the transport declares done_means = local"):
         builder.prefill_node("prefill-0", model)
 
 

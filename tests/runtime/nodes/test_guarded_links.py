@@ -56,7 +56,7 @@ async def test_who_does_not_know_it_is_no_peer_on_either_side(
         assert not [event for event in p.endpoint.events if type(event) is PeerLost]
         assert d.memory.connected == []
     logged = " ".join(record.getMessage() for record in caplog.records)
-    assert ("there is none here" if theirs is None else "it does not know the secret") in logged
+    assert ("this side has none" if theirs is None else "the peer has another cluster secret") in logged
 
 
 @pytest.mark.trio

@@ -106,14 +106,17 @@ def test_what_is_computed_in_is_the_folders_or_the_scenarios_dtype(
     assert model.dtype == computed
     assert model._loaded.dtype == getattr(torch, computed)
     short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[stored]
-    assert f"stored in {short}, computed in {computed}, KV kept in {computed}" in caplog.text
+    assert f"stored in {short}, computed in {computed}, KV in {computed}" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("model_toml", "message"),
     [
-        ("", "KV has 2 bytes a value by the scenario, and .* is in float32; say one of fp64, fp32, bf16, fp16"),
-        ('kv_dtype = "fp8"', "model.kv_dtype: is fp8, and torch engines keep KV in what they compute in"),
+        ("", "the scenario's KV has 2 bytes a value, .* is in float32; set it to one of fp64, fp32, bf16, fp16"),
+        (
+            'kv_dtype = "fp8"',
+            "model.kv_dtype: is fp8, expected one of .*: torch engines compute and keep KV in one dtype",
+        ),
     ],
 )
 def test_a_dtype_that_is_not_computed_in_is_refused(model_toml: str, message: str, folder: Path) -> None:
@@ -128,7 +131,7 @@ def test_tensors_of_several_dtypes_give_no_dtype(folder: Path) -> None:
     tensors = load_file(path)
     tensors["model.norm.weight"] = tensors["model.norm.weight"].float()
     save_file(tensors, path)
-    with pytest.raises(PdflowError, match="names no dtype, nor do its tensors have one alone"):
+    with pytest.raises(PdflowError, match="names no dtype, and its tensors have several"):
         TorchModel(cluster(f"serve.model={folder}", model=SIZED))
 
 
@@ -139,5 +142,5 @@ def test_a_model_that_is_made_has_the_scenarios_dtype(folder: Path) -> None:
         ("kv_bytes_per_value = 8", "float64"),
     ):
         assert TorchModel(cluster(model=SIZED + model_toml)).dtype == dtype
-    with pytest.raises(PdflowError, match="kv_bytes_per_value: is 3, and no torch engine computes in so many bytes"):
+    with pytest.raises(PdflowError, match="kv_bytes_per_value: is 3: torch engines have no dtype of that size"):
         TorchModel(cluster(model=SIZED + "kv_bytes_per_value = 3"))

@@ -80,7 +80,7 @@ WRONG: list[dict[str, Any]] = [
 async def test_a_memory_that_cannot_be_is_refused(wrong: dict[str, Any], in_staging: bool) -> None:
     bad = msgspec.structs.replace(MEMORY, **wrong)
     here = rank()
-    message = "p describes a memory that no engine of this model has"
+    message = "p describes a KV memory that does not fit this model: give both engines one model"
     if "cell_bytes" in wrong and not in_staging:
         message = r"p keeps 3 bytes of KV for each token and head, e\.r0 256: give all engines one model\.kv_dtype"
     with pytest.raises(ValueError, match=message):
@@ -102,7 +102,7 @@ async def test_kv_in_another_dtype_is_refused_with_both_named(theirs: str, ours:
 @pytest.mark.trio
 async def test_one_that_can_be_is_known_from_then_on() -> None:
     here = rank()
-    with pytest.raises(ValueError, match="p describes a memory"):
+    with pytest.raises(ValueError, match="p describes a KV memory"):
         await here.connect("p", described(MEMORY, slots=0))
     await here.connect("p", described(MEMORY))
     assert here.peers["p"].memory == MEMORY
@@ -112,7 +112,7 @@ async def test_one_that_can_be_is_known_from_then_on() -> None:
 @pytest.mark.trio
 async def test_nor_one_that_is_sharded_as_none_can_be(shards: tuple[int, int, int]) -> None:
     here = rank()
-    with pytest.raises(ValueError, match="p describes a memory"):
+    with pytest.raises(ValueError, match="p describes a KV memory"):
         await here.connect("p", described(MEMORY, shards=shards))
     assert not here.peers
 
@@ -140,7 +140,7 @@ async def test_a_write_that_waits_for_pieces_ends_with_its_peer() -> None:
 @given(data=st.binary(max_size=60))
 def test_bytes_that_describe_nothing_are_a_sentence(data: bytes) -> None:
     async def connect() -> None:
-        with pytest.raises(ValueError, match="p does not say how its memory is reached"):
+        with pytest.raises(ValueError, match="the HELLO of p does not describe its memory"):
             await rank().connect("p", data)
 
     trio.run(connect)

@@ -238,7 +238,7 @@ async def test_a_stop_in_the_middle_of_streams_loses_none(tmp_path: Path) -> Non
 @pytest.mark.trio
 async def test_a_stop_waits_for_no_lease_of_kv_that_nobody_is_left_to_fetch(tmp_path: Path) -> None:
     with served(tmp_path, QUICKSTART, "pool.prefill.replicas=1", "pool.decode.replicas=1") as cluster:
-        where = re.compile(r"who=prefill-0 .*takes requests at [\d.]+:(\d+)")
+        where = re.compile(r"component=prefill-0 .*HTTP on [\d.]+:(\d+)")
         with trio.fail_after(5):
             while not (match := where.search(cluster.log.read_text())):
                 await trio.sleep(0.01)

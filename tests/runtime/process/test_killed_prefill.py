@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 __all__ = ["components"]
 
 RESOLVED_WITHIN_S = 2.0
-WHERE = re.compile(r"takes requests at [\d.]+:(\d+); its ranks hear at (\d+)")
+WHERE = re.compile(r"HTTP on [\d.]+:(\d+); rank port (\d+)")
 
 
 class Engines:

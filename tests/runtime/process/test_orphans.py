@@ -71,4 +71,4 @@ def test_processes_notice_that_their_parent_is_gone(tmp_path: Path) -> None:
         os.kill(cluster.process.pid, signal.SIGKILL)
         cluster.process.wait()
         assert left_of(pids) == []
-    assert cluster.log.read_text().count("whoever started this has let go of it") == len(COMPONENTS)
+    assert cluster.log.read_text().count("parent process exited or closed stdin; shutting down") == len(COMPONENTS)

@@ -27,7 +27,7 @@ from tests.runtime.http.world import LOCAL, serving
 async def test_whose_fault_a_refusal_is(status: int, code: Code, has_refusal: bool) -> None:
     """409: the attempt is there already, since a connection broke while it was asked and the request was sent again.
     That is nothing to tell a client; another attempt has another id."""
-    error = OpenAIError(status, "request r is being prefilled already")
+    error = OpenAIError(status, "request r is already being prefilled")
 
     async def answer(request: HttpRequest, responder: Responder) -> None:
         await responder.reply(status, (JSON,), error.body())

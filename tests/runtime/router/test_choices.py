@@ -78,5 +78,5 @@ async def test_too_many_answers_are_refused_before_any_work_is_done(monkeypatch:
     asked = read_completion(msgspec.json.encode({"prompt": [[5]] * 200, "n": 2}))
     monkeypatch.setattr(Several, "_body", lambda *_: pytest.fail("a request is being written"))
     several = Several(HttpClient(), Coordinates(LOCAL, 1), "/v1/completions", (), SlowClient())  # type: ignore[arg-type]
-    with pytest.raises(OpenAIError, match="400 answers are asked for, at most 256"):
+    with pytest.raises(OpenAIError, match="400 choices in all, at most 256 are allowed"):
         await several.answer(asked.fields, [[5]] * 200, asked.asked)

@@ -188,7 +188,7 @@ async def test_an_answer_that_nobody_goes_on_with_is_ended_with_an_error() -> No
         built.replies["prefill-1"] = [(503, b"{}")]
         *received_before, error = texts(await received(built, turns=8))
         assert received_before == [{"text": "P"}]
-        assert error["error"]["message"] == "the answer broke off"
+        assert error["error"]["message"] == "the answer was interrupted"
         assert counted(built, "failed", "io") == 1
 
 

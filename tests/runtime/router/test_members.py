@@ -103,7 +103,9 @@ async def test_of_two_processes_that_report_one_engine_the_younger_is_taken(
     apply_report(built, engine_address("decode-0", 1, 100, port=1))
     assert apply_report(built, engine_address("decode-0", 2, 200, port=2)) == [""]
     assert built.node.members.addresses["decode-0"].http.port == 2
-    assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [f"a younger decode-0 is at {LOCAL}:2"]
+    assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [
+        f"another process started later as decode-0, at {LOCAL}:2: stop one of the two"
+    ]
     assert built.node.members.addresses["decode-0"].http.port == 2
     await trio.sleep(6)
     assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [""], "which is silent now"
@@ -161,7 +163,9 @@ async def test_nodes_of_a_store_are_members_like_engines(autojump_clock: trio.te
     apply_report(built, engine_address("store-1", 2, 200), EngineLeaving("store-1", 2))
     assert there() == [1, 2]
     assert built.front.healthy()
-    assert apply_report(built, engine_address("store-1", 1, 100)) == [f"a younger store-1 is at {LOCAL}:1"]
+    assert apply_report(built, engine_address("store-1", 1, 100)) == [
+        f"another process started later as store-1, at {LOCAL}:1: stop one of the two"
+    ]
     await trio.sleep(3)
     apply_report(built, *map(engine_address, ENGINES), engine_address("store-0", 3, 300))
     await trio.sleep(3)
@@ -241,7 +245,7 @@ async def test_an_unreachable_router_is_logged_once(caplog: pytest.LogCaptureFix
         nursery.start_soon(reporter.run)
         await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
-    assert len([record for record in caplog.records if "does not know of us" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "; retrying" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,7 @@ async def test_engines_are_added_while_there_are_vacant_ones() -> None:
             assert b"serve.spare_engines" in body
         assert (await admin(built, "POST", PATH, b'{"pool": 7}'))[0] == 400
         nobody_starts = Admin(built.node, ["decode-1"], None)
-        with pytest.raises(OpenAIError, match="pdflow serve --role"):
+        with pytest.raises(OpenAIError, match="pdflow serve FILE --role"):
             nobody_starts.add("decode")
 
 

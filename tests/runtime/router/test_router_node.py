@@ -317,7 +317,7 @@ async def test_an_answer_that_broke_off_has_failed_and_was_not_taken_back_by_its
         assert built.asked.count("decode-1") == 0
 
 
-EXPIRED = error_event(OpenAIError(502, "no answer: expired", code="EXPIRED"))
+EXPIRED = error_event(OpenAIError(502, "the request failed: expired", code="EXPIRED"))
 
 
 @pytest.mark.trio
@@ -349,6 +349,6 @@ async def test_an_answer_that_ends_with_an_error_has_failed() -> None:
             await settled()
             built.turn()
         assert len(received) == 1
-        assert b"no answer: expired" in received[0]
+        assert b"the request failed: expired" in received[0]
         assert counted(built, "failed", "expired") == 1
         assert counted(built, "completed", "none") == 0

@@ -157,7 +157,7 @@ def test_what_steps_take_is_not_weighed_where_nobody_has_measured_it() -> None:
     """Synthetic engines take what the scenario says; those that compute take what they take."""
     resolved = scenario("router.disaggregate_above_tokens=auto")
     torch = attrs.evolve(resolved, pools=tuple(attrs.evolve(pool, engine="torch") for pool in resolved.pools))
-    with pytest.raises(ScenarioError, match="pool p's engines were not measured: serve without it, run `pdflow calib"):
+    with pytest.raises(ScenarioError, match="pool p has not been measured: serve without this key, run `pdflow calib"):
         refuse_what_is_not_served(torch)
     measured = tuple(attrs.evolve(pool, cost=MeasuredCost(path="cost.json")) for pool in torch.pools)
     refuse_what_is_not_served(attrs.evolve(torch, pools=measured))

@@ -54,7 +54,7 @@ def test_who_knows_the_secret_is_believed_once() -> None:
     gate = Gate(SECRET, "decode-0", clock)
     asked = signed(SECRET, clock)
     assert why_not(gate, asked) == ""
-    assert why_not(gate, asked) == "this request has been made before"
+    assert why_not(gate, asked) == "the request is a repetition: its nonce was used before"
     assert why_not(gate, signed(SECRET, clock)) == ""
 
 
@@ -67,7 +67,10 @@ def test_without_a_secret_nobody_is_asked() -> None:
 def test_pages_in_a_browser_are_kept_out_where_nobody_needs_a_secret() -> None:
     """Any site that its user looks at may have it send requests to loopback."""
     asked = request((b"origin", b"https://example.org"))
-    assert why_not(Gate(None, "decode-0", Clock()), asked) == "this is not for pages in a browser403"
+    assert (
+        why_not(Gate(None, "decode-0", Clock()), asked)
+        == "requests from web pages (with an Origin header) are rejected403"
+    )
 
 
 def test_what_only_begins_like_loopback_is_not() -> None:
@@ -121,7 +124,7 @@ def test_signatures_for_the_former_incarnation_are_refused() -> None:
     clock = Clock()
     asked = signed(SECRET, clock)
     clock.now_s += 10
-    assert why_not(Gate(SECRET, "decode-0", clock), asked) == "it was signed before this part had begun"
+    assert why_not(Gate(SECRET, "decode-0", clock), asked) == "the request was signed before this component started"
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.integers(0, 30)), max_size=40))
@@ -146,8 +149,8 @@ def test_however_late_it_is_sent_again_it_is_not_believed_twice(steps: list[tupl
 def test_operators_may_show_the_secret_itself() -> None:
     gate = Gate(SECRET, "router", Clock())
     assert why_not(gate, request((b"authorization", f"Bearer {TEXT}".encode()))) == ""
-    assert why_not(gate, request((b"authorization", b"Bearer something"))) == "this is not the secret"
-    assert "needs the cluster's secret" in why_not(gate, request())
+    assert why_not(gate, request((b"authorization", b"Bearer something"))) == "wrong secret"
+    assert "authentication required" in why_not(gate, request())
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=100).map(lambda rest: b"PDFLOW " + rest)))
@@ -193,7 +196,9 @@ def test_beyond_loopback_there_is_no_cluster_without_a_secret(monkeypatch: pytes
     for host in ("127.0.0.1", "127.8.0.1", "::1", "localhost"):
         assert secret_beyond_loopback(cluster(f"serve.engine_host={host}"), "engine_host") is None
     for host in ("0.0.0.0", "192.0.2.1", "::", "fd00::1", "a.host"):
-        with pytest.raises(ScenarioError, match=r"serve\.engine_host: is .*: beyond loopback all parts must share"):
+        with pytest.raises(
+            ScenarioError, match=r"serve\.engine_host: is .*: beyond loopback a cluster secret is required"
+        ):
             secret_beyond_loopback(cluster(f"serve.engine_host={host}"), "engine_host")
     monkeypatch.setenv("PDFLOW_SECRET", TEXT)
     assert secret_beyond_loopback(cluster("serve.engine_host=192.0.2.1"), "engine_host") is not None

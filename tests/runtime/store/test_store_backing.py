@@ -295,8 +295,8 @@ async def test_a_server_that_is_gone_is_done_without_until_it_is_back(
         await node.saved()
         assert len(server.values) == 2
     messages = [record.getMessage() for record in caplog.records]
-    assert len([line for line in messages if "it is gone; requests go on without it" in line]) == 1
-    assert len([line for line in messages if "is there again" in line]) == 1
+    assert len([line for line in messages if "it is gone; requests continue without it" in line]) == 1
+    assert len([line for line in messages if "answers again" in line]) == 1
 
 
 @pytest.mark.trio

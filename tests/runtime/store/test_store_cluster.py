@@ -82,7 +82,7 @@ async def computed(cluster: Served) -> float:
     """Tokens of prompts, by both prefill engines."""
     found = 0.0
     for name in ("prefill-0", "prefill-1"):
-        (port,) = re.findall(rf"who={name} .*takes requests at [\d.]+:(\d+)", cluster.log.read_text())
+        (port,) = re.findall(rf"component={name} .*HTTP on [\d.]+:(\d+)", cluster.log.read_text())
         engine = Served(cluster.process, f"http://127.0.0.1:{port}", cluster.log)
         _, text = await engine.exchange("GET", "/metrics")
         (count,) = re.findall(rb"^pdflow_prompt_tokens_computed_total (\S+)$", text, re.MULTILINE)

@@ -198,4 +198,4 @@ async def test_a_server_that_asks_for_a_password(
             assert (await looked_for(model, len(PROMPT), *store_overrides(server)))["found"] == 0
             monkeypatch.setenv("PDFLOW_STORE_PASSWORD", "")
     assert "hunter" not in caplog.text
-    assert "requests go on without it" in caplog.text
+    assert "requests continue without it" in caplog.text

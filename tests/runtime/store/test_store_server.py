@@ -122,7 +122,7 @@ def test_an_unprivileged_client_is_refused_with_the_reason(kind: str, tmp_path: 
 def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PDFLOW_SECRET", raising=False)
     overrides = (*STORE, "serve.store_url=valkey://192.0.2.1")
-    with pytest.raises(ScenarioError, match="is beyond this host"):
+    with pytest.raises(ScenarioError, match="is on another host"):
         server_of(cluster(*overrides))
     file = tmp_path / "secret"
     file.write_text("a secret of the tests, long enough")
@@ -134,14 +134,14 @@ def test_beyond_this_host_values_are_known_by_a_secret(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        (["serve.store_url=valkey://127.0.0.1:{busy}"], "serve.store_url: valkey://127.0.0.1:{busy} does not serve:"),
+        (["serve.store_url=valkey://127.0.0.1:{busy}"], "serve.store_url: valkey://127.0.0.1:{busy} is unavailable:"),
         (["serve.store_url=valkey://127.0.0.1:1"], "Connection refused"),
-        (["serve.store_url=valkey://127.0.0.1:1"], "start it, or leave the key out"),
+        (["serve.store_url=valkey://127.0.0.1:1"], "start the server, or remove the key"),
         (
             ["serve.store_url=valkey://127.0.0.1", "serve.store_password_file=nowhere"],
             "serve.store_password_file: {here}/nowhere cannot be read",
         ),
-        (["serve.store_url=valkey://127.0.0.1", "serve.store_password_file={open}"], "may be read by others"),
+        (["serve.store_url=valkey://127.0.0.1", "serve.store_password_file={open}"], "is readable by other users"),
         (["serve.store_url=valkey://127.0.0.1", "serve.store_password_file={empty}"], "expected a password of 1 to"),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
 def test_a_missing_client_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
     message = line_of(["serve.store_url=valkey://127.0.0.1"], monkeypatch)
-    assert "serve.store_url needs a client of Valkey: pip install 'pdflow[valkey]'" in message
+    assert "serve.store_url needs the Valkey client: pip install 'pdflow[valkey]'" in message
 
 
 def line_of(edits: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

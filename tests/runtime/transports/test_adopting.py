@@ -180,8 +180,10 @@ async def test_a_peer_that_names_one_ends_its_own_stream(
         await d.until(PeerGone("p.r0"))
         assert d.is_zero()
         assert len(d.events) == 1
-        assert "the stream of p.r0 is closed: " in caplog.text
-        assert any(reason in caplog.text for reason in ("a piece beyond", "a piece across the border of a segment"))
+        assert "closing the connection of p.r0: " in caplog.text
+        assert any(
+            reason in caplog.text for reason in ("a piece outside its source", "a piece that is not within one segment")
+        )
         await closed(p, d)
 
 
@@ -240,11 +242,14 @@ def test_transports_that_adopt_nothing_name_those_that_do(kind: str, name: str) 
     transport: Any = Nowhere() if kind == "nowhere" else KINDS[kind]("p.r0", lambda event: None)
     with pytest.raises(TransportError) as caught:
         adopt(transport, [Segment(4096, 4096)], 4096)
-    assert str(caught.value) == f"{name} shares only memory that it has allocated itself; use nixl or tcp"
+    assert (
+        str(caught.value)
+        == f"transport {name} cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+    )
 
 
 BAD: list[tuple[list[Segment], int, str]] = [
-    ([], 64, "no memory is given that could be adopted"),
+    ([], 64, "no segment to adopt"),
     ([Segment(4096, 0)], 64, "segment 0 of a memory has 0 bytes"),
     ([Segment(4096, 8), Segment(4096, -8)], 64, "segment 1 of a memory has -8 bytes"),
     ([Segment(-4096, 8)], 64, "segment 0 of a memory cannot begin at -4096"),
@@ -266,14 +271,14 @@ def test_what_cannot_be_adopted_is_one_sentence(
 
 
 def test_tcp_does_not_adopt_a_gpu_s_memory() -> None:
-    with pytest.raises(TransportError, match="tcp moves no bytes of a GPU, as GPU 1 has to be adopted; use nixl"):
+    with pytest.raises(TransportError, match=r"tcp cannot move memory of a GPU \(a segment on GPU 1\); use nixl"):
         adopt(TcpTransport("p.r0", lambda event: None), [Segment(4096, 8), Segment(4096, 8, 1)], 64)
 
 
 @pytest.mark.parametrize("kind", [NIXL])
 def test_more_than_peers_read_is_refused_by_who_adopts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "MAX_HELLO_BYTES", 900)
-    with pytest.raises(TransportError, match=r"of 3 segments takes \d+ bytes, and peers read 900 at most: adopt"):
+    with pytest.raises(TransportError, match=r"of 3 segments has \d+ bytes; peers accept at most 900: adopt"):
         adopted(kind, "p.r0")
 
 

@@ -114,13 +114,19 @@ async def test_silent_pending_connections_do_not_keep_peers_out(kind: str, monke
         (lambda hello: b"\0\0\0\0", "a message of 0 bytes"),
         (lambda hello: b"\0\0\0\x04\xc1\xc1\xc1\xc1", "is closed"),
         (lambda hello: b"GET / HTTP/1.1\r\n\r\n", "are allowed"),
-        (lambda hello: frame(Write(1, 1, ONE, None)), "does not begin as a peer does"),
-        (lambda hello: frame(msgspec.structs.replace(hello, token=bytes(16))), "has not been told of this memory"),
-        (lambda hello: frame(msgspec.structs.replace(hello, token=b"")), "has not been told of this memory"),
-        (lambda hello: frame(msgspec.structs.replace(hello, version=VERSION + 1)), "does not begin as a peer does"),
-        (lambda hello: frame(msgspec.structs.replace(hello, name="")), "does not begin as a peer does"),
-        (lambda hello: frame(msgspec.structs.replace(hello, name="a\nb")), "does not begin as a peer does"),
-        (lambda hello: frame(msgspec.structs.replace(hello, name="n" * 300)), "does not begin as a peer does"),
+        (lambda hello: frame(Write(1, 1, ONE, None)), "its first message is not a greeting"),
+        (
+            lambda hello: frame(msgspec.structs.replace(hello, token=bytes(16))),
+            "does not know the token of this memory",
+        ),
+        (lambda hello: frame(msgspec.structs.replace(hello, token=b"")), "does not know the token of this memory"),
+        (
+            lambda hello: frame(msgspec.structs.replace(hello, version=VERSION + 1)),
+            "its first message is not a greeting",
+        ),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="")), "its first message is not a greeting"),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="a\nb")), "its first message is not a greeting"),
+        (lambda hello: frame(msgspec.structs.replace(hello, name="n" * 300)), "its first message is not a greeting"),
     ],
 )
 async def test_an_unauthenticated_stream_is_closed(
@@ -130,7 +136,7 @@ async def test_an_unauthenticated_stream_is_closed(
         with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(garbled(hello))
             assert await closed(stream) == b""
-        assert "the stream of a stranger is closed" in caplog.text
+        assert "closing the connection of an unknown peer" in caplog.text
         assert reason in caplog.text
         assert d.events == []
 
@@ -167,7 +173,7 @@ async def test_a_guest_that_misbehaves_is_shown_out(
         with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(frame(hello) + frame(message))
             assert await closed(stream) == frame(Welcome())
-        assert "the stream of x.r0 is closed" in caplog.text
+        assert "closing the connection of x.r0" in caplog.text
         await d.wait_for(PeerGone("x.r0"))
         assert untouched(d)
         assert await p.ended(p.write("d.r0", [(0, 0, 8)], notification=b"unharmed"))
@@ -281,11 +287,11 @@ async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
         with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(frame(hello) + b"".join(frame(ReadRequest(op, ONE)) for op in range(5)))
             await closed(stream)
-        assert "the stream of x.r0 is closed: 4 bodies wait" in caplog.text
+        assert "closing the connection of x.r0: 4 announced transfers wait" in caplog.text
         async with nonsense(x, b"".join(frame(Data(op, 8)) for op in range(5))) as description:
             await d.transport.connect("x.r0", description)
             await d.wait_for(PeerGone("x.r0"))
-        assert "the stream to x.r0 is closed: 4 bodies wait" in caplog.text
+        assert "closing the connection to x.r0: 4 announced transfers wait" in caplog.text
 
 
 @given(st.binary(max_size=200))

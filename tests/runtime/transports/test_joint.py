@@ -70,7 +70,7 @@ async def test_a_fence_of_one_keeps_no_peer_of_the_other_out(kind: str) -> None:
 
 async def test_agents_of_two_kinds_have_no_memory_in_common() -> None:
     async with agents("shm", "a.r0") as (a,), agents("tcp", "b.r0") as (b,):
-        with pytest.raises(TransportError, match="no memory has two names"):
+        with pytest.raises(TransportError, match="cannot share one memory between two agents"):
             join(b.transport, a.transport)
 
 

@@ -21,7 +21,7 @@ from pdflow_runtime.transports.region import FOLDER
 from tests.runtime.transports.agents import REGION_BYTES, agents, child, pair, untouched
 
 LIBRARY = library_path()
-NO_GPU = "no GPU is here"
+NO_GPU = "no GPU found"
 
 
 def group_files() -> set[Path]:

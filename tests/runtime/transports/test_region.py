@@ -46,7 +46,7 @@ def test_a_mapped_region_shows_what_its_owner_writes_and_cannot_be_written(folde
 def test_memory_that_is_not_there_is_one_sentence(folder: Path) -> None:
     with pytest.raises(TransportError, match=r"has room for [0-9,]+ MiB, and 1,073,741,824 MiB are needed: use fewer"):
         OwnedRegion(1 << 50, folder)
-    with pytest.raises(TransportError, match="no memory can be shared in /nowhere"):
+    with pytest.raises(TransportError, match="cannot create shared memory in /nowhere"):
         OwnedRegion(4096, Path("/nowhere"))
     assert os.listdir(folder) == []
 
@@ -62,7 +62,7 @@ def test_no_file_is_mapped_but_a_region(folder: Path) -> None:
         with pytest.raises(TransportError):
             map_region(path, nbytes, folder)
     for path in wrong_names:
-        with pytest.raises(TransportError, match="names a file that is no agent's"):
+        with pytest.raises(TransportError, match="names a file that is not an agent's"):
             map_region(path, 4096, folder)
     region.close()
 

@@ -122,10 +122,10 @@ async def test_a_connection_that_breaks_takes_the_other_direction_with_it() -> N
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
 def test_an_address_that_is_none_of_ours_is_one_sentence(host: str) -> None:
-    with pytest.raises(TransportError, match=r"is no address to (connect|listen)"):
+    with pytest.raises(TransportError, match=r"(is not an address that peers can connect to|cannot listen on)"):
         TcpTransport("p.r0", lambda event: None, host).allocate(4096)
 
 
 def test_memory_that_cannot_be_had_is_one_sentence() -> None:
-    with pytest.raises(TransportError, match=r"MiB of memory cannot be had"):
+    with pytest.raises(TransportError, match=r"cannot allocate [\d,]+ MiB of memory"):
         TcpTransport("p.r0", lambda event: None).allocate(1 << 60)

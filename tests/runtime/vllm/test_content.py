@@ -77,7 +77,7 @@ def test_an_adapter_that_is_written_anew_is_another_if_vllm_is_to_load_it_again(
     adapter = adapters["a"]
     before = content_digest(request(lora_request=adapter), 7)
     save_file({"lora": numpy.full(9, 3.0, "float32")}, Path(adapter.lora_path) / "adapter_model.safetensors")
-    with pytest.raises(UnnamedContentError, match="have changed since vLLM has loaded it"):
+    with pytest.raises(UnnamedContentError, match="changed after vLLM loaded it"):
         content_digest(request(lora_request=adapter), 7)
     adapter.load_inplace = True
     renewed = content_digest(request(lora_request=adapter), 7)

@@ -444,7 +444,7 @@ def test_a_second_prompt_of_a_name_is_computed_for_itself_alone(caplog: pytest.L
     pair.p.add_request(Request("p-2", 40, 1, {"do_remote_decode": True, "pdflow": {"xid": "x"}}))
     pair.step(2)
     assert pair.p.answers["p-2"] == (Status.FINISHED_LENGTH_CAPPED, None)
-    assert "a prompt named x is here already" in caplog.text
+    assert "a prompt named x is already open" in caplog.text
     pair.submit_decode()
     pair.step(8)
     assert ended(pair) is Code.NONE
@@ -463,7 +463,7 @@ def test_a_second_decode_leg_of_a_prompt_is_computed_at_once(
     pair.submit_decode("r-2")
     pair.step(8)
     assert ended(pair) is Code.NONE
-    assert "r-2 is computed here: another has the KV of prompt x" in caplog.text
+    assert "r-2: computing the prompt on this instance: another request has the KV of prompt x" in caplog.text
     assert pair.d.answers["r-2"][0] is Status.FINISHED_LENGTH_CAPPED
     pair.assert_at_rest()
 

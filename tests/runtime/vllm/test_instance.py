@@ -181,40 +181,40 @@ def test_without_windows_all_tokens_are_exchanged() -> None:
 
 def test_one_instance_for_both_roles() -> None:
     assert refusal(kv_role="kv_both") == (
-        "kv_role kv_both is not served: give prefill instances kv_producer and decode instances kv_consumer"
+        "kv_role kv_both is not supported: give prefill instances kv_producer and decode instances kv_consumer"
     )
 
 
 def test_pipeline_parallelism() -> None:
     text = refusal(parallel={"pipeline_parallel_size": 2})
-    assert text == "pipeline parallelism is not served: set --pipeline-parallel-size 1"
+    assert text == "pipeline parallelism is not supported: set --pipeline-parallel-size 1"
 
 
 @pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
 def test_context_parallelism(name: str) -> None:
-    assert refusal(parallel={name: 2}) == f"context parallelism is not served: set {name} to 1"
+    assert refusal(parallel={name: 2}) == f"context parallelism is not supported: set {name} to 1"
 
 
 def test_sleep_mode() -> None:
     text = refusal(model={"enable_sleep_mode": True})
-    assert text == "sleep mode is not served: peers may still write into the KV that it frees; turn it off"
+    assert text == "sleep mode is not supported: peers may still write into KV memory that it frees; turn it off"
     assert Given(model={"enable_sleep_mode": False}).instance()
 
 
 def test_progressive_push_where_a_layer_is_computed_in_two_parts() -> None:
     overlap: dict[str, Any] = {"use_ubatching": True}
-    assert "leave out one of" in refusal(extra={"progressive": True}, parallel=overlap)
+    assert "remove one of" in refusal(extra={"progressive": True}, parallel=overlap)
     assert not Given(parallel=overlap).instance().options.progressive
 
 
 def test_speculative_decoding() -> None:
-    assert refusal(speculative=SimpleNamespace(method="ngram")).startswith("speculative decoding is not served: ")
+    assert refusal(speculative=SimpleNamespace(method="ngram")).startswith("speculative decoding is not supported: ")
 
 
 @pytest.mark.parametrize("engine_id", ["prefill-0", "x", FRESH.upper(), f"{FRESH}_dp", FRESH[:-1], f"{FRESH} "])
 def test_a_static_engine_id_unless_it_is_allowed(engine_id: str) -> None:
     assert refusal(engine_id=engine_id) == (
-        f"engine_id {engine_id!r} would be the same after a restart: leave it out, or set "
+        f"engine_id {engine_id!r} would be the same after a restart: remove it, or set "
         "kv_connector_extra_config.allow_static_engine_id"
     )
     allowed = Given(engine_id=engine_id, extra={"allow_static_engine_id": True}).instance()
@@ -234,7 +234,7 @@ def test_an_engine_id_that_is_no_name(engine_id: str) -> None:
 def test_models_with_groups_of_other_kinds(kind: str) -> None:
     other = type(kind, (SimpleNamespace,), {})()
     assert refusal(groups=(group(full()), group(sliding()), group(other))) == (
-        f"models with 3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, {kind}) are not served; groups that "
+        f"models with 3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, {kind}) are not supported; groups that "
         "are all FullAttentionSpec or SlidingWindowSpec are, and --disable-hybrid-kv-cache-manager makes one group of "
         "attention layers"
     )
@@ -258,17 +258,17 @@ def test_groups_of_draft_layers_and_of_kv_that_is_not_moved(special: dict[str, b
 )
 def test_groups_that_differ(name: str, value: object, found: str) -> None:
     assert refusal(groups=(group(full()), group(sliding(**{name: value})))) == (
-        f"KV cache groups of {name} {found} are not served: they must have one {name}"
+        f"KV cache groups with {name} {found} are not supported: {name} must be the same"
     )
 
 
 def test_models_without_kv() -> None:
-    assert refusal(groups=()).startswith("models with 0 KV cache groups () are not served; ")
+    assert refusal(groups=()).startswith("models with 0 KV cache groups () are not supported; ")
 
 
 def test_kv_that_is_a_state() -> None:
     assert refusal(groups=(group(MambaSpec(block_size=128)),)) == (
-        "KV caches of MambaSpec are not served; those of FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec are"
+        "KV caches of MambaSpec are not supported; those of FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec are"
     )
 
 
@@ -277,12 +277,15 @@ def test_kv_that_is_a_state_of_several_tokens() -> None:
 
 
 def test_k_and_v_of_different_sizes() -> None:
-    assert refusal(groups=(group(full(head_size_v=128)),)) == "K of 64 and V of 128 values a head are not served"
+    assert (
+        refusal(groups=(group(full(head_size_v=128)),))
+        == "K of 64 and V of 128 values a head are not supported: they must be equal"
+    )
 
 
 # Options.
 
-LEAVE_OUT = "with transfer_mode pull leave it out"
+PUSH_ONLY = "works with transfer_mode push only: remove it, or use push"
 
 
 @pytest.mark.parametrize(
@@ -292,25 +295,25 @@ LEAVE_OUT = "with transfer_mode pull leave it out"
         ({"transfer_mode": None}, "transfer_mode is None; it must be one of push, pull"),
         ({"transport": "rdma"}, "transport is 'rdma'; it must be one of nixl, tcp, shm"),
         ({"host": 5}, "host is 5; it must be an address of this host"),
-        ({"port": -1}, "port is -1; it must be a port, or 0 for any free one"),
-        ({"port": 65_536}, "port is 65536; it must be a port, or 0 for any free one"),
-        ({"port": True}, "port is True; it must be a port, or 0 for any free one"),
-        ({"port": "5600"}, "port is '5600'; it must be a port, or 0 for any free one"),
+        ({"port": -1}, "port is -1; it must be a port, or 0 for any free port"),
+        ({"port": 65_536}, "port is 65536; it must be a port, or 0 for any free port"),
+        ({"port": True}, "port is True; it must be a port, or 0 for any free port"),
+        ({"port": "5600"}, "port is '5600'; it must be a port, or 0 for any free port"),
         ({"progressive": 1}, "progressive is 1; it must be true or false"),
         ({"allow_static_engine_id": "yes"}, "allow_static_engine_id is 'yes'; it must be true or false"),
-        ({"weights_version": 3}, "weights_version is 3; it must be a text that is the same where the weights are"),
+        ({"weights_version": 3}, "weights_version is 3; it must be a text that is the same for the same weights"),
         ({"events": True}, "events is True; it must be a folder"),
-        ({"lease_s": 0}, "lease_s is 0; it must be seconds, more than 0 and at most 86400"),
-        ({"lease_s": True}, "lease_s is True; it must be seconds, more than 0 and at most 86400"),
-        ({"dead_s": 86_401}, "dead_s is 86401; it must be seconds, more than 0 and at most 86400"),
-        ({"dead_s": float("nan")}, "dead_s is nan; it must be seconds, more than 0 and at most 86400"),
-        ({"deadline_s": "60"}, "deadline_s is '60'; it must be seconds, more than 0 and at most 86400"),
+        ({"lease_s": 0}, "lease_s is 0; it must be a number of seconds, more than 0 and at most 86400"),
+        ({"lease_s": True}, "lease_s is True; it must be a number of seconds, more than 0 and at most 86400"),
+        ({"dead_s": 86_401}, "dead_s is 86401; it must be a number of seconds, more than 0 and at most 86400"),
+        ({"dead_s": float("nan")}, "dead_s is nan; it must be a number of seconds, more than 0 and at most 86400"),
+        ({"deadline_s": "60"}, "deadline_s is '60'; it must be a number of seconds, more than 0 and at most 86400"),
         ({"transfermode": "push"}, "transfermode is unknown: did you mean 'transfer_mode'?"),
         ({"leases": 3}, "leases is unknown: did you mean 'lease_s'?"),
         ({"static_engine_id": True}, "static_engine_id is unknown: did you mean 'allow_static_engine_id'?"),
         (
             {"transfer_mode": "pull", "progressive": True},
-            "progressive is for push: with transfer_mode pull leave it out",
+            "progressive works with transfer_mode push only: remove it, or use push",
         ),
     ],
 )

@@ -109,7 +109,7 @@ class Failing:
 @pytest.mark.parametrize("impl", [object(), Failing()])
 def test_where_it_cannot_be_had_it_is_empty_and_a_log_line_says_so(impl: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert digest(impl) == b""
-    assert "peers cannot compare the inside of blocks" in caplog.text
+    assert "peers cannot compare the contents of KV blocks" in caplog.text
 
 
 def test_a_model_that_is_not_loaded_has_none() -> None:

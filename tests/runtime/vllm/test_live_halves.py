@@ -278,7 +278,7 @@ def test_layers_leave_while_the_prompt_is_computed(transport: Any, case: str) ->
     ("cases", "found"),
     [
         (("LBHNC", "whole heads"), ("FLASH_ATTN", "CPU_ATTN")),
-        (("LBHNC", "LBHNC, two groups"), ("other KV cache groups",)),
+        (("LBHNC", "LBHNC, two groups"), ("different KV cache groups",)),
     ],
     ids=str,
 )

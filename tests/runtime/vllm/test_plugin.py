@@ -21,7 +21,7 @@ def with_vllm(monkeypatch: pytest.MonkeyPatch, factory: object) -> None:
         if name != FACTORY:
             return original(name, *args, **kwargs)
         if factory is None:
-            raise ImportError("no factory")
+            raise ImportError("no KVConnectorFactory")
         module = ModuleType(FACTORY)
         module.KVConnectorFactory = factory  # type: ignore[attr-defined]
         return module
@@ -48,4 +48,4 @@ def test_a_vllm_without_a_factory_starts_without_it(
 ) -> None:
     with_vllm(monkeypatch, None)
     register()
-    assert "no factory" in caplog.text
+    assert "no KVConnectorFactory" in caplog.text

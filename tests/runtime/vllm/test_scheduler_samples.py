@@ -63,7 +63,7 @@ def test_a_request_without_kv_is_logged_with_the_reason(caplog: pytest.LogCaptur
     pair.step(2)
     pair.submit_decode()
     pair.step(8)
-    assert "request r gets no KV from its prefill: expired" in caplog.text
+    assert "request r: no KV from its prefill instance: expired" in caplog.text
     pair.idle(31 * S)
     pair.assert_at_rest()
 
