@@ -242,7 +242,7 @@ class LiveDecodeNode(LiveEngineNode):
             self._other_weights.add(source)
             theirs = f" ({weights_words(weights)})" if weights else ""
             log.error(
-                "%s: KV from %s is refused (WEIGHTS): weights, config.json or dtype%s differ from those here (%s); "
+                "%s: refused KV from %s (WEIGHTS): its weights, config.json or dtype%s differ from those here (%s); "
                 "compare the `weights` line that each engine logs at its start",
                 self.name,
                 source,

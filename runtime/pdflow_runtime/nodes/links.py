@@ -373,4 +373,8 @@ def is_refusal(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return a text for people of an error that may have none."""
+    if is_refusal(error):
+        return "connection refused"
+    if isinstance(error, trio.TooSlowError):
+        return f"no answer within {HELLO_TIMEOUT_S:g} s"
     return str(error) or (str(error.__cause__) if error.__cause__ else type(error).__name__)

@@ -72,10 +72,10 @@ def test_other_lines_and_line_ends_mean_nothing() -> None:
         (THREE + COMPLETION.usage_event(usage(5, 0)) + DONE, "reports no token"),
         (THREE + error_event(OpenAIError(502, "the request failed: peer_dead")), "the request failed: peer_dead"),
         (b'data: {"error": "all is lost"}\n\n', "all is lost"),
-        (b"data: {\n\n", "not OpenAI's"),
-        (b'data: {"choices": [{"text": 1}]}\n\n', "not OpenAI's"),
-        (b"data: \xff\n\n", "not OpenAI's"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", "not OpenAI's"),
+        (b"data: {\n\n", "not in OpenAI's format"),
+        (b'data: {"choices": [{"text": 1}]}\n\n', "not in OpenAI's format"),
+        (b"data: \xff\n\n", "not in OpenAI's format"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "not in OpenAI's format"),
     ],
 )
 def test_an_invalid_answer_is_explained(answer: bytes, message: str) -> None:

@@ -228,5 +228,5 @@ async def test_no_more_is_kept_than_allowed_and_forgotten_is_closed() -> None:
 
 @pytest.mark.parametrize("path", ["/a b", "/a\r\nX: y", "/a\n"])
 def test_a_path_that_would_be_two_lines_is_refused(path: str) -> None:
-    with pytest.raises(ValueError, match="no request line"):
+    with pytest.raises(ValueError, match="cannot write this request line"):
         HttpClient().request("GET", LOCAL, 1, path)

@@ -280,7 +280,7 @@ async def test_a_failed_handler_is_500_and_openai_errors_are_answers(caplog: pyt
     )
     assert silent.startswith(b"HTTP/1.1 500 ")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "POST /bug failed",
+        "POST /bug: internal error",
         "POST /silent: the handler returned without an answer, which is a bug of pdflow",
     ]
 

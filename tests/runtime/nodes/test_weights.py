@@ -72,7 +72,7 @@ async def test_kv_of_a_model_that_differs_in_its_last_layer_is_refused_and_logge
         for number in range(2):
             assert await home.ask(f"r{number}", prompt(100, number), SAMPLING) == ([], Code.WEIGHTS)
         await home.quiet()
-    messages = [record.getMessage() for record in caplog.records if "other weights" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records if "(WEIGHTS)" in record.getMessage()]
     assert len(messages) == 1, "said once of each peer"
     assert "decode-0" in messages[0]
     assert ("store-0" if home.store is not None else "prefill-0") in messages[0]
@@ -109,7 +109,7 @@ async def test_engines_of_other_dtypes_refuse_each_other_with_both_named(
     there = "decode-0.r0" if home.store is None else "store-0.put.r0"
     message = f"prefill-0.r0 keeps KV in {theirs}, {there} in bfloat16: give all engines one model.kv_dtype"
     if method == "nixl-pull":
-        message = rf"other weights \(weights \w+ in {theirs}\), .* than here \(weights \w+ in bfloat16\)"
+        message = rf"dtype \(weights \w+ in {theirs}\) differ from those here \(weights \w+ in bfloat16\)"
     assert re.search(message, caplog.text)
 
 

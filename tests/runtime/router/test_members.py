@@ -110,7 +110,7 @@ async def test_of_two_processes_that_report_one_engine_the_younger_is_taken(
     await trio.sleep(6)
     assert apply_report(built, engine_address("decode-0", 1, 100, port=1)) == [""], "which is silent now"
     assert built.node.members.addresses["decode-0"].http.port == 1
-    assert "there is no engine nobody-0" in apply_report(built, engine_address("nobody-0"))[0]
+    assert "unknown engine 'nobody-0'" in apply_report(built, engine_address("nobody-0"))[0]
 
 
 @pytest.mark.trio

@@ -256,7 +256,7 @@ BAD: list[tuple[list[Segment], int, str]] = [
     ([Segment(2**64 - 8, 9)], 64, "segment 0 of a memory cannot begin at"),
     ([Segment(4096, 2**63)], 64, "segment 0 of a memory has"),
     ([Segment(4096, 8)] * (MAX_SEGMENTS + 1), 0, "a memory of 4097 segments"),
-    ([Segment(4096, 8)], -1, "a region of -1 bytes cannot be had"),
+    ([Segment(4096, 8)], -1, "cannot allocate a region of -1 bytes"),
 ]
 
 

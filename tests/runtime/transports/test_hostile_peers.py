@@ -110,10 +110,10 @@ async def test_silent_pending_connections_do_not_keep_peers_out(kind: str, monke
 @pytest.mark.parametrize(
     ("garbled", "reason"),
     [
-        (lambda hello: b"\xff\xff\xff\xff", f"{MAX_HELLO_BYTES} are allowed"),
+        (lambda hello: b"\xff\xff\xff\xff", f"exceeds the limit of {MAX_HELLO_BYTES}"),
         (lambda hello: b"\0\0\0\0", "a message of 0 bytes"),
-        (lambda hello: b"\0\0\0\x04\xc1\xc1\xc1\xc1", "is closed"),
-        (lambda hello: b"GET / HTTP/1.1\r\n\r\n", "are allowed"),
+        (lambda hello: b"\0\0\0\x04\xc1\xc1\xc1\xc1", "closing the connection"),
+        (lambda hello: b"GET / HTTP/1.1\r\n\r\n", "exceeds the limit"),
         (lambda hello: frame(Write(1, 1, ONE, None)), "its first message is not a greeting"),
         (
             lambda hello: frame(msgspec.structs.replace(hello, token=bytes(16))),
