@@ -106,10 +106,11 @@ EXCEPTIONS: Final = {
     "sim/pdflow_sim/check/command.py": Permit(
         "prints, counts processors, opens the part that was asked for", "importlib os sys time"
     ),
+    "sim/pdflow_sim/check/search/host_resources.py": Permit(
+        "reads the memory of this process and the number of CPUs", "mmap os resource sys", touches_files=True
+    ),
     "sim/pdflow_sim/check/search/workers.py": Permit(
-        "searches in processes, until time or memory is over, which the system is asked for",
-        "concurrent multiprocessing queue resource time",
-        touches_files=True,
+        "searches in processes, within limits of time and memory", "concurrent multiprocessing queue time"
     ),
     "sim/pdflow_sim/check/suites/methods.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/suites/mutants.py": Permit("a budget of time", "time"),

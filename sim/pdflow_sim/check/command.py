@@ -20,6 +20,7 @@ from pdflow.errors import EXIT_BUDGET, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SO,
 from pdflow_sim.check import quick
 from pdflow_sim.check.counterexamples import counterexample as counterexample_files
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleError
+from pdflow_sim.check.search.host_resources import usable_cpus
 from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
 
@@ -35,7 +36,7 @@ depend on the machine's speed. `walk` alone has a time instead."""
 
 def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> CheckOptions:
     """Return the options of the command line as CheckOptions. Without `jobs`, one for each CPU available."""
-    return CheckOptions(budget_s=budget, jobs=jobs or len(os.sched_getaffinity(0)), out=Path(out), **rest)
+    return CheckOptions(budget_s=budget, jobs=jobs or usable_cpus(), out=Path(out), **rest)
 
 
 def check(what: str, options: CheckOptions, trace: str | None = None) -> int:

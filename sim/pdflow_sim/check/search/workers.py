@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -19,6 +17,7 @@ from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.host_resources import peak_bytes, used_bytes
 from pdflow_sim.check.search.search import Coverage, Search
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.symmetry import Symmetry
@@ -115,20 +114,6 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
     )
 
 
-def used_bytes() -> int:
-    """Return the memory that this process holds; without /proc, the most that it has held."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return peak_bytes()
-    return pages * resource.getpagesize()
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has had, in bytes. Linux counts it in KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def search_all(
     scopes: Sequence[Named], jobs: int, until_s: float, progress: Progress, waiting: Callable[[], None]
 ) -> Iterator[Searched]:
@@ -145,7 +130,8 @@ def search_all(
         return
     # The larger ones first: the last to end is then one of the small.
     order = sorted(scopes, key=lambda what: -(what.states or 1 << 30))
-    context = multiprocessing.get_context("forkserver")
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     with context.Manager() as manager:
         news = manager.Queue()
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_hired, initargs=(news,)) as pool:
