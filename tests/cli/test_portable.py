@@ -19,7 +19,7 @@ import os, signal, socket, sys
 
 MODULES = {"crypt", "fcntl", "grp", "nis", "posix_ipc", "pty", "pwd", "resource", "spwd", "syslog", "termios", "tty"}
 NAMES = {
-    os: ["fork", "forkpty", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "sched_getaffinity", "setsid", "sysconf"],
+    os: ["fork", "forkpty", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "sched_getaffinity", "setsid"],
     signal: ["SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1", "SIGUSR2", "pthread_sigmask"],
     socket: ["AF_UNIX", "socketpair"],
 }
