@@ -4,7 +4,7 @@
     docs/scenario.md       every key of a scenario file, from the schema that the loader uses
     docs/costs.md          the cost tables that come with pdflow, and their errors
     docs/cli.md            every command and option, from the command itself
-    docs/architecture.md   the life of one request, from the events of a run
+    docs/architecture.md   the lifecycle of one request, from the events of a run
     docs/wire.md           messages, phases and dialects, from the protocol's own tables;
     docs/phases.md         what writes these stands in pdflow/protocol
     docs/dialects.md
@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
-        "docs/architecture.md": {"life": fenced("\n".join(request_lifecycle()) + "\n")},
+        "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
     }
     return {
         **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in generated.items()},
@@ -319,7 +319,7 @@ def prose(text: str | None) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
 
 
-# The life of one request.
+# The lifecycle of one request.
 
 ONE_REQUEST = (
     *("simulate", "examples/reference.toml", "--quiet", "--events"),

@@ -27,9 +27,8 @@ def test_every_supported_python_is_tested() -> None:
 
 
 def test_the_hosted_parts_are_parts_of_ci() -> None:
-    parts = set(re.findall(r'^part "(\w+)"', RUNNER, re.M))
-    asked = {part for line in re.findall(r"bash \.ci/run(.*)", HOSTED) for part in line.split()}
-    assert asked <= parts
+    defined = set(re.findall(r'^part "(\w+)"', RUNNER, re.M))
+    asked = {name for line in re.findall(r"bash \.ci/run(.*)", HOSTED) for name in line.split()}
+    assert asked <= defined
     (listed,) = re.findall(r"runs these parts only: (.*)\.", RUNNER)
-    assert set(listed.split()) == parts
-
+    assert set(listed.split()) == defined

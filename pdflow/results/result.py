@@ -129,7 +129,7 @@ class Result(FinishedRun):
         lines = [
             f"<Result {self.header.scenario_name!r} seed {self.header.seed}: {ended or 'no requests'}"
             f"{' (interrupted)' if self.header.interrupted else ''}",
-            f"  {formatting.duration(metrics.duration_ns)} {self.header.world},"
+            f"  {formatting.duration(metrics.duration_ns)} of {self.header.kind_of_time},"
             f" {formatting.number(metrics.per_second(metrics.completed))} requests/s{good}",
         ]
         for name in ("ttft", "tpot", "itl", "e2e"):

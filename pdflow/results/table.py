@@ -78,7 +78,8 @@ class Report:
         line = Text(self.header.scenario_name or "run", style="bold")
         ran = f"{formatting.count(self.metrics.requests)} requests in {formatting.duration(self.metrics.duration_ns)}"
         line.append(
-            f" {signs.dot} seed {self.header.seed} {signs.dot} {ran}, {self.header.world}", style="not bold dim"
+            f" {signs.dot} seed {self.header.seed} {signs.dot} {ran} of {self.header.kind_of_time}",
+            style="not bold dim",
         )
         if self.header.interrupted:
             line.append(f" {signs.dot} interrupted, partial", style="not dim bold yellow")

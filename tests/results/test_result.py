@@ -25,7 +25,7 @@ def test_records_are_dicts_when_looked_at(result: Result) -> None:
 def test_repr_summarizes_the_run_in_a_few_lines(result: Result) -> None:
     assert repr(result) == (
         "<Result 'five' seed 7: 2 completed, 1 failed, 1 cancelled, 1 unfinished\n"
-        "  2 s simulated, 1.000 requests/s, goodput 0.500 requests/s\n"
+        "  2 s of simulated time, 1.000 requests/s, goodput 0.500 requests/s\n"
         "  TTFT mean 40.00 ms, p99 44.90 ms\n"
         "  TPOT mean 10.00 ms, p99 10.00 ms\n"
         "  ITL  mean 10.00 ms, p99 10.00 ms\n"

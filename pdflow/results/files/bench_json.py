@@ -81,6 +81,11 @@ class RunHeader:
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     """vLLM's --metadata: keys of the header."""
 
+    @property
+    def kind_of_time(self) -> str:
+        """The time in which the run's duration is measured, as reports name it."""
+        return "simulated time" if self.world == "simulated" else "wall-clock time"
+
 
 @attrs.frozen(kw_only=True)
 class ClientMeasurements:

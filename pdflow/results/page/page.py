@@ -64,7 +64,7 @@ def title(result: FinishedRun) -> Html:
     """Return the page's title: the scenario's name, its seed, the requests and how long they took."""
     header, metrics = result.header, result.metrics
     requests = "1 request" if metrics.requests == 1 else f"{formatting.count(metrics.requests)} requests"
-    ran = f"{requests} in {formatting.duration(metrics.duration_ns)}, {header.world}"
+    ran = f"{requests} in {formatting.duration(metrics.duration_ns)} of {header.kind_of_time}"
     facts = [f"seed {header.seed}", ran, *([header.model_id] if header.model_id else [])]
     return joined((tag("h1", header.scenario_name or "run"), tag("p", " · ".join(facts), class_="dim")))
 
