@@ -71,8 +71,9 @@ def roofline(
         c2=round(kv_bytes / memory_rate),
         linear=linear if model.moe is None else _with_experts(linear, model, model.moe, ps_per_param),
         provenance=(
-            f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}: {ec * 100:g} % of {flops / 1e12:g} TFLOP/s, "
-            f"{em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
+            f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}: {ec * 100:g} % of "
+            f"{flops / 1e12:g} TFLOP/s, {em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, "
+            f"host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
         ),
         rel_error=REL_ERROR,
     )
