@@ -10,11 +10,31 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
 Kind: TypeAlias = Literal["models", "gpus", "links"]
+
+ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "models": {},
+    "gpus": {
+        "4090": "rtx-4090",
+        "a100": "a100-80g",
+        "a100-80gb": "a100-80g",
+        "a100-sxm": "a100-80g",
+        "b200-sxm": "b200",
+        "h100": "h100-sxm",
+        "h100-80g": "h100-sxm",
+        "h100-80gb": "h100-sxm",
+        "h200-sxm": "h200",
+        "mi300": "mi300x",
+        "rtx4090": "rtx-4090",
+    },
+    "links": {},
+}
+"""Names that people write for a preset. Some stand for several products (an H100 may have PCIe, an A100 40 GB), so
+commands that resolve an alias print which preset they took."""
 
 
 @attrs.frozen
@@ -33,6 +53,17 @@ def presets(kind: Kind) -> Mapping[str, Preset]:
     folder = resources.files("pdflow.scenario").joinpath("presets", kind)
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
     return {preset.name: preset for preset in map(_read, files)}
+
+
+def find_preset(kind: Kind, name: str) -> Preset | None:
+    """Return the preset of that name or alias; None if there is none."""
+    return presets(kind).get(ALIASES[kind].get(name, name))
+
+
+def alias_note(kind: Kind, name: str) -> str:
+    """Return a sentence that says which preset an alias stands for; "" for a preset's own name."""
+    preset = find_preset(kind, name)
+    return "" if preset is None or preset.name == name else f'"{name}" is the preset {preset.name}: {preset.summary}'
 
 
 def _read(file: Any) -> Preset:

@@ -11,7 +11,7 @@ from rich.text import Text
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.cost_file import CostFile
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables, step_cost
-from pdflow.scenario.presets import Kind, Preset, presets
+from pdflow.scenario.presets import ALIASES, Kind, Preset, alias_note, presets
 from pdflow.scenario.reading.convert import did_you_mean
 from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -36,6 +36,8 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
     head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
     if scenario.from_config:
         head.add_row("config", f"{transfer.config}: {', '.join(scenario.from_config)}")
+    for note in scenario.notes:
+        head.add_row("note", note)
     head.add_row("router", str(scenario.router))
     head.add_row("network", _nic(scenario.network))
     for link in scenario.network.links:
@@ -108,13 +110,16 @@ def presets_view(names: Iterable[str]) -> RenderableType:
         return Group(*lists, *(renderable for shelf in _SHELVES for renderable in _cost_list(shelf)))
     tables = {name: file for shelf in _SHELVES for name, file in cost_tables(shelf).items()}
     known = {name for kind, _ in _KINDS for name in presets(kind)} | set(tables)
+    aliases = {name: target for named in ALIASES.values() for name, target in named.items()}
+    notes = [note for kind, _ in _KINDS for name in selected if (note := alias_note(kind, name))]
+    selected = list(dict.fromkeys(aliases.get(name, name) for name in selected))
     wrong = [name for name in selected if name not in known]
     if wrong:
         raise ScenarioError(
             Problem("", "", f"no preset is named {name}: `pdflow presets` lists them{did_you_mean(name, known)}")
             for name in wrong
         )
-    shown: list[RenderableType] = []
+    shown: list[RenderableType] = [Text(f"{note}\n") for note in notes]
     for kind, title in _KINDS:
         for preset in presets(kind).values():
             if preset.name in selected:

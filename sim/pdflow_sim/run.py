@@ -94,6 +94,9 @@ def simulate(
         make_folder(options.out)
     text = _text_of(scenario) if options.html else ""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not options.quiet:
+        for note in scenario.notes:
+            console.print(f"note: {note}", style="dim")
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = []
         if options.events and options.out is not None:

@@ -153,6 +153,20 @@ def test_presets() -> None:
     wrong = pdflow_command("presets", "idel")
     assert wrong.exit_code == 2
     assert "did you mean ideal?" in wrong.stderr
+    alias = pdflow_command("presets", "h100").stdout
+    assert alias.startswith('"h100" is the preset h100-sxm: NVIDIA H100 SXM 80 GB\n')
+    assert "GPU h100-sxm: " in alias
+    assert "h800" not in alias
+
+
+def test_the_preset_that_an_alias_stands_for_is_printed() -> None:
+    expected = 'pool.prefill.gpu: "h100" is the preset h100-sxm: NVIDIA H100 SXM 80 GB'
+    validated = pdflow_command("validate", MD1, "--set", "pool.prefill.gpu=h100")
+    assert expected in " ".join(validated.stdout.split())
+    few = ("--set", "workload.requests=3")
+    simulated = pdflow_command("simulate", MD1, "--set", "pool.prefill.gpu=h100", *few)
+    assert f"note: {expected}" in " ".join(simulated.stderr.split())
+    assert "note: " not in pdflow_command("simulate", MD1, "--set", "pool.prefill.gpu=h100-sxm", *few).stderr
 
 
 @pytest.mark.parametrize("command", [(), ("simulate",), ("validate",), ("schema",), ("presets",)])

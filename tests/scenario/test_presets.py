@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.network.slices import queue_bytes_per_s
-from pdflow.scenario.presets import Preset, presets
-from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.presets import ALIASES, Kind, Preset, alias_note, find_preset, presets
+from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.reading.convert import did_you_mean, structure
+from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.network import Network
 
+REFERENCE = Path(__file__).resolve().parents[2] / "examples/reference.toml"
 EVERY = [preset for kind in ("models", "gpus", "links") for preset in presets(kind).values()]  # type: ignore[arg-type]
 
 
@@ -101,3 +106,38 @@ def test_efa_reaches_what_was_published() -> None:
         queue = queue_bytes_per_s(slice_bytes, values["per_slice_s"])
         assert queue is not None
         assert 16 * min(wire, queue) / 1e9 == pytest.approx(published, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("written", "suggested"),
+    [
+        ("h100-s", "h100-sxm"),  # not h800, which differs in fewer letters from h100
+        ("H100", "h100-sxm"),
+        ("rtx", "rtx-4090 or rtx-pro-6000"),
+        ("l40", "l40s"),
+        ("b300", "b200"),
+    ],
+)
+def test_names_that_begin_as_written_are_suggested_first(written: str, suggested: str) -> None:
+    assert did_you_mean(written, presets("gpus")) == f" (did you mean {suggested}?)"
+
+
+@pytest.mark.parametrize("kind", ["models", "gpus", "links"])
+def test_an_alias_is_no_preset_and_leads_to_one(kind: Kind) -> None:
+    for alias, name in ALIASES[kind].items():
+        assert alias not in presets(kind)
+        assert find_preset(kind, alias) == presets(kind)[name]
+        assert alias_note(kind, alias) == f'"{alias}" is the preset {name}: {presets(kind)[name].summary}'
+        assert alias_note(kind, name) == ""
+
+
+def test_a_scenario_that_names_an_alias_is_that_of_the_preset_with_a_note() -> None:
+    plain = load(REFERENCE)
+    by_name = load(REFERENCE, overrides=["pool.prefill.gpu=h100"])
+    in_table = load(REFERENCE, overrides=["pool.prefill.gpu={ preset = 'h100', ec = 0.68 }"])
+    assert plain.notes == ()
+    expected = ('pool.prefill.gpu: "h100" is the preset h100-sxm: NVIDIA H100 SXM 80 GB',)
+    for scenario in (by_name, in_table):
+        assert scenario.notes == expected
+        assert scenario.pools == plain.pools
+        assert content_of(scenario) == content_of(plain)

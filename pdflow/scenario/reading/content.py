@@ -12,6 +12,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 def content_of(scenario: ResolvedScenario) -> dict[str, Any]:
     """Return the scenario's values, without those of faults, clients, warm-up and the router that it leaves out."""
     content = attrs.asdict(attrs.evolve(scenario, path=""))
+    del content["notes"]
     if not scenario.faults:
         del content["faults"], content["fault_table"]
     for key in ("sessions", "client", "warmup_s"):

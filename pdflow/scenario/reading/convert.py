@@ -32,6 +32,11 @@ from pdflow.scenario.schema.fields import Bound, WholeOrAuto, key_of
 
 T = TypeVar("T")
 
+_PREFIX_LETTERS: Final = 3
+"""The letters of a name that are enough to suggest every name that begins with them."""
+_SUGGESTED: Final = 3
+"""The most names that are suggested together."""
+
 
 @attrs.frozen
 class Complaint:
@@ -123,9 +128,18 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean X?)", or "" where no known name is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Return " (did you mean X?)", or "" where no known name is close.
+
+    Names that begin with what was written come before names that only look alike: "h100-s" is nearer to "h100-sxm" than
+    to "h100". Case does not matter.
+    """
+    names = {each.lower(): each for each in sorted(known)}
+    written = name.lower()
+    begun = [each for each in names if each.startswith(written)] if len(written) >= _PREFIX_LETTERS else []
+    close = difflib.get_close_matches(
+        written, begun or list(names), n=_SUGGESTED if begun else 1, cutoff=0 if begun else 0.6
+    )
+    return f" (did you mean {' or '.join(names[each] for each in close)}?)" if close else ""
 
 
 def one_of(value: object, known: Iterable[str]) -> MisfitError:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeGuard, TypeVar
 import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.presets import Kind, Preset, alias_note, find_preset, presets
 from pdflow.scenario.reading.convert import Complaint, did_you_mean, one_of, shown, structure
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema import faults
@@ -130,12 +130,12 @@ def _network(table: object, found: list[Complaint]) -> Network | None:
     name = table.get("preset", "rdma-400g")
     if is_links_file(name):
         return _table(table, Network, ("network",), found)
-    values = _preset_values("links", name, ("network", "preset"), found)
-    if values is None:
-        name, values = "ideal", presets("links")["ideal"].values
-        _table({**values, **table, "preset": name}, Network, ("network",), found)
+    preset = _preset_of("links", name, ("network", "preset"), found)
+    if preset is None:
+        ideal = presets("links")["ideal"]
+        _table({**ideal.values, **table, "preset": ideal.name}, Network, ("network",), found)
         return None
-    return _table({**values, **table}, Network, ("network",), found)
+    return _table({**preset.values, **table}, Network, ("network",), found)
 
 
 def is_links_file(name: object) -> TypeGuard[str]:
@@ -219,20 +219,29 @@ def _specified(
     """Structure a spec of a preset's values under the table's own; without a preset the table must have them all."""
     if preset is None:
         return _table(own, into, path, found)
-    values = _preset_values(kind, preset, preset_at or (*path, "preset"), found)
-    if values is None:
-        return None
-    return _table({"name": preset, **values, **own}, into, path, found)
+    base = _preset_of(kind, preset, preset_at or (*path, "preset"), found)
+    return None if base is None else _table({"name": base.name, **base.values, **own}, into, path, found)
 
 
-def _preset_values(kind: Kind, name: object, path: KeyPath, found: list[Complaint]) -> Mapping[str, Any] | None:
-    known = presets(kind)
-    if isinstance(name, str) and name in known:
-        return known[name].values
-    hint = did_you_mean(name, known) if isinstance(name, str) else ""
+def _preset_of(kind: Kind, name: object, path: KeyPath, found: list[Complaint]) -> Preset | None:
+    preset = find_preset(kind, name) if isinstance(name, str) else None
+    if preset is not None:
+        return preset
+    hint = did_you_mean(name, presets(kind)) if isinstance(name, str) else ""
     hint = hint or ": `pdflow presets` lists them"
     found.append(Complaint(path, f"is {shown(name)}, expected a preset's name{hint}"))
     return None
+
+
+def alias_notes(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a sentence for each alias among the GPUs of a sound document: which preset was taken, for which pools."""
+    pools: dict[str, list[str]] = {}
+    for table in document["pool"]:
+        gpu = table["gpu"]
+        name = gpu.get("preset") if isinstance(gpu, Mapping) else gpu
+        if name is not None and (note := alias_note("gpus", name)):
+            pools.setdefault(note, []).append(f"pool.{table['name']}.gpu")
+    return tuple(f"{', '.join(keys)}: {note}" for note, keys in pools.items())
 
 
 def _if_harmless(value: T, complaints: list[Complaint]) -> T | None:

@@ -20,7 +20,7 @@ from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
 from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
 from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown
-from pdflow.scenario.reading.document import DTYPES, ScenarioTables, is_links_file, read_document
+from pdflow.scenario.reading.document import DTYPES, ScenarioTables, alias_notes, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.locate import KeyPath, key_lines
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -85,7 +85,8 @@ def resolve(draft: Draft) -> ResolvedScenario:
     problems = draft.problems(complaints + of_path) + of_lines + of_cost_files
     if problems:
         raise ScenarioError(problems)
-    return _scenario(file, tables, () if config is None else tuple(config.summary_lines()))
+    from_config = () if config is None else tuple(config.summary_lines())
+    return _scenario(file, tables, from_config, alias_notes(document))
 
 
 def _read(file: str) -> str:
@@ -296,7 +297,9 @@ def _model_problems(workload: Workload, base_dir: Path) -> list[Complaint]:
     return []
 
 
-def _scenario(file: str, tables: ScenarioTables, from_config: tuple[str, ...]) -> ResolvedScenario:
+def _scenario(
+    file: str, tables: ScenarioTables, from_config: tuple[str, ...], notes: tuple[str, ...]
+) -> ResolvedScenario:
     header = _sound(tables.header)
     return ResolvedScenario(
         name=header.name or Path(file).stem,
@@ -314,6 +317,7 @@ def _scenario(file: str, tables: ScenarioTables, from_config: tuple[str, ...]) -
         fault_table=_sound(tables.fault_table),
         serve=_sound(tables.serve),
         from_config=from_config,
+        notes=notes,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
-from pdflow.scenario.presets import Kind, presets
+from pdflow.scenario.presets import ALIASES, Kind, presets
 from pdflow.scenario.reading.convert import TAGGED, Tagged
 from pdflow.scenario.reading.document import DTYPES, REQUIRED_TABLES, TABLES
 from pdflow.scenario.schema.fields import Bound, WholeOrAuto, key_of
@@ -114,7 +114,7 @@ def _value(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is dict:
         return {"type": "object", "additionalProperties": _value(options[1])}
     if hint is GpuSpec:
-        return {"oneOf": [{"enum": list(presets("gpus"))}, _specified(GpuSpec, "gpus")]}
+        return {"oneOf": [{"enum": _names("gpus")}, _specified(GpuSpec, "gpus")]}
     return _object(hint)
 
 
@@ -135,8 +135,13 @@ def _specified(cls: type, kind: Kind) -> dict[str, Any]:
     """Return the schema of a table that either starts from a preset or has every key without a default."""
     schema = _object(cls)
     required = schema.pop("required")
-    schema["properties"] = {"preset": {"enum": list(presets(kind))}, **schema["properties"]}
+    schema["properties"] = {"preset": {"enum": _names(kind)}, **schema["properties"]}
     return schema | {"anyOf": [{"required": ["preset"]}, {"required": required}]}
+
+
+def _names(kind: Kind) -> list[str]:
+    """Return the names of the presets of a kind, then their aliases."""
+    return [*presets(kind), *ALIASES[kind]]
 
 
 def _model() -> dict[str, Any]:

@@ -202,6 +202,8 @@ class ResolvedScenario:
     serve: Serve = field(factory=Serve)
     from_config: tuple[str, ...] = ()
     """The values that came from the file that `transfer.config` names, in words."""
+    notes: tuple[str, ...] = ()
+    """Sentences on how names in the file were understood, such as which preset an alias stands for."""
 
     @property
     def base_dir(self) -> Path:
