@@ -126,7 +126,8 @@ KEY_DESCRIPTIONS = {
     "weight_dtype": "another way to say weight_bytes_per_param",
     "mla": "latent attention, as DeepSeek has it, instead of KV heads",
     "moe": "experts instead of an MLP",
-    "hf_config": "the config.json of any model on Hugging Face, relative to the scenario file, instead of a preset",
+    "hf_config": "the config.json of any model on Hugging Face, relative to the scenario file, instead of a preset; "
+    "without `name` it is named by `_name_or_path`, or by its architecture and size, such as llama-8.0B",
     "source": "where the figures come from",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",

@@ -6,7 +6,9 @@ is left to keys of [model], which come on top.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PureWindowsPath
 from typing import Any, Final
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -22,6 +24,9 @@ TIED_BY_DEFAULT: Final = frozenset(("opt", "bloom", "gpt2", "gemma", "gemma2", "
 """Values of `model_type` whose models tie embedding and LM head where the file does not say."""
 DTYPES: Final[Mapping[str, str]] = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The names in [model] of the dtypes that models are computed in, by torch's names."""
+_HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII).fullmatch
+_HUB_CACHE: Final = re.compile(r"models--([\w.-]+?)--([\w.-]+)[/\\]snapshots[/\\]", re.ASCII)
+"""The folder of a model in Hugging Face's cache."""
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -30,7 +35,7 @@ class HfConfigError(ValueError):
 
 
 def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of [model], but for its name. Raises HfConfigError."""
+    """Return the values of [model] without its name. Raises HfConfigError."""
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         # A multimodal model: what is served by tokens is its language model.
@@ -62,6 +67,36 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(config.get(key) for key in EXPERTS):
         values["moe"] = _experts(config)
     return values
+
+
+def model_name(config: Mapping[str, Any], parameters: int | None) -> str:
+    """Return a name for the model: its id on Hugging Face if the file has one, else its architecture and its size.
+
+    `_name_or_path` is an id such as "meta-llama/Llama-3.1-8B", or a path, of which only the last part is the model's.
+    """
+    path = config.get("_name_or_path")
+    if isinstance(path, str) and (name := _name_in(path)):
+        return name
+    inner = config.get("text_config")
+    kind = config.get("model_type") or (inner.get("model_type") if isinstance(inner, Mapping) else None)
+    classes = config.get("architectures")
+    if not kind and isinstance(classes, list) and classes:
+        kind = str(classes[0]).removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").lower()
+    return f"{kind or 'model'}-{_size(parameters)}" if parameters else str(kind or "model")
+
+
+def _name_in(path: str) -> str:
+    cached = _HUB_CACHE.search(path)
+    if cached:
+        return f"{cached[1]}/{cached[2]}"
+    if _HUB_ID(path):
+        return path
+    return PureWindowsPath(path).name  # which splits at both kinds of slashes
+
+
+def _size(parameters: int) -> str:
+    """Format a number of parameters as model names have it: "8.0B", "494M"."""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{max(1, round(parameters / 1e6))}M"
 
 
 def computed_dtype(config: Mapping[str, Any]) -> str | None:

@@ -154,8 +154,32 @@ def test_a_scenario_names_a_config(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp8"\nnum_layers = 16'))
     model = load(file).model
-    assert (model.name, model.num_layers, model.weight_bytes_per_param) == ("my-model", 16, 1.0)
+    assert (model.name, model.num_layers, model.weight_bytes_per_param) == ("llama-4.5B", 16, 1.0)
     assert model.hidden_size == 4096
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, "llama-8.0B"),
+        ({"_name_or_path": "meta-llama/Llama-3.1-8B"}, "meta-llama/Llama-3.1-8B"),
+        ({"_name_or_path": "/data/models/our-8b/"}, "our-8b"),
+        ({"_name_or_path": "C:\\models\\our-8b"}, "our-8b"),
+        ({"_name_or_path": "./our-8b"}, "our-8b"),
+        ({"_name_or_path": "/x/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a0"}, "Qwen/Qwen3-0.6B"),
+        ({"_name_or_path": ""}, "llama-8.0B"),
+        ({"_name_or_path": None, "model_type": "", "architectures": ["OlmoForCausalLM"]}, "olmo-8.0B"),
+        ({"num_hidden_layers": 1, "vocab_size": 1000}, "llama-226M"),
+        ({"model_type": None}, "model-8.0B"),
+    ],
+)
+def test_a_model_is_named_by_its_config_and_not_by_its_folder(tmp_path: Path, keys: dict[str, Any], name: str) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model/config.json").write_text(json.dumps({**LLAMA, **keys}))
+    file = tmp_path / "s.toml"
+    file.write_text(SCENARIO.replace("MORE", ""))
+    assert load(file).model.name == name
+    assert load(file, overrides=["model.name=mine"]).model.name == "mine"
 
 
 @pytest.mark.parametrize(

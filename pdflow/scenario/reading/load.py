@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from pdflow.cost.specs import ModelSpec
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
-from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
-from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown
+from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_name, model_values
+from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown, structure
 from pdflow.scenario.reading.document import DTYPES, ScenarioTables, alias_notes, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.locate import KeyPath, key_lines
@@ -173,7 +174,8 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
         if key in own or field in own:
             values.pop(key, None)
             values.pop(field, None)
-    return {"name": config_file.resolve().parent.name, **values}, []
+    spec, _ = structure({"name": "", **values, **{key: own[key] for key in own if key in values}}, ModelSpec)
+    return {"name": model_name(config, None if spec is None else spec.parameters), **values}, []
 
 
 def _with_links(
