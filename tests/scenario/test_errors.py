@@ -149,6 +149,28 @@ def test_unequal_tp_where_neither_divides(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ('process = "poisson"', 'proces = "poisson"', "workload.arrival.proces: unknown key (did you mean process?)"),
+        ('role = "prefill"', 'rol = "prefill"', "pool.prefill.rol: unknown key (did you mean role?)"),
+        ("rate_rps = ", "rate_rp = ", "workload.arrival.rate_rp: unknown key (did you mean rate_rps?)"),
+        ("[model]", "[modle]", "modle: unknown table (did you mean model?)"),
+    ],
+)
+def test_a_misspelt_key_is_one_problem_and_not_a_missing_key_too(
+    tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
+    assert right in GOOD
+    [line] = problems(tmp_path, GOOD.replace(right, wrong, 1))
+    assert line.endswith(message)
+
+
+def test_a_key_that_resembles_none_leaves_the_needed_one_missing(tmp_path: Path) -> None:
+    [line] = problems(tmp_path, GOOD.replace('process = "poisson"', 'sort = "poisson"'))
+    assert "workload.arrival.process: is missing, expected one of poisson, gamma" in line
+
+
 def test_replicated_heads_that_vllm_refuses(tmp_path: Path) -> None:
     text = GOOD.replace("tp = 1", "tp = 8", 1).replace("tp = 1", "tp = 16", 1)
     assert problems(tmp_path, text) == []

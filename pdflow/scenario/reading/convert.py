@@ -32,6 +32,7 @@ from pdflow.scenario.schema.fields import Bound, WholeOrAuto, key_of
 
 T = TypeVar("T")
 
+_MISSING: Final = "is missing"
 _PREFIX_LETTERS: Final = 3
 """The letters of a name that are enough to suggest every name that begins with them."""
 _SUGGESTED: Final = 3
@@ -45,6 +46,8 @@ class Complaint:
     path: KeyPath
     message: str
     unknown: bool = False
+    meant: KeyPath | None = None
+    """The path of the key that an unknown one was probably meant to be: that it is missing needs no complaint."""
 
 
 class MisfitError(ValueError):
@@ -116,7 +119,7 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
     try:
         return _CONVERTER.structure(value, into), []
     except (BaseValidationError, MisfitError) as error:
-        found = list(_complaints(error, ()))
+        found = _once(_complaints(error, ()))
     unknown = [complaint.path for complaint in found if complaint.unknown]
     if len(unknown) < len(found):
         return None, found
@@ -124,7 +127,14 @@ def structure(value: object, into: type[T]) -> tuple[T | None, list[Complaint]]:
         return _CONVERTER.structure(_without(value, unknown), into), found
     except (BaseValidationError, MisfitError) as error:
         # Only now, without the keys that nobody knows, was the class built and had something to say.
-        return None, found + list(_complaints(error, ()))
+        return None, _once([*found, *_complaints(error, ())])
+
+
+def _once(complaints: Iterable[Complaint]) -> list[Complaint]:
+    """Return the complaints without those about a missing key that another one says is written wrongly."""
+    found = list(complaints)
+    meant = {complaint.meant for complaint in found}
+    return [complaint for complaint in found if complaint.message != _MISSING or complaint.path not in meant]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -133,13 +143,25 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Names that begin with what was written come before names that only look alike: "h100-s" is nearer to "h100-sxm" than
     to "h100". Case does not matter.
     """
+    near = _near(name, known)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant; None where none is close."""
+    return next(iter(_near(name, known)), None)
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names to suggest for this one, the nearest first."""
     names = {each.lower(): each for each in sorted(known)}
     written = name.lower()
     begun = [each for each in names if each.startswith(written)] if len(written) >= _PREFIX_LETTERS else []
-    close = difflib.get_close_matches(
-        written, begun or list(names), n=_SUGGESTED if begun else 1, cutoff=0 if begun else 0.6
-    )
-    return f" (did you mean {' or '.join(names[each] for each in close)}?)" if close else ""
+    if begun:
+        close = difflib.get_close_matches(written, begun, n=_SUGGESTED, cutoff=0)
+    else:
+        close = difflib.get_close_matches(written, list(names), n=1)
+    return [names[each] for each in close]
 
 
 def one_of(value: object, known: Iterable[str]) -> MisfitError:
@@ -167,12 +189,14 @@ def _complaints(error: BaseException, path: KeyPath) -> Iterable[Complaint]:
         known = [key_of(field) for field in attrs.fields(error.cl)] if attrs.has(error.cl) else []
         for key in sorted(error.extra_fields):
             hint = did_you_mean(key, known) or (f", expected one of {', '.join(known)}" if known else "")
-            yield Complaint((*path, key), "unknown key" + hint, unknown=True)
+            likely = nearest(key, known)
+            meant = None if likely is None else (*path, likely)
+            yield Complaint((*path, key), "unknown key" + hint, unknown=True, meant=meant)
     elif isinstance(error, BaseValidationError):
         for inner in error.exceptions:
             yield from _complaints(inner, path + _step(error, inner))
     elif isinstance(error, KeyError):
-        yield Complaint(path, "is missing")
+        yield Complaint(path, _MISSING)
     elif isinstance(error, MisfitError):
         yield Complaint((*path, *error.at), str(error))
     elif isinstance(error, ValueError):
@@ -280,6 +304,10 @@ def _tagged(value: object, union: Any) -> Any:
     if not isinstance(value, Mapping):
         raise MisfitError(f"is {shown(value)}, expected a table with the key {tagged.tag}")
     if tagged.tag not in value:
+        of_any_kind = {key_of(field) for kind in tagged.kinds.values() for field in attrs.fields(kind)}
+        for key in value:
+            if key not in of_any_kind and tagged.tag in _near(key, {*of_any_kind, tagged.tag}):
+                raise MisfitError(f"unknown key (did you mean {tagged.tag}?)", at=(key,))
         raise MisfitError(f"is missing, expected one of {', '.join(tagged.kinds)}", at=(tagged.tag,))
     name = value[tagged.tag]
     if not isinstance(name, str) or name not in tagged.kinds:

@@ -13,7 +13,7 @@ import attrs
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.presets import Kind, Preset, alias_note, find_preset, presets
-from pdflow.scenario.reading.convert import Complaint, did_you_mean, one_of, shown, structure
+from pdflow.scenario.reading.convert import Complaint, did_you_mean, nearest, one_of, shown, structure
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema import faults
 from pdflow.scenario.schema import scenario as schema
@@ -94,7 +94,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[ScenarioTables, list[Com
             hint = did_you_mean(key, TABLES) or f", expected one of {', '.join(TABLES)}"
             found.append(Complaint((key,), "unknown table" + hint))
     for key in REQUIRED_TABLES:
-        if key not in document:
+        if key not in document and not any(nearest(other, TABLES) == key for other in document if other not in TABLES):
             written = f"[[{key}]]" if key == "pool" else f"[{key}]"
             found.append(Complaint((), f"the table {written} is missing"))
     tables = ScenarioTables()
