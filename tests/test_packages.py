@@ -89,6 +89,8 @@ EXCEPTIONS: Final = {
     "pdflow/scenario/reading/editable.py": Permit("writes scenario files", "os", touches_files=True),
     "pdflow/scenario/reading/load.py": Permit("reads scenario files", "os", touches_files=True),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
+    "pdflow/workload/traces/command.py": Permit("quotes its own command", "shlex"),
+    "pdflow/workload/traces/described.py": Permit("wraps lines", "textwrap"),
     "pdflow/workload/traces/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
     "pdflow/results/comparison/frame.py": Permit("makes tables, by an extra", "pandas"),
     "pdflow/results/plots.py": Permit("draws, by an extra; in memory", "io matplotlib"),

@@ -34,7 +34,8 @@ def _of_trace(command: Any) -> Any:
             "columns",
             multiple=True,
             metavar="KEY=NAME",
-            help="Of CSV: which column says what, as in arrival_s=t, input_tokens=in, class=tier. Repeatable.",
+            help="Of CSV: the name of a column, as in arrival_s=t, input_tokens=in, class=tier. Repeatable. Common "
+            "names, such as timestamp, prompt_tokens or output_tokens, are found without it.",
         ),
         click.option(
             "--format", "form", metavar="FORMAT", callback=_known_format, help="Its format, if the file leaves doubt."
@@ -76,7 +77,8 @@ def model_trace(out: str, title: str | None, **asked: Any) -> None:
     from pdflow.workload.traces.command import TraceOptions, modelled_trace
 
     path = Path(out)
-    text, likeness = modelled_trace(TraceOptions(**asked), path.stem, title)
+    command = ("pdflow", "trace", "model", "-o", out)
+    text, likeness = modelled_trace(TraceOptions(**asked, command=command), path.stem, title)
     with replacing(path) as file, guarding(path):
         file.write(text.encode())
     click.echo(f'{likeness}\n\n{out} written. In a scenario: [workload] like = "{out}"')

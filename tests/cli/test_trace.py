@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from itertools import islice
 from pathlib import Path
 
@@ -116,8 +117,11 @@ def test_doubt_and_nonsense_are_reported(tmp_path: Path) -> None:
     path.write_text("t,in,out\n0,1,2\n1,3,4\n")
     asked = trace("describe", path)
     assert (asked.exit_code, asked.stdout) == (2, "")
-    assert "say --format, one of mooncake, azure" in asked.stderr
     columns = ("--column", "arrival_s=t", "--column", "input_tokens=in", "--column", "output_tokens=out")
+    assert asked.stderr == (
+        f"{path}: the names of its columns (t, in, out) do not show which of them are the token counts; "
+        f"run pdflow trace describe {path} {' '.join(columns)}\n"
+    )
     assert trace("describe", path, "--format", "csv", *columns).exit_code == 0
     assert "'cvs' is not one of mooncake" in trace("describe", path, "--format", "cvs").stderr
     assert "did you mean class?" in trace("describe", path, "--format", "csv", "--column", "clas=t").stderr
@@ -125,6 +129,68 @@ def test_doubt_and_nonsense_are_reported(tmp_path: Path) -> None:
     assert "no such file" in trace("describe", tmp_path / "none").stderr
     path.write_text("t,in,out\n0,1,2\n1,?,4\n")
     assert f"{path}:3: in is '?'" in trace("describe", path, "--format", "csv", *columns).stderr
+
+
+def test_the_command_that_an_error_gives_runs(tmp_path: Path) -> None:
+    path = tmp_path / "two words.csv"
+    path.write_text("id,request at,the prompt,answer len\nx,0.5,1,2\ny,1.5,3,4\n")
+    error = trace("describe", path).stderr
+    command = shlex.split(error.partition("; run pdflow ")[2])
+    assert command[:3] == ["trace", "describe", str(path)]
+    result = CliRunner().invoke(cli, command, prog_name="pdflow")
+    assert result.exit_code == 0, result.output
+    assert "columns input_tokens=the prompt, output_tokens=answer len" in result.stdout
+    assert f"; run pdflow trace model -o m.toml '{path}' --column " in trace("model", path, "-o", "m.toml").stderr
+
+
+def test_columns_imply_csv(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t,in,out\n0,1,2\n1,3,4\n")
+    columns = ("--column", "arrival_s=t", "--column", "input_tokens=in", "--column", "output_tokens=out")
+    found = figures(path, *columns)
+    assert (found["format"], found["requests"]) == ("csv", 2)
+    assert found["columns"] == {"arrival_s": "t", "input_tokens": "in", "output_tokens": "out"}
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "columns"),
+    [
+        ("timestamp,prompt_tokens,completion_tokens", "0,1,2", ("arrival_s", 0, 1, 2)),
+        ("TIMESTAMP,input_tokens,GeneratedTokens", "2023-11-16 18:17:03.97,1,2", ("arrival_stamp", 0, 1, 2)),
+        ("output_tokens,ContextTokens,arrival_time", "1,2,3.5", ("arrival_s", 2, 1, 0)),
+        ("arrival_time_ms,input_length,output_length", "5,1,2", ("arrival_ms", 0, 1, 2)),
+        ("timestamp_ns,input_len,output_len", "5,1,2", ("arrival_ns", 0, 1, 2)),
+        ("timestamp,prompt tokens,output tokens", "1700000000000,1,2", ("arrival_ms", 0, 1, 2)),
+        ("prompt_tokens,output_tokens,total_tokens", "1,2,3", (None, None, 0, 1)),
+    ],
+)
+def test_common_names_of_columns_are_found(
+    tmp_path: Path, header: str, row: str, columns: tuple[str | None, int | None, int, int]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{header}\n{row}\n")
+    clock, at, prompt, answer = columns
+    names = header.split(",")
+    arrival = {} if clock is None or at is None else {clock: names[at]}
+    found = figures(path)
+    assert found["columns"] == arrival | {"input_tokens": names[prompt], "output_tokens": names[answer]}
+    assert found["input_tokens"]["total"] == int(row.split(",")[prompt])
+
+
+def test_two_columns_with_a_common_name_are_a_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("time,prompt_tokens,input_tokens,output_tokens\n0,1,2,3\n")
+    assert "do not show which of them" in trace("describe", path).stderr
+    found = figures(path, "--column", "input_tokens=input_tokens")
+    assert found["columns"] == {"arrival_s": "time", "input_tokens": "input_tokens", "output_tokens": "output_tokens"}
+
+
+def test_a_file_of_no_format_is_answered_with_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"a": 1}\n')
+    asked = trace("describe", path)
+    assert asked.exit_code == 2
+    assert f"run pdflow trace describe {path} --format FORMAT, where FORMAT is one of mooncake, azure" in asked.stderr
 
 
 def test_published_figures() -> None:

@@ -16,7 +16,7 @@ _STAMP = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII
 ).fullmatch
 _MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_DECIMAL = re.compile(r"(\d{1,12})(?:\.(\d{0,40}))?", re.ASCII).fullmatch
+_DECIMAL = re.compile(r"(\d{1,13})(?:\.(\d{0,40}))?", re.ASCII).fullmatch
 _SCIENTIFIC = re.compile(r"\d{1,12}(?:\.\d{0,40})?[eE][+-]?\d\d?", re.ASCII).fullmatch
 _WHOLE = re.compile(r"\d{1,19}", re.ASCII).fullmatch
 

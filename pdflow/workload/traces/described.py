@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 ROWS = 8
@@ -16,8 +17,8 @@ def described(title: str, figures: Mapping[str, Any], note: str = "") -> str:
 
 def _lines(title: str, figures: Mapping[str, Any], note: str) -> Iterator[str]:
     yield title[:80]
-    if note:
-        yield f"  {note}"[:80]
+    for line in wrap(note, 78):
+        yield f"  {line}"
     yield ""
     arrivals = figures["arrivals"]
     yield _row("requests", f"{figures['requests']:,}" + (f" in {_span(arrivals['span_s'])}" if arrivals else ""))

@@ -6,16 +6,15 @@ import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, TextIO, get_args
+from typing import Final, TextIO
 
 from pdflow.errors import Problem
-from pdflow.scenario.schema.workload import MODELS, Columns, Trace, TraceFormat
+from pdflow.scenario.schema.workload import MODELS, Trace
 from pdflow.workload import servegen
 from pdflow.workload.model import WorkloadModel
 from pdflow.workload.model_file import ModelFileError, model_of
 from pdflow.workload.request import Request
 from pdflow.workload.traces.complaints import Complaints, TraceError
-from pdflow.workload.traces.guess import guess
 from pdflow.workload.traces.traces import has_times, parse, texts
 
 LONGEST_LINE: Final = 1 << 20
@@ -58,6 +57,11 @@ def has_arrival_times(trace: Trace, base_dir: Path) -> bool:
         return True
     with _opened(base_dir / trace.path, "trace") as file:
         return has_times(trace, file.readline(LONGEST_LINE))
+
+
+def is_folder(path: Path) -> bool:
+    """True if the path is a folder, as of a ServeGen model's clients."""
+    return path.is_dir()
 
 
 def first_lines(path: Path, number: int = 3) -> list[str]:
@@ -131,14 +135,3 @@ def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
             raise Complaints(location).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
         yield line
-
-
-def trace_of(path: str, form: TraceFormat | None, columns: Columns, dataset: str | None = None) -> Trace:
-    """Return the trace that the command line names. Raises TraceError if no format is given and the first lines do not
-    show it."""
-    if form is None:
-        form = "servegen" if Path(path).is_dir() else guess(first_lines(Path(path)))
-    if form is None:
-        formats = ", ".join(get_args(TraceFormat))
-        raise TraceError([Problem(path, "", f"may be in any format, say --format, one of {formats}")])
-    return Trace(path=path, format=form, columns=columns, dataset=dataset)
