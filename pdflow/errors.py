@@ -7,12 +7,14 @@
     └── BudgetError              a limit on time or work came first                            exit 3
 
 `LocalProtocolError` (our caller misused the state machine) is defined in the protocol; what a peer sends is data and
-raises nothing. KeyboardInterrupt is no error of ours: the command exits with 130 and keeps what it has.
+raises nothing. KeyboardInterrupt, which Ctrl-C and SIGTERM raise, is no error of ours: the command keeps the results
+that it has and exits with 130.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import attrs
@@ -35,6 +37,18 @@ class Problem:
 
     def __str__(self) -> str:
         return ": ".join(field for field in (self.location, self.path, self.message) if field)
+
+
+NOTHING_SIMULATED: Final = "nothing simulated yet, and nothing written"
+
+
+@contextmanager
+def before_simulating() -> Iterator[None]:
+    """Make a KeyboardInterrupt in the block say that there are no results. What follows the block has some to keep."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(NOTHING_SIMULATED) from None
 
 
 class PdflowError(Exception):

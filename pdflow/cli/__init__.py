@@ -31,8 +31,8 @@ class _Front(click.Group):
         except PdflowError as error:
             click.echo(str(error), err=True)
             ctx.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+        except KeyboardInterrupt as interrupt:
+            click.echo(f"interrupted: {interrupt}" if interrupt.args else "interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
 
 

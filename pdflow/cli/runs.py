@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pdflow.cli.interrupts import sigterm_as_ctrl_c
 from pdflow.cli.options import SET, live, need_out, print_view
+from pdflow.errors import before_simulating
 
 if TYPE_CHECKING:
     from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -41,22 +43,25 @@ def simulate(
     **flags: bool,
 ) -> None:
     """Simulate a SCENARIO file: its cluster and its workload."""
-    from pdflow.scenario.reading.load import load
-
     need_out(out, flags)
-    ctx.exit(_simulate(load(scenario, overrides=overrides, seed=seed), seeds, out=out, **flags))
+    with sigterm_as_ctrl_c():
+        with before_simulating():
+            from pdflow.scenario.reading.load import load
+
+            resolved = load(scenario, overrides=overrides, seed=seed)
+        code = _simulate(resolved, seeds, out=out, **flags)
+    ctx.exit(code)
 
 
 def _simulate(scenario: ResolvedScenario, seeds: int | None, **options: Any) -> int:
     """Run it in the simulated world; the exit code. Options are those of the command, by name."""
-    if seeds is not None:
-        several = importlib.import_module("pdflow_sim.experiments.seeds").simulate_seeds(
-            scenario, seeds, command=sys.argv[1:], **options
-        )
-        return int(several.exit_code)
-    run = importlib.import_module("pdflow_sim.run")
-    result = run.simulate(scenario, command=sys.argv[1:], **options)
-    return int(result.exit_code)
+    with before_simulating():
+        module = importlib.import_module("pdflow_sim.run" if seeds is None else "pdflow_sim.experiments.seeds")
+    if seeds is None:
+        ran = module.simulate(scenario, command=sys.argv[1:], **options)
+    else:
+        ran = module.simulate_seeds(scenario, seeds, command=sys.argv[1:], **options)
+    return int(ran.exit_code)
 
 
 @click.command()
@@ -79,7 +84,8 @@ def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | Non
     if len(runs) < 2:
         raise click.UsageError("it takes two runs to compare")
     if any(run.suffix == ".toml" for run in runs):
-        compared = importlib.import_module("pdflow_sim.experiments.compare").gathered(runs, overrides, seeds)
+        with sigterm_as_ctrl_c():
+            compared = importlib.import_module("pdflow_sim.experiments.compare").gathered(runs, overrides, seeds)
     elif overrides or seeds:
         raise click.UsageError("--set and --seeds are for scenario files, of which none is named")
     else:

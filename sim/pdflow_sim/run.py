@@ -20,7 +20,7 @@ import attrs
 from rich.console import Console, RenderableType
 
 from pdflow.cost.step import StepCost
-from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError
+from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError, before_simulating
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.results.files.bench_json import CostStatement, RunHeader, content_sha256
@@ -103,28 +103,48 @@ def simulate(
             header = EventsHeader(world="simulated", scenario=scenario.name, seed=scenario.seed)
             writer = stack.enter_context(writing_events(options.out / EVENTS_NAME, header))
             observers.append(_recording(writer))
-        world, oracle = prepare(scenario, options, observers)
+        with before_simulating():
+            world, oracle = prepare(scenario, options, observers)
         if not options.quiet and console.is_terminal:
             stack.enter_context(watching(console, scenario, world))
         began = time.process_time()
         interrupted = run(world, oracle, options.drain or options.check_invariants)
         spent = time.process_time() - began
-    result = conclude(scenario, world, command, interrupted)
-    if options.out is not None:
-        result.save(options.out, detailed=options.save_detailed)
-        recording = Recording() if world.recorder is None else world.recorder.recording(world.fabric.paths.names)
-        if options.timeline:
-            metadata = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": interrupted}
-            write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), metadata)
-        if options.html:
-            write_page(options.out / PAGE_NAME, page(result, text, recording))
-    if not options.quiet:
-        print_report(result.table())
-        speed = len(world.records) / spent if spent else 0.0
-        console.print(f"{len(world.records):,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
+    # A first signal that comes now must not lose the results; one after a run that was interrupted already ends it.
+    with contextlib.nullcontext([]) if interrupted else _signals_stop(world) as later:
+        result = conclude(scenario, world, command, interrupted)
         if options.out is not None:
-            console.print(f"written to {options.out}", style="dim")
-    return SimulationRun(result, world, EXIT_INTERRUPTED if interrupted else EXIT_DONE)
+            _write(result, world, options, text)
+        if not options.quiet:
+            print_report(result.table())
+            _print_end(console, result, options.out, spent)
+    return SimulationRun(result, world, EXIT_INTERRUPTED if interrupted or later else EXIT_DONE)
+
+
+def _write(result: Result, world: World, options: RunOptions, scenario_text: str) -> None:
+    """Write the files of the run into its folder."""
+    assert options.out is not None
+    header = result.header
+    result.save(options.out, detailed=options.save_detailed)
+    recording = Recording() if world.recorder is None else world.recorder.recording(world.fabric.paths.names)
+    if options.timeline:
+        metadata = {"scenario": header.scenario_name, "seed": header.seed, "interrupted": header.interrupted}
+        write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), metadata)
+    if options.html:
+        write_page(options.out / PAGE_NAME, page(result, scenario_text, recording))
+
+
+def _print_end(console: Console, result: Result, out: Path | None, spent: float) -> None:
+    """Print the run's speed, where its files are, and whether they are of a part of the run."""
+    requests = len(result.records)
+    speed = requests / spent if spent else 0.0
+    console.print(f"{requests:,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
+    if out is not None:
+        console.print(f"written to {out}", style="dim")
+    if result.header.interrupted:
+        ended = result.metrics.completed
+        done = f"{ended:,} requests had completed" if ended else "no request had completed yet"
+        console.print(f"interrupted: the results are partial; {done}", style="yellow")
 
 
 def _text_of(scenario: ResolvedScenario) -> str:
@@ -189,7 +209,7 @@ def prepare(
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
     """Run the world to its end. True if it was interrupted."""
     try:
-        with uncollected(), _stopping_between_turns(world) as interrupted:
+        with uncollected(), _signals_stop(world) as interrupted:
             world.clock.run()
             if not interrupted:
                 assert_all_ended(world)
@@ -208,26 +228,31 @@ def run(world: World, oracle: Oracle | None, drain: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _stopping_between_turns(world: World) -> Iterator[list[int]]:
+def _signals_stop(world: World) -> Iterator[list[int]]:
     """Make Ctrl-C end the run after a whole turn, so that its totals are consistent; a second one ends it at once. The
-    list that is yielded fills when the first one comes. Does nothing where Ctrl-C means something else already.
+    list that is yielded fills when the first one comes. SIGTERM does the same where it raises KeyboardInterrupt, as in
+    the command. Does nothing where a signal means something else already.
     """
     interrupts: list[int] = []
     before = signal.default_int_handler
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    ours = [each for each in (signal.SIGINT, signal.SIGTERM) if in_main_thread and signal.getsignal(each) is before]
+
+    def restore() -> None:
+        for each in ours:
+            signal.signal(each, before)
 
     def stop(number: int, _: Any) -> None:
         interrupts.append(number)
         world.clock.stop()
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is before
-    if ours:
-        signal.signal(signal.SIGINT, stop)
+    for each in ours:
+        signal.signal(each, stop)
     try:
         yield interrupts
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], interrupted: bool) -> Result:

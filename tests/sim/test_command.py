@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,33 +161,73 @@ def test_a_request_that_never_fits_fails_with_its_reason(tmp_path: Path) -> None
     assert records[1]["reason"] == "does not fit the engine's KV cache"
 
 
-def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
-    files = ("--events", "--html", "--timeline", "--out", str(tmp_path))
-    endless = ("--set", "workload.requests=100000000", *files)
+ENDED_BY = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a simulation, to be ended by a signal."""
     with subprocess.Popen(
-        [sys.executable, "-m", "pdflow", "simulate", SMALL, *endless],
+        [sys.executable, "-m", "pdflow", "simulate", *arguments],
         env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # What is started in the background of a shell ignores Ctrl-C, and so does what it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
         try:
-            deadline = time.monotonic() + 20
-            while not (tmp_path / "events.jsonl.part").exists() or (tmp_path / "events.jsonl.part").stat().st_size == 0:
-                assert time.monotonic() < deadline, "the run has not begun"
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            yield process
         finally:
             process.kill()
-    assert process.returncode == 130, err
+
+
+def interrupted_run(folder: Path, number: signal.Signals, *arguments: str) -> tuple[str, str]:
+    """Run until the first events are written, send the signal, and return stdout and stderr."""
+    events = folder / "events.jsonl.part"
+    with started(*arguments, "--events", "--out", str(folder)) as process:
+        deadline = time.monotonic() + 30
+        while not events.exists() or events.stat().st_size == 0:
+            assert time.monotonic() < deadline, "the run has not begun"
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert json.loads((folder / "results.json").read_text())["pdflow"]["interrupted"] is True
     assert "interrupted, partial" in " ".join(out.split())
+    return out, err
+
+
+@ENDED_BY
+def test_a_signal_before_the_run_says_that_there_are_no_results(tmp_path: Path, number: signal.Signals) -> None:
+    scenario = tmp_path / "scenario.toml"
+    os.mkfifo(scenario)
+    # The pipe opens when the command reads its scenario, which then has no end.
+    with started(str(scenario), "--out", str(tmp_path / "out")) as process, scenario.open("w"):
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "interrupted: nothing simulated yet, and nothing written\n")
+    assert not (tmp_path / "out").exists()
+
+
+@ENDED_BY
+def test_a_signal_before_the_first_completion_leaves_partial_results(tmp_path: Path, number: signal.Signals) -> None:
+    long = ("workload.output_tokens=50000000", "pool.d.kv_tokens=1000000000", "workload.requests=2000")
+    sets = [argument for override in long for argument in ("--set", override)]
+    _, err = interrupted_run(tmp_path, number, SMALL, "--exact", *sets)
+    assert "interrupted: the results are partial; no request had completed yet" in err
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert {record["outcome"] for record in records} == {None}
+
+
+@ENDED_BY
+def test_a_signal_keeps_the_results_so_far(tmp_path: Path, number: signal.Signals) -> None:
+    endless = ("--set", "workload.requests=100000000", "--html", "--timeline")
+    _, err = interrupted_run(tmp_path, number, SMALL, *endless)
+    assert "requests had completed" in err
     assert "Interrupted: what follows is of a part of the run." in (tmp_path / "report.html").read_text()
     trace = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
     assert trace["traceEvents"]
     assert trace["otherData"]["interrupted"] is True
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["pdflow"]["interrupted"] is True
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert results["completed"] == sum(record["outcome"] == "completed" for record in records) > 0
     assert sum(1 for _ in read_events(tmp_path / "events.jsonl")[1]) > 0
