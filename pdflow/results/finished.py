@@ -47,4 +47,4 @@ class FinishedRun:
 
     def table(self) -> Report:
         """Return the report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
-        return Report(self.header, self.metrics, self.totals)
+        return Report(self.header, self.metrics, self.totals, steps=self.steps)

@@ -86,6 +86,11 @@ class Steps:
                 found.add(row_start, row_first, row_delta, row_steps - done, row_weight)
         return found
 
+    def totals(self) -> tuple[int, int]:
+        """Return the number of steps, and the sum over them of the sequences that waited for a token of the step."""
+        folds = [(steps.astype(np.int64), weight.astype(np.int64)) for _, _, _, steps, weight in self.folds()]
+        return sum(int(s.sum()) for s, _ in folds), sum(int((s * w).sum()) for s, w in folds)
+
     def bounds_ps(self) -> tuple[int, int] | None:
         """Return the shortest and the longest step that some token waited for."""
         low: int | None = None

@@ -6,7 +6,7 @@ NO_COLOR and for terminals without Unicode: meaning never rests on colour, and e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import formatting
+from pdflow.results.figures.batches import mean_batch
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.spread import Spread
 from pdflow.results.files.bench_json import RunHeader, statements
+from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, Totals
 
 LATENCY_COLUMNS = ("mean", "p50", "p90", "p99")
@@ -34,13 +36,15 @@ _LINKS_SHOWN = 3
 class Report:
     """The printed report of a run, for rich: `console.print(Report(header, metrics, totals))`.
 
-    Of a live run, seen from outside, there are no `totals`; `late` is how long after its arrival each request was sent.
+    Of a live run, seen from outside, there are no `totals` and no `steps`; `late` is how long after its arrival each
+    request was sent.
     """
 
     header: RunHeader
     metrics: Metrics
     totals: Totals | None
     late: Spread | None = None
+    steps: Mapping[str, Steps] = attrs.field(factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=min(options.max_width, _WIDEST))
@@ -156,7 +160,7 @@ class Report:
         yield "throughput", separator.join(_rates(metrics))
         yield from _slo_rows(header, metrics, separator)
         if self.totals is not None:
-            yield from _inside_rows(self.totals, signs)
+            yield from _inside_rows(self.totals, self.steps, signs)
         yield from _outcome_rows(metrics, separator)
         if self.late is not None and self.late.count:
             late = (self.late.mean_ms, self.late.p99_ms, self.late.max_ms)
@@ -218,12 +222,18 @@ def _rates(metrics: Metrics) -> Iterator[str]:
     yield f"{formatting.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all"
 
 
-def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Text]]:
+def _inside_rows(totals: Totals, steps: Mapping[str, Steps], signs: _Signs) -> Iterator[tuple[str, str | Text]]:
     """Yield the rows that no client can measure: bytes moved, links, GPUs, prefix hits, stranded KV."""
     separator = f" {signs.dot} "
     yield "bytes moved", f"{formatting.size(totals.bytes_moved)} in {formatting.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)
-    yield "GPU busy", separator.join(_busy(totals, role) for role in totals.roles()) or "no engines"
+    yield "in steps", separator.join(_in_steps(totals, role) for role in totals.roles()) or "no engines"
+    if batches := [text for role in totals.roles() if (text := _mean_batch(totals, steps, role))]:
+        yield "mean batch", separator.join(batches)
+    peaks = {role: peak for role in totals.roles() if (peak := totals.peak_kv_share(role)) is not None}
+    if peaks:
+        shares = separator.join(f"{role} {formatting.percent(peak)}" for role, peak in peaks.items())
+        yield "KV peak", f"{shares} of the fullest engine's blocks"
     if totals.prefix_cache()[1]:
         yield (
             "prefix hits",
@@ -234,10 +244,21 @@ def _inside_rows(totals: Totals, signs: _Signs) -> Iterator[tuple[str, str | Tex
     yield "stranded KV", f"{formatting.size(held)}{signs.times}s{separator}{formatting.size(average)} held on average"
 
 
-def _busy(totals: Totals, role: str) -> str:
-    gpus = sum(engine.gpus for engine in totals.engines if engine.role == role)
+def _in_steps(totals: Totals, role: str) -> str:
+    gpus = sum(engine.gpus for engine in totals.of_role(role))
     busy = formatting.percent(totals.gpu_busy_share(role))
-    return f"{role} {busy} of {formatting.count(gpus)} GPU{'s' if gpus > 1 else ''}"
+    whose = "GPU's" if gpus == 1 else "GPUs'"
+    return f"{role} {busy} of {formatting.count(gpus)} {whose} time"
+
+
+def _mean_batch(totals: Totals, steps: Mapping[str, Steps], role: str) -> str:
+    """Return the mean batch of a role's engines, and the most that fits into one; "" for those that only prefill."""
+    engines = totals.of_role(role)
+    batch = mean_batch(steps, engines)
+    if batch is None:
+        return ""
+    most = max(engine.max_num_seqs for engine in engines)
+    return f"{role} {batch:,.1f}{f' of at most {formatting.count(most)}' if most else ''} sequences"
 
 
 def _prefix_hits(totals: Totals, role: str) -> str:

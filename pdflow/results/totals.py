@@ -47,6 +47,8 @@ class EngineTotals:
     """Tokens of its prompts, if it caches prefixes."""
     prefix_cache_hits: int = 0
     """Of these, the tokens whose KV was in its cache."""
+    max_num_seqs: int = 0
+    """The most sequences in one of its steps, 0 if not known."""
     up_ns: int | None = None
     """How long its GPUs were allocated, if not for the whole run."""
 
@@ -98,6 +100,15 @@ class Totals:
         chosen = [engine for engine in self.engines if role is None or engine.role == role]
         held = sum(engine.gpus * engine.held_ns(self.duration_ns) for engine in chosen) * PS_PER_NS
         return share(sum(engine.busy_ps * engine.gpus for engine in chosen), held)
+
+    def of_role(self, role: str) -> list[EngineTotals]:
+        """Return the engines of a role."""
+        return [engine for engine in self.engines if engine.role == role]
+
+    def peak_kv_share(self, role: str) -> float | None:
+        """Return the largest share of its KV blocks that any engine of a role had in use; None if all are unlimited."""
+        limited = [engine for engine in self.of_role(role) if engine.kv_blocks]
+        return max((share(engine.peak_kv_blocks, engine.kv_blocks) for engine in limited), default=None)
 
     def busiest_links(self, most: int) -> Sequence[LinkTotals]:
         """Return the links that were used: nearest to capacity first, then by bytes, then in the network's order."""

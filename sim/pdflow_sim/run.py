@@ -277,6 +277,7 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
                 peak_kv_blocks=node.peak_blocks,
                 prefix_cache_queries=queries,
                 prefix_cache_hits=hits,
+                max_num_seqs=pool.max_num_seqs,
                 up_ns=None if world.scaling is None else world.scaling.up_ns(node.name),
             )
         )

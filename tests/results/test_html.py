@@ -81,6 +81,22 @@ def test_the_page_has_all_figures_of_the_printed_report(result: Result) -> None:
     assert not [figure for figure in figures if figure not in text]
 
 
+def test_the_page_says_how_full_each_engine_was(result: Result) -> None:
+    """Time in steps alone reads as saturation."""
+    engines = [attrs.evolve(engine, max_num_seqs=64) for engine in result.totals.engines]
+    run = attrs.evolve(result, totals=attrs.evolve(result.totals, engines=engines))
+    markup = page(run)
+    (row,) = re.findall(r"<tr><td[^>]*>decode-0</td>.*?</tr>", markup)
+    assert re.findall(r">([^<>]+)</td>", row) == ["decode-0", "75.0 %", "0.8", "64", "1", "20", "1,000"]
+    assert "in steps for as long as it has one sequence" in Reader(markup).text
+
+
+def test_pools_with_equal_step_times_share_a_row(result: Result) -> None:
+    markup = page(result)
+    assert len(re.findall("constant, as the scenario states", markup)) == 1
+    assert ">prefill, decode</td>" in markup
+
+
 def test_a_stage_that_no_request_was_in_has_no_picture(result: Result) -> None:
     text = Reader(page(result)).text
     assert re.search(r"Never any: [^.]*\bdecoding\b", text)

@@ -6,11 +6,12 @@ import io
 import os
 from pathlib import Path
 
+import attrs
 import pytest
 from rich.console import Console
 
 from pdflow.results import formatting
-from pdflow.results.files.bench_json import RunHeader
+from pdflow.results.files.bench_json import CostStatement, RunHeader
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
@@ -55,6 +56,26 @@ def test_no_color_gets_no_colours_and_loses_no_text(result: Result, monkeypatch:
     console.print(result.table())
     colours = [f"\x1b[{code}m" for code in range(30, 38)]
     assert not [colour for colour in colours if colour in file.getvalue()]
+
+
+def test_the_report_shows_how_full_engines_were_and_their_time_in_steps(result: Result) -> None:
+    """98 % of the time in steps reads as saturation, whatever the batch was."""
+    facts = dict(result.table().facts())
+    assert facts["in steps"] == "prefill 25.0 % of 2 GPUs' time · decode 75.0 % of 1 GPU's time"
+    assert facts["mean batch"] == "decode 0.8 sequences", "5 steps each, in 4 of which one sequence waits for a token"
+    assert facts["KV peak"] == "prefill 6.0 % · decode 2.0 % of the fullest engine's blocks"
+    engines = [attrs.evolve(engine, max_num_seqs=256, kv_blocks=0) for engine in result.totals.engines]
+    facts = dict(attrs.evolve(result, totals=attrs.evolve(result.totals, engines=engines)).table().facts())
+    assert facts["mean batch"] == "decode 0.8 of at most 256 sequences"
+    assert "KV peak" not in facts, "its blocks are unlimited"
+
+
+def test_pools_with_equal_step_times_share_a_line(result: Result) -> None:
+    other = CostStatement(pool="d2", model="constant", provenance="other", error_bar="10 %")
+    header = attrs.evolve(result.header, costs=(*result.header.costs, other))
+    facts = list(attrs.evolve(result, header=header).table().facts())
+    lines = [value for name, value in facts if name == "step times"]
+    assert lines == ["prefill, decode: constant, as the scenario states; exact", "d2: other; 10 %"]
 
 
 def test_bars_of_the_waterfall_follow_each_other(result: Result) -> None:

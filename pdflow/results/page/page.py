@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pdflow.results import formatting
+from pdflow.results.figures.batches import mean_batch
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.figures import courses, distributions
 from pdflow.results.page.markup import Html, bar, joined, table, tag
@@ -24,8 +25,14 @@ ROWS_SHOWN: Final = 64
 SCENARIO_SHOWN: Final = 200_000
 """Characters."""
 
-_ELSEWHERE: Final = frozenset({"link use", "GPU busy", "step times"})
+_ELSEWHERE: Final = frozenset({"link use", "in steps", "step times"})
 """Facts that have tables of their own here."""
+
+
+_IN_STEPS: Final = (
+    "An engine is in steps for as long as it has one sequence to compute. Its mean batch, its KV blocks and the queues "
+    "above say how near it is to its limit."
+)
 
 
 def page(result: FinishedRun, scenario_text: str = "", recording: Recording | None = None) -> str:
@@ -135,11 +142,13 @@ def stages(result: FinishedRun) -> Iterator[Html]:
 def _use(result: FinishedRun) -> Iterator[Html]:
     totals = result.totals
     if totals.engines:
-        rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
-        heads = ["engine", "share of the run in a step", "busy", "GPUs", "KV blocks in use at most", "of"]
+        rows = [_engine_row(engine, result) for engine in totals.engines]
+        heads = ["engine", "share of the run in steps", "in steps", "mean batch", "of at most"]
+        heads += ["GPUs", "KV blocks in use at most", "of"]
         yield tag("h2", "Engines")
         yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
+        yield tag("p", _IN_STEPS, class_="dim")
     links = totals.busiest_links(len(totals.links))
     if links:
         yield tag("h2", "Links")
@@ -149,11 +158,17 @@ def _use(result: FinishedRun) -> Iterator[Html]:
         yield from _more(rows)
 
 
-def _engine_row(engine: EngineTotals, duration_ns: int) -> tuple[str, ...]:
-    busy = engine.busy_share(duration_ns)
+def _engine_row(engine: EngineTotals, result: FinishedRun) -> tuple[str, ...]:
+    busy = engine.busy_share(result.totals.duration_ns)
+    batch = mean_batch(result.steps, [engine])
+    sizes = (
+        ("", "")
+        if batch is None
+        else (f"{batch:,.1f}", formatting.count(engine.max_num_seqs) if engine.max_num_seqs else "")
+    )
     blocks = formatting.count(engine.kv_blocks) if engine.kv_blocks else "unlimited"
     peak = formatting.count(engine.peak_kv_blocks)
-    return engine.name, bar(0, busy), formatting.percent(busy), formatting.count(engine.gpus), peak, blocks
+    return engine.name, bar(0, busy), formatting.percent(busy), *sizes, formatting.count(engine.gpus), peak, blocks
 
 
 def _link_row(link: LinkTotals, duration_ns: int) -> tuple[str, ...]:
@@ -169,9 +184,12 @@ def _more(rows: Sequence[object]) -> Iterator[Html]:
 
 def _costs(result: FinishedRun) -> Iterator[Html]:
     if result.header.costs:
-        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.header.costs]
+        pools: dict[tuple[str, ...], list[str]] = {}
+        for cost in result.header.costs:
+            pools.setdefault((cost.model, cost.provenance, cost.error_bar), []).append(cost.pool)
+        rows = [(", ".join(names), *source) for source, names in pools.items()]
         yield tag("h2", "Step times, and how wrong they may be")
-        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
+        yield table(["pools", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
         yield from _more(rows)
 
 

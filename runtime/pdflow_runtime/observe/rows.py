@@ -195,6 +195,7 @@ class _Engines:
                 gpus=pool.tp * pool.pp,
                 kv_blocks=kv_tokens_of(scenario.model, pool) // pool.block_size,
                 peak_kv_blocks=self._peak[name],
+                max_num_seqs=pool.max_num_seqs,
             )
             for pool in scenario.pools
             for name in (f"{pool.name}-{number}" for number in range(pool.replicas))

@@ -141,7 +141,7 @@ class Watcher:
     def engines(self, pools: dict[str, list[SimEngineNode]], first: Sample, last: Sample) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         table.add_column("pool", style="bold", no_wrap=True)
-        for name in ("engines", "waiting", "loading", "running", "GPU busy", "KV used"):
+        for name in ("engines", "waiting", "loading", "running", "in steps", "KV used"):
             table.add_column(name, justify="right", no_wrap=True)
         passed_ps = (last.now - first.now) * PS_PER_NS
         for pool, nodes in list(pools.items())[:POOLS_SHOWN]:
