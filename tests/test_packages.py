@@ -72,6 +72,7 @@ EXCEPTIONS: Final = {
     ),
     "pdflow/cli/bench_options.py": Permit("options of a command", "click"),
     "pdflow/cli/checking.py": Permit("commands: opens sim/ when asked", "click importlib pdflow_sim"),
+    "pdflow/cli/completion.py": Permit("of options of commands", "click"),
     "pdflow/cli/interrupts.py": Permit("SIGTERM", "signal threading"),
     "pdflow/cli/listings.py": Permit("commands: opens sim/ when asked", "click pdflow_sim"),
     "pdflow/cli/options.py": Permit("options of commands", "click"),
@@ -79,6 +80,7 @@ EXCEPTIONS: Final = {
         "commands: opens sim/ or runtime/ when asked", "click importlib pdflow_runtime pdflow_sim sys"
     ),
     "pdflow/cli/serving.py": Permit("commands: opens runtime/ when asked", "click importlib pdflow_runtime sys"),
+    "pdflow/cli/sweeping.py": Permit("a command: opens sim/ when asked", "click importlib pdflow_sim"),
     "pdflow/cli/traces.py": Permit("commands", "click"),
     "pdflow/version.py": Permit("asks the installation for its version", "importlib"),
     "pdflow/scenario/costs/aiconfigurator.py": Permit(
@@ -135,6 +137,7 @@ EXCEPTIONS: Final = {
     ),
     "sim/pdflow_sim/experiments/seen.py": Permit("reads what requests took", "csv io", touches_files=True),
     "sim/pdflow_sim/experiments/sweep.py": Permit("a table and a bar, by an extra", "os pandas tqdm warnings"),
+    "sim/pdflow_sim/experiments/sweep_command.py": Permit("writes CSV, through `replacing`", "csv io"),
     "sim/pdflow_sim/uncollected.py": Permit("runs without the search for cycles", "gc"),
     "sim/pdflow_sim/experiments/workers.py": Permit(
         "runs in processes, which end with it", "multiprocessing os subprocess sys threading"

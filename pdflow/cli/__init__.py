@@ -17,6 +17,7 @@ from pdflow.cli.checking import check, validate
 from pdflow.cli.listings import methods, presets, schema
 from pdflow.cli.runs import calibrate, compare, simulate
 from pdflow.cli.serving import bench, serve, top
+from pdflow.cli.sweeping import sweep
 from pdflow.cli.traces import trace
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, PdflowError
 from pdflow.version import compiled, version
@@ -47,7 +48,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(simulate, compare, calibrate),
+    *(simulate, sweep, compare, calibrate),
     *(serve, top, bench),
     *(check, validate, trace),
     *(schema, methods, presets),

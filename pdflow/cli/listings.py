@@ -6,6 +6,7 @@ import json
 
 import click
 
+from pdflow.cli.completion import complete_method, complete_preset
 from pdflow.cli.options import print_view
 
 
@@ -18,7 +19,7 @@ def schema() -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_method)
 @click.option(
     "--dialect",
     type=click.Choice(["strict", "as-published"]),
@@ -51,7 +52,7 @@ def methods(names: tuple[str, ...], dialect: str) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_preset)
 def presets(names: tuple[str, ...]) -> None:
     """List models, GPUs and networks to name in a scenario.
 

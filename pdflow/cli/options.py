@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pdflow.cli.completion import complete_override
 from pdflow.errors import MissingBackendError
 
 SET = click.option(
@@ -15,6 +16,7 @@ SET = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=complete_override,
     help="Replace one value of the scenario, as in router.policy=least-loaded or pool.decode.tp=2. Repeatable.",
 )
 

@@ -169,7 +169,8 @@ def _list(kind: Kind, title: str) -> Iterable[RenderableType]:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for preset in presets(kind).values():
-        table.add_row("  " + preset.name, preset.summary)
+        aliases = [alias for alias, name in ALIASES[kind].items() if name == preset.name]
+        table.add_row("  " + preset.name, preset.summary + (f"; also {', '.join(aliases)}" if aliases else ""))
     return Text(f"{title}s"), table
 
 

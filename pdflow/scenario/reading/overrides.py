@@ -35,6 +35,27 @@ def parse_override(text: str) -> Override:
     return Override(location, parse_key(key), _value(value))
 
 
+def values_of(text: str) -> list[Any]:
+    """Return the values of a list with commas, each read as `--set` reads one: "3,4", "nixl-push,nixl-pull".
+
+    A comma within brackets, braces or quotes separates nothing, so that an array is one value.
+    """
+    values, begin, depth, quote = [], 0, 0, ""
+    for position, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            values.append(_value(text[begin:position].strip()))
+            begin = position + 1
+    return [*values, _value(text[begin:].strip())]
+
+
 def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
     """Put the value into the document and return its path there. Raises MisfitError where the key leads nowhere."""
     path: KeyPath = ()

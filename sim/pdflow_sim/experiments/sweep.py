@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,34 +34,54 @@ def sweep(
     if jobs < 1 or seeds < 1:
         raise ValueError(f"jobs is {jobs} and seeds is {seeds}, expected at least 1 of each")
     with notebook_extra(), warnings.catch_warnings(action="ignore"):
-        import pandas  # noqa: F401 (before an hour is spent without it)
+        import pandas  # before an hour is spent without it
         from tqdm.auto import tqdm  # warns where a notebook has no widgets, and then shows text
 
-    folder = None if cache is None else Path(cache)
-    tasks = [SweepTask(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
-    rows = [SweepRow(error=NOT_RUN)] * len(tasks)
-    left = len(tasks)
-    try:
-        with tqdm(total=len(tasks), unit="run", disable=not progress) as bar, closing(rows_of(tasks, jobs)) as found:
-            for position, row in found:
-                rows[position] = row
-                left -= 1
-                bar.update()
-    except KeyboardInterrupt:
-        pass
-    frame = _frame(tasks, rows)
-    frame.attrs["interrupted"] = left > 0
+    tasks = tasks_of(scenario, points, seeds, cache)
+    with tqdm(total=len(tasks), unit="run", disable=not progress) as bar:
+        rows, interrupted = run_tasks(tasks, jobs, bar.update)
+    table, columns = table_of(tasks, rows)
+    frame = pandas.DataFrame(table, columns=columns)
+    frame.attrs["interrupted"] = interrupted
     return frame
 
 
-def _frame(tasks: Sequence[SweepTask], rows: Sequence[SweepRow]) -> pd.DataFrame:
-    """Return the table: a row for each run; columns as they first appear, those of the points before all others."""
-    import pandas as pd
+def tasks_of(
+    scenario: Scenario,
+    points: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
+    seeds: int,
+    cache: str | os.PathLike[str] | None,
+) -> list[SweepTask]:
+    """Return the runs of a sweep, in the order of the points."""
+    folder = None if cache is None else Path(cache)
+    return [SweepTask(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
 
+
+def run_tasks(tasks: Sequence[SweepTask], jobs: int, on_row: Callable[[], object]) -> tuple[list[SweepRow], bool]:
+    """Return the rows of all tasks, in their order, and whether Ctrl-C came before the last one; calls `on_row` after
+    each. Rows that were not run say so.
+    """
+    rows = [SweepRow(error=NOT_RUN)] * len(tasks)
+    left = len(tasks)
+    try:
+        with closing(rows_of(tasks, jobs)) as found:
+            for position, row in found:
+                rows[position] = row
+                left -= 1
+                on_row()
+    except KeyboardInterrupt:
+        pass
+    return rows, left > 0
+
+
+def table_of(tasks: Sequence[SweepTask], rows: Sequence[SweepRow]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a table with a row for each run, and its columns as they first appear, those of the points before all
+    others.
+    """
     swept = dict.fromkeys(key for task in tasks for key in task.point)
     names = dict.fromkeys(name for row in rows for name in row.figures)
     table = [
         {**task.point, "seed": task.seed if row.seed is None else row.seed, "error": row.error, **row.figures}
         for task, row in zip(tasks, rows, strict=True)
     ]
-    return pd.DataFrame(table, columns=[*swept, "seed", "error", *names])
+    return table, [*swept, "seed", "error", *names]
