@@ -1,4 +1,4 @@
-"""The table of transfer methods, by name. Another method is another file beside this one, and a line here."""
+"""The table of transfer methods, by name. A new method is a new file in this package, and a line here."""
 
 from __future__ import annotations
 

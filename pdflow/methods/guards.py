@@ -1,8 +1,8 @@
-"""Named guards against faults of the originals on a piece's way: the same memories and pieces, with or without.
+"""Named guards against faults of the originals in the transfer of a piece: memories and pieces are the same without.
 
-With all of them, the default and `strict`, none of the faults of SEED_SYSTEMS sections 1 and 2 can happen. A method as
-it was published lacks those that its original lacks. Each is read where its rule stands, and `pdflow check methods`
-shows what they keep away.
+With all guards, the default and `strict`, none of the faults of SEED_SYSTEMS sections 1 and 2 can happen. A method as
+published lacks the guards that its original lacks. The code of each rule reads its guard, and `pdflow check methods`
+shows the faults that the guards prevent.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ class Guards:
     theirs in `protocol/dialect.py`."""
 
     reserves_whole: bool = True
-    """A prompt gets room for all its pieces before the first goes. Otherwise each piece asks when it comes: a full ring
-    holds parts of prompts of which none can end (#18332), and a full buffer refuses layers (#18242)."""
+    """A prompt gets memory for all its pieces before the first is sent. Otherwise each piece asks when it arrives: a
+    full ring holds parts of prompts of which none can complete (#18332), and a full buffer refuses layers (#18242)."""
 
     survives_exhaustion: bool = True
-    """D's listener answers a piece that finds no room with a refusal. Otherwise the pool's error ends its thread, and
-    the rank takes nothing in any more, from any peer (#18242)."""
+    """D's listener refuses a piece for which it has no memory. Otherwise the pool's error ends the listener's thread,
+    and the rank receives nothing more from any peer (#18242)."""
 
     invalidates_lost: bool = True
-    """A prompt of which a piece is lost is lost, and computed again. Otherwise the piece is skipped, and D decodes with
-    whatever its blocks had there (#18242)."""
+    """If a piece is lost, its prompt is lost and computed again. Otherwise the piece is skipped, and D decodes whatever
+    its blocks contained (#18242)."""
 
     indexes_by_piece: bool = True
-    """Tokens are found from where their piece's part of memory begins. Otherwise from where the prompt does, which is
-    the same for the first chunk only (#18332)."""
+    """A token's address is counted from the start of its piece's memory. Otherwise it is counted from the start of the
+    prompt, which is the same for the first chunk only (#18332)."""
 
     ends_receives: bool = True
-    """What is under way from a P that has died is over. Otherwise its receiver waits for ever: receives have no timeout
-    (#18242, #18332)."""
+    """A receive ends when its P has died. Otherwise its receiver waits forever: receives have no timeout (#18242,
+    #18332)."""
 
     ranks_by_address: bool = True
-    """Which of two is rank 0 of their group follows from their addresses. Otherwise the one that asks for the group
-    is: if both do at once, each waits for ever in a group of its own (#18242)."""
+    """The addresses of two ranks decide which is rank 0 of their group. Otherwise it is the one that asks for the
+    group: if both ask at once, each waits forever in its own group (#18242)."""
 
 
 class Loss(Enum):
@@ -54,7 +54,7 @@ class Loss(Enum):
 
 
 def loss_of(guards: Guards, p_has_died: bool) -> Loss:
-    """Return the outcome for a prompt of which the operation of a piece has failed, P has a piece no more, or P has
+    """Return the outcome for a prompt if the operation of a piece has failed, or P no longer has a piece, or P has
     died."""
     if p_has_died:
         return Loss.ENDS if guards.ends_receives else Loss.AWAITED
@@ -62,7 +62,7 @@ def loss_of(guards: Guards, p_has_died: bool) -> Loss:
 
 
 def may_corrupt(guards: Guards) -> bool:
-    """Whether D may decode with KV that is not its prompt's."""
+    """Whether D may decode KV that is not its prompt's."""
     return not (guards.invalidates_lost and guards.indexes_by_piece)
 
 

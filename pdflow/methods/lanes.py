@@ -1,14 +1,14 @@
-"""The order in which a rank posts the pieces of its open operations; so, which pieces a stop still cuts.
+"""The order in which a rank posts the pieces of its open operations, and so the pieces that a stop still removes.
 
-A rank has so many WRITEs under way at once, and so many READs, as its method has lanes for them. A piece counts as
-posted when it has a lane, not before: until then a stop cuts it. What of one operation may be posted, and how it ends,
-is `shipment.py`'s. The operation that came first goes first; where the original queues piece by piece (`Turns.PIECE`),
-pieces go in the order in which they could be posted.
+A rank has at most as many WRITEs and READs in flight as its method has lanes for them. A piece counts as posted when it
+has a lane: until then a stop removes it. `shipment.py` decides which pieces of one operation may be posted, and how it
+ends. The oldest operation goes first. Where the original queues piece by piece (`Turns.PIECE`), pieces go in the order
+in which they could be posted.
 
-A lane is free again when its piece has ended, or when its sender is gone (`release_lane`): then the piece is still
-waited for, and has no lane. Each piece that has been posted ends once; another end of it changes nothing.
+A lane is free when its piece has ended, or when its sender has died (`release_lane`): the receiver then still waits for
+the piece, which has no lane. Each piece that has been posted ends once; another end of it changes nothing.
 
-What keeps a posted piece waiting besides (its receiver, a group, room at D) is the driver's to know.
+The driver knows what else a posted piece waits for: its receiver, a group, room at D.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LaneRules(Value, frozen=True, kw_only=True):
     as_offered: bool = False
     """Pieces of a WRITE are there when P offers them. Otherwise, and of a READ, all are there from the beginning."""
     writes: int | None = None
-    """How many pieces of WRITEs a P rank has under way at once; None for any number."""
+    """The most pieces of WRITEs that a P rank has in flight; None for any number."""
     reads: int | None = None
-    """How many pieces of READs a D rank has under way at once."""
+    """The most pieces of READs that a D rank has in flight."""
     turns: Turns = Turns.OPERATION
 
 

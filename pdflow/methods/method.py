@@ -31,7 +31,7 @@ class Grain(Enum):
 
 
 class MemoryKind(Enum):
-    """The kind of memory in which KV lies on its way."""
+    """The kind of memory that KV is in during a transfer."""
 
     BLOCKS = "the engine's KV blocks"
     RING = "a ring of pinned host memory"
@@ -42,7 +42,7 @@ class MemoryKind(Enum):
 
 
 class Hop(Enum):
-    """One copy or transfer on a piece's way."""
+    """One copy or transfer of a piece."""
 
     D2H = "GPU to host"
     H2D = "host to GPU"
@@ -62,44 +62,44 @@ class Turns(Enum):
 
 @attrs.frozen(kw_only=True)
 class PipelinePolicy:
-    """The rules of one dialect of a method: what waits for what, what is sent early, and what is guarded against."""
+    """The rules of one dialect of a method: what waits for what, what is sent early, and which guards it has."""
 
     early: bool = False
-    """Pieces are sent while what follows is computed. Otherwise when the prompt is."""
+    """P sends pieces while it computes the next. Otherwise it sends when the prompt is computed."""
     prefill_waits: bool = False
     """P's next step waits until all that the last one computed has been sent."""
     decode_waits: bool = False
     """D's next step waits until the KV of every request that it has admitted is loaded."""
     sending_lanes: int | None = None
-    """How many pieces a P rank has under way at most; None for any number."""
+    """The most pieces that a P rank has in flight; None for any number."""
     receiving_lanes: int | None = None
-    """How many pieces a D rank takes in at once: of READs it posts no more, of what it is sent it takes no more."""
+    """The most pieces that a D rank receives at once: it posts no more READs, and accepts no more pieces from P."""
     turns: Turns = Turns.OPERATION
-    """The order in which operations' pieces take a rank's lanes. PIECE: the original has one queue of pieces."""
+    """The order in which the pieces of operations get a rank's lanes. PIECE: the original has one queue of pieces."""
     guards: Guards = attrs.field(factory=Guards)
-    """The guards against faults on the way of the pieces."""
+    """The guards against faults in the transfer of pieces."""
     asks: bool = False
-    """Each piece is announced by a message, and sent when that has been answered; `wire_profile` may name both."""
+    """A message announces each piece, which is sent after its answer; `wire_profile` may name both."""
     wire_profile: WireProfile = attrs.field(factory=WireProfile)
-    """The messages of the original where ours are others."""
+    """The messages of the original where they differ from pdflow's."""
     tensors: int = 1
-    """A piece goes as so many tensors, one after the other."""
+    """The number of tensors that a piece is sent as, one after the other."""
     in_stream: bool = False
-    """P's copies to the host are queued on its GPU behind the step that runs."""
+    """P's copies to the host are queued on its GPU after the step that runs."""
     pickles: bool = False
-    """Bytes go through a Python thread of either host that pickles them, or takes them apart."""
+    """A Python thread on each host pickles or unpickles the bytes."""
     hidden_states: bool = False
-    """Hidden states of the last layer go with the KV of every rank, whole: D computes nothing of a prompt."""
+    """All hidden states of the last layer are sent with the KV of every rank: D computes nothing of a prompt."""
     answer_first: bool = False
-    """D's leg begins when P's answer has come, as that names the prompt to D."""
+    """D's leg begins after P's answer, which names the prompt to D."""
     page_bytes: int = 0
-    """What is contiguous on both sides is posted in descriptors of so many bytes; 0 for a single one."""
+    """Contiguous memory is posted in descriptors of this many bytes; 0: in one descriptor."""
     fails_whole_batches: bool = False
-    """A prompt whose KV cannot be had takes all with it that came to D's step with it."""
+    """If D cannot get the KV of one prompt, all prompts that entered D's step with it fail."""
     heartbeat_s: float | None = None
-    """Engines report to the router so often, which knows of them by nothing else, unless a scenario says otherwise."""
+    """Seconds between reports of an engine to the router, which knows only such engines. A scenario may set it."""
     salts_keys: bool = False
-    """Each process hashes content in its own way: what one has stored no other finds."""
+    """Each process hashes content with its own salt: no process finds what another has stored."""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,34 +110,34 @@ class Method:
     summary: str
     source: str
     pulls: bool = False
-    """D reads, when P's answer has named what there is. Otherwise P writes what D has registered for."""
+    """D reads, after P's answer has named the blocks. Otherwise P writes to the blocks that D has registered."""
     stores: bool = False
-    """KV rests between the two at a node of its own, which P writes to and D reads from."""
+    """A separate node stores KV. P writes to it, and D reads from it."""
     names_decode: bool = False
-    """P knows for which D it computes, so that both legs start at once, whatever the router's order."""
+    """P knows the D for which it computes, so both legs start at once, whatever the router's order."""
     initiator: str
     grain: Grain = Grain.WHOLE
     p_memory: MemoryKind = MemoryKind.BLOCKS
-    """Where P sends from."""
+    """The memory that P sends from."""
     d_memory: MemoryKind = MemoryKind.BLOCKS
-    """Where it lands at D. Other memory than the engine's blocks is asked for before the engine is."""
+    """The memory in which KV lands at D. If it is not the engine's blocks, D allocates it before it asks the engine."""
     staging: Hop | None = None
-    """How KV gets where P sends from, unless it is there already."""
+    """The copy from P's blocks to `p_memory`; None if that is P's blocks."""
     hops: Hops = (Hop.WIRE,)
-    """The way of each piece, one after the other."""
+    """The copies and transfers of each piece, in order."""
     loading: Hop | None = None
-    """How KV gets from where it landed into D's blocks, unless it is there already."""
+    """The copy from `d_memory` to D's blocks; None if that is D's blocks."""
     groups: bool = False
     """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl/groups.py`."""
     has_workers: bool = False
-    """`num_workers` of a scenario is what a P rank has under way at most."""
+    """`num_workers` of a scenario is the most pieces that a P rank has in flight."""
     back_pressure: str
     on_loss: str
     limits: str
     strict: PipelinePolicy = PipelinePolicy()
     published: PipelinePolicy = PipelinePolicy()
     other_dialects: tuple[str, ...] = ()
-    """Dialects besides `strict`; the last of them is the original, faults included, by its own name."""
+    """More dialects than `strict`; the last of them is the original under its own name, with its faults."""
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -145,17 +145,17 @@ class Method:
         return ("strict", AS_PUBLISHED, *self.other_dialects)
 
     def pipeline_policy(self, dialect: str) -> PipelinePolicy:
-        """Return the rules by which the engines behave in the dialect of that name."""
+        """Return the rules of the engines in the dialect of that name."""
         return self.published if dialect in (AS_PUBLISHED, *self.other_dialects[-1:]) else self.strict
 
     def dialect(self, name: str) -> Dialect:
-        """Return the protocol's rules in the dialect of that name. Only NIXL's has others than ours."""
+        """Return the protocol's rules in the dialect of that name. Only NIXL has dialects with other rules."""
         if name == AS_PUBLISHED and self.other_dialects:
             name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
 
     def adapted(self, progressive: bool, through_host: bool, workers: int | None = None) -> Method:
-        """Return this method with what a scenario asks for besides; where it does not apply, nothing changes.
+        """Return this method with options of a scenario. An option that does not apply changes nothing.
 
         `progressive`: P writes its blocks layer by layer while it computes the next (vLLM #55589). `through_host`:
         blocks go through host memory on both sides (`kv_buffer_device = "cpu"`). `workers`: of each P rank.
@@ -177,12 +177,12 @@ class Method:
         return method
 
     def is_carried(self, pipeline_policy: PipelinePolicy) -> bool:
-        """Whether its operations are more than one flow from NIC to NIC, posted at once."""
+        """Whether an operation is more than one flow from NIC to NIC that is posted at once."""
         lanes = pipeline_policy.sending_lanes is not None or pipeline_policy.receiving_lanes is not None
         return lanes or pipeline_policy.asks or self.in_pieces or self.hops != (Hop.WIRE,) or self.staging is not None
 
     def takes_in_pieces(self, pipeline_policy: PipelinePolicy) -> bool:
-        """Whether D finds room for a prompt piece by piece, as they are announced."""
+        """Whether D allocates memory for a prompt piece by piece, as the pieces are announced."""
         return self.staged_at_d and not pipeline_policy.guards.reserves_whole
 
     @property

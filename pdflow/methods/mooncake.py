@@ -1,10 +1,10 @@
 """Mooncake in vLLM: the pipe with a lookup buffer (PR #10884), and the V1 connector.
 
 V0: P inserts a prompt's KV into a buffer, D selects and drops it; each tensor goes through host memory on both sides.
-As published, keys, values and hidden states go one after the other; each is copied out behind the step that P's GPU
-computes, pickled by one thread and taken apart by another, and D's engine stands still until all are there.
+As published, keys, values and hidden states are sent one after the other. Each is copied out after the step that P's
+GPU computes. One thread pickles it and another unpickles it, and D's engine waits until all have arrived.
 
-V1: D asks with a message that names its blocks, and one of P's worker threads writes them and waits for the end.
+V1: D sends a message that names its blocks, and one of P's worker threads writes them and waits for the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pdflow.methods.method import Hop, MemoryKind, Method, PipelinePolicy, Turns
 from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
 NUM_WORKERS: Final = 10
-"""Sender threads of a P rank, unless a scenario says another number: vLLM's default."""
+"""Sender threads of a P rank, unless a scenario sets another number: vLLM's default."""
 
 
 def _pulled(name: str, by: Side, when: Occasion) -> tuple[ProfileMessage, ProfileMessage]:

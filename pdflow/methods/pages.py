@@ -1,11 +1,10 @@
 """The places of a piece's tokens in D's blocks: the end of a block that was begun, whole blocks, a block's beginning.
 
 A chunk of a prompt ends wherever the step's budget did, so a piece may begin and end within a block, or lie within one.
-Where its bytes come from is counted from the first token that lies in its part of memory, which need not be the
-prompt's: PR #18332 took them by the prompt's own block numbers, which is right for a first chunk only (SEED_SYSTEMS
-section 2).
+The source address is counted from the first token in the piece's part of memory, which need not be the prompt's first:
+PR #18332 counted from the prompt's own block numbers, which is right for the first chunk only (SEED_SYSTEMS section 2).
 
-Nothing is decided here about time: the shipment knows whether all has landed.
+This module decides nothing about time: the shipment knows whether all pieces have landed.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def counted_from(piece: Piece, guards: Guards) -> int:
 
 
 def misplaced(piece: Piece, guards: Guards) -> bool:
-    """Whether the bytes of other tokens are taken for a piece: a part of its own begins with the piece's first token,
-    whatever it is taken to begin with."""
+    """Whether a piece gets the bytes of other tokens: its own part of memory begins with its first token, but the
+    address may be counted from another token."""
     begins = 0 if guards.reserves_whole else piece.start
     return counted_from(piece, guards) != begins

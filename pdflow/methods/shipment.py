@@ -1,11 +1,12 @@
-"""The state of one WRITE or READ in pieces: what may be posted next, which piece brings the notification, how it ended.
+"""The state of one WRITE or READ in pieces: what may be posted next, which piece has the notification, how it ended.
 
-A piece is some tokens of one layer. It is offered when its bytes are where they are sent from, in any order and in any
-cut; tokens that D has already are cut off. The last piece is posted when all others have ended well: its notification
-is then behind all data, whatever way each piece took, and D need not count (S7). Once one has failed, or somebody has
-stopped it, nothing more is posted, and it is over when the pieces under way have ended.
+A piece is some tokens of one layer. It is offered when its bytes are in the memory that they are sent from, in any
+order and of any size. Tokens that D already has are cut off. The last piece is posted when all others have ended well:
+its notification then arrives after all data, and D need not count pieces (S7). After a failure or a stop, nothing more
+is posted, and the shipment ends when the pieces in flight have ended.
 
-A shipment does not decide how many pieces a rank has under way (`lanes.py`), nor what an end means: the protocol does.
+A shipment does not decide how many pieces a rank has in flight (`lanes.py`), nor what an end means: the protocol
+does.
 """
 
 from __future__ import annotations

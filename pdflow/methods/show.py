@@ -1,4 +1,4 @@
-"""The description of a method in words, from its value: for `pdflow methods` and the documentation."""
+"""The description of a method, for `pdflow methods` and the documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdflow.methods.method import MemoryKind, Method
 
 
 def facts(method: Method) -> dict[str, str]:
-    """Return the columns of the table of methods, by their headings."""
+    """Return the facts about a method, by their headings."""
     wire_profile = "; ".join(method.published.wire_profile.summary_lines())
     return {
         "initiator": method.initiator,
@@ -29,7 +29,7 @@ def facts(method: Method) -> dict[str, str]:
 
 
 def memories(method: Method) -> Iterator[str]:
-    """Yield where a prompt's KV lies, from P's blocks to D's, and how it gets from one place to the next."""
+    """Yield the memories that a prompt's KV is in, from P's blocks to D's, and the copies between them."""
     yield f"P: {MemoryKind.BLOCKS.value}"
     if method.staged_at_p:
         yield f"{method.p_memory.value}"
@@ -43,13 +43,13 @@ def memories(method: Method) -> Iterator[str]:
 
 
 def frames(method: Method) -> tuple[str, ...]:
-    """Return the frames of one pair of ranks, in `strict`, where nothing goes wrong."""
+    """Return the frames of one pair of ranks, in `strict`, without faults."""
     push, pull = ("REG", "REG_ACK", "DONE"), ("TAKEN",)
     return push + pull if method.stores else pull if method.pulls else push
 
 
 def messages(method: Method) -> str:
-    """Return in words how many messages a request takes."""
+    """Describe how many messages a request takes."""
     summary = f"{len(frames(method))} for each pair of ranks: {', '.join(frames(method))}"
     return f"{summary}; 2 for each piece" if method.strict.asks else summary
 

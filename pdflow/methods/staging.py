@@ -1,16 +1,15 @@
-"""Staging memory beside an engine's KV blocks, for prompts on their way, and the order in which prompts get room there.
+"""Staging memory, which is separate from an engine's KV blocks, and the order in which prompts get room there.
 
-A prompt gets room for all of its KV at once, or waits: first come, first served. So there is never one that holds a
-part and waits for the rest (the deadlock of a full ring, SEED_SYSTEMS section 2), and a large one is not overtaken for
-ever. It lies there in one part per layer, so that a piece is found by its layer and its tokens, wherever a chunk of the
-prompt ended. Every rank of an engine has such a memory; all are filled alike, so one of them is kept here, in bytes of
-a rank.
+A prompt gets room for all of its KV at once, or waits: first come, first served. So no prompt holds a part and waits
+for the rest (the deadlock of a full ring, SEED_SYSTEMS section 2), and a large prompt is not overtaken forever. A
+prompt has one part per layer, so a piece is found by its layer and its tokens, wherever a chunk of the prompt ended.
+Every rank of an engine has such a memory. All are filled alike, so one of them is kept here, in bytes of a rank.
 
 Where P writes, it asks for room with the WRITE, when the prompt has room at D. So a prompt that waits at D has no room
-at P, one that has room at P waits for none, and no two memories wait for each other, in whatever orders they are asked.
-Where D reads, its blocks come last instead.
+at P, and a prompt that has room at P waits for none: the two memories never wait for each other. Where D reads, it
+allocates its blocks last instead.
 
-The protocol decides when nothing can reach the bytes any more. What a method copies in and out is in `method.py`.
+The protocol decides when nothing can reach the bytes any more. `method.py` says what a method copies in and out.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ NO_LIMIT = 1 << 62
 
 
 class TooLargeError(ValueError):
-    """A prompt that would not fit were the memory empty: it could only wait for ever."""
+    """A prompt that does not fit into an empty memory, and would wait forever."""
 
 
 def comes_with_the_write(method: Method, pipeline_policy: PipelinePolicy) -> bool:
-    """Whether a prompt has room at P when a WRITE of it is posted, and not when it is computed. Until then it stays in
-    P's blocks."""
+    """Whether a prompt gets room at P when a WRITE of it is posted, not when it is computed. Until then it stays in P's
+    blocks."""
     return pipeline_policy.guards.reserves_whole and not method.pulls
 
 
@@ -89,10 +88,10 @@ class Staging:
     def fork(self) -> Staging:
         raise NotImplementedError
 
-    # What everybody else asks.
+    # The interface of all memories.
 
     def enqueue(self, name: str, num_tokens: int) -> None:
-        """Queue for room. Raises TooLargeError for a prompt that would wait for ever."""
+        """Queue for room. Raises TooLargeError for a prompt that would wait forever."""
         if not self.fits_ever(num_tokens):
             raise TooLargeError(f"{num_tokens} tokens take {self.bytes_of(num_tokens)} bytes, more than the memory has")
         self.waiting[name] = num_tokens

@@ -1,9 +1,10 @@
-"""The messages of the original systems, where they are not ours: names, senders, how often, and what waits for each.
+"""The messages of the original systems, where they differ from pdflow's: names, senders, how often, what waits.
 
-One protocol carries every method, by frames of its own. A wire profile puts the original's messages beside them: which
-of our frames has another name there, which has no counterpart (it is silent: it takes no time and is no message), and
-what is sent besides, which is time and a number of messages. It decides nothing. A frame that has neither a name nor a
-silence is our own, and is shown as that. Names and sizes are from the PRs' code, as SEED_SYSTEMS has them.
+One protocol with its own frames carries every method. A wire profile adds the original's messages to them. It names
+the frames that have another name in the original. It names the silent frames, which the original does not have: they
+take no time and are not counted. It adds the original's other messages, which are counted and take time. It decides
+nothing. A frame that it does not name is pdflow's own, and is shown under its own name. Names and sizes are from the
+PRs' code, as SEED_SYSTEMS has them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Final
 import attrs
 
 LEASE_WORD: Final = "lease word"
-"""Silent as if it were a frame: the small READ behind the data by which a D knows that P kept what it has read."""
+"""Silent like a frame: the small READ after the data that proves to D that P still held the prompt."""
 UNASKED: Final = frozenset({"SYNC", "SYNC_REPLY"})
-"""Frames by which a peer is asked for its state once a second, as no original does."""
+"""Frames that ask a peer for its state once a second. No original has them."""
 
 
 class Side(Enum):
-    """The sender of a message. A store is D towards P, and P towards D."""
+    """The sender of a message. A store is a D for P, and a P for D."""
 
     P = "P"
     D = "D"
@@ -45,27 +46,26 @@ class ProfileMessage:
     by: Side
     when: Occasion
     frame: str = attrs.field(default="", kw_only=True)
-    """The frame of ours that it is; empty if it is sent besides."""
+    """The tag of pdflow's frame that it stands for; empty if there is none."""
     waits: bool = attrs.field(default=True, kw_only=True)
-    """What comes next waits until it has arrived. A frame's time is its own."""
+    """The next step waits until it has arrived. A message that stands for a frame takes the frame's time."""
     num_bytes: int = attrs.field(default=0, kw_only=True)
-    """The size of the message, where its format tells it."""
+    """The size of the message, if its format defines one."""
 
 
 @attrs.frozen(kw_only=True)
 class WireProfile:
-    """The messages of a method as published; empty where our frames are used."""
+    """The messages of a method as published; empty if they are pdflow's frames."""
 
     messages: tuple[ProfileMessage, ...] = ()
     silent: frozenset[str] = frozenset()
-    """Tags of our frames."""
+    """Tags of pdflow's frames that the original does not have."""
     prefill_leg: str = ""
     """The fields that the router puts into P's leg."""
     decode_leg: str = ""
 
     def besides(self, when: Occasion) -> tuple[ProfileMessage, ...]:
-        """Return the messages of that occasion which are no frame of ours; at the close, all that is sent behind the
-        data for itself."""
+        """Return the messages of that occasion that stand for no frame; at CLOSING, all messages after the data."""
         return tuple(
             message
             for message in self.messages
@@ -73,13 +73,13 @@ class WireProfile:
         )
 
     def name_of(self, frame: str) -> str:
-        """Return the original's name of a frame; "" if it has none like it."""
+        """Return the original's name of a frame; "" if it has no such frame."""
         if frame in self.silent:
             return ""
         return next((message.name for message in self.messages if message.frame == frame), frame)
 
     def contact(self, by: Side) -> str:
-        """Return by what a rank of this side makes itself known to a peer; "" if the other one does that."""
+        """Describe how a rank of this side contacts a peer; "" if the peer does that."""
         if not self.messages:
             return "starts a handshake"
         return next(
@@ -92,7 +92,7 @@ class WireProfile:
         )
 
     def summary_lines(self) -> Iterator[str]:
-        """Yield the messages in words, by how often they are sent."""
+        """Yield a description of the messages, by how often they are sent."""
         for when in Occasion:
             names = [_summary(message) for message in self.messages if message.when is when]
             if names:

@@ -1,8 +1,8 @@
-"""The choice of rank 0 and rank 1 in an NCCL group of two, though both ends may want the group at once.
+"""The choice of rank 0 and rank 1 in an NCCL group of two, although both ends may ask for the group at once.
 
-A group has one id, made by its rank 0 and sent to the other in NEW; both then wait until the other has joined. In PR
-#18242 the sender is rank 0, which is wrong where both send: each waits in a group of its own, and reads nothing
-(SEED_SYSTEMS section 1). Here the addresses decide, and the end that is to be rank 1 asks the other for a NEW instead.
+Rank 0 makes the id of a group and sends it in NEW. Both ranks then wait until the other has joined. In PR #18242 the
+sender is rank 0, which fails if both send: each waits in its own group, and reads nothing (SEED_SYSTEMS section 1).
+Here the addresses decide, and rank 1 asks the other end for a NEW instead.
 """
 
 from __future__ import annotations

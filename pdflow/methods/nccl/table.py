@@ -1,11 +1,10 @@
-"""The table of open NCCL groups where a rank keeps so many at most: idle ones make room for others.
+"""The table of open NCCL groups, of which a rank keeps a limited number: idle groups are closed for new ones.
 
-A group takes memory of both its ranks, so it goes from both at once, and it goes only if nothing is under way over it.
-Of a rank's idle groups that goes which has been idle for longest. Where none is idle, an operation that wants another
-waits: none is stopped for it.
+A group takes memory of both its ranks, so both close it at once, and only if no operation uses it. A rank closes the
+group that has been idle for longest. If none is idle, an operation that needs another group waits, and stops no other.
 
-Groups of PR #18242 are never closed; that they could be was its reviewers' wish (SEED_SYSTEMS section 1). What a group
-takes, and how many there are without a bound, is in `nccl.groups`.
+PR #18242 never closes a group; its reviewers asked for that (SEED_SYSTEMS section 1). `nccl.groups` says what a group
+takes, and how many there are without a limit.
 """
 
 from __future__ import annotations

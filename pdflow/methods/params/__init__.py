@@ -4,7 +4,7 @@
 `request_id` builds and reads the ids in which P2P NCCL names addresses; `config` reads --kv-transfer-config and
 `mooncake_json` a mooncake.json. All are functions of text or of a mapping: the caller has opened the file.
 
-Whatever they are given, they return an object that holds what its class promises, or raise one ParamsError, which names
-the field, what is wrong and what to send. vLLM 0.32.0 loses its whole engine to a missing `tp_size` (R35); here that
-request alone is answered. What a value *does* is decided by the methods.
+For any input, they return an object with valid values, or raise one ParamsError, which names the field, what is wrong
+and what to send. A missing `tp_size` stops the whole engine of vLLM 0.32.0 (R35); here it fails that request alone. The
+methods decide what a value does.
 """

@@ -1,7 +1,7 @@
 """The parameters that pdflow adds, under the one key "pdflow" (PROTOCOL 7.3 and 7.5).
 
-All that the core's KvParams needs and that no original carries. Stock vLLM skips the key; our router takes out what
-clients put there (PROTOCOL 7.3, Content).
+They are all that the core's KvParams needs and no original has. Stock vLLM skips the key; pdflow's router removes it
+from a client's request (PROTOCOL 7.3, Content).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A field says once which values it takes (a `Kind`) and what it means; the attrs 
 the tables of docs/kv-transfer-params.md all use that. Names of fields are the originals' JSON names.
 
 Keys that a class does not know are skipped: newer vLLM adds some, other connectors of a MultiConnector have theirs, and
-vLLM skips them too. Only the object under "pdflow" is closed. Nobody but pdflow writes there, and what it says keeps
-data right (a lease word that is not read is a stale read), so a key that is not understood must not be passed over.
+vLLM skips them too. Only the object under "pdflow" is closed. Only pdflow writes it, and its values protect the data (a
+lease word that is not read is a stale read), so an unknown key must not be ignored.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def nested(into: type[Any], location: str, expected: str) -> Kind:
 
 
 def _instead(name: str, found: Mapping[Any, Any], fields: Any) -> str:
-    """Return " (is X meant for it?)" if a key that nobody knows looks like the missing one, else an empty text."""
+    """Return " (is X meant for it?)" if an unknown key is similar to the missing one; otherwise ""."""
     known = {field.name for field in fields}
     unknown = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
     close = difflib.get_close_matches(name, sorted(unknown), n=1, cutoff=0.75)

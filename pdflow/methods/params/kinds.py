@@ -1,7 +1,7 @@
 """The kinds of values that parameters of requests are made of: what JSON must hold, exactly.
 
-A bool is no integer here, and nothing is read from a text but a text: whoever sends `"2"` as a size may also send what
-no number is made of. (Configuration files are another matter: `settings.py`.) Limits are those of the wire.
+A bool is not an integer, and a string is never read as a number. (Configuration files are read leniently:
+`settings.py`.) Limits are those of the wire.
 """
 
 from __future__ import annotations

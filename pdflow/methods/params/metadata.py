@@ -21,7 +21,7 @@ SERVER: Final = Kind(expected=_SERVERS, problem=lambda value: bounded_text(value
 def metadata_url_of(server: str, backend: str | None) -> str | None:
     """Return the URL of the metadata server, None where peers shake hands; ParamsError for everything else.
 
-    `backend` is what V0's files may say beside. Where neither says a kind, Mooncake takes etcd.
+    `backend` is an optional key of V0's files. If neither names a kind, Mooncake assumes etcd.
     """
     scheme, mark, rest = server.rpartition("://")
     kinds = {name.lower() for name in (backend, scheme) if name}

@@ -1,8 +1,8 @@
 """kv_transfer_params of the Mooncake connectors. V0 has none: P and D are a pair by their files, and match by tokens.
 
-V1 is vLLM 0.32.0's MooncakeConnector (SEED_SYSTEMS 5b). P answers nothing, so the router says all of it, before
-prefill if it likes. vLLM warns of a field that is missing and goes on without a transfer, so that D computes what P
-has computed and holds for 480 s; here the request is refused.
+V1 is vLLM 0.32.0's MooncakeConnector (SEED_SYSTEMS 5b). P answers no parameters, so the router sends all of
+them, perhaps before the prefill. If a field is missing, vLLM warns and continues without a transfer: D computes the
+prompt again, and P holds it for 480 s. Here the request is refused.
 """
 
 from __future__ import annotations

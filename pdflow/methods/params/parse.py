@@ -1,7 +1,7 @@
 """The parameters of one request: which class each method's leg has, read from JSON's values and written again.
 
 P's answer to the prefill leg is the decode leg's parameters: NIXL's and the CPU connector's are forwarded as they are,
-the others answer nothing. What a peer sends reaches nobody but its own request: a ParamsError says all there is to say.
+the others answer nothing. A peer's input affects only its own request: a ParamsError describes what is wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse(method: str, leg: str, mapping: object) -> Params:
     """Read the kv_transfer_params that came with one leg of a request; None if none came. ParamsError for the first
     thing wrong.
 
-    `mapping` is what a JSON decoder gave, from anybody: of any type, size and depth.
+    `mapping` is the result of a JSON decoder, of any type, size and depth.
     """
     legs = _named("method", PARAMS, method)
     params: type[Params] = _named("leg", legs, leg)

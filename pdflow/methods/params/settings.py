@@ -1,8 +1,8 @@
 """The kinds of values that configuration files are made of, as lenient as the originals' readers.
 
 vLLM's examples write numbers as texts ("kv_port": "21001", "kv_buffer_size": "8e9"), which pydantic and int() read, and
-Mooncake's sizes may have a unit ("4gb", powers of 1024). What is read here is what they would read; true and false are
-numbers to neither.
+Mooncake's sizes may have a unit ("4gb", powers of 1024). This module reads what they would read. true and false are
+never numbers.
 """
 
 from __future__ import annotations

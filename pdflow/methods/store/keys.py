@@ -1,4 +1,4 @@
-"""The keys under which a store has KV: hashes of the content and of whatever makes one engine's bytes another's.
+"""The keys under which a store has KV: hashes of the content and of everything that makes engines' bytes equal.
 
 A key is a pure function of what it names: every process makes the same one, so P and D need not exchange it, and
 a get of it finds those bytes or none. Each block's key is chained to the one before it: it stands for all tokens

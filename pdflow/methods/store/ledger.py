@@ -1,9 +1,9 @@
-"""The ledger of a store's node: prompts that are being put, and prompts that can be got, between its memory and its
+"""The ledger of a store's node: the prompts that are being put, and those that can be got, between its memory and its
 endpoints.
 
-A put is a decode leg: the store registers room, P writes, and the commit makes it complete. What is complete is offered
-as a prefilled prompt is, and what was found is offered at once. So leases, cancelling, quarantine and incarnations are
-the protocol's, on either side.
+A put is a decode leg: the store registers room, P writes, and the commit makes it complete. The store offers a complete
+prompt like a prefilled one, and offers at once what it already has. So the protocol decides leases, cancels, quarantine
+and incarnations, on both sides.
 
 Calls answer with events for the node's endpoints, which `pdflow/serving/store.py` delivers to them in order.
 """
@@ -33,7 +33,7 @@ Offer: TypeAlias = tuple[PrefillQueued, PrefillFinished]
 
 
 class Put:
-    """The state of one prompt on its way into the store, and then in it, until nobody holds it for its request."""
+    """The state of one prompt while it is put into the store, and in the store until no request holds it."""
 
     __slots__ = ("digest", "generation", "items", "params", "request_id", "tokens", "weights")
 

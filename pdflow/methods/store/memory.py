@@ -1,15 +1,14 @@
 """The memory of a store's node: which objects are there, which prompts get room, and which objects are evicted for it.
 
-An object is the KV of a prompt, or of one of its blocks, under a key of its content; it never changes. A prompt comes
-in by `enqueue`: the objects at its start that are there already are found, and room is given for the rest, at once or
-later, in the order of asking. From then on the prompt holds them all, under one generation, until `release`: first
-while they are written, then while they are read, for as long as the lease runs. What is held is never evicted, be it
-complete or not.
+An object is the KV of a prompt, or of one of its blocks, under a key of its content; it never changes. `enqueue` finds
+the objects at a prompt's start that the store already has. It gives room for the rest, at once or later, in the order
+of the calls. The prompt then holds all of them, under one generation, until `release`: first while they are written,
+then while they are read, for as long as the lease runs. An object that is held is never evicted, complete or not.
 
-What nobody holds any more stays if the store keeps it (get), and goes if it does not (drop_select). What stays is
-evicted least recently used first, and of one prompt its end first, so that what is left is found from the start. Room
-is made before the memory is full: above the high-water mark, a twentieth goes at once. What a second prompt has found
-is pinned softly for half an hour: it goes last.
+An object that no prompt holds stays if the store keeps objects (get), and is removed if it does not (drop_select). The
+store evicts the least recently used objects first, and the end of a prompt before its start, so that what is left is
+found from the start. It evicts before the memory is full: above the high-water mark, a twentieth at once. An object
+that a second prompt has found is pinned softly for half an hour: it is evicted last.
 
 The protocol decides when nothing can reach the bytes any more. Source: SEED_SYSTEMS section 5d (Mooncake Store).
 """
@@ -88,7 +87,7 @@ class StoreMemory:
         self.known: dict[Key, StoredObject] = {}
         """Objects that are complete, and can be found by others."""
         self.idle: OrderedDict[Key, StoredObject] = OrderedDict()
-        """Those of `known` that nobody holds, in the order of their use."""
+        """Those of `known` that no prompt holds, in the order of their use."""
         self.pinned: OrderedDict[Key, StoredObject] = OrderedDict()
         """The same, of those that are pinned softly."""
         self.evicted = 0
@@ -103,7 +102,7 @@ class StoreMemory:
         return num_blocks <= self.pool.num_blocks
 
     def enqueue(self, name: str, items: tuple[Item, ...]) -> None:
-        """Queue for room. Raises PoolError for what would wait for ever."""
+        """Queue for room. Raises PoolError for a prompt that would wait forever."""
         blocks = blocks_of(items)
         if not self.fits_ever(blocks):
             raise PoolError(f"enqueue: {blocks} blocks, but there are {self.pool.num_blocks}")
@@ -185,7 +184,7 @@ class StoreMemory:
         return Allocation(generation, joined(self.held[generation].objects))
 
     def release(self, generation: int, now: Instant) -> None:
-        """Release all that a prompt holds: it has been read, or its lease is over, or it was not written and nobody can
+        """Release all that a prompt holds: it has been read, or its lease is over, or it was not written and no peer can
         write it any more. Raises PoolError if it held nothing."""
         holding = self.held.pop(generation, None)
         if holding is None:
