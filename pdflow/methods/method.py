@@ -97,7 +97,7 @@ class PipelinePolicy:
     fails_whole_batches: bool = False
     """If D cannot get the KV of one prompt, all prompts that entered D's step with it fail."""
     heartbeat_s: float | None = None
-    """Seconds between reports of an engine to the router, which knows only such engines. A scenario may set it."""
+    """Seconds between reports of an engine to the router, which learns of engines by them. A scenario may set it."""
     salts_keys: bool = False
     """Each process hashes content with its own salt: no process finds what another has stored."""
 

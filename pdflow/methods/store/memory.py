@@ -184,8 +184,8 @@ class StoreMemory:
         return Allocation(generation, joined(self.held[generation].objects))
 
     def release(self, generation: int, now: Instant) -> None:
-        """Release all that a prompt holds: it has been read, or its lease is over, or it was not written and no peer can
-        write it any more. Raises PoolError if it held nothing."""
+        """Release all that a prompt holds: it has been read, or its lease is over, or it was not written and no peer
+        can write it any more. Raises PoolError if it held nothing."""
         holding = self.held.pop(generation, None)
         if holding is None:
             raise PoolError(f"release: generation {generation} is not held")
