@@ -5,11 +5,9 @@
     docs/costs.md          the cost tables that come with pdflow, and their errors
     docs/cli.md            every command and option, from the command itself
     docs/architecture.md   the lifecycle of one request, from the events of a run
-    docs/wire.md           messages, phases and dialects, from the protocol's own tables;
-    docs/phases.md         what writes these stands in pdflow/protocol
-    docs/dialects.md
+    docs/spec.md           messages, state tables, timers and guards, from the protocol's own tables (pdflow/protocol);
+                           the outcome of every race in each dialect, from searching them all: half a minute
     docs/mutants.md        what became of every mutant, from hunting them all: some seconds
-    docs/races.md          what becomes of every race in each dialect, from searching for them all: half a minute
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
 none of this can be wrong for long.
@@ -32,14 +30,14 @@ from pdflow.cli import cli
 from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.show import facts
-from pdflow.protocol import dialect, phases
-from pdflow.protocol.diagrams import dialects_page, docstrings, phases_page
-from pdflow.protocol.wire.formats import regenerated
+from pdflow.protocol import diagrams, dialect, messages, phases, timers
+from pdflow.protocol.diagrams import docstrings
+from pdflow.protocol.wire import formats
 from pdflow.results.files.events import read_events
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables
 from pdflow.scenario.schema.jsonschema import schema_json
 from pdflow_sim.check.mutants.page import page as mutants_page
-from pdflow_sim.check.races.page import page as races_page
+from pdflow_sim.check.races.page import races_part
 from pdflow_sim.observe.text_trace import one_request
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,14 +55,27 @@ def pages() -> dict[str, str]:
         "docs/costs.md": {"tables": "\n".join(cost_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
+        "docs/spec.md": {**protocol_parts(), "races": races_part()},
     }
     return {
         **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in generated.items()},
-        "docs/wire.md": regenerated((ROOT / "docs/wire.md").read_text(encoding="utf-8")),
-        "docs/phases.md": phases_page(inspect.getsource(phases)),
-        "docs/dialects.md": dialects_page(inspect.getsource(dialect)),
         "docs/mutants.md": mutants_page(),
-        "docs/races.md": races_page(),
+    }
+
+
+def protocol_parts() -> dict[str, str]:
+    """The parts of docs/spec.md that are written from the protocol's own tables."""
+    return {
+        "strict": formats.strict_table(),
+        "parts": formats.nested_table(),
+        "values": diagrams.values_part(inspect.getsource(messages)),
+        "vllm": formats.vllm_table(),
+        "limits": formats.limits_table(),
+        "producer": diagrams.producer_part(inspect.getsource(phases)),
+        "consumer": diagrams.consumer_part(inspect.getsource(phases)),
+        "durations": diagrams.durations_part(inspect.getsource(timers)),
+        "timers": diagrams.timers_part(inspect.getsource(timers)),
+        "guards": diagrams.guards_part(inspect.getsource(dialect)),
     }
 
 

@@ -2,9 +2,9 @@
 
 The rows that state all engines: DeepSeek-R1 fp8 on H200 and Qwen3-32B NVFP4 on B200 and GB200, TensorRT-LLM. They do
 not state how the clients start, how many requests there were, the engines' host time, or what a request passes besides
-engines (routers, servers). GPU_COST_MODELS.md section 3 says why TTFT cannot be had from them to better than a factor;
-here it is a band over those. Nothing is fitted. TensorRT-LLM keeps all layers of a block together, so descriptors cost
-nothing here; ranks with data-parallel attention are one engine that works in lockstep.
+engines (routers, servers). So TTFT can be had from them only to within a factor of 2 to 4; here it is a band over
+those. Nothing is fitted. TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here; ranks
+with data-parallel attention are one engine that works in lockstep.
 """
 
 from __future__ import annotations

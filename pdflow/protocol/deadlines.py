@@ -4,7 +4,7 @@ The authoritative deadline is a field of its cell; the heap only says when to lo
 and the stale entry is pushed again when it surfaces; an entry of a cell that is gone is dropped. So a timer can neither
 leak nor fire for a cell that is gone, which costs at most one wake-up for each timer that is still wanted. A deadline
 that moves earlier needs a push of its own. Forks and fingerprints skip the heap: its layout depends on history and
-would split equal states (CORE_SHAPE pitfalls 7 and 8).
+would split equal states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Generator of docs/phases.md and docs/dialects.md from the tables that the state machine itself runs on.
+"""Generator of parts of docs/spec.md (3.1, 4, 5 and 6.1) from the tables that the state machine itself runs on.
 
-Pure: sources come in as text, because the meaning of a phase or guard stands in the docstring under it, which Python
-does not keep. A test writes both pages again and compares.
+Pure: sources come in as text, because the meaning of a phase, guard or timer stands in the docstring under it, which
+Python does not keep. docs/generate.py writes the parts between their marks, and a test compares.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
 from pdflow.protocol.dialect import DIALECTS
+from pdflow.protocol.messages import Code, Disposition, Progress
 from pdflow.protocol.phases import CONSUMER_PHASES, PRODUCER_PHASES, ConsumerPhase, ProducerPhase
 from pdflow.protocol.producer.rules import RULES as PRODUCER_RULES
-
-AGAIN = "Written by `pdflow/protocol/diagrams.py`; `UPDATE_DOCS=1 pytest tests/protocol/test_docs.py` writes it again."
+from pdflow.protocol.timers import TimerKind, Timers
+from pdflow.protocol.values import MS, S
 
 
 def state_diagram(phases: Mapping[Any, frozenset[Any]], start: Iterable[IntEnum], end: IntEnum) -> str:
@@ -62,53 +63,70 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def rules_table(rules: Mapping[tuple[Any, type], Any], phases: Iterable[IntEnum]) -> str:
     """A Markdown table of rules, one row for each phase and event with a rule; every other pair is a named no-op. Of a
-    rule's docstring it has the first paragraph; what argues for the rule stands behind that."""
+    rule's docstring it has the first paragraph; the reasons for the rule stand in the other paragraphs."""
     rows = []
     for phase in phases:
         for (at, event), rule in rules.items():
             if at is phase:
                 docstring = " ".join((rule.__doc__ or "").partition("\n\n")[0].split())
                 rows.append((phase.name, f"`{event.__name__}`", f"`{rule.__name__}`", docstring))
-    return table(("phase", "event", "rule", "what it says of itself"), rows)
+    return table(("phase", "event", "rule", "what it does"), rows)
 
 
-def phases_page(phases_source: str) -> str:
-    """The text of docs/phases.md. `phases_source` is the text of phases.py."""
-    p_drawn = state_diagram(PRODUCER_PHASES, (ProducerPhase.OPEN, ProducerPhase.LEASED), ProducerPhase.GONE)
-    d_drawn = state_diagram(CONSUMER_PHASES, (ConsumerPhase.HELD,), ConsumerPhase.GONE)
-    return _page(
-        "# Phases",
-        AGAIN,
-        "Two kinds of cell make up a transfer. An event that has no row for the phase a cell is in leaves that very"
-        " cell as it is: late, duplicate and stale input needs no special case.",
-        "## P: one prompt at one rank",
-        f"```mermaid\n{p_drawn}\n```",
-        table(("phase", "meaning"), docstrings(phases_source, "ProducerPhase").items()),
-        "What a lease's end means in each phase and dialect stands in `pdflow/protocol/producer/lease.py`.",
-        rules_table(PRODUCER_RULES, ProducerPhase),
-        "## D: one request",
-        f"```mermaid\n{d_drawn}\n```",
-        table(("phase", "meaning"), docstrings(phases_source, "ConsumerPhase").items()),
-        rules_table(CONSUMER_RULES, ConsumerPhase),
-    )
+def producer_part(phases_source: str) -> str:
+    """The phases and rules of P. `phases_source` is the text of phases.py."""
+    drawn = state_diagram(PRODUCER_PHASES, (ProducerPhase.OPEN, ProducerPhase.LEASED), ProducerPhase.GONE)
+    meanings = table(("phase", "meaning"), docstrings(phases_source, "ProducerPhase").items())
+    return _joined(f"```mermaid\n{drawn}\n```", meanings, rules_table(PRODUCER_RULES, ProducerPhase))
 
 
-def dialects_page(dialect_source: str) -> str:
-    """The text of docs/dialects.md. `dialect_source` is the text of dialect.py."""
+def consumer_part(phases_source: str) -> str:
+    """The phases and rules of D. `phases_source` is the text of phases.py."""
+    drawn = state_diagram(CONSUMER_PHASES, (ConsumerPhase.HELD,), ConsumerPhase.GONE)
+    meanings = table(("phase", "meaning"), docstrings(phases_source, "ConsumerPhase").items())
+    return _joined(f"```mermaid\n{drawn}\n```", meanings, rules_table(CONSUMER_RULES, ConsumerPhase))
+
+
+def guards_part(dialect_source: str) -> str:
+    """The table of guards in every dialect. `dialect_source` is the text of dialect.py."""
     names = tuple(DIALECTS)
     rows = [
         (f"`{guard}`", *("yes" if getattr(DIALECTS[name], guard) else "no" for name in names), meaning)
         for guard, meaning in docstrings(dialect_source, "Dialect").items()
         if guard != "name"
     ]
-    return _page(
-        "# Dialects",
-        AGAIN,
-        "One machine speaks every dialect. What differs are these guards, each read where its rule stands; nothing"
-        " else in the protocol asks for a dialect's name.",
-        table(("guard", *names, "what it means"), rows),
-    )
+    return _joined(table(("guard", *names, "what it means"), rows))
 
 
-def _page(*sections: str) -> str:
+def durations_part(timers_source: str) -> str:
+    """The table of durations. `timers_source` is the text of timers.py."""
+    defaults = Timers()
+    rows = [
+        (f"`{name}`", _duration(getattr(defaults, name)), meaning)
+        for name, meaning in docstrings(timers_source, "Timers").items()
+    ]
+    return _joined(table(("duration", "default", "meaning"), rows))
+
+
+def timers_part(timers_source: str) -> str:
+    """The table of timers. `timers_source` is the text of timers.py."""
+    meanings = docstrings(timers_source, "TimerKind")
+    return _joined(table(("timer", "when it fires"), ((kind.name, meanings[kind.name]) for kind in TimerKind)))
+
+
+def values_part(messages_source: str) -> str:
+    """The tables of the numbers that frames carry. `messages_source` is the text of messages.py."""
+    tables = []
+    for kind, field in ((Progress, "progress"), (Disposition, "disposition"), (Code, "code")):
+        meanings = docstrings(messages_source, kind.__name__)
+        rows = ((str(member.value), member.name, meanings[member.name]) for member in kind)
+        tables.append(table((f"`{field}`", "name", "meaning"), rows))
+    return _joined(*tables)
+
+
+def _duration(ns: int) -> str:
+    return f"{ns // S} s" if ns % S == 0 else f"{ns // MS} ms"
+
+
+def _joined(*sections: str) -> str:
     return "\n\n".join(sections) + "\n"

@@ -1,11 +1,12 @@
 """The differences between the dialects, as named guards: one state machine, one table.
 
-Each guard is read where its rule stands; nothing else in the protocol asks for a dialect's name. The table in
-docs/dialects.md is generated from this file.
+Each guard is read where its rule stands; nothing else in the protocol asks for a dialect's name. The table in spec 6.1
+is generated from this file.
 
-`strict` is pdflow's own (PROTOCOL 7.3 to 7.5); `vllm-compat` speaks vLLM 0.32's wire format and timers with the
-fixes C1 to C13 that need no wire change (PROTOCOL 7.2). `vllm-stock` is vLLM 0.32.0 without them, faults included: for
-simulating and checking, and nothing live accepts it. What it lacks, and which races that opens: docs/compat.md.
+`strict` is pdflow's own dialect. `vllm-compat` uses vLLM 0.32's wire format and timers with the fixes C1 to C13, which
+need no change of the wire format (spec 7.1). `vllm-stock` is vLLM 0.32.0 without these fixes, faults included: it is
+for simulation and checking, and no live engine accepts it. docs/compat.md lists its missing guards and the races that
+they open.
 """
 
 from __future__ import annotations
@@ -14,115 +15,119 @@ from pdflow.protocol.values import Value
 
 
 class Dialect(Value, frozen=True, gc=False):
-    """The guards of one dialect. A docstring per guard says what both values mean; the generated table prints it."""
+    """The guards of one dialect. The docstring under each guard says what yes and no mean; spec 6.1 prints it."""
 
     name: str
 
     control_frames: bool
-    """REG_ACK, FAIL, CANCEL, CANCEL_ACK, RELEASE and SYNC exist. Without them P cannot say that it failed and D cannot
-    call a write off: D's blocks then leave quarantine by completions, proof of death, or the reclaim time."""
+    """The frames REG_ACK, FAIL, CANCEL, CANCEL_ACK, RELEASE and SYNC exist. No: P cannot report a failure and D cannot
+    cancel a WRITE. D's blocks leave quarantine by completions, by proof of death, or at the reclaim time."""
 
     matches_by_xid: bool
-    """A registration names its prefill product. Otherwise: transfer id, exact id, and the base id only if exactly one
-    candidate stands on each side (C5)."""
+    """A registration names its prompt by xid. No: P matches by transfer id, then by exact request id, then by base id
+    if exactly one candidate exists on each side (C5)."""
 
     floor: bool
-    """Tombstones live until D's floor passes them. Otherwise the newest few thousand ended registrations are
-    remembered, so that a late copy of one never writes again; one that finds no product ends by its TTL (C4)."""
+    """P keeps a tombstone until D's floor passes it. No: P remembers the newest few thousand ended registrations, so
+    that a late copy never writes again; a copy that finds no prompt ends by its TTL (C4)."""
 
     waits_for_all_ranks: bool
-    """P writes when every target D rank has registered. Otherwise it waits at most `join_ns` and then writes to the
-    ranks that registered and to no other (C4)."""
+    """P writes when every target D rank has registered. No: P waits at most `join_ns`, then writes only to the ranks
+    that have registered (C4)."""
 
     checks_content: bool
-    """REG and DONE carry a digest of the token prefix and the weight version, and both sides compare."""
+    """REG and DONE carry a digest of the token prefix and the weight version, and both sides compare them."""
 
     lease_words: bool
-    """Pull: D reads P's lease word after the data and commits only if it is unchanged. Otherwise D trusts its own
-    silence: more than 0.75 of a lease extension since its last heartbeat is stale."""
+    """Pull: D reads P's lease word after the data, and commits only if the word is unchanged. No: D rejects a READ if D
+    sent no heartbeat for more than 0.75 of a lease extension."""
 
     unequal_blocks: bool
-    """Push between engines of different block size. vLLM 0.32 breaks on it (R37), so compat refuses (C12)."""
+    """P may push to a D with another block size. No: P refuses, because vLLM 0.32 fails on it (R37, C12)."""
 
     polls_at_steps: bool
-    """Notifications and handles are polled once per engine step (and by push's writer thread every millisecond), as in
-    vLLM. Otherwise the endpoint runs beside the engine's loop."""
+    """The engine polls notifications and handles once per step, and push's writer thread polls every millisecond, as in
+    vLLM. No: the endpoint runs in parallel to the engine's loop."""
 
     writes_pin: bool
-    """P: the end of a lease waits for the WRITEs in flight (C3). Otherwise it frees their source under them (R01)."""
+    """P: blocks whose lease has ended stay pinned until the WRITEs in flight have ended (C3). No: P frees them during
+    the WRITE (R01)."""
 
     lease_rechecked: bool
-    """P: the lease is judged again at a match and when a deferred WRITE's handshake has ended (C3). Otherwise neither
-    the end of the lease nor its time stops a WRITE that has been matched, and it reads freed blocks (R02)."""
+    """P checks the lease again at a match and when the handshake of a deferred WRITE has ended (C3). No: a matched
+    WRITE is posted even if its lease has ended, and reads freed blocks (R02)."""
 
     fences_errors: bool
-    """P closes its endpoint to a D rank whose WRITE ended with an error before it lets go of the source. Otherwise an
-    error counts as the WRITE's end, though it proves nothing (R17, R19), and nobody is told (R21)."""
+    """P closes its endpoint to a D rank whose WRITE ended with an error, and releases the source after that. No: an
+    error counts as the end of the WRITE, which it does not prove (R17, R19), and D is not notified (R21)."""
 
     registrations_end: bool
-    """P: a registration ends by its TTL, with its prefill or its D's life, and leaves a tombstone (C3, C4). Otherwise
-    one that has found no prompt stands for ever, and any later prompt of its name takes it (R12, R13, R24)."""
+    """P: a registration ends by its TTL, with its prefill, or with its D's incarnation, and leaves a tombstone (C3,
+    C4). No: a registration without a prompt stays forever, and a later prompt with the same base id matches it (R12,
+    R13, R24)."""
 
     prompts_match_again: bool
-    """P: a prompt whose registration has ended without its data may be registered for again, and two attempts may
-    share one. Otherwise the first match takes it: if that fails, it lingers on its lease unseen (R21, R22)."""
+    """P: a prompt whose registration ended without its data may be registered for again, and two attempts may share one
+    prompt. No: the first match consumes the prompt; if it fails, the prompt stays unused until its lease ends (R21,
+    R22)."""
 
     writes_registered_only: bool
-    """P writes a D rank only after that rank's own registration (C4). Otherwise the first one speaks for all ranks; the
-    others' registrations stay behind as zombies (R13), and completions reach ranks that know of nothing yet (R26)."""
+    """P writes to a D rank only after that rank has registered (C4). No: the first registration makes P write to all
+    ranks. The registrations of the other ranks remain and match later prompts (R13), and completions reach ranks that
+    do not know the request yet (R26)."""
 
     one_candidate_only: bool
-    """P reads the transfer id, and goes by the base id only if one candidate stands on each side (C5). Otherwise there
-    is no transfer id, and of several with one base id the first to come is taken (R12, R39)."""
+    """P matches by transfer id, and by base id only if exactly one candidate exists on each side (C5). No: there is no
+    transfer id, and the first of several candidates with one base id is taken (R12, R39)."""
 
     counts_senders: bool
-    """Completions are told apart by who sent them (C1). Otherwise they are counted, so that one sender twice passes for
-    two (R14)."""
+    """Completions are identified by their sender (C1). No: they are counted, so that two from one sender count for two
+    ranks (R14)."""
 
     keeps_early: bool
-    """D: a completion that comes before its rank has heard of its request counts (C2). Otherwise it is dropped
-    (R26)."""
+    """D: a completion counts even if it arrives before its rank knows the request (C2). No: D drops it (R26)."""
 
     watchdog_resolves: bool
-    """D's watchdog resolves a request that nobody writes, and its heartbeats stop (C6). Otherwise the watchdog logs a
-    line: the request waits, and renews P's lease, until its client gives up (R21, R22, R23, R25)."""
+    """D's watchdog resolves a request that no P writes, and the heartbeats of the request stop (C6). No: the watchdog
+    writes a log line. The request waits and renews P's lease until the client gives up (R21, R22, R23, R25)."""
 
     fails_at_once: bool
-    """D resolves a request at the first shard that is lost; its blocks follow by way of quarantine. Otherwise when all
-    its ranks have reported, and its blocks go with it."""
+    """D resolves a request at its first lost shard, and its blocks go to quarantine. No: D resolves it when all its
+    ranks have reported, and frees the blocks at the same time."""
 
     quarantine_ends: bool
-    """D: blocks that nobody may have anymore are freed by completions, by proof of their writers' death, or at the time
-    when a correct P can no longer begin. Otherwise by completions alone: where none comes, never (R15)."""
+    """D frees blocks in quarantine by completions, by proof of death of their writers, or at the time at which a
+    correctly running P can no longer begin a WRITE. No: D frees them by completions only, and never if none comes
+    (R15)."""
 
     releases_unregistered: bool
-    """A D that will not take a prompt lets P go of it: push, where it will not register (C7); pull, where a READ has
-    failed. Otherwise it says nothing, and P's lease must end (R11); but a pull that never began is called off."""
+    """D releases a prompt that it will not use: in push one that it will not register for (C7), in pull one whose READ
+    has failed. No: D sends nothing and P's lease must end (R11); only a pull that never began is cancelled."""
 
     knows_prefill_id: bool
-    """D's heartbeats name P's own id of the prompt, which our router mints (C10). Otherwise a decode leg that did not
-    wait for P's answer can only name the router's id, and its heartbeats renew nothing (R05)."""
+    """D's heartbeats name P's own id of the prompt, which our router mints (C10). No: a decode leg that did not wait
+    for P's answer has only the router's id, and its heartbeats renew nothing (R05)."""
 
     remembers_failures: bool
-    """A peer that could not be reached is left alone for 1 s, doubling up to 60 s (C9). Otherwise whoever needs it next
-    tries again at once."""
+    """After a failed handshake the peer is not tried again for 1 s, doubling up to 60 s (C9). No: the next request for
+    this peer tries again at once."""
 
     refusals_resolve: bool
-    """A reconnect that the peer's address refuses resolves what D had registered over the lost connection; its blocks
-    stay in quarantine. Otherwise only the peer's silence, or D's watchdog, does: vLLM's side channel does not connect
-    before it asks, and knows no refusal, only a timeout."""
+    """If the peer's address refuses a reconnect, D resolves the requests that it had registered over the lost
+    connection; their blocks stay in quarantine. No: only the peer's silence or D's watchdog resolves them, because
+    vLLM's side channel reports a timeout and no refusal."""
 
     checks_incarnation: bool
-    """A frame of another life of an engine makes nothing happen but a handshake, and that retires the life before
-    (C13). Otherwise an engine is its id: what one life began meets the next (R46)."""
+    """A frame of another incarnation causes only a handshake, which retires the former incarnation (C13). No: an engine
+    is identified by its id alone, so state of the former incarnation meets frames of the new one (R46)."""
 
     doubts_reads: bool
-    """Pull without lease words: a READ counts only if D was never silent for so long that P's lease could have run out.
-    Otherwise a READ that ended well counts, whatever P has put into those blocks since (R04, R09)."""
+    """Pull without lease words: a READ counts only if D was never silent for so long that P's lease could have ended.
+    No: a READ that ended well counts, whatever P has put into those blocks since (R04, R09)."""
 
     limits_peers: bool
-    """D admits no more of one P than its share of the pool, and little of a suspect one (L6). Otherwise whatever comes
-    is enqueued (R38)."""
+    """D admits from one P at most its share of the pool, and little from a suspect P (L6). No: D enqueues every request
+    (R38)."""
 
 
 STRICT = Dialect(

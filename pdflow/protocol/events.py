@@ -287,7 +287,7 @@ class PeerLost(Value, frozen=True, gc=False):
 
 
 class PeerExited(Value, frozen=True, gc=False):
-    """Proof of death of that rank's process, and its endpoint reported closed after the proof (PROTOCOL F9)."""
+    """Proof of death of that rank's process, and its endpoint reported closed after the proof (F9)."""
 
     peer: Address
 

@@ -1,6 +1,6 @@
 """Identities of engines, ranks, registrations and operations, and the base id of vLLM's push matcher.
 
-Sources: PROTOCOL 1.2 (identities of vLLM 0.32.0) and 7.3 (strict identities).
+Sources: spec 1.2 and spec 1.3; vLLM 0.32.0 for its ids.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineInfo(Value, frozen=True, gc=False):
 
 
 class LeaseWord(Value, frozen=True, gc=False):
-    """One slot of P's lease-word array, as advertised to D: 8 bytes that P bumps before it may free (PROTOCOL 7.5)."""
+    """One slot of P's lease-word array, as advertised to D: 8 bytes that P bumps before it may free (spec 2.3)."""
 
     index: int
     value: int

@@ -1,7 +1,7 @@
 """The messages between engines. The same structs travel through the simulator and, encoded by `wire`, over sockets.
 
-Strict frames (PROTOCOL 7.4): REG, REG_ACK, DONE, FAIL, CANCEL, CANCEL_ACK, RELEASE, TAKEN, SYNC and its reply.
-vLLM notifications (PROTOCOL 2.1): PUSH_REG (the same `Register`), "id:n" (`Completion`), "HB:..." (`Heartbeat`).
+Strict frames (spec 3.1): REG, REG_ACK, DONE, FAIL, CANCEL, CANCEL_ACK, RELEASE, TAKEN, SYNC and its reply.
+vLLM notifications (spec 3.2): PUSH_REG (the same `Register`), "id:n" (`Completion`), "HB:..." (`Heartbeat`).
 """
 
 from __future__ import annotations
@@ -14,43 +14,68 @@ from pdflow.protocol.values import Allocation, RequestId, Value, Xid
 
 
 class Progress(IntEnum):
-    """How far P is with a registration, coarse enough that messages do not expose internal phases (pitfall 5)."""
+    """How far P is with a registration. Messages do not show P's phases: finer values split states in the checker."""
 
     UNKNOWN = 0
+    """P has no such registration, or it has ended without its data."""
     QUEUED = 1
+    """The prompt is not computed yet, or not completely."""
     READY = 2
+    """The prompt is computed; the registrations of other D ranks or the connection to D are missing."""
     IN_FLIGHT = 3
+    """WRITEs are posted."""
     SENT = 4
+    """All bytes have landed, and every notification is behind its bytes."""
 
 
 class Code(IntEnum):
     """Why a registration or a request ended without its KV."""
 
     NONE = 0
+    """No error."""
     CANCELLED = 1
+    """D cancelled the registration, or the client cancelled the request."""
     EXPIRED = 2
+    """P's lease or the registration's TTL has ended."""
     NO_REQUEST = 3
+    """P's scheduler does not know the prompt, or its rank has released it."""
     PREFILL_ABORTED = 4
+    """The prefill ended without KV."""
     CONTENT = 5
+    """Token range, digest, generation or number of bytes differ between P and D."""
     WEIGHTS = 6
+    """P and D use different weight versions."""
     LAYOUT = 7
+    """Ranks, block sizes or KV cache groups of P and D do not fit together."""
     UNREACHABLE = 8
+    """The peer could not be reached; nothing was sent."""
     IO = 9
+    """A WRITE or a READ failed."""
     STALLED = 10
+    """P was READY or IN_FLIGHT for too long without progress."""
     PEER_DEAD = 11
+    """P was silent for too long, is fenced, has exited, or refused D's reconnect."""
     DEADLINE = 12
+    """The request's deadline has passed."""
     STALE = 13
+    """Pull: P may have released the prompt before the READ ended."""
     BELOW_FLOOR = 14
+    """The registration is below D's floor."""
     PEER_RESTARTED = 15
+    """The peer has started again."""
     REJECTED = 16
+    """The request does not fit the engine's KV cache, or it was not admitted."""
 
 
 class Disposition(IntEnum):
     """P's answer to a CANCEL: whether bytes may have landed."""
 
     NOT_STARTED = 0
+    """No WRITE was posted, and none will be."""
     DRAINED = 1
+    """WRITEs were posted and have ended, not all of them well; part of the bytes may have landed."""
     SENT = 2
+    """Everything has landed."""
 
 
 class Register(Value, frozen=True, gc=False, tag="REG"):

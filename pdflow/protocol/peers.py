@@ -3,7 +3,7 @@
 Handshakes run in the driver, several in parallel, so that one dead peer's five seconds delay nobody else (R30). A
 failure is remembered for 1 s, doubling up to 60 s (C9); its jitter is a function of the peer's name, because the core
 has no randomness. An incarnation is replaced only by a handshake reply that echoed our nonce, and a replaced one is
-retired for good (PROTOCOL 7.3).
+retired for good (spec 1.3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The phases of cells and the legal changes between them, from which the diagrams in docs/ are generated.
+"""The phases of cells and the legal changes between them, from which the diagrams of spec 4 are generated.
 
 A test steps every rule and compares its result with these tables; the `becoming_*` methods of the cells are the only
 code that changes a phase.
@@ -17,14 +17,15 @@ class ProducerPhase(IntEnum):
     LEASED = 1
     """The prompt is computed and leased; no D has registered (push) or finished reading (pull)."""
     JOINING = 2
-    """The prompt and a registration are here, but not yet the registrations of all target D ranks."""
+    """The prompt is computed and a D rank has registered; other target D ranks have not."""
     READY = 3
-    """Matched and pinned; waiting for the connection to D."""
+    """The prompt is matched and pinned; P waits for the connection to D."""
     IN_FLIGHT = 4
-    """WRITEs are posted. Nothing but their end may free the source."""
+    """WRITEs are posted. Only their end may free the source."""
     SETTLING = 5
     """Every handle is final; a flush or a fence must still prove that no byte can land."""
     GONE = 6
+    """The cell is removed: this rank no longer holds the prompt, or the registration ended without a prompt."""
 
 
 PRODUCER_PHASES: dict[ProducerPhase, frozenset[ProducerPhase]] = {
@@ -71,14 +72,15 @@ class ConsumerPhase(IntEnum):
     """The phase of one request at the D scheduler, until it is loaded or its blocks are free again."""
 
     HELD = 0
-    """Its prefill engine is at its block limit here: not yet in the engine's queue."""
+    """The prefill engine has reached its block limit at this D: the request is not in the engine's queue yet."""
     QUEUED = 1
-    """In the engine's queue; P's lease is renewed for it."""
+    """The request is in the engine's queue; D renews P's lease for it."""
     WAITING = 2
-    """Registered at every P rank (push), or every READ ordered (pull); shards are landing."""
+    """D has registered at every P rank (push) or ordered every READ (pull); shards arrive."""
     QUARANTINED = 3
-    """The request is resolved; some writer may still run."""
+    """The request is resolved; a writer may still run, so its blocks are not reused."""
     GONE = 4
+    """The cell is removed: the request is committed, or resolved and its blocks are free."""
 
 
 CONSUMER_PHASES: dict[ConsumerPhase, frozenset[ConsumerPhase]] = {

@@ -1,4 +1,4 @@
-"""Every duration of the protocol, with its unit and source. Deadlines are fields of cells; these are only lengths."""
+"""Every duration of the protocol, with its unit. Deadlines are fields of cells; these are only lengths (spec 5)."""
 
 from __future__ import annotations
 
@@ -10,67 +10,72 @@ from pdflow.protocol.values import MS, Address, EngineId, RequestId, S, Value, X
 
 
 class Timers(Value, frozen=True, gc=False):
-    """The durations of the protocol. Defaults are those of PROTOCOL 7.4 (strict) and 3.1 (vLLM 0.32.0)."""
+    """The durations of the protocol. Those of vllm-compat and the lease have the defaults of vLLM 0.32.0."""
 
     lease_ns: int = 30 * S
-    """How long P keeps a finished prompt's blocks without a sign that D wants it (`kv_lease_duration`)."""
+    """How long P keeps a finished prompt's blocks if no D renews the lease (vLLM's `kv_lease_duration`)."""
     lease_extension_ns: int = 20 * S
-    """Extension of the lease by one heartbeat in vllm-compat: kv_lease_duration * 2 // 3."""
+    """vllm-compat: how far one heartbeat extends the lease, `kv_lease_duration * 2 // 3`."""
     heartbeat_ns: int = 5 * S
-    """Between two heartbeats to one engine in vllm-compat: kv_lease_duration // 6."""
+    """vllm-compat: time between two heartbeats to one engine, `kv_lease_duration // 6`."""
     release_lease_ns: int = 2 * S
-    """Length of a lease after RELEASE: time for a REG that was overtaken."""
+    """How long a lease lasts after a RELEASE: time for a REG that the RELEASE has overtaken."""
     registration_ttl_ns: int = 60 * S
-    """How long P keeps a registration that nobody renews."""
+    """How long P keeps a registration that D does not renew."""
     no_request_ns: int = 10 * S
-    """How long a registration may wait for a prefill that P's scheduler does not know."""
+    """How long a registration waits for its prompt before P's rank asks its scheduler whether the prompt exists."""
     join_ns: int = 2 * S
-    """vllm-compat (C4): how long matched blocks wait for the other D ranks' registrations."""
+    """vllm-compat: how long a matched prompt waits for the registrations of the other D ranks (C4)."""
     sync_ns: int = 1 * S
-    """Between two SYNCs to one engine."""
+    """Time between two SYNCs to one engine, while anything is open."""
     reconnect_ns: int = 50 * MS
-    """How soon after a connection is lost D sends the next SYNC, which reconnects and asks what has become of its
+    """After a lost connection: time until D sends the next SYNC, which reconnects and asks for the state of its
     requests."""
     suspect_ns: int = 5 * S
+    """Silence after which a peer is suspect: D admits little of it while much is in quarantine (spec 2.13)."""
     dead_ns: int = 15 * S
-    """Silence after which a peer's requests are resolved; their blocks stay in quarantine."""
+    """Silence after which D resolves a peer's requests; their blocks stay in quarantine until the peer is fenced."""
     stall_ns: int = 30 * S
-    """READY or IN FLIGHT without progress."""
+    """How long a registration may be READY or IN_FLIGHT without progress."""
     deadline_ns: int = 600 * S
-    """Every request's total deadline at D, if it brings none of its own."""
+    """The total deadline of a request at D, unless the request has its own."""
     watchdog_ns: int = 480 * S
-    """vllm-compat: `push_registration_timeout`, after which D resolves the request (C6)."""
+    """vllm-compat: vLLM's `push_registration_timeout`, after which D resolves the request (C6)."""
     cancel_first_ns: int = 200 * MS
+    """Time until D repeats a CANCEL without an answer; it doubles each time."""
     cancel_last_ns: int = 2 * S
+    """The longest time between two CANCELs."""
     backoff_first_ns: int = 1 * S
+    """How long a peer is not tried again after one failed handshake; it doubles each time (C9)."""
     backoff_last_ns: int = 60 * S
-    """Negative cache of failed handshakes (C9)."""
+    """The longest of these pauses."""
     handshake_queue_ns: int = 5 * S
+    """vllm-compat, part of the reclaim time: a handshake that is ahead in P's queue."""
     transport_ns: int = 20 * S
-    """vllm-compat quarantine: a handshake ahead in the queue, and a transport's retry budget with its margin."""
+    """vllm-compat, part of the reclaim time: the transport's own retries, with a margin."""
 
 
 class TimerKind(IntEnum):
     """The kinds of timers. The checker fires any armed timer; drivers fire those that are due."""
 
     LEASE = 1
-    """When P must stop new work on a finished prompt."""
+    """P stops new work on a finished prompt."""
     REGISTRATION = 2
-    """When a registration that nobody renewed is given up."""
+    """P ends a registration that D has not renewed."""
     JOIN = 3
-    """When matched blocks stop waiting for lagging D ranks (vllm-compat)."""
+    """P stops waiting for D ranks that have not registered (vllm-compat)."""
     EXPECT = 4
-    """When P asks its scheduler whether a registration's prefill exists at all."""
+    """P's rank asks its scheduler whether the prompt of a registration exists."""
     DEADLINE = 5
-    """When a D request is resolved whatever happens."""
+    """D resolves the request."""
     STALL = 6
-    """When a transfer that P has begun shows no progress."""
+    """D resolves a request whose transfer shows no progress."""
     CANCEL = 7
-    """When an unanswered CANCEL is sent again."""
+    """D repeats a CANCEL without an answer."""
     SYNC = 8
-    """When D sends its SYNC (strict) or heartbeat (vllm-compat) to a peer with something open."""
+    """D sends a SYNC (strict) or a heartbeat (vllm-compat) to a peer with something open."""
     RECLAIM = 11
-    """When a correctly running vLLM P can no longer start a write (vllm-compat quarantine)."""
+    """D frees blocks in quarantine: a correctly running vLLM P can no longer begin a WRITE (vllm-compat)."""
 
 
 TimerKey: TypeAlias = Reg | Xid | RequestId | Address | EngineId

@@ -1,40 +1,46 @@
-"""docs/phases.md and docs/dialects.md are what the tables say. UPDATE_DOCS=1 writes them again."""
+"""The generated parts of docs/spec.md describe everything. That they are up to date: tests/docs/test_generated.py."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import inspect
 
 import pytest
 
-from pdflow.protocol import diagrams, dialect, phases
+from docs.generate import ROOT, protocol_parts
+from pdflow.protocol import diagrams, dialect, messages, phases, timers
+from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
 from pdflow.protocol.phases import PRODUCER_PHASES
+from pdflow.protocol.producer.rules import RULES as PRODUCER_RULES
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    "phases.md": (diagrams.phases_page, phases),
-    "dialects.md": (diagrams.dialects_page, dialect),
-}
+SPEC = (ROOT / "docs/spec.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_generated_from_the_tables(name: str) -> None:
-    write, module = PAGES[name]
-    page = write(Path(module.__file__).read_text(encoding="utf-8"))
-    path = ROOT / "docs" / name
-    if os.environ.get("UPDATE_DOCS"):
-        path.write_text(page, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == page, f"docs/{name} is old: UPDATE_DOCS=1 pytest {__file__}"
+@pytest.mark.parametrize("name", protocol_parts())
+def test_a_part_is_generated_from_the_tables(name: str) -> None:
+    found = SPEC.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+    assert found == protocol_parts()[name], f"docs/spec.md, part {name}, is old: python docs/generate.py"
 
 
-def test_every_phase_and_every_guard_is_described() -> None:
-    for module, name in ((phases, "ProducerPhase"), (phases, "ConsumerPhase"), (dialect, "Dialect")):
-        descriptions = diagrams.docstrings(Path(module.__file__).read_text(encoding="utf-8"), name)
-        assert all(text for key, text in descriptions.items() if key not in ("name", "GONE")), descriptions
+def test_every_phase_guard_timer_and_code_is_described() -> None:
+    for module, *names in (
+        (phases, "ProducerPhase", "ConsumerPhase"),
+        (dialect, "Dialect"),
+        (timers, "Timers", "TimerKind"),
+        (messages, "Progress", "Disposition", "Code"),
+    ):
+        for name in names:
+            descriptions = diagrams.docstrings(inspect.getsource(module), name)
+            assert [key for key, text in descriptions.items() if not text and key != "name"] == []
+
+
+def test_every_rule_says_what_it_does() -> None:
+    silent = {
+        rule.__name__ for rules in (PRODUCER_RULES, CONSUMER_RULES) for rule in rules.values() if not rule.__doc__
+    }
+    assert silent == set()
 
 
 def test_every_legal_change_is_drawn_once() -> None:
-    page = (ROOT / "docs" / "phases.md").read_text(encoding="utf-8")
     for phase, targets in PRODUCER_PHASES.items():
         for target in targets - {phase}:
-            assert page.count(f"    {phase.name} --> {target.name}\n") == 1
+            assert SPEC.count(f"    {phase.name} --> {target.name}\n") == 1

@@ -1,4 +1,4 @@
-"""The races of PROTOCOL 5 that the core itself can show, by their numbers. The oracle watches every one of them."""
+"""The races of spec 8 that the core itself can show, by their numbers. The oracle watches every one of them."""
 
 from __future__ import annotations
 

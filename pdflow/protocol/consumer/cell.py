@@ -3,8 +3,8 @@
 The request is resolved on time, whatever P does; its blocks are another matter. They leave quarantine only when every
 possible writer is known to have ended: by its DONE, by an answer that says `flushed`, by a fence, by proof of death,
 or, against a vLLM P that cannot be asked, after the time in which a correctly running one may still begin. Time alone
-frees nothing in strict (PROTOCOL H6). Which event does that in which phase stands in `consumer.rules`; here are the
-cell, its events, and what its ranks are ordered to do. Sources: PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
+frees nothing in strict (H6). Which event does that in which phase stands in `consumer.rules`; here are the
+cell, its events, and what its ranks are ordered to do. Sources: spec 2.4, spec 6.2, C6, C7.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class ConsumerRank:
 
     def _refuse_duplicate(self, peer: Address, before: int | None, pending: tuple[Message, ...]) -> Effects:
         """Refuse a peer whose retired incarnation has answered: two engines share one id, and neither can be trusted
-        (PROTOCOL 7.3)."""
+        (spec 1.3)."""
         effects: Effects = (Note("consumer: DUPLICATE_ENGINE_ID"),)
         if before is not None:
             effects += (SendLocal(self.scheduler, PeerRestarted(engine_of(peer), before)),)
@@ -293,7 +293,7 @@ class ConsumerRank:
         sent."""
         peer = event.peer
         if not self.dialect.quarantine_ends:
-            return (Note("consumer: nobody here learns of a peer's death"),)
+            return (Note("consumer: death of a peer is ignored"),)
         self.peers.lost(peer)
         self.fencing.discard(peer)
         self.reading.drop_waiting(peer)

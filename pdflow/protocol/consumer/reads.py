@@ -1,6 +1,6 @@
 """The READs of one D rank (pull): posted, then accepted only if P still held the prompt when they ended.
 
-With strict the lease word read after the data proves it (PROTOCOL 7.5); with a vLLM P, which proves nothing, the
+With strict the lease word read after the data proves it (spec 2.3); with a vLLM P, which proves nothing, the
 bytes count only if D itself was never silent for so long that its lease could have run out (R04, R09). Whether there is
 a connection to read over is the endpoint's affair (`consumer.rank`).
 """

@@ -2,7 +2,7 @@
 
 Rules are pure: `step(cell, event, now, ctx)`. They decide when a request is loaded, when it is resolved instead, and by
 what each of its writers counts as ended; the cell, and the addressing of its orders, are in `consumer.cell`. Sources:
-PROTOCOL 3.3, 3.5, 7.2 (C6, C7), 7.4, 7.5.
+spec 2, spec 6.2 and spec 7.1 (C6, C7); for vllm-stock, vLLM 0.32.0's NIXL connector.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ from pdflow.protocol.values import NEVER, Instant
 
 
 def room_made(cell: ConsumerCell, _: RoomMade, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Put a held request into the engine's queue: its prefill engine is below the block limit again."""
     return cell.becoming_queued(), (Enqueue(cell.request_id),)
 
 
 def admitted(cell: ConsumerCell, event: Admission, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Use the allocated blocks: register with every P rank that writes us, or read from every one (pull)."""
+    """Register the allocated blocks at every P rank that will write to them, or read from every P rank (pull)."""
     given = event.admitted
     params = cell.params
     p, d = params.prefill.shards, ctx.engine.shards
@@ -120,15 +121,18 @@ def pulled_content(params: KvParams, given: DecodeAdmitted, ctx: ConsumerContext
 
 
 def hit(cell: ConsumerCell, _: DecodeHit, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Commit a request whose whole prompt is in D's prefix cache, and release P's prompt."""
     return cell.becoming_gone(), (Commit(cell.request_id), *release_prompt(cell, ctx, False))
 
 
 def aborted_unadmitted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request that is aborted before it has blocks, and release P's prompt."""
     resolved = Resolve(cell.request_id, _outcome(event.code), event.code)
     return cell.becoming_gone(), (resolved, *release_prompt(cell, ctx, False))
 
 
 def failed_unadmitted(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request whose deadline ends, or whose P is dead, before it has blocks."""
     return cell.becoming_gone(), (
         Resolve(cell.request_id, Outcome.FAILED, event.code),
         *release_prompt(cell, ctx, False),
@@ -136,6 +140,8 @@ def failed_unadmitted(cell: ConsumerCell, event: RequestFailed, now: Instant, ct
 
 
 def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Record that a shard has arrived. The last shard commits the request. A wrong size, generation or weight version
+    fails it."""
     bit = bit_of(cell, event.op, event.sender)
     if not bit or cell.landed & bit:
         return cell, NOTHING
@@ -156,7 +162,7 @@ def landed(cell: ConsumerCell, event: PairLanded, now: Instant, ctx: ConsumerCon
 
 
 def reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Record P's progress, and restart the stall timer while P is READY or IN FLIGHT."""
+    """Record P's progress, and restart the stall timer while P is READY or IN_FLIGHT. SENT counts as the DONE."""
     if event.progress is Progress.SENT:
         # SENT and flushed, but its DONE was lost: the bytes are here all the same.
         return landed(cell, PairLanded(event.op, event.sender), now, ctx)
@@ -167,6 +173,7 @@ def reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: Consume
 
 
 def pair_failed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request whose shard will not arrive: the request ends now, its blocks when their writers have ended."""
     bit = bit_of(cell, event.op, event.sender)
     if not bit:
         return cell, NOTHING
@@ -190,7 +197,7 @@ def lost_with(cell: ConsumerCell, event: PairFailed, bit: int, ctx: ConsumerCont
 
 
 def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Send a lost REG again: P answered a SYNC that was sent after it, and does not know it."""
+    """Send a lost REG again: P has answered a later SYNC, and does not know the registration."""
     assert cell.registration is not None
     bit = _bit_at(cell, event.op)
     if ctx.pulls or not bit or cell.settled & bit:
@@ -200,16 +207,18 @@ def missing(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerC
 
 
 def aborted(cell: ConsumerCell, event: DecodeAborted, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request that the client or the engine aborts; its blocks go to quarantine."""
     return resolve(cell, _outcome(event.code), event.code, now, ctx)
 
 
 def request_failed(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Resolve a request at its deadline, after a stall, or when its P is dead; its blocks go to quarantine."""
     return resolve(cell, Outcome.FAILED, event.code, now, ctx)
 
 
 def prefill_restarted(cell: ConsumerCell, _: PrefillRestarted, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Mark the writers of a retired incarnation: they may still write, and answers of the new one settle nothing (S8,
-    F9)."""
+    """Fence the writers of a retired incarnation: they may still write, and answers of the new incarnation settle no
+    pair (S8, F9)."""
     orphan = cell.with_orphaned()
     peers = frozenset(rank_address(cell.params.prefill.engine, p_rank) for p_rank, _ in cell.pairs)
     if cell.phase is QUARANTINED:
@@ -242,13 +251,13 @@ def resolve(cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx:
 
 def reclaim_at(now: Instant, ctx: ConsumerContext) -> Instant:
     """Return when a correctly running vLLM P can no longer begin a write: its lease, what may queue ahead of the write,
-    and the transport's own retries. Probabilistic, like every clock (PROTOCOL 7.2, residual risk)."""
+    and the transport's own retries. It rests on clocks, so it is probable and not certain (spec 6.2)."""
     timers = ctx.timers
     return now + timers.lease_ns + timers.handshake_queue_ns + timers.transport_ns
 
 
 def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Record the end of the prefill leg: P's lease runs from here; if the leg failed, P never writes at all."""
+    """Record the end of the prefill leg: P's lease runs from now on; after a failed leg P never writes."""
     if cell.phase is not QUARANTINED:
         return cell.with_prefill_over(cell.reclaim_until), NOTHING
     if ctx.dialect.control_frames or not ctx.dialect.quarantine_ends:
@@ -259,7 +268,7 @@ def prefill_leg_ended(cell: ConsumerCell, event: PrefillLegEnded, now: Instant, 
 
 
 def settle(cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Settle one writer of a request in quarantine."""
+    """Settle one pair of a request in quarantine: its writer has ended. The last pair frees the blocks."""
     bit = bit_of(cell, event.op, event.sender)
     if not bit or cell.settled & bit or (type(event) is PairFailed and not event.settled):
         return cell, NOTHING
@@ -270,12 +279,14 @@ def settle(cell: ConsumerCell, event: PairLanded | PairFailed, now: Instant, ctx
 
 
 def settle_reported(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Settle the pair if P reports SENT. Otherwise repeat the CANCEL, if this is P's answer to a SYNC."""
     if event.progress is Progress.SENT:
         return settle(cell, PairLanded(event.op, event.sender), now, ctx)
     return cancel_again(cell, bit_of(cell, event.op, event.sender), ctx) if event.synced else (cell, NOTHING)
 
 
 def missing_cancelled(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Repeat the CANCEL of a registration that P does not know."""
     return cancel_again(cell, _bit_at(cell, event.op), ctx)
 
 
@@ -288,8 +299,8 @@ def cancel_again(cell: ConsumerCell, bit: int, ctx: ConsumerContext) -> Stepped:
 
 
 def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Settle the pairs of a fenced link: nothing from this P rank can land at this D rank any more. Registrations that
-    the D rank had not received by then come behind the fence."""
+    """Settle the pairs of a fenced P rank and D rank: no byte of this P rank can land at this D rank. It leaves
+    registrations alone that the D rank received after the fence."""
     bits = open_bits_of_link(cell, event)
     if not bits:
         return cell, NOTHING
@@ -300,20 +311,20 @@ def fenced(cell: ConsumerCell, event: PeerFenced, now: Instant, ctx: ConsumerCon
 
 
 def reconnect_refused(cell: ConsumerCell, event: ReconnectRefused, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Resolve a request whose P rank refuses D's reconnect: no process listens there, so no answer comes. Its blocks
-    stay in quarantine.
+    """Resolve a request whose P rank refuses D's reconnect: no process listens at its address. Its blocks stay in
+    quarantine.
 
-    The refusal is evidence for the request alone. It says nothing of a WRITE that a NIC has begun, and it may be wrong:
-    a firewall's, or a listener's that closed while P lives. So it settles nothing and orders no fence. Quarantine ends
-    as any does, no sooner than without this rule: by a living P's answer to the CANCEL, which is repeated until P is
-    reached; by the fence against P's next incarnation; or by the fence after `dead_ns` of silence.
+    The refusal is evidence for the request alone. It does not show that a WRITE which a NIC has begun has ended, and it
+    may come from a firewall, or from a listener that closed while P runs. So it settles no pair and orders no fence.
+    Quarantine ends as without this rule: by P's answer to the CANCEL, which is repeated until P is reached; by the
+    fence against P's next incarnation; or by the fence after `dead_ns` of silence.
 
-    The code is PEER_DEAD. UNREACHABLE stands for a request of which nothing has left D, and whose blocks are free at
-    once: so ends a REG that waits for the first contact, refused or not. A request that is still queued has no blocks
-    at stake and keeps waiting: it is unreachable when it is admitted, unless P is back by then.
+    The code is PEER_DEAD. UNREACHABLE is the code of a request whose REG was never sent; its blocks are free at once.
+    A REG that waits for the first connection to P ends that way, refused or not. A queued request holds no blocks and
+    keeps waiting: it ends as UNREACHABLE when it is admitted, unless P has returned by then.
 
-    D reconnects by its next SYNC, `reconnect_ns` after the loss. No attempt is made for this rule alone, so that the
-    back-off bounds them all. In vllm-compat there is no such rule (`refusals_resolve`)."""
+    D reconnects with its next SYNC, `reconnect_ns` after the loss. This rule makes no attempt of its own, so the
+    back-off of failed handshakes bounds them all. vllm-compat lacks this rule (`refusals_resolve`)."""
     if not open_bits_of_link(cell, event):
         return cell, NOTHING
     return resolve(cell, Outcome.FAILED, Code.PEER_DEAD, now, ctx)
@@ -325,13 +336,14 @@ def freed(cell: ConsumerCell, ctx: ConsumerContext) -> Stepped:
 
 
 def cancel_due(cell: ConsumerCell, _: CancelDue, now: Instant, ctx: ConsumerContext) -> Stepped:
-    """Repeat a CANCEL to the P ranks that have not answered, at 0.2, 0.4 ... 2 s."""
+    """Repeat the CANCEL to the P ranks that have not answered, after 0.2 s, 0.4 s ... 2 s."""
     wait = min(cell.cancel_wait * 2, ctx.timers.cancel_last_ns)
     again = send_from_ranks(cell, everything(cell) & ~cell.settled, Cancel(cell.reg, ctx.floor), ctx)
     return cell.with_cancel(now + wait, wait), again
 
 
 def reclaim_due(cell: ConsumerCell, _: ReclaimDue, now: Instant, ctx: ConsumerContext) -> Stepped:
+    """Free the blocks: a correctly running vLLM P can no longer begin a WRITE (vllm-compat)."""
     return freed(cell, ctx)
 
 

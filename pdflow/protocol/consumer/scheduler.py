@@ -63,7 +63,7 @@ class ConsumerScheduler:
     Args:
         pulls: nixl-pull, D reads. Otherwise P writes.
         pool_blocks: size of the engine's KV pool in blocks.
-        peer_fraction: the part of it that one of several prefill engines may bind (PROTOCOL 7.4: 25 %).
+        peer_fraction: the part of it that one of several prefill engines may bind (spec 2.13: 25 %).
         suspect_fraction: with more of it than that in quarantine, a suspect peer gets nothing new (10 %).
     """
 

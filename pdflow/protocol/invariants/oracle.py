@@ -2,14 +2,14 @@
 
 It knows no rule of the protocol and reads no cell. From events and effects alone it keeps shadow state: who owns each
 allocation at P and D, which one-sided operations are reading and which may still land, how every request ended. What it
-decides is whether S1 to S9 hold (PROTOCOL 6). One event costs O(1), apart from a fence, which looks at one link.
+decides is whether S1 to S9 hold (docs/invariants.md). One event costs O(1), except a fence, which looks at one link.
 
 | invariant | how it is seen here |
 | --- | --- |
 | S1 | a PostWrite's target is the current allocation of exactly that registration; no FreeBlocks while anything may |
 |    | still land in it; no allocation is made of blocks that a registration still holds |
 | S2 | a PostWrite's source is held; no ReleaseBlocks while a WRITE reads it; no Commit of a READ whose source was |
-|    | released before the READ had ended (P cannot know of a READ, D must find out: PROTOCOL 7.5) |
+|    | released before the READ had ended (P cannot know of a READ, D must find out: spec 2.3) |
 | S3 | Commit only when the WRITE or READ of every pair has landed, each posted once and none still in flight |
 | S4 | digest, weights and number of tokens of the source equal D's own, and the bytes are the layout's: at PostWrite, |
 |    | and at Commit for a READ |
@@ -165,7 +165,7 @@ class Oracle(OperationOracle):
         if current is not None and current != event.incarnation:
             for effect in effects:
                 if type(effect) is not Note and type(effect) is not Handshake:
-                    self._fail("S8", f"a frame of {sender} of life {event.incarnation} made {node} act", sender)
+                    self._fail("S8", f"a frame of {sender} of incarnation {event.incarnation} made {node} act", sender)
             return
         if isinstance(message, Done):
             self._notification_arrived(node, sender, message.reg, message.generation)
@@ -182,7 +182,7 @@ class Oracle(OperationOracle):
 
     def _sent(self, node: Address, effect: Send, event: Event) -> None:
         if type(event) is Received and engine_of(effect.to) != engine_of(event.sender):
-            self._fail("S9", f"a frame of {event.sender} made {node} speak to {effect.to}", effect.to)
+            self._fail("S9", f"a frame of {event.sender} made {node} send to {effect.to}", effect.to)
         message = effect.message
         if isinstance(message, RegisterAck):
             if message.progress is Progress.SENT:

@@ -39,7 +39,7 @@ class ProducerContext(Value, frozen=True, gc=False):
     timers: Timers
     geometry: Geometry
     done_is_remote: bool
-    """The transport's DONE means that the bytes have landed; else a flush must follow (PROTOCOL 7.4)."""
+    """The transport's DONE means that the bytes have landed; else a flush must follow (spec 2.5)."""
     in_pieces: bool = False
     """A WRITE is posted in pieces, so it can be stopped between two of them."""
     into_staging: bool = False

@@ -215,7 +215,7 @@ class ProducerCells:
 
     def _forget_namesakes(self, request_id: RequestId) -> None:
         """Forget the registrations that wait under P's own id of a released product, and no other, as vLLM does. As D
-        mints an id of its own, there is hardly ever one (PROTOCOL 3.2, `evict`)."""
+        mints an id of its own, there is hardly ever one (`push_worker.py` of vLLM 0.32.0)."""
         for reg in self.matching.registrations.get(request_id, ()):
             cell = self.cells.pop(reg)
             self._rekey(cell.xid, reg, None)

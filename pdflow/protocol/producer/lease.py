@@ -1,30 +1,11 @@
 """The end of P's lease on a finished prompt, in every phase and in every dialect.
 
 A lease is how long P keeps a prompt's blocks without a sign that D wants them. D renews it: in `strict` by the
-interest list of its SYNC, in `vllm-compat` by heartbeats. Its end stops *new* work only. A request and its blocks
-end separately, because no completion, cancel or timeout can stop a WRITE that a NIC has begun.
+interest list of its SYNC, in `vllm-compat` by heartbeats. Its end stops new work only: no completion, cancel or timeout
+can stop a WRITE that a NIC has begun, so a request and its blocks end separately.
 
-What the end of a lease means depends on how far the transfer is:
-
-LEASED, no registration has come. The blocks are freed. A registration that comes later is refused: FAIL(EXPIRED) in
-strict; in vllm-compat P has no message for it, and D's watchdog resolves the request.
-
-JOINING or READY, matched but nothing posted. No WRITE will be posted any more, and the blocks are freed. In strict
-every D rank that registered gets FAIL(EXPIRED), and a tombstone gives late frames the same answer. In vllm-compat D
-cannot be told: its watchdog resolves the request, and its blocks wait in quarantine.
-
-IN_FLIGHT or SETTLING, **a WRITE is under way**. Nothing is freed, in either dialect: the cell only notes that its lease
-is over (`expired`), and no second registration will be served from it. Then
-
-- the WRITE ends well: the source was pinned throughout, so the data are good. D counts the DONE (vllm-compat: the
-  completion) and may commit. P's rank lets go of the prompt; the blocks are freed when all ranks have.
-- the WRITE ends badly: an error proves nothing, so P closes its own endpoint to that D rank first (fence F10), and lets
-  go after that. In strict D gets FAIL(IO, flushed). In vllm-compat it gets nothing, as above.
-- D cancels meanwhile (strict): the answer waits for the WRITE's end, and is SENT or DRAINED.
-
-vLLM 0.32.0, and so `vllm-stock`, frees in every one of these cases, posts from READY all the same, and writes on: D
-then decodes whatever was written into those blocks next (R01, R02: S2). The rules below are all that a lease's end
-does; nothing else frees P's blocks for time.
+spec 2.11 lists what the end of a lease does in each phase and dialect; the rules below implement all of it. No other
+rule frees P's blocks because of time.
 """
 
 from __future__ import annotations
@@ -49,19 +30,19 @@ from pdflow.protocol.values import NEVER, Instant
 
 
 def expired_unclaimed(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """End an unclaimed lease (LEASED): the blocks are freed."""
+    """End the lease of a prompt without a registration: this rank releases it."""
     return cell.becoming_gone(Code.EXPIRED), NOTHING
 
 
 def expired_unposted(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """End a lease before a WRITE was posted (JOINING, READY): one posted later would read reused blocks (R02)."""
+    """End a lease before a WRITE is posted: no WRITE will be posted, since it could read reused blocks (R02)."""
     if not ctx.dialect.lease_rechecked:
         return cell.losing_its_source(), NOTHING
     return end_registration(cell.outliving_its_lease(), Code.EXPIRED, True, now, ctx)
 
 
 def expired_in_flight(cell: ProducerCell, _: LeaseEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """End a lease under a WRITE (IN_FLIGHT, SETTLING): pinned until every handle is final, then not served again
+    """End a lease during a WRITE: the blocks stay pinned until every handle is final; no further registration is served
     (R01)."""
     if not ctx.dialect.writes_pin:
         return cell.losing_its_source(), NOTHING

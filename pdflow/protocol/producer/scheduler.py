@@ -1,7 +1,7 @@
 """The endpoint of P's scheduler: which prompts are being prefilled, which ranks still hold one, and when it is free.
 
 Ranks own leases and WRITEs; the scheduler owns the blocks. It frees them when every rank has released its shard,
-counted by rank, never by report (R49), and exactly once. Source: PROTOCOL 1.1 (countdown aggregator), 7.1.
+counted by rank, never by report (R49), and exactly once. Source: spec 1.1.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class ProducerScheduler:
         return tuple([self._mint_word() for _ in self.ranks]) if self.leases_words else ()
 
     def _mint_word(self) -> LeaseWord:
-        """Return a fresh 64-bit lease word: a restarted P at the same address must not repeat one (PROTOCOL 7.5)."""
+        """Return a fresh 64-bit lease word: a restarted P at the same address must not repeat one (spec 2.3)."""
         self.minted_words += 1
         mixed = (self.incarnation + self.minted_words * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF

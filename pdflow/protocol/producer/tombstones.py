@@ -2,7 +2,7 @@
 
 A tombstone has no TTL: a TTL only delays the race in which a CANCEL overtakes its REG (searched: S1 falls in 7 steps
 without a floor, in 8 with a TTL). D's floor bounds the memory instead: the smallest seq that D may still ask for, on
-every frame of D's. Source: PROTOCOL 7.3.
+REG, CANCEL and SYNC. Source: spec 2.7.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """P's rules for matching, pinning and WRITEs, and for every way in which a registration ends.
 
-When a registration ends without its data having been sent, the product falls back to LEASED and a retry may register
-for it: the lease alone decides how long.
+When a registration ends before its data were sent, the prompt returns to LEASED and a retry may register for it: the
+lease alone decides how long.
 
-Rules are pure: `step(cell, event, now, ctx)`. A rule that is missing is a named no-op. Sources: PROTOCOL 3.2 (vLLM
-0.32.0), 7.2 (C3, C4), 7.4 (strict); race numbers are those of PROTOCOL 5.
+Rules are pure: `step(cell, event, now, ctx)`. A missing rule is a named no-op. Sources: spec 2.1 to 2.12, spec 7.1 (C3,
+C4); for vllm-stock, `push_worker.py` of vLLM 0.32.0. Race numbers are those of spec 8.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def post(cell: ProducerCell, now: Instant, ctx: ProducerContext) -> Stepped:
 
 
 def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Take a registration: the first, one of a further D rank, or a repetition."""
+    """Accept a registration: the first, one of another D rank, or a repetition. Match it if the prompt is computed."""
     for known in cell.registrations:
         if known.d_rank == event.d_rank:
             return cell, acknowledge(cell, event.d_rank, ctx)
@@ -197,36 +197,40 @@ def registered(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerC
 
 
 def source_matches_open(cell: ProducerCell, event: SourceReady, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Match a computed prompt with the registration that waits for it, and start its lease."""
     join = NEVER if ctx.dialect.waits_for_all_ranks else now + ctx.timers.join_ns
     until = now + ctx.timers.lease_ns if event.source.complete else NEVER
     return proceed(cell.becoming_sourced(event.source, event.request_id, until, join), now, ctx)
 
 
 def completed(cell: ProducerCell, _: SourceCompleted, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Start the lease of a prompt whose computation has ended."""
     return cell.with_whole_source(now + ctx.timers.lease_ns), NOTHING
 
 
 def prefill_ended(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    """End a registration whose prompt will not be computed; D ranks get FAIL."""
     return end_registration(cell, event.code, True, now, ctx)
 
 
 def connected(cell: ProducerCell, _: Connected, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Begin a deferred WRITE. Its lease is checked again, or it could read blocks that have been reused (R02)."""
+    """Post a deferred WRITE, after another check of its lease: it could otherwise read blocks in reuse (R02)."""
     return write_or_wait(cell, now, ctx)
 
 
 def refused(cell: ProducerCell, event: RegistrationRefused, now: Instant, ctx: ProducerContext) -> Stepped:
+    """End a registration that P cannot serve: its TTL has ended, or D is unreachable."""
     return end_registration(cell, event.code, True, now, ctx)
 
 
 def cancelled(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
-    """End a registration that is cancelled before a WRITE was posted: none will be."""
+    """End a registration that D cancels before a WRITE is posted, and answer NOT_STARTED."""
     return end_registration(cell.with_asker(event.asker), Code.CANCELLED, True, now, ctx)
 
 
 def cancelled_in_flight(cell: ProducerCell, event: CancelReceived, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Remember a CANCEL during WRITEs, which a NIC cannot stop, by asking rank (R18). Pieces not posted are held
-    back."""
+    """Store a CANCEL that arrives during WRITEs, by sending rank (R18): a NIC cannot stop a WRITE. P posts no further
+    piece, and answers when the WRITEs have ended."""
     if event.asker in cell.cancel_waiters:
         return cell, NOTHING
     return stop(cell.with_asker(event.asker), Code.CANCELLED, ctx)
@@ -244,7 +248,8 @@ def stop(cell: ProducerCell, code: Code, ctx: ProducerContext) -> Stepped:
 
 
 def source_lost(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Stop the WRITEs of a prompt that will not be computed to its end: no further piece, and no other registration."""
+    """Stop the WRITEs of a prompt whose prefill was aborted: no further piece is posted, no further registration
+    served."""
     if cell.source is None or cell.source.complete:
         return cell, NOTHING
     if cell.reg is None:
@@ -256,20 +261,23 @@ def source_lost(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: Prod
 
 
 def retired(cell: ProducerCell, _: RegistrationRetired, now: Instant, ctx: ProducerContext) -> Stepped:
+    """End a registration whose D has exited or started again, without a message."""
     return end_registration(cell, Code.PEER_RESTARTED, True, now, ctx, notify=False)
 
 
 def join_ended(cell: ProducerCell, _: JoinEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Write to the ranks that registered by the end of the join time, and to no other (C4)."""
+    """Write only to the D ranks that have registered when the join time ends (C4)."""
     return write_or_wait(cell, now, ctx)
 
 
 def write_stopped(cell: ProducerCell, event: WriteStopped, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Record that a WRITE has stopped between two pieces: D has only a part, and no byte is in flight."""
     return write_ended(cell.being_truncated(), WriteEnded(event.op, True), now, ctx)
 
 
 def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Record that a handle is final. The registration ends only when all are: another WRITE may still run (R16)."""
+    """Record that a handle is final. The registration ends when all handles are final: another WRITE may still run
+    (R16)."""
     bit = 1 << event.op.d_rank
     if not cell.in_flight_mask & bit:
         return cell, NOTHING
@@ -293,7 +301,7 @@ def write_ended(cell: ProducerCell, event: WriteEnded, now: Instant, ctx: Produc
 
 
 def fenced_in_flight(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
-    """Record a fence while other WRITEs run. A WRITE to the fenced peer that ended only locally may not have landed."""
+    """Record a fence while other WRITEs run. A WRITE to the fenced D rank that ended locally only may be lost."""
     wrote = any(registration.d_rank == event.d_rank for registration in cell.registrations)
     if ctx.done_is_remote or not wrote or cell.in_flight_mask & 1 << event.d_rank:
         return cell, NOTHING
@@ -301,6 +309,8 @@ def fenced_in_flight(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: Pr
 
 
 def peer_quiet(cell: ProducerCell, event: PeerQuiet, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Record a flush or a fence. The registration ends when no byte can land at any of its D ranks. A failed flush is
+    followed by a fence."""
     unsettled = cell.in_flight_mask & ~(1 << event.d_rank)
     if not event.ok:
         # The flush failed: only a fence settles this rank now.
@@ -327,6 +337,7 @@ def sent(cell: ProducerCell, ctx: ProducerContext) -> Stepped:
 
 
 def shard_taken(cell: ProducerCell, event: ShardTaken, now: Instant, ctx: ProducerContext) -> Stepped:
+    """Record that a D rank has read this shard (pull). The prompt is released when all D ranks have read it."""
     completed_readers = (
         cell.completed_readers | 1 << event.d_rank if ctx.dialect.counts_senders else cell.completed_readers << 1 | 1
     )

@@ -1,4 +1,4 @@
-"""Generator of the tables of docs/wire.md, from the structs and constants themselves."""
+"""Generator of the tables of messages in docs/spec.md (3.5 to 3.7), from the structs and constants themselves."""
 
 from __future__ import annotations
 
@@ -42,20 +42,6 @@ def vllm_table() -> str:
 def limits_table() -> str:
     rows = [(f"`{name}`", f"{value:,}") for name, value in vars(limits).items() if name.startswith("MAX_")]
     return _table(("limit", "value"), rows)
-
-
-TABLES = {"strict": strict_table, "parts": nested_table, "vllm": vllm_table, "limits": limits_table}
-
-
-def regenerated(document: str) -> str:
-    """Return the document with everything between `<!-- NAME -->` and `<!-- /NAME -->` written anew."""
-    for name, table in TABLES.items():
-        head, begin, rest = document.partition(f"<!-- {name} -->\n")
-        _, end, tail = rest.partition(f"<!-- /{name} -->")
-        if not begin or not end:
-            raise ValueError(f"docs/wire.md has no place marked {name}")
-        document = "".join((head, begin, table(), end, tail))
-    return document
 
 
 def _keys(kind: type[msgspec.Struct]) -> str:

@@ -1,4 +1,4 @@
-"""vLLM 0.32's side channel: request, reply and metadata of a handshake, to the byte (PROTOCOL 1.3 and appendix A).
+"""vLLM 0.32's side channel: request, reply and metadata of a handshake, to the byte (spec 3.3).
 
 vLLM's listener thread ends at one message that it cannot read (R33); these decoders answer every message with a value.
 Extra map keys are ignored on both sides, so stock peers ignore ours, `pdflow`.

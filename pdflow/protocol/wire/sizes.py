@@ -1,4 +1,4 @@
-"""Sizes of messages in bytes, computed without encoding them, for the simulator's links (CORE_SHAPE pitfall 13).
+"""Sizes of messages in bytes, computed without encoding them, for the simulator's links: encoding would cost more.
 
 Exact, but for block ids and a REG_ACK's targets: each counts as the largest id would (`BLOCK_ID_BYTES`), so that the
 cost does not grow with the prompt. A pool of fewer than 65,536 blocks is overcharged by 2 bytes a block.

@@ -1,10 +1,10 @@
-"""Strict frames: the control stream's framing, HELLO, and DONE as the notification of its WRITE (PROTOCOL 7.3, 7.4).
+"""Strict frames: the control stream's framing, HELLO, and DONE as the notification of its WRITE (spec 3.5).
 
     frame = length: 4 bytes, big-endian, of what follows | version: 1 byte | body: one msgpack map, tagged by "type"
 
 A body is a map, not an array. The messages' own structs are then the wire format; a field added with a default is no
 new version, since unknown keys are skipped; and a dump can be read. It costs the field names, 60 to 130 bytes a frame
-on a path where nothing waits for them: PROTOCOL 7.6 budgets it.
+on a path where nothing waits for them.
 
 A stream belongs to one pair of endpoints. The first frame of each direction is HELLO, and there is never a second:
 the opener's at once, the acceptor's after having read it, with the opener's nonce as its echo. So HELLOs cannot
@@ -154,7 +154,7 @@ class FrameDecoder:
 def _header_problem(length: int, version: int) -> Problem:
     if not 2 <= length <= MAX_FRAME_BYTES:
         return f"a frame of {length} bytes, expected 2 to {MAX_FRAME_BYTES}"
-    return "" if version == VERSION else f"frame version {version}, this side speaks {VERSION}"
+    return "" if version == VERSION else f"frame version {version}, this side uses {VERSION}"
 
 
 def _read(length: int, payload: memoryview) -> Frame | Malformed:

@@ -1,4 +1,4 @@
-"""vLLM 0.32's notifications, to the byte: PUSH_REG, "{id}:{n}" and "HB:id,id" (PROTOCOL 2.1 and appendix A).
+"""vLLM 0.32's notifications, to the byte: PUSH_REG, "{id}:{n}" and "HB:id,id" (spec 3.2).
 
 vLLM itself raises on its engine thread for a notification that is none of these, and for a PUSH_REG with a key missing
 (R32, R34). Here every field is checked before any is used, and one bad notification is one `Malformed`, whatever

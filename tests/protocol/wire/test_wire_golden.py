@@ -1,4 +1,4 @@
-"""The bytes of PROTOCOL.md appendix A, copied from running vLLM 0.32's own classes, and one pinned frame of ours."""
+"""Bytes copied from running vLLM 0.32's own classes, and one pinned frame of ours."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The 52 named races of PROTOCOL 5: the outcome of each in every dialect, and the search or test that shows it."""
+"""The 52 named races of spec 8: the outcome of each in every dialect, and the search or test that shows it."""

@@ -1,4 +1,4 @@
-"""docs/races.md: every race, its outcome in each dialect, and the scope or tests that show it."""
+"""Section 8 of docs/spec.md: every race, its outcome in each dialect, and the scope or tests that show it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,8 @@ from pdflow_sim.check.races.catalogue import GROUPS
 from pdflow_sim.check.races.race import SEARCHED, CoveredBy, Race, Unmodelled
 from pdflow_sim.check.races.verdict import RaceOutcome, RaceRow, rows
 
-HEAD = """\
-# Races
-
-The 52 races of PROTOCOL.md, section 5, by name: what becomes of each in vLLM 0.32.0 as it is (`vllm-stock`), with the
-fixes that need no change on the wire (`vllm-compat`), and in `strict`. This page was written by
-`python docs/generate.py`, which searched for all of them again, and a test holds it against that.
-
-- *S2 in 7 steps*: the shortest story that goes through the race's dangerous point and breaks that invariant
-  (PROTOCOL.md, section 6). L: it never ends, with faults over. L2: where nothing takes as long as any timer, P holds
-  what nobody wants as if somebody did.
-- *passes, 108 states*: all of that many states were seen, nothing breaks, everything ends, and the dangerous point was
-  reached among them. *S1 holds*: the same of that invariant alone, where others break.
-- *residual*: cannot be mended on our side alone.
-- *test*: told by the test that is named below; it needs something that the explored world does not have.
-- *not modelled*: nothing is claimed; why, is said below.
-
-A scope is given by what is not as in the smallest: one request, one rank each, any timer at any moment; with `horizon`
-engines have clocks, and ticks count as steps.
-"""
+SECTION = 8
+"""The number of the section, whose parts are the groups of races."""
 
 TABLE = """\
 | race | what happens | source | vllm-stock | vllm-compat | strict |
@@ -34,15 +17,15 @@ TABLE = """\
 """
 
 
-def page() -> str:
-    """Search every race, and return the page; takes half a minute."""
+def races_part() -> str:
+    """Search every race, and return one part of the section for each group of races; takes half a minute."""
     found = {row.race.number: row for row in rows()}
-    sections = [HEAD]
-    for title, races in GROUPS.items():
+    groups = []
+    for number, (title, races) in enumerate(GROUPS.items(), start=1):
         lines = "".join(line(found[race.number]) for race in races)
         notes = "".join(f"- {note}\n" for race in races for note in shown_by(found[race.number]))
-        sections.append(f"## {title}\n\n{TABLE}{lines}\n{notes}")
-    return "\n".join(sections)
+        groups.append(f"### {SECTION}.{number} {title}\n\n{TABLE}{lines}\n{notes}")
+    return "\n".join(groups)
 
 
 def line(row: RaceRow) -> str:
@@ -81,5 +64,5 @@ def _outcome_text(race: Race, dialect: str, found: RaceOutcome) -> str:
     assert isinstance(shown, SEARCHED)
     why = getattr(shown, "why", "")
     if race.own_world:
-        why = f"a world of its own, {race.own_world} of sim/pdflow_sim/check/races"
+        why = f"in the world {race.own_world} of `sim/pdflow_sim/check/races/owners.py`"
     return f"scope {found.where}{'; ' + why if why else ''}"

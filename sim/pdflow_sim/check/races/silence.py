@@ -121,7 +121,7 @@ MISSING = (
         stock=Unmodelled(
             "the driver decides how many handshakes run at once; each is a separate effect of an endpoint"
         ),
-        compat=Unmodelled("as in vllm-stock; PROTOCOL C9 requires at least four at once from a driver"),
+        compat=Unmodelled("as in vllm-stock; C9 requires at least four at once from a driver"),
         strict=covered_by("test_races.py::test_r30_one_dead_peer_delays_nobody"),
     ),
     Race(
