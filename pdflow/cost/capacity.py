@@ -1,6 +1,6 @@
 """How many tokens of KV an engine holds, and whether its model fits at all.
 
-Source: GPU_COST_MODELS.md section 4, last paragraph. It is an estimate: vLLM's log line "GPU KV cache size" is better,
+It is an estimate: vLLM's log line "GPU KV cache size" is better,
 and scenarios take it as `kv_tokens`.
 """
 
@@ -12,7 +12,7 @@ from pdflow.cost.specs import GpuSpec, ModelSpec
 
 RESERVE_BYTES = 1_240_000_000
 """Memory that vLLM keeps beside weights and KV: measured on an RTX 4090 with an 8B model, a token budget of 2048 and
-utilization 0.9. Judged 2 to 4 GB at a budget of 8192 or a large tp. GPU_COST_MODELS.md section 4."""
+utilization 0.9. Judged 2 to 4 GB at a budget of 8192 or a large tp."""
 
 
 def kv_capacity_tokens(

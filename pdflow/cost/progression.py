@@ -1,8 +1,7 @@
 """Exact arithmetic of back-to-back steps whose durations grow by a constant.
 
 In steady decode every step reads one more token of context per sequence, so step times are an arithmetic progression.
-Integers only: a boundary found through floats would, sooner or later, differ from the step-by-step sum by one step
-(CORE_SHAPE.md pitfall 2).
+Integers only: a boundary found through floats would, sooner or later, differ from the step-by-step sum by one step.
 """
 
 from __future__ import annotations

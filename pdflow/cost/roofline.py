@@ -6,7 +6,7 @@ time: one batch is in flight at a time (vLLM keeps up to `pp`, so a pipelined po
 Of a mixture of experts a step reads the weights that its tokens touch: with tokens sent to experts evenly and
 independently, of E experts E(1 - (1 - k/E)^T). Real routing is less even, and touches fewer.
 
-Source: GPU_COST_MODELS.md section 4 (formulas), 5 (factors), 6 (errors).
+Sources: the vendors' data sheets (rates), docs/costs.md (factors), docs/validation.md (errors).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost, to_ps
 TABLE_TOKENS = tuple(sorted({n << i for i in range(13) for n in (1, 3)} | {16384, 32768}))
 """Where a mixture of experts' curve is computed; it is straight in between."""
 REL_ERROR = {"tpot": "±25 %", "e2e": "±30 %", "ttft": "±40 % below 70 % load, a factor of 2 or more above 85 %"}
-"""GPU_COST_MODELS.md section 6, row "data sheet + defaults"."""
+"""For data sheets with default factors, judged from replays of published runs (docs/validation.md)."""
 
 
 def roofline(

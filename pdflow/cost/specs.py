@@ -4,8 +4,8 @@ Decides the derived sizes: parameters, weight bytes, KV bytes per token, whole a
 that is replicated because `tp` exceeds the KV heads counts on every rank that holds it). Does not decide durations
 (`roofline.py`) or what fits (`capacity.py`), and holds no preset: those are TOML data elsewhere.
 
-Rates are per second and per GPU, links per direction; sizes are bytes. Sources: GPU_COST_MODELS.md sections 4 and 5
-for the meaning of every factor; SEED_SYSTEMS trap 11 for replicated heads.
+Rates are per second and per GPU, links per direction; sizes are bytes. Sources: the
+vendors' data sheets for rates; docs/costs.md for the factors.
 """
 
 from __future__ import annotations

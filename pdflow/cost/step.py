@@ -9,7 +9,7 @@ stood still, which is for the engine to know.
 
 Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken at
 once last as long as k steps taken one by one. `step_ps` serves the latter: it walks over requests and shares only the
-coefficients with the rest. Source: GPU_COST_MODELS.md section 4.
+coefficients with the rest. docs/costs.md describes the form.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Chunk = tuple[Sequence, int]
 """(prompt, how many of its tokens a step computes)."""
 
-# Reading a member through its enum costs as much as a function call (CORE_SHAPE.md 2.3).
+# Reading a member through its enum costs as much as a function call.
 _NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
 
 

@@ -4,8 +4,6 @@ Every decoding sequence gets one token in every step of the engine, so nothing n
 keeps a step counter, the sum of contexts, a heap of absolute finish steps, and, for blocks, how many sequences cross
 into a new block at each residue of the step counter modulo the block size. `walk.py` computes the same sequence by
 sequence and step by step; the two share the cost's coefficients and nothing else.
-
-Source: SIM_PEERS.md section 3, "How to do it in pdflow and stay exact".
 """
 
 from __future__ import annotations

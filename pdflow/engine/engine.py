@@ -6,7 +6,7 @@ blocks are admitted here and filled elsewhere, P's blocks outlive the sequence a
 of a step are chosen in `scheduler.py`.
 
 Steps are back to back, on a clock of picoseconds; what is reported is nanoseconds, rounded up. Two rules make every
-result independent of how many steps are planned at once (CORE_SHAPE.md pitfall 1):
+result independent of how many steps are planned at once:
 
 - what happens at T is noticed by the first step that starts strictly after T; an engine that would stand still starts
   at T, with everything that is known by then;

@@ -31,7 +31,7 @@ from pdflow.engine.walk import WalkedBatch
 if TYPE_CHECKING:
     from pdflow.memory.paged import PagedPool
 
-# Reading a member through its enum costs as much as a function call (CORE_SHAPE.md 2.3).
+# Reading a member through its enum costs as much as a function call.
 _NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
 
 

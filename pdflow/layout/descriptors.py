@@ -24,7 +24,7 @@ A memory with one head, or one token, in a block is in the orders HND and NHD at
 For unequal block sizes vLLM sends raw pieces of HND planes, and the receiver permutes them afterwards; here bytes
 always arrive where they belong. The count of vLLM's raw pieces is that of `NHD` without a head split.
 
-Sources: PROTOCOL.md 1.3 (agent metadata: base addresses, block lengths and strides) and 1.5; vLLM 0.32's
+Sources: spec 3.6 (agent metadata: base addresses, block lengths and strides) and spec 1.5; vLLM 0.32's
 vllm/v1/attention/backends/cpu_attn.py for `opaque`.
 """
 

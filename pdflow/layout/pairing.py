@@ -10,7 +10,7 @@ silently (R52). Here a list that is longer than the range does no harm, and one 
 One block size divides the other. A run never crosses a border of the smaller block: the larger side's blocks are cut.
 So the count of runs has a closed form, which a simulator uses instead of the lists.
 
-Sources: PROTOCOL.md 1.5 (blocks, unequal sizes) and 7.3 (content: by token position).
+Source: spec 1.5.
 """
 
 from __future__ import annotations

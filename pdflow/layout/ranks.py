@@ -17,7 +17,7 @@ Two rules share this geometry:
   for each D rank). It also refuses a peer that is wider than the initiator and has more ranks than KV heads, except
   for MLA, where the initiator writes to every rank of D.
 
-Source: PROTOCOL.md section 1.4.
+Source: spec 1.4.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ is `pdflow.layout.descriptors`, and which ranks copy them is `pdflow.layout.rank
 
 Multi-head and grouped-query attention keep K and V per KV head. Heads are split over tensor parallelism; with more
 ranks than heads every rank keeps one full head, so the cluster stores, and a transfer moves, each head more than once
-(SEED_SYSTEMS.md trap 11: Qwen3-235B at TP8 has 4 KV heads and moves twice its 6.31 GB at 32,768 tokens). Multi-head
+(measured: Qwen3-235B at TP8 has 4 KV heads and moves twice its 6.31 GB at 32,768 tokens). Multi-head
 latent attention (MLA) keeps one compressed vector per token and layer instead, the same on every TP rank.
 
 Sources: vLLM `QKVParallelLinear` (heads per rank), `get_pp_indices` in vllm/distributed/utils.py (layers per stage).

@@ -15,7 +15,7 @@ a block. Memory is for what is in use, not for the capacity.
 A block is identified by its address, which a later block may have again: a caller that could give one back twice names
 it.
 
-Source: PR #18242's TensorMemoryPool (SEED_SYSTEMS section 1, memory rule 3): 512 bytes at least, the capacity at most.
+Source: TensorMemoryPool of vLLM #18242 (`tensor_memory_pool.py`): 512 bytes at least, the capacity at most.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ that giving back is one append and taking is a slice or two. The order is a func
 Blocks that decoding needs one by one are only counted (`grow`) in simulation: the protocol never names them, no peer
 can write to them, and a simulator has no use for their ids. A real engine does, and takes them by `extend`.
 
-Sources: PROTOCOL.md section 6 (S1 and S6: exclusive destinations, one release), issue 2 section 2.
+Source: S1 and S6 (exclusive destinations, one release).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ otherwise fill the ring, and nothing could ever be given back. What is reserved 
 cut and any interleaving: in all that is reserved the end of the ring is met at most once, and what may be skipped there
 is kept free. `take` places without a reservation, as #18332 does: only in what is left by those that have one.
 
-Source: PR #18332's RingBufferAllocator (SEED_SYSTEMS section 2). There the low watermark is the position of the oldest
+Source: RingBufferAllocator of vLLM #18332. There the low watermark is the position of the oldest
 part; marks at which writers stop and go on are ours, and `high_bytes` = capacity, `low_bytes` = one step less is it.
 """
 

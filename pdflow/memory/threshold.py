@@ -7,7 +7,7 @@ is refused by an answer, and its request has to be computed again as a whole.
 Each name has one owner of its bytes, here, and is dropped once: #18242 counted down at two places. A name that comes
 again while it is there is the caller's mistake, since only the caller knows whether a peer repeats itself.
 
-Source: PR #18242, SEED_SYSTEMS section 1, memory rules 1 and 4. There an entry that spills is on the GPU until it is
+Source: vLLM #18242, `p2p_nccl_engine.py`. There an entry that spills is on the GPU until it is
 copied; here it is counted in one place only; a model of that moment has to add it.
 """
 

@@ -6,7 +6,7 @@ engines. Here a prompt has memory for all of its KV on both sides before its fir
 ring's deadlock. In the simulator, as published, pieces ask by themselves at D alone: P's ring takes a prompt whole,
 since P sends nothing of it before its answer.
 As published, NIXL gets the rings as pages of 4 KiB, each a descriptor: a token of a layer of a small model is one.
-D's leg waits for P's answer, which has the id under which P's pieces arrive (SEED_SYSTEMS section 2).
+D's leg waits for P's answer, which has the id under which P's pieces arrive (vLLM #18332).
 """
 
 from __future__ import annotations

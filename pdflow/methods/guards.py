@@ -1,6 +1,6 @@
 """Named guards against faults of the originals in the transfer of a piece: memories and pieces are the same without.
 
-With all guards, the default and `strict`, none of the faults of SEED_SYSTEMS sections 1 and 2 can happen. A method as
+With all guards, the default and `strict`, none of the faults of vLLM #18242 and #18332 can happen. A method as
 published lacks the guards that its original lacks. The code of each rule reads its guard, and `pdflow check methods`
 shows the faults that the guards prevent.
 """

@@ -2,7 +2,7 @@
 
 A chunk of a prompt ends wherever the step's budget did, so a piece may begin and end within a block, or lie within one.
 The source address is counted from the first token in the piece's part of memory, which need not be the prompt's first:
-PR #18332 counted from the prompt's own block numbers, which is right for the first chunk only (SEED_SYSTEMS section 2).
+PR #18332 counted from the prompt's own block numbers, which is right for the first chunk only.
 
 This module decides nothing about time: the shipment knows whether all pieces have landed.
 """

@@ -1,7 +1,7 @@
 """Staging memory, which is separate from an engine's KV blocks, and the order in which prompts get room there.
 
 A prompt gets room for all of its KV at once, or waits: first come, first served. So no prompt holds a part and waits
-for the rest (the deadlock of a full ring, SEED_SYSTEMS section 2), and a large prompt is not overtaken forever. A
+for the rest (the deadlock of a full ring, vLLM #18332), and a large prompt is not overtaken forever. A
 prompt has one part per layer, so a piece is found by its layer and its tokens, wherever a chunk of the prompt ended.
 Every rank of an engine has such a memory. All are filled alike, so one of them is kept here, in bytes of a rank.
 

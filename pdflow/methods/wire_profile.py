@@ -4,7 +4,7 @@ One protocol with its own frames carries every method. A wire profile adds the o
 the frames that have another name in the original. It names the silent frames, which the original does not have: they
 take no time and are not counted. It adds the original's other messages, which are counted and take time. It decides
 nothing. A frame that it does not name is pdflow's own, and is shown under its own name. Names and sizes are from the
-PRs' code, as SEED_SYSTEMS has them.
+code of the PRs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ instead of 13 %.
 
 No slice has a flow of its own: a NIC's slices are one flow of all their bytes, bound by the queue's rate.
 
-Sources: SEED_SYSTEMS.md 5c (slices of 64 KB, preferred and secondary NICs by memory location, another NIC on failure).
+Source: Mooncake's Transfer Engine at 3b5a5941 (slices of 64 KB, preferred and secondary NICs by memory location,
+another NIC on failure).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The router's endpoint: two legs per attempt, dispatched in turn or at once, retried as a new attempt, answered once.
 
 An attempt is a pair of legs with ids of its own: a retry never reuses a request id or an xid, so that nothing of a
-former attempt can be matched by a later one (PROTOCOL App. B, R12). Sequential dispatch sends the decode leg when the
-prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (PROTOCOL 1.2).
+former attempt can be matched by a later one (spec 7.5, R12). Sequential dispatch sends the decode leg when the
+prefill leg's answer has come; concurrent dispatch sends both, which push needs in order to overlap (spec 6.3).
 
 It decides nothing about KV: the coordinates that a leg returns (`KvParams`) are passed on. What follows a failed
 attempt is decided in `failure`. Admission limits, prompts that D computes itself, and engines that leave are in

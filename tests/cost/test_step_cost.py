@@ -119,7 +119,7 @@ def test_roofline_by_hand_llama_8b_h100() -> None:
 
 
 def test_roofline_is_near_the_measured_kernels() -> None:
-    # GPU_COST_MODELS.md section 1: prefill 2048 / decode 32 x 2048 on H100: 8B 43.5 / 9.6 ms, 70B TP4 130 / 18.4 ms.
+    # aiconfigurator-core 0.12.0, vLLM, H100: prefill 2048 / decode 32 x 2048: 8B 43.5 / 9.6 ms, 70B TP4 130 / 18.4 ms.
     small, large = roofline(LLAMA_8B, H100, host_step_s=0), roofline(LLAMA_70B, H100, tp=4, host_step_s=0)
     for cost, prefill_ms, decode_ms in ((small, 43.5, 9.6), (large, 130, 18.4)):
         assert cost.step_ps([(2048, 0)], []) / 1e9 == pytest.approx(prefill_ms, rel=0.2)

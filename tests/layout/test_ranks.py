@@ -63,7 +63,7 @@ def test_every_cell_of_d_is_carried_exactly_once(
 
 
 def vllm_pairs(initiator: Initiator, p_tp: int, d_tp: int, heads: int, mla: bool) -> set[tuple[int, int, int, int]]:
-    """PROTOCOL.md 1.4 word for word: (P rank, D rank, source slot, target slot) of one stage."""
+    """The rule of spec 1.4 for vLLM 0.32.0: (P rank, D rank, source slot, target slot) of one stage."""
     local, remote = (p_tp, d_tp) if initiator == "push" else (d_tp, p_tp)
     found = set()
     for r in range(local):

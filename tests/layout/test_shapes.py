@@ -24,7 +24,7 @@ def test_bytes_per_token_of_known_models() -> None:
 
 
 def test_more_ranks_than_heads_double_what_is_stored() -> None:
-    # SEED_SYSTEMS.md trap 11: measured 2 x 6.31 GB at 32,768 tokens.
+    # Measured: 2 x 6.31 GB at 32,768 tokens.
     assert QWEN3_235B.bytes_per_token * 32_768 == pytest.approx(6.31e9, rel=1e-3)
     assert QWEN3_235B.engine_bytes_per_token(4) == QWEN3_235B.bytes_per_token
     assert QWEN3_235B.engine_bytes_per_token(8) == 2 * QWEN3_235B.bytes_per_token

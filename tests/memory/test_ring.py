@@ -254,7 +254,7 @@ def test_a_ring_that_has_turned_many_times_agrees(steps: int) -> None:
 
 
 def test_without_reservations_requests_that_are_half_there_fill_the_ring_for_ever() -> None:
-    """Trap 2 of SEED_SYSTEMS section 6: two requests of two layers each in #18332's ring, each with its first."""
+    """Two requests of two layers each in #18332's ring, each with its first."""
     ring = plain(4)
     assert (ring.take(8), ring.take(8)) == (0, 8)
     assert ring.take(8) is None, "and neither request is complete, so neither gives anything back"

@@ -1,5 +1,5 @@
 """One request by each method, told in words, as it is kept under `golden/`: methods differ in what is sent, copied and
-held, and in that order, not in a constant. Each text was read beside SEED_SYSTEMS when it was taken.
+held, and in that order, not in a constant. Each text was compared with the code of its source when it was taken.
 
 `UPDATE_GOLDEN=1 pytest tests/methods/test_golden.py` writes them anew: read what changed.
 """

@@ -1,4 +1,4 @@
-"""The 14 traps of SEED_SYSTEMS section 6: where the five systems, or whoever copies them, go wrong, and ours do not.
+"""Fourteen traps of the five published systems: each shows a fault of an original, and that pdflow does not have it.
 
 Each is shown where it shows best: in every order of the data path, in the protocol's scopes, in the simulated world, or
 in the one function that decides.

@@ -1,4 +1,4 @@
-"""Races that a driver may lose, and the protocol cannot: each driver by itself (docs/races.md)."""
+"""Races that a driver may lose, and the protocol cannot: each driver by itself (spec 8)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The choice of rank 0 and rank 1 in an NCCL group of two, although both ends may ask for the group at once.
 
 Rank 0 makes the id of a group and sends it in NEW. Both ranks then wait until the other has joined. In PR #18242 the
-sender is rank 0, which fails if both send: each waits in its own group, and reads nothing (SEED_SYSTEMS section 1).
+sender is rank 0, which fails if both send: each waits in its own group, and reads nothing.
 Here the addresses decide, and rank 1 asks the other end for a NEW instead.
 """
 

@@ -3,7 +3,7 @@
 A group takes memory of both its ranks, so both close it at once, and only if no operation uses it. A rank closes the
 group that has been idle for longest. If none is idle, an operation that needs another group waits, and stops no other.
 
-PR #18242 never closes a group; its reviewers asked for that (SEED_SYSTEMS section 1). `nccl.groups` says what a group
+PR #18242 never closes a group; its reviewers asked for that. `nccl.groups` says what a group
 takes, and how many there are without a limit.
 """
 

@@ -1,4 +1,4 @@
-"""The keys that each connector reads from `kv_connector_extra_config`, and defaults (SEED_SYSTEMS 1, 2, 4, 5a, 5b, 5d).
+"""The keys that each connector reads from `kv_connector_extra_config`, and defaults.
 
 Keys that are not here are skipped, as the originals skip them; `config.py` says which those were.
 """

@@ -1,4 +1,4 @@
-"""kv_transfer_params of the CPU connector, vLLM #18332 (SEED_SYSTEMS 2).
+"""kv_transfer_params of the CPU connector, vLLM #18332.
 
 P gets no parameters and answers with its own request id, which the router hands to D. The original's D computes the
 prompt itself if it gets none, while what P has sent stays in its ring; here the request is refused.

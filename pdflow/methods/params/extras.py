@@ -1,7 +1,7 @@
-"""The parameters that pdflow adds, under the one key "pdflow" (PROTOCOL 7.3 and 7.5).
+"""The parameters that pdflow adds, under the one key "pdflow" (spec 2.3 and spec 2.12).
 
 They are all that the core's KvParams needs and no original has. Stock vLLM skips the key; pdflow's router removes it
-from a client's request (PROTOCOL 7.3, Content).
+from a client's request (spec 2.12).
 """
 
 from __future__ import annotations

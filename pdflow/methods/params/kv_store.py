@@ -1,4 +1,4 @@
-"""KVTransferParams of vLLM #12957, for stores of KV by key (SEED_SYSTEMS 3).
+"""KVTransferParams of vLLM #12957, for stores of KV by key.
 
 Both legs have the same three fields. For plain disaggregation P gets store keys, D the same as load keys, and the
 prefix ids are the prompt's token ids, or absent. How many keys there are says nothing of how many tokens: a key may

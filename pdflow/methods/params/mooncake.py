@@ -1,6 +1,6 @@
 """kv_transfer_params of the Mooncake connectors. V0 has none: P and D are a pair by their files, and match by tokens.
 
-V1 is vLLM 0.32.0's MooncakeConnector (SEED_SYSTEMS 5b). P answers no parameters, so the router sends all of
+V1 is vLLM 0.32.0's MooncakeConnector. P answers no parameters, so the router sends all of
 them, perhaps before the prefill. If a field is missing, vLLM warns and continues without a transfer: D computes the
 prompt again, and P holds it for 480 s. Here the request is refused.
 """

@@ -1,4 +1,4 @@
-"""mooncake.json, the file that MOONCAKE_CONFIG_PATH names, as Mooncake's guides write it (SEED_SYSTEMS 3, 5a and 5d).
+"""mooncake.json, the file that MOONCAKE_CONFIG_PATH names, as Mooncake's guides write it.
 
 Three readers share that name, and the keys of a file show its reader: V0's pipe has `prefill_url` and
 `decode_url`, the store connectors `master_server_address`; of these V0's needs `local_hostname`, which 0.32.0's no

@@ -1,4 +1,4 @@
-"""kv_transfer_params of NIXL pull and push, vLLM 0.32.0 (PROTOCOL 2.2; vLLM #35264, connector version 14).
+"""kv_transfer_params of NIXL pull and push, vLLM 0.32.0 (vLLM #35264, connector version 14).
 
 P's answer is the decode leg's parameters, forwarded as it is. Only push may also be given P's coordinates before P has
 answered, by a router that dispatches both legs at once; then there are no block ids.

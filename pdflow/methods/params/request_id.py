@@ -1,9 +1,9 @@
-"""The request id of P2P NCCL, in which the proxy names both addresses (vLLM #18242, SEED_SYSTEMS 1).
+"""The request id of P2P NCCL, in which the proxy names both addresses (vLLM #18242).
 
     ___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_93923d63113b4b338973f24d19d4bf11
 
 Sent as X-Request-Id. vLLM makes `cmpl-{id}-{prompt index}` of it, or `chatcmpl-{id}`, and since ids are randomised
-puts `-` and 8 hex digits behind, others in each engine (PROTOCOL 1.2). The original keys every tensor by that whole
+puts `-` and 8 hex digits behind, others in each engine (spec 1.2). The original keys every tensor by that whole
 text, so that then P's keys are not D's; what is the same in both engines is `PairId.text()` with `index`.
 
 The original looks for an address anywhere in the text; here the whole text has to be of this form.

@@ -10,7 +10,7 @@ store evicts the least recently used objects first, and the end of a prompt befo
 found from the start. It evicts before the memory is full: above the high-water mark, a twentieth at once. An object
 that a second prompt has found is pinned softly for half an hour: it is evicted last.
 
-The protocol decides when nothing can reach the bytes any more. Source: SEED_SYSTEMS section 5d (Mooncake Store).
+The protocol decides when nothing can reach the bytes any more. Source: Mooncake Store, Mooncake at 3b5a5941.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ aiconfigurator-core (PyPI, Apache-2.0, (c) NVIDIA) is an extra: 114 MB and heavy
 with pdflow were made here (`benchmarks/bake_costs.py`), so most scenarios never import it. It gives GPU time only; who
 uses a table adds host time.
 
-Its traps, GPU_COST_MODELS.md section 1, and what is done about each: missing data fails only at the first query, with
+Its traps, and what is done about each: missing data fails only at the first query, with
 any of several exceptions, so everything is asked once here and what comes is one sentence; unknown models are looked
 for on the network, so only models are asked for whose configuration is in the package; some measured all-reduces are so
 slow that more GPUs make prefill slower, and some steps of one decode slower than of 64: such a table is refused; its
@@ -73,7 +73,7 @@ ERROR_BARS: Final = {
     False: {"tpot": "±10 % (−20 % at high N)", "e2e": "±15 %", "ttft": "±35 % below 70 % load, factor 2+ above 85 %"},
     True: {"tpot": "−30…+10 %", "e2e": "−30…+10 %", "ttft": "−30…+10 % below 70 % load, factor 2+ above 85 %"},
 }
-"""GPU_COST_MODELS.md section 6; True: tensor-parallel over PCIe."""
+"""Judged from replays of published runs (docs/validation.md); True: tensor-parallel over PCIe."""
 
 
 @functools.cache

@@ -64,8 +64,8 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
 
 
 API_SERVER_S = 0.03
-"""Time from a request's arrival at vLLM's API server to its engine's queue. GPU_COST_MODELS.md section 5: 30 ms, sweep
-10 to 150 ms; docs/validation.md says how well it does."""
+"""Time from a request's arrival at vLLM's API server to its engine's queue. Judged from published rows:
+30 ms, sweep 10 to 150 ms; docs/validation.md says how well it does."""
 
 
 def api_server_ns(pool: Pool) -> int:

@@ -56,7 +56,7 @@ def counters(
 
 def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
     """Return the descriptor counter of a pair: layer by layer, K and V apart, heads before tokens, which is the nesting
-    that NIXL demands of vLLM (PROTOCOL 1.3)."""
+    that NIXL demands of vLLM (spec 3.3)."""
     source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
     target = rank_memory(d_shape, 1, d_pool.tp)
     return descriptor_counter(pair, source, target)

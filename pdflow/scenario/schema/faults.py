@@ -23,7 +23,7 @@ Frame: TypeAlias = Literal[
     "REG", "REG_ACK", "DONE", "FAIL", "CANCEL", "CANCEL_ACK", "RELEASE", "TAKEN", "SYNC", "SYNC_REPLY", "COMPLETION",
     "HB",
 ]  # fmt: skip
-"""Frames by their tags on the wire (docs/wire.md): strict's, and vLLM's completions and heartbeats."""
+"""Frames by their tags on the wire (spec 3.1): strict's, and vLLM's completions and heartbeats."""
 
 
 @attrs.frozen(kw_only=True)

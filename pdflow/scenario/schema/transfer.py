@@ -1,4 +1,4 @@
-"""The schema of [transfer]: method, dialect and the protocol's timers, whose defaults are those of PROTOCOL.md.
+"""The schema of [transfer]: method, dialect and the protocol's timers, whose defaults are those of spec 5.1.
 
 The other tables, and how to read this class, are in `scenario.py`.
 """

@@ -1,7 +1,7 @@
 """The rules between the parts of a scenario; each rule gives complaints and knows nothing of files.
 
 A rule looks only at parts that are sound by themselves, so one wrong key never hides or invents another complaint.
-Sources of the protocol's rules: PROTOCOL.md 1.4 (TP), 1.5 and C12 (block sizes).
+Sources of the protocol's rules: spec 1.4 (TP), spec 1.5 and C12 (block sizes).
 """
 
 from __future__ import annotations

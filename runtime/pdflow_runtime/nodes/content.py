@@ -1,4 +1,4 @@
-"""Names of content: what a prompt's KV was computed from (S4, PROTOCOL 7.3)."""
+"""Names of content: what a prompt's KV was computed from (S4, spec 2.12)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The metrics that a component of a live cluster serves under /metrics: vLLM's names where vLLM has one, and our own.
 
 The transfers' names are those of vLLM's NIXL connector, unchanged, so that its dashboards work whatever the transport;
-as there, one observation is one operation of one rank. Sources: vllm/v1/metrics/loggers.py and the connector's stats.py
-(LIVE_PEERS_AND_USERS.md 1.3).
+as there, one observation is one operation of one rank. Sources: vllm/v1/metrics/loggers.py, the connector's stats.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
-"""Fields that the router sets itself, whatever the client sends (PROTOCOL 7.3)."""
+"""Fields that the router sets itself, whatever the client sends (spec 2.12)."""
 
 
 class Call:

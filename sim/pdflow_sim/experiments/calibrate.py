@@ -31,8 +31,8 @@ BARS = {
     "e2e": (0.03, "±3 %"),
     "ttft": (0.20, "mean ±5 %, per request ±20 % at low load"),
 }
-"""The error bars of a fit whose median miss is at most the first number: GPU_COST_MODELS.md section 6, row "calibrated,
-same engine and load regime"; docs/validation.md has ours.
+"""The error bars of a fit whose median miss is at most the first number, for the same engine
+and load regime; docs/validation.md has ours.
 """
 STARTS = [Factors(linear=exp(tenths / 10), attention=exp(half / 2)) for tenths in range(-6, 7) for half in (0, -1, 1)]
 """The points from the best of which the search begins: runs with queues have many local minima."""

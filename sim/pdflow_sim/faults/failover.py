@@ -4,7 +4,7 @@ A transfer engine gives what a failed NIC had left to the others near the same m
 those near the engine's other GPUs. The side that moves the bytes knows at once that a NIC of its own is gone; that one
 of the other side is, only when its transport times out. Routes avoid it from the start.
 
-Source: SEED_SYSTEMS.md 5c (preferred and secondary NICs; a failed path is replaced by another NIC).
+Source: Mooncake's Transfer Engine (preferred and secondary NICs; a failed path is replaced by another NIC).
 """
 
 from __future__ import annotations

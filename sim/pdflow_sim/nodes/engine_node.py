@@ -227,7 +227,7 @@ class SimEngineNode(PeerNode):
 
     def on_frame(self, port: SimPort, event: Any) -> None:
         """Hold an event for an endpoint that polls until the next poll: once per engine step, at the first boundary
-        strictly after now; an engine without work spins with a millisecond's sleep (PROTOCOL 1.1).
+        strictly after now; an engine without work spins with a millisecond's sleep (spec 6.3).
 
         A boundary that is due now is not gone through yet, and with many steps planned at once not even noticed: an
         event that comes at it asks again when the engine has gone through it, and no other event overtakes it.

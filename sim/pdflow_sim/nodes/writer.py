@@ -1,4 +1,4 @@
-"""vLLM's push writer: the thread of a P engine that alone reads notifications (PROTOCOL 1.1, 3.1).
+"""vLLM's push writer: the thread of a P engine that alone reads notifications (spec 6.3).
 
 It is woken by every engine step, and polls by itself, every millisecond, only while a finished prompt waits for its
 registration. Whichever comes first, it then reads everything that has come, in order.

@@ -90,7 +90,7 @@ def test_numbers_written_as_texts() -> None:
 
 
 def test_defaults_are_those_of_the_originals() -> None:
-    """SEED_SYSTEMS 1, 4 and 5b."""
+    """vLLM #18242, and vLLM 0.32.0's NIXL and Mooncake connectors."""
     nccl = P2pNcclExtra()
     assert (nccl.send_type, nccl.mem_pool_size_gb, nccl.nccl_num_channels) == ("PUT_ASYNC", 32, 8)
     assert not nccl.registers

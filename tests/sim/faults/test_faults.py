@@ -247,7 +247,7 @@ def test_one_fault_moves_no_other(play: Play, lines: Callable[[Any], bytes]) -> 
     assert alone != lines(play(base | fault(drop)))
 
 
-# What vllm-compat cannot stand, and says so (PROTOCOL 7.2): kept, so that it is known.
+# What vllm-compat cannot stand, and says so (spec 6.2): kept, so that it is known.
 
 
 @pytest.mark.parametrize("dialect", ["strict", "vllm-compat"])

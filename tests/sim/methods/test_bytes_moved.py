@@ -75,7 +75,7 @@ def test_bytes_are_tokens_times_what_d_stores(
 
 
 def test_vllm_writes_replicated_heads_again_and_again(play: Callable[..., Any]) -> None:
-    """PROTOCOL 1.4: when P has more ranks than D and than KV heads, every replica writes the same bytes."""
+    """spec 1.4: when P has more ranks than D and than KV heads, every replica writes the same bytes."""
     overrides = {"transfer.dialect": "vllm-compat", "pool.p.tp": 16, "pool.d.tp": 4}
     world = play(overrides)
     assert world.totals.bytes_moved == 2 * sum(world.records.input_tokens) * 131072

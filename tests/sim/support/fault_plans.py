@@ -1,7 +1,7 @@
 """Strategies for random plans of faults over small random scenarios.
 
 What a plan may hold is what each dialect claims to stand. `vllm-compat` takes it that a P writes no more when its lease
-and its transport's retries are over (PROTOCOL 7.2), and a pulling D that its heartbeats arrive unless its transport
+and its transport's retries are over (spec 6.2), and a pulling D that its heartbeats arrive unless its transport
 fails, and that P is the one that computed the prompt. So a clock that jumps, an engine that stands still for longer, a
 lease shorter than the transport, and a P that comes back under the id that it had are not for it.
 """

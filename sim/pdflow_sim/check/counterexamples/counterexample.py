@@ -2,7 +2,7 @@
 
 Moves are named, not numbered: a file outlives a search's numbering, and a person can read it. Every step carries a
 digest of the state after it, so that a replay which drifts is noticed where it drifts. What is in a file is checked
-here as far as a file alone can be; whether its moves are possible is replay.py's. Format: CHECKER.md 1.3(d).
+here as far as a file alone can be; whether its moves are possible is replay.py's.
 """
 
 from __future__ import annotations

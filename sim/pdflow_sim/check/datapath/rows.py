@@ -24,7 +24,7 @@ PUBLISHED: Final[dict[str, frozenset[Finding]]] = {
     "cpu-staged": frozenset({Finding.INDEX, Finding.RING, Finding.PEER}),
     "kv-store": frozenset({Finding.SALT}),
 }
-"""Faults that must be found of a method as it was published (SEED_SYSTEMS sections 1 to 3). Other methods have none:
+"""Faults that must be found of a method as it was published (docs/methods.md). Other methods have none:
 NIXL's faults are in its messages, which scopes and races show in `vllm-stock`."""
 
 

@@ -49,7 +49,7 @@ class Alarms:
                 yield ("timer", node, i)
 
     def fair(self, state: State, move: Move) -> bool:
-        """True if a timer may fire when clocks agree, which vllm-compat relies on (PROTOCOL 7.2) and strict never does.
+        """True if a timer may fire when clocks agree, which vllm-compat relies on (spec 6.2) and strict never does.
 
         D frees a quarantine once a correctly running P cannot write any more; a D that is not silent keeps P's lease.
         """

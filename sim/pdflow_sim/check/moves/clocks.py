@@ -2,7 +2,7 @@
 
 Untimed, any armed timer may fire at any moment, which is more than any clock does; whatever holds there needs no clock.
 Some rules rest on clocks all the same: that D frees a quarantine when a correctly running P can no longer write
-(vllm-compat, PROTOCOL 7.2), and that everything ends within a bounded time (L1 to L3). Here each engine has a clock of
+(vllm-compat, spec 6.2), and that everything ends within a bounded time (L1 to L3). Here each engine has a clock of
 its own, in ticks, and either may be ahead of the other by `skew`. Between two ticks anything may happen in any order;
 a tick waits for frames on their way, for timers that are due, and for an operation that would otherwise outlast the
 transport's bound. What takes longer than that, a fault has to delay.

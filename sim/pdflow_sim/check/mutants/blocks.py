@@ -154,7 +154,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="deadline-frees",
         drops="A deadline resolves the request and does not free its blocks. Without it, a WRITE lands in blocks "
         "that belong to another request.",
-        source="1.3(f) 3; 7.4; C6; H6",
+        source="M3; spec 2.4; C6; H6",
         patches=(TableRow(RULES, (WAITING, RequestFailed), _request_failed_and_freed),),
         breaks="S1",
     ),
@@ -162,7 +162,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="abort-frees",
         drops="An abort resolves the request and does not free its blocks. Without it, a WRITE lands in blocks "
         "that belong to another request.",
-        source="7.4; R10",
+        source="spec 2.4; R10",
         patches=(TableRow(RULES, (WAITING, DecodeAborted), _aborted_and_freed),),
         breaks="S1",
     ),
@@ -170,7 +170,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="first-failure-frees",
         drops="The failure of one shard says nothing of the others. Without it, WRITEs of the other shards land "
         "in freed blocks.",
-        source="7.4; R16; R20",
+        source="spec 2.4; R16; R20",
         patches=(Swap(pair_failed, _failed_and_freed),),
         scope=Scope(p_tp=2, err=1, abort=0, deadline=0, stall=0),
         breaks="S1",
@@ -179,7 +179,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="first-answer-frees",
         drops="Quarantine ends when every writer is known to have ended. Without it, the second writer writes "
         "into freed blocks.",
-        source="7.4 quarantine",
+        source="spec 2.4",
         patches=(Swap(settle, _first_answer_frees),),
         scope=Scope(p_tp=2, deadline=0, stall=0),
         breaks="S1",
@@ -188,7 +188,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="time-frees",
         drops="In strict, no timer frees a block, because P may pause for any length of time. Without it, a "
         "WRITE lands in freed blocks.",
-        source="7.4; H6; F1",
+        source="spec 2.4; H6; F1",
         patches=(Swap(resolve, _freed_in_time),),
         breaks="S1",
     ),
@@ -203,7 +203,7 @@ BLOCKS: tuple[Mutant, ...] = (
     Mutant(
         name="unflushed-settles",
         drops="Only an answer with `flushed` ends a writer.",
-        source="7.4 What DONE means",
+        source="spec 2.5",
         patches=(Swap(settle, _unflushed_settles),),
         scope=Scope(err=1, drop=1, sync=1),
         survives="pdflow's P never answers before it has flushed or fenced. Another implementation of P might.",
@@ -212,21 +212,21 @@ BLOCKS: tuple[Mutant, ...] = (
         name="cancel-answered-under-a-write",
         drops="P answers a CANCEL that arrives during a WRITE when the WRITE has ended. Without it, D frees "
         "blocks that the WRITE still reaches.",
-        source="7.4; R10; R18",
+        source="spec 2.9; R10; R18",
         patches=(Swap(cancelled_in_flight, _answered_in_flight),),
         breaks="S1",
     ),
     Mutant(
         name="cancel-answered-and-written",
         drops="NOT_STARTED means that no WRITE will start. Without it, P answers NOT_STARTED and then posts the WRITE.",
-        source="7.4; F2",
+        source="spec 2.9; F2",
         patches=(Swap(cancelled, _answered_and_written),),
         breaks="S1",
     ),
     Mutant(
         name="cancel-waiter-forgotten",
         drops="P remembers a rank that has sent a CANCEL during a WRITE.",
-        source="7.4; R18",
+        source="spec 2.9; R18",
         patches=(Swap(cancelled_in_flight, _unanswered),),
         scope=Scope(err=1, drop=1, cancel=1),
         survives="A rank that gets no answer still receives DONE or FAIL, and repeats its CANCEL if that is lost.",
@@ -234,7 +234,7 @@ BLOCKS: tuple[Mutant, ...] = (
     Mutant(
         name="one-slot-for-cancel-waiters",
         drops="P remembers every rank that has sent a CANCEL during a WRITE.",
-        source="7.4; R18",
+        source="spec 2.9; R18",
         patches=(Swap(cancelled_in_flight, _one_asker),),
         scope=Scope(d_tp=2, err=1, clocks=False),
         survives="As for cancel-waiter-forgotten: P sends DONE or FAIL to every rank that it wrote to.",
@@ -243,7 +243,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="fence-counts-when-ordered",
         drops="D's fence counts when it has ended. Without it, D frees blocks in which bytes from P's former "
         "incarnation still land.",
-        source="7.4 Fences; F4",
+        source="spec 2.6; F4",
         patches=(Swap(_fence_ordered, _ordered_is_done),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
@@ -252,7 +252,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="one-fence-for-all",
         drops="A fence stops one P rank. Without it, a fence against one rank frees blocks that another rank "
         "still writes.",
-        source="7.4 Fences",
+        source="spec 2.6",
         patches=(Swap(fenced, _one_fence_for_all),),
         scope=Scope(p_tp=2, p_restart=1, abort=0, deadline=0, stall=0),
         breaks="S1",
@@ -261,7 +261,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="no-fence-against-orphans",
         drops="D fences the former incarnation of a P that has restarted. Without it, D's blocks stay in "
         "quarantine forever.",
-        source="7.4 Fences; L3; R15; R44",
+        source="spec 2.6; L3; R15; R44",
         patches=(Swap(prefill_restarted, _unfenced),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
@@ -270,7 +270,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="queued-reg-outlives-its-fence",
         drops="A fence removes a REG that waits for a connection, because the fence settles the blocks that the "
         "REG names.",
-        source="7.4 Fences; S1",
+        source="spec 2.6; S1",
         patches=(Swap(_peer_quiet, _waiting_frames_kept),),
         scope=Scope(requests=2, p_restart=1, abort=0, deadline=0, stall=0),
         survives="It needs a P that is silent for a time and alive. tests/protocol/test_fixed.py covers it.",
@@ -279,7 +279,7 @@ BLOCKS: tuple[Mutant, ...] = (
         name="no-limit-for-a-peer",
         drops="At admission, D limits how much of its pool one P may hold. Without it, a P that does not answer "
         "takes the blocks that requests of another P need.",
-        source="7.4 Quarantine limits; L6; L7; R38",
+        source="spec 2.13; L6; L7; R38",
         patches=(Swap(ConsumerCells._has_room, _room_for_all),),
         scope=Scope(p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0),
         breaks="L6",

@@ -1,6 +1,6 @@
 """Mutants of vllm-compat, each without one of its rules C1 to C13. Rules that strict shares have mutants there.
 
-The residual risks of vllm-compat (PROTOCOL 7.2) are excluded: clocks agree, and dispatches have ids of their own.
+The residual risks of vllm-compat (spec 6.2) are excluded: clocks agree, and dispatches have ids of their own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COMPAT: tuple[Mutant, ...] = (
     Mutant(
         name="compat-registrations-stay",
         drops="A registration that finds no prompt ends by its TTL. Without it, P keeps it forever.",
-        source="1.3(f) 7; C4; R24",
+        source="M7; C4; R24",
         guards=("registrations_end",),
         scope=Scope(dialect=VLLM_COMPAT),
         breaks="L",
@@ -86,7 +86,7 @@ COMPAT: tuple[Mutant, ...] = (
         name="compat-first-candidate",
         drops="A base id counts only if there is one candidate on each side. Without it, P delivers another "
         "tenant's KV.",
-        source="1.3(f) 6; C5; R12; R39",
+        source="M6; C5; R12; R39",
         guards=("one_candidate_only",),
         scope=Scope(dialect=VLLM_COMPAT, requests=2, same_base=True, concurrent=False, abort=0, clocks=False),
         breaks="S4",
@@ -145,7 +145,7 @@ COMPAT: tuple[Mutant, ...] = (
     Mutant(
         name="compat-accepts-late-reads",
         drops="A READ counts only if D was never silent for so long that P's lease could have ended.",
-        source="7.2; R04; R09",
+        source="spec 6.2; R04; R09",
         guards=("doubts_reads",),
         scope=Scope(dialect=VLLM_COMPAT, pulls=True, sync=1),
         survives="The rule depends on clocks, and a scope without clocks assumes that they agree.",
@@ -154,7 +154,7 @@ COMPAT: tuple[Mutant, ...] = (
         name="compat-no-limit-for-a-peer",
         drops="At admission, D limits how much of its pool one P may hold. Without it, a P that does not answer "
         "takes the blocks that requests of another P need.",
-        source="7.4 Quarantine limits; L6; L7; R38",
+        source="spec 2.13; L6; L7; R38",
         guards=("limits_peers",),
         scope=Scope(
             dialect=VLLM_COMPAT, p_engines=2, requests=3, pool_blocks=8, concurrent=False, clocks=False, abort=0

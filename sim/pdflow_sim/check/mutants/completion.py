@@ -128,7 +128,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="completions-counted",
         drops="D records whose shard has landed. Without it, a DONE and a SENT of one rank count as two shards.",
-        source="1.3(f) 9; 7.4; C1; R14",
+        source="M9; spec 2.4; C1; R14",
         patches=(Swap(landed, _counted),),
         scope=Scope(p_tp=2, dup=1, abort=0, deadline=0, stall=0),
         breaks="S3",
@@ -137,7 +137,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="first-handle-decides",
         drops="P ends a registration when every handle has ended. Without it, P frees blocks that a sibling's "
         "WRITE still reads.",
-        source="1.3(f) 10; R16",
+        source="M10; R16",
         patches=(Swap(write_ended, _first_handle_decides),),
         scope=Scope(d_tp=2, abort=0, deadline=0, stall=0),
         breaks="S2",
@@ -146,7 +146,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="last-handle-decides",
         drops="P remembers that one of several handles failed. Without it, the last handle's success counts for "
         "all, and P frees blocks that the failed WRITE may still read.",
-        source="1.3(f) 11; R16; S7",
+        source="M11; R16; S7",
         patches=(Swap(write_ended, _last_handle_decides),),
         scope=Scope(d_tp=2, err=1, abort=0, deadline=0, stall=0),
         breaks="S2",
@@ -155,7 +155,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="error-counts-as-sent",
         drops="A WRITE that ended with an error was not sent. Without it, P reports SENT and frees blocks that "
         "the WRITE may still read.",
-        source="7.4; R17; R21",
+        source="spec 2.5; R17; R21",
         patches=(Swap(write_ended, _error_is_success),),
         scope=Scope(err=1),
         breaks="S2",
@@ -164,7 +164,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="error-without-fence",
         drops="After an error, P closes its endpoint before it answers `flushed`. Without it, P frees blocks "
         "that a NIC may still read.",
-        source="7.4 F10; R17; R19",
+        source="spec 2.5; F10; R17; R19",
         patches=(Swap(write_ended, _error_is_the_end),),
         scope=Scope(err=1),
         breaks="S2",
@@ -173,7 +173,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="local-done-without-flush",
         drops="Where a handle's end is only local, P flushes before it reports SENT. Without it, P reports SENT "
         "for bytes that are still in a socket.",
-        source="7.4 What DONE means",
+        source="spec 2.5",
         patches=(Swap(write_ended, _done_is_taken_for_remote),),
         scope=Scope(done_is_remote=False),
         breaks="S7",
@@ -181,7 +181,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="one-flush-is-enough",
         drops="P flushes every rank that it wrote to. Without it, P reports SENT for a rank that it has not flushed.",
-        source="7.4 What DONE means",
+        source="spec 2.5",
         patches=(Swap(peer_quiet, _one_rank_is_enough),),
         scope=Scope(done_is_remote=False, d_tp=2, deadline=0, stall=0),
         breaks="S7",
@@ -190,7 +190,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="failed-flush-is-good",
         drops="P fences a rank after a flush that failed. Without it, P reports SENT for bytes that may not have "
         "landed.",
-        source="7.4 What DONE means",
+        source="spec 2.5",
         patches=(Swap(peer_quiet, _failed_flush_is_good),),
         scope=Scope(done_is_remote=False, err=1),
         breaks="S7",
@@ -199,7 +199,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="fence-counts-as-flush",
         drops="A fence proves that nothing more lands, not that everything has landed. Without it, P reports "
         "SENT for bytes that were lost.",
-        source="7.4 Fences",
+        source="spec 2.6",
         patches=(Swap(peer_quiet, _fence_is_a_flush),),
         scope=Scope(done_is_remote=False, requests=2, err=1, concurrent=False, deadline=0, stall=0),
         breaks="S7",
@@ -208,7 +208,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="any-flush-settles",
         drops="A flush covers the WRITEs that were posted before it. Without it, an earlier flush settles a "
         "later WRITE.",
-        source="7.4 What DONE means",
+        source="spec 2.5",
         patches=(Swap(ProducerRank._flushed, _any_flush_settles),),
         scope=Scope(done_is_remote=False, requests=2, concurrent=False, deadline=0, stall=0),
         survives="In these scopes a flush also waits for later WRITEs. tests/protocol/test_fixed.py covers it.",
@@ -217,7 +217,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="same-registration-writes-again",
         drops="P only acknowledges a REG that it already has. Without it, P writes the bytes twice, the second "
         "time after the commit.",
-        source="7.4; R14",
+        source="spec 2.7; R14",
         patches=(Swap(registered, _written_again),),
         scope=Scope(dup=1),
         breaks="S3",
@@ -226,7 +226,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="join-of-one-rank",
         drops="P writes when every target rank has registered. Without it, P reports SENT to ranks that register "
         "later.",
-        source="7.4; R13; R26",
+        source="spec 2.1; R13; R26",
         patches=(Swap(registered, _first_rank_is_enough),),
         scope=Scope(d_tp=2, deadline=0, stall=0),
         breaks="S7",
@@ -235,7 +235,7 @@ COMPLETION: tuple[Mutant, ...] = (
         name="join-ends-by-the-clock",
         drops="In strict, P waits for every target rank without a time limit. Without it, P writes to the ranks "
         "that have registered and reports SENT to all.",
-        source="7.4; 7.6 rank join",
+        source="spec 2.1",
         guards=("waits_for_all_ranks",),
         scope=Scope(d_tp=2, sync=1, abort=0, deadline=0, stall=0),
         breaks="S7",
@@ -243,7 +243,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="one-shard-is-all",
         drops="D commits when every shard has landed. Without it, D decodes with half of the heads.",
-        source="7.4; S3",
+        source="spec 2.1; S3",
         patches=(Swap(landed, _one_shard_is_all),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
         breaks="S3",
@@ -251,7 +251,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="in-flight-counts-as-sent",
         drops="Only SENT means that a shard has landed. Without it, D commits during a WRITE.",
-        source="7.4; S3",
+        source="spec 2.8; S3",
         patches=(Swap(reported, _ready_is_sent),),
         scope=Scope(sync=1),
         breaks="S3",
@@ -259,7 +259,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="sent-does-not-count",
         drops="SENT replaces a DONE that was lost. Without it, D waits for the DONE until its deadline.",
-        source="7.4; L5; R19; R27",
+        source="spec 2.5; L5; R19; R27",
         patches=(Swap(reported, _sent_does_not_count),),
         scope=Scope(drop=1),
         breaks="L",
@@ -267,7 +267,7 @@ COMPLETION: tuple[Mutant, ...] = (
     Mutant(
         name="done-not-checked",
         drops="D compares the generation, bytes and weights of a DONE with its own.",
-        source="7.3 Content; 7.4",
+        source="spec 2.12; spec 2.5",
         patches=(Swap(landed, _done_unread),),
         scope=Scope(drop=1, dup=1),
         survives="A second check: a DONE belongs to one registration, which names one attempt and one generation.",

@@ -156,7 +156,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="any-attempt",
         drops="P's reports belong to one attempt. Without it, D takes the blocks of another attempt for written, "
         "or frees them.",
-        source="1.3(f) 4; 7.3 seq; S8",
+        source="M4; spec 2.7; S8",
         patches=(Swap(_for_pair, _of_any_attempt),),
         scope=Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
         breaks="S3",
@@ -164,7 +164,7 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="any-sender",
         drops="A report counts only for the shard of the rank that sent it.",
-        source="7.3; C1; R14; S9",
+        source="spec 1.3; C1; R14; S9",
         patches=(Swap(bit_of, _any_sender),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
         survives="A second check: D's rank names a pair by its sender, and no sender is forged in these scopes.",
@@ -173,7 +173,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="matched-by-base-id",
         drops="A registration names its prompt by xid. Without it, P confuses two prompts of one client id, or "
         "matches neither.",
-        source="7.3 Names of work; R12; R39",
+        source="spec 1.2; R12; R39",
         guards=("matches_by_xid",),
         scope=Scope(requests=2, same_base=True, abort=0, clocks=False),
         breaks="L1",
@@ -182,7 +182,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="content-unchecked",
         drops="P writes a prompt only if D has sent its digest. Without it and without matching by xid, P writes "
         "another prompt.",
-        source="7.3 Content; S4; S5; R39; R52",
+        source="spec 2.12; S4; S5; R39; R52",
         guards=("checks_content", "matches_by_xid"),
         scope=Scope(requests=2, same_base=True, abort=0, deadline=0, stall=0),
         breaks="S4",
@@ -191,7 +191,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="head-for-tail",
         drops="The blocks of a D that has the beginning of a prompt are for the rest of it. Without it, P writes "
         "the beginning into them.",
-        source="1.3(f) 17; 7.3 Content; R52",
+        source="M17; spec 2.12; R52",
         patches=(Swap(requested_range, _head_for_tail),),
         scope=Scope(dialect=VLLM_COMPAT, hit_tokens=BLOCK_TOKENS),
         breaks="S4",
@@ -200,7 +200,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="no-tombstone",
         drops="A registration that has ended leaves a tombstone. Without it, P writes again for a late copy of "
         "the REG.",
-        source="1.3(f) 5; 7.3; R12",
+        source="M5; spec 2.7; R12",
         patches=(Swap(Tombstones.add_tombstone, _no_tombstone),),
         scope=Scope(dup=1),
         breaks="S1",
@@ -208,7 +208,7 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="no-tombstone-for-unknown-cancel",
         drops="A CANCEL that has overtaken its REG leaves a tombstone. Without it, P serves the REG.",
-        source="7.3; 7.4; S1",
+        source="spec 2.7; S1",
         patches=(Swap(_cancelled, _no_tombstone_for_unknown),),
         scope=Scope(delay=1),
         breaks="S1",
@@ -217,7 +217,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="floor-forgotten",
         drops="P serves no REG below D's floor. Without it, P writes again for a late REG whose tombstone the "
         "floor has removed.",
-        source="7.3 Sequence and floor",
+        source="spec 2.7",
         patches=(Swap(Tombstones.find, _floor_forgotten),),
         scope=Scope(requests=2, same_product=True, concurrent=False, dup=1, deadline=0, stall=0),
         breaks="S1",
@@ -226,7 +226,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="floor-too-high",
         drops="The floor is the smallest seq that D may still ask for. Without it, P forgets registrations that "
         "are still open.",
-        source="7.3 Sequence and floor",
+        source="spec 2.7",
         patches=(Swap(ConsumerCells._close, _floor_too_high),),
         scope=Scope(requests=3, delay=1, concurrent=False, abort=0, clocks=False),
         breaks="L1",
@@ -234,21 +234,21 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="floor-never-rises",
         drops="D raises its floor. Without it, P remembers every registration that has ended.",
-        source="7.3 Sequence and floor; S9",
+        source="spec 2.7; S9",
         patches=(Swap(ConsumerCells._close, _floor_never_rises),),
         survives="Memory grows by one word a request, and P limits even that (WINDOW). A scope has two requests.",
     ),
     Mutant(
         name="no-window",
         drops="P keeps at most 65,536 registrations above a floor.",
-        source="7.3; S9",
+        source="spec 2.7; S9",
         patches=(Swap(Tombstones.beyond, _without_window),),
         survives="No scope has 65,536 requests. tests/protocol/test_fixed.py covers it.",
     ),
     Mutant(
         name="seq-repeated",
         drops="Every attempt has its own seq. Without it, the tombstone of one attempt ends another.",
-        source="7.3 Sequence and floor",
+        source="spec 2.7",
         patches=(Swap(_admitted, _seq_repeated),),
         scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
         breaks="L",
@@ -257,7 +257,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="any-incarnation",
         drops="A frame counts only if it is from the incarnation that the last handshake showed. Without it, a "
         "frame of a former incarnation counts.",
-        source="1.3(f) 12; 7.3 Incarnation; C13; S8; R44; R46",
+        source="M12; spec 1.3; C13; S8; R44; R46",
         patches=(Swap(Peers.current, _any_incarnation),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
         breaks="S8",
@@ -266,7 +266,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="incarnation-without-nonce",
         drops="A new incarnation counts only after a handshake reply that echoes a nonce. Without it, a late "
         "frame of a former incarnation counts.",
-        source="7.3 Incarnation; S8",
+        source="spec 1.3; S8",
         patches=(Swap(Peers.current, _without_nonce),),
         scope=Scope(p_restart=1, drop=1, sync=1, stall=0),
         breaks="S8",
@@ -275,7 +275,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="incarnation-ignored-during-fence",
         drops="D records the incarnation in a handshake reply even while it is closing the connection. Without "
         "it, D accepts frames of a former incarnation.",
-        source="7.3 Incarnation; S8; found by tests/sim/faults/test_fault_swarm.py",
+        source="spec 1.3; S8; found by tests/sim/faults/test_fault_swarm.py",
         patches=(Swap(_handshake_ended, _ignored_during_fence),),
         scope=Scope(d_tp=2, p_restart=1, sync=1, abort=0, deadline=0, stall=0),
         breaks="S8",
@@ -283,7 +283,7 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="retired-incarnation-returns",
         drops="An incarnation that has been replaced never counts again.",
-        source="7.3 Incarnation",
+        source="spec 1.3",
         patches=(Swap(_answered, _retired_may_return),),
         scope=Scope(p_restart=1, sync=1, stall=0),
         survives="It needs two live engines with one id. tests/protocol/test_fixed.py covers it.",
@@ -292,7 +292,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="dead-d-still-registered",
         drops="A new incarnation of D ends the registrations of the former one. Without it, P writes to the "
         "former one.",
-        source="7.4; C13; R46",
+        source="spec 1.3; C13; R46",
         patches=(Swap(ProducerRank._retire, _old_incarnation_kept),),
         scope=Scope(d_restart=1, sync=1),
         survives="In these scopes no process reuses a dead process's memory: WRITEs to it fail, and its cells end "
@@ -302,7 +302,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="p-restart-unnoticed",
         drops="When P restarts, D resolves the requests of its former incarnation and fences it. Without it, an "
         "answer of the new incarnation frees blocks that the former one still writes.",
-        source="7.3; 7.4; R44; R46",
+        source="spec 1.3; R44; R46",
         patches=(Swap(ConsumerScheduler._restarted, _restart_unnoticed),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
@@ -311,7 +311,7 @@ IDENTITY: tuple[Mutant, ...] = (
         name="new-incarnation-settles-orphans",
         drops="An answer of a restarted P settles no WRITE of its former incarnation. Without it, that WRITE "
         "lands in blocks that D has freed.",
-        source="7.4 Proof of death; F9; S8",
+        source="spec 2.6; F9; S8",
         patches=(Swap(ConsumerCell.with_orphaned, _orphan_like_any),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
@@ -319,7 +319,7 @@ IDENTITY: tuple[Mutant, ...] = (
     Mutant(
         name="answers-to-another-incarnation",
         drops="D accepts no answer to its former incarnation.",
-        source="7.3 Incarnation; S8",
+        source="spec 1.3; S8",
         patches=(Swap(ConsumerFrames._mine, _of_any_incarnation),),
         scope=Scope(d_restart=1, drop=1, deadline=0),
         survives="A second check: an answer names a registration of that incarnation, which the new one does not have.",

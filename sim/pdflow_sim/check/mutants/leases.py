@@ -180,7 +180,7 @@ LEASES: tuple[Mutant, ...] = (
         name="expiry-frees-under-a-write",
         drops="When a lease ends, P keeps the blocks until the WRITEs in flight have ended. Without it, the NIC "
         "reads blocks that belong to another prompt.",
-        source="1.3(f) 1; 7.4; C3; R01",
+        source="M1; spec 2.11; C3; R01",
         patches=(TableRow(RULES, (IN_FLIGHT, LeaseEnded), expired_unclaimed),),
         breaks="S2",
     ),
@@ -188,14 +188,14 @@ LEASES: tuple[Mutant, ...] = (
         name="deferred-write-after-expiry",
         drops="When a lease ends, P drops a WRITE that waits for its connection. Without it, P posts the WRITE "
         "from freed blocks.",
-        source="1.3(f) 2; 7.4; C3; R02",
+        source="M2; spec 2.11; C3; R02",
         guards=("lease_rechecked",),
         breaks="S2",
     ),
     Mutant(
         name="heartbeat-revives-a-lease",
         drops="A lease that has ended cannot be renewed. Without it, P posts a WRITE from freed blocks.",
-        source="1.3(f) 8; 7.4",
+        source="M8; spec 2.11",
         patches=(
             TableRow(RULES, (LEASED, LeaseEnded), _expired_but_kept),
             Swap(_frames_registered, _refused_if_expired),
@@ -208,7 +208,7 @@ LEASES: tuple[Mutant, ...] = (
         name="released-at-every-report",
         drops="P's scheduler frees a prompt once, when all ranks have released it. Without it, an expiry and a "
         "completion at the same time free it twice.",
-        source="1.3(f) 15; R49",
+        source="M15; R49",
         patches=(
             Swap(_release_shard, _reported_twice),
             Swap(ProducerScheduler._shard_released, _freed_at_every_report),
@@ -219,7 +219,7 @@ LEASES: tuple[Mutant, ...] = (
         name="first-rank-frees",
         drops="P's scheduler frees a prompt when every rank has released it. Without it, P frees blocks that "
         "another rank's WRITE still reads.",
-        source="7.1; 7.4",
+        source="spec 1.1; spec 2.1",
         patches=(Swap(ProducerScheduler._shard_released, _any_rank_frees),),
         scope=Scope(p_tp=2, abort=0, deadline=0, stall=0),
         breaks="S2",
@@ -228,14 +228,14 @@ LEASES: tuple[Mutant, ...] = (
         name="release-frees-under-a-write",
         drops="RELEASE has no effect while a registration holds the prompt. Without it, P frees blocks that the "
         "WRITE of another attempt still reads.",
-        source="7.4 RELEASE",
+        source="spec 2.9",
         patches=(Swap(ProducerFrames._released, _release_frees_whatever),),
         breaks="S2",
     ),
     Mutant(
         name="release-leaves-no-time",
         drops="RELEASE leaves the lease 2 s, for a REG that it may have overtaken. Without it, P refuses that REG.",
-        source="7.4 RELEASE",
+        source="spec 2.9",
         patches=(Swap(ProducerFrames._released, _release_frees),),
         scope=Scope(requests=2, same_product=True, concurrent=False, clocks=False),
         breaks="L1",
@@ -243,7 +243,7 @@ LEASES: tuple[Mutant, ...] = (
     Mutant(
         name="release-shortens-nothing",
         drops="RELEASE shortens the lease. Without it, P holds for 30 s a prompt that no D wants.",
-        source="7.4 RELEASE; L2; R11",
+        source="spec 2.9; L2; R11",
         patches=(Swap(released, _unshortened),),
         scope=Scope(clocks=False),
         breaks="L2",
@@ -252,7 +252,7 @@ LEASES: tuple[Mutant, ...] = (
         name="release-while-registered-forgotten",
         drops="A RELEASE that arrives while a registration holds the prompt takes effect when that registration "
         "ends. Without it, P holds the prompt for 30 s.",
-        source="7.4 RELEASE; L2; R11",
+        source="spec 2.9; L2; R11",
         patches=(Swap(released, _unshortened_where_held),),
         scope=Scope(err=1, clocks=False),
         breaks="L2",
@@ -261,7 +261,7 @@ LEASES: tuple[Mutant, ...] = (
         name="early-release-forgotten",
         drops="A RELEASE that arrives before its prompt is computed takes effect when it is computed. Without "
         "it, P holds the prompt for 30 s.",
-        source="7.4 RELEASE; L2; R11",
+        source="spec 2.9; L2; R11",
         patches=(Swap(ProducerCells.remember_early, _nothing_early),),
         scope=Scope(clocks=False),
         breaks="L2",
@@ -270,7 +270,7 @@ LEASES: tuple[Mutant, ...] = (
         name="lease-word-ignored",
         drops="D commits a READ only if the lease word is unchanged. Without it, D decodes KV that P has put "
         "into the blocks since.",
-        source="7.5; R04",
+        source="spec 2.3; R04",
         patches=(Swap(_word_read, _word_ignored),),
         scope=Scope(pulls=True),
         breaks="S2",
@@ -279,7 +279,7 @@ LEASES: tuple[Mutant, ...] = (
         name="lease-word-read-first",
         drops="D reads the lease word after the data. Without it, D reads the word before the data, when it "
         "proves nothing.",
-        source="7.5; R04",
+        source="spec 2.3; R04",
         patches=(
             Swap(_post, _word_first),
             Swap(_word_read, _data_after_word),
@@ -292,7 +292,7 @@ LEASES: tuple[Mutant, ...] = (
         name="readers-counted",
         drops="P records which D ranks have sent TAKEN. Without it, one rank's TAKEN counts twice, and P frees "
         "blocks that another rank still reads.",
-        source="7.5; C1; R14",
+        source="spec 2.3; C1; R14",
         patches=(Swap(shard_taken, _readers_counted),),
         scope=Scope(pulls=True, d_tp=2, dup=1, clocks=False),
         breaks="S7",
@@ -301,7 +301,7 @@ LEASES: tuple[Mutant, ...] = (
         name="first-reader-frees",
         drops="P frees blocks when every D rank that reads them has sent TAKEN. Without it, P frees blocks that "
         "another rank still reads.",
-        source="7.5",
+        source="spec 2.3",
         patches=(Swap(shard_taken, _first_reader_frees),),
         scope=Scope(pulls=True, d_tp=2, clocks=False),
         breaks="S7",
@@ -310,7 +310,7 @@ LEASES: tuple[Mutant, ...] = (
         name="early-taken-forgotten",
         drops="A TAKEN counts even if it arrives before P's rank knows of the prompt. Without it, P holds the "
         "prompt for 30 s.",
-        source="7.5; L2; R26; found by random walks",
+        source="spec 2.3; L2; R26; found by random walks",
         patches=(Swap(_source_ready, _early_is_early),),
         scope=Scope(pulls=True, lagging=True, clocks=False),
         breaks="L2",
@@ -318,7 +318,7 @@ LEASES: tuple[Mutant, ...] = (
     Mutant(
         name="lost-release-unrepaired",
         drops="When D stops naming a prompt in its SYNCs, P shortens the lease to 2 s.",
-        source="7.4 RELEASE, SYNC; L5",
+        source="spec 2.8; spec 2.9; L5",
         patches=(Swap(_synced, _interest_forgotten),),
         scope=Scope(drop=1, sync=1),
         survives="The rule only shortens a lease, which ends in any case.",

@@ -60,7 +60,7 @@ class Mutant:
     drops: str
     """The rule that is dropped, as a sentence, and what goes wrong without it."""
     source: str
-    """Source of the rule: a number of CHECKER 1.3(f), a C-rule, a section of PROTOCOL 7; and races."""
+    """Source of the rule: sections, rules (C1, M1, ...), invariants and races of docs/spec.md; or an issue."""
     patches: tuple[Patch, ...] = ()
     guards: tuple[str, ...] = ()
     """Guards of the scope's dialect that are turned off."""

@@ -19,7 +19,7 @@ knows of it. The checker must then find a broken invariant. With all rules in pl
 finds none. The search is breadth first, so every counterexample is a shortest one. `pdflow check mutants` searches for
 all mutants again. `python docs/generate.py` writes this page, and a test compares it with a new search.
 
-*Caught by* names the invariant that the mutant breaks (PROTOCOL.md, section 6):
+*Caught by* names the invariant that the mutant breaks ([invariants](invariants.md)):
 
 - S1: a writer reaches only blocks that its request holds. S2: a source keeps its blocks until every READ or WRITE of it
   has ended. S3: D commits only complete KV. S4: D commits only its own prompt's KV. S6: a request has one outcome. S7:
@@ -34,7 +34,8 @@ all mutants again. `python docs/generate.py` writes this page, and a test compar
 *Scope* lists what differs from the smallest scope. In a scope with clocks, a timer fires when it is due, and ticks
 count as steps. In a scope with "no clocks", no timer fires. In all other scopes, an armed timer may fire at any moment.
 
-*Source* names a mutant of the first list of mutants (M1 to M18), a rule or section of PROTOCOL.md, and races.
+*Source* names a mutant of the [first list of mutants](spec.md#74-mutants-that-must-be-caught-m1-to-m18) (M1 to M18), or
+sections, rules and races of the [spec](spec.md).
 """
 
 SURVIVORS = """\
@@ -59,7 +60,7 @@ def page() -> str:
         rows = [row(mutant) for mutant in mutants if mutant.breaks]
         sections.append(f"## {title}\n\n{TABLE}{''.join(rows)}")
     survivors = "".join(
-        f"| {m.name} | {m.drops} | {source(m)} | {described(m.scope)} | {m.survives} |\n"
+        f"| {m.name} | {m.drops} | {m.source} | {described(m.scope)} | {m.survives} |\n"
         for m in MUTANTS.values()
         if not m.breaks
     )
@@ -76,13 +77,9 @@ def row(mutant: Mutant) -> str:
     kill = hunt(mutant, lambda: 0.0)
     caught = kill.invariant or "nothing"
     return (
-        f"| {mutant.name} | {mutant.drops} | {source(mutant)} | {described(mutant.scope)} "
+        f"| {mutant.name} | {mutant.drops} | {mutant.source} | {described(mutant.scope)} "
         f"| {caught} | {kill.states:,} | {kill.steps} |\n"
     )
-
-
-def source(mutant: Mutant) -> str:
-    return mutant.source.replace("1.3(f) ", "M")
 
 
 def described(scope: Scope) -> str:

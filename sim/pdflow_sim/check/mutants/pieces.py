@@ -160,7 +160,7 @@ PIECES: tuple[Mutant, ...] = (
         name="stopped-write-reports-sent",
         drops="A WRITE that was stopped between two pieces has not been sent. Without it, P reports SENT for "
         "half a prompt.",
-        source="7.4 CANCEL; S7",
+        source="spec 2.9; S7",
         patches=(Swap(landed, _always_sent),),
         scope=EARLY,
         breaks="S7",
@@ -169,7 +169,7 @@ PIECES: tuple[Mutant, ...] = (
         name="last-write-hides-a-stop",
         drops="A registration is not sent if one of its WRITEs was stopped. Without it, P reports SENT when a "
         "later WRITE ends well.",
-        source="7.4 CANCEL; S7; R16",
+        source="spec 2.9; S7; R16",
         patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _last_handle_decides),),
         scope=Scope(method="nixl-push", progressive=True, d_tp=2, clocks=False),
         breaks="S7",
@@ -177,7 +177,7 @@ PIECES: tuple[Mutant, ...] = (
     Mutant(
         name="stop-settles-an-error",
         drops="P fences a WRITE that failed, stopped or not. Without it, P frees blocks that the WRITE may still read.",
-        source="7.4 F10; R17",
+        source="spec 2.5; F10; R17",
         patches=(TableRow(RULES, (IN_FLIGHT, WriteEnded), _stopped_is_settled),),
         scope=Scope(method="cpu-staged", err=1),
         breaks="S2",
@@ -195,7 +195,7 @@ PIECES: tuple[Mutant, ...] = (
         name="stop-cuts-nothing",
         drops="A stop removes the pieces that are not posted. Without it, P waits for pieces of an aborted "
         "prefill, which never come.",
-        source="pdflow/methods/lanes.py; 7.4 CANCEL; L1",
+        source="pdflow/methods/lanes.py; spec 2.9; L1",
         patches=(Swap(Shipment.halt, _stops_nothing),),
         scope=GIVEN_UP,
         breaks="L",
@@ -203,7 +203,7 @@ PIECES: tuple[Mutant, ...] = (
     Mutant(
         name="stop-cuts-posted-pieces",
         drops="A stop removes no piece that is posted. Without it, D frees blocks in which a piece may still land.",
-        source="pdflow/methods/lanes.py; 7.4 CANCEL; S1",
+        source="pdflow/methods/lanes.py; spec 2.9; S1",
         patches=(Swap(Shipment.halt, _stops_what_is_posted),),
         scope=EARLY,
         breaks="S1",
@@ -221,7 +221,7 @@ PIECES: tuple[Mutant, ...] = (
         name="aborted-prefill-released-at-once",
         drops="P's ranks release a prompt whose prefill is aborted while they send it. Without it, the scheduler "
         "frees blocks that a WRITE still reads.",
-        source="7.4; S2",
+        source="spec 2.2; S2",
         patches=(Swap(_aborted, _released_at_once),),
         scope=Scope(method="cpu-staged", prefill_abort=1, abort=0, deadline=0, stall=0),
         breaks="S2",
@@ -265,7 +265,7 @@ PIECES: tuple[Mutant, ...] = (
         name="leased-before-it-is-complete",
         drops="No lease runs while a prompt is computed. Without it, the lease of a long prompt ends before any "
         "D could register.",
-        source="7.4; L1",
+        source="spec 2.2; L1",
         patches=(Swap(_source_ready, _leased_at_once),),
         scope=EARLY,
         breaks="L1",
@@ -274,7 +274,7 @@ PIECES: tuple[Mutant, ...] = (
         name="computing-counts-as-in-flight",
         drops="P reports QUEUED while a prompt is computed, however much of it has been sent. Without it, D "
         "fails a long prompt as STALLED.",
-        source="7.4 SYNC; L1",
+        source="spec 2.8; L1",
         patches=(Swap(progress_of, _whatever_its_source),),
         scope=EARLY,
         breaks="L1",
@@ -282,7 +282,7 @@ PIECES: tuple[Mutant, ...] = (
     Mutant(
         name="complete-and-not-leased",
         drops="The lease begins when the prompt is complete. Without it, P keeps an unclaimed prompt forever.",
-        source="7.4; L2",
+        source="spec 2.2; L2",
         patches=(TableRow(RULES, (LEASED, SourceCompleted)),),
         scope=Scope(method="cpu-staged", drop=1),
         breaks="L",
@@ -291,7 +291,7 @@ PIECES: tuple[Mutant, ...] = (
         name="withdrawn-under-a-write",
         drops="P releases withdrawn memory when its WRITEs have ended. Without it, the NIC reads another "
         "prompt's memory.",
-        source="7.4; C3; R01",
+        source="spec 2.2; C3; R01",
         patches=(Swap(ProducerRank._withdrawn, _withdrawn_whatever),),
         scope=Scope(method="p2p-nccl-put", withdraw=1),
         breaks="S2",
@@ -300,7 +300,7 @@ PIECES: tuple[Mutant, ...] = (
         name="forgotten-before-it-is-computed",
         drops="P remembers a prompt until it is computed, even if its lease has ended. Without it, P raises an "
         "exception.",
-        source="7.1",
+        source="spec 1.1",
         patches=(Swap(_shard_released, _forgotten_when_released),),
         scope=EARLY,
         breaks="crash",

@@ -52,7 +52,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="lost-connection-unnoticed",
         drops="D sends its next SYNC soon after it has lost a connection. Without it, D learns of a failed WRITE "
         "at the next regular SYNC.",
-        source="7.4 SYNC; issue 18: a failed WRITE is an error within a second",
+        source="spec 2.8; issue 18: a failed WRITE is an error within a second",
         patches=(Swap(_connection_lost, _connection_lost_unnoticed),),
         scope=Scope(lose=1, err=1, horizon=3, concurrent=False, abort=0),
         survives="Everything ends, only a second later. tests/protocol/test_lost_connection.py checks the time.",
@@ -61,7 +61,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="refusal-unnoticed",
         drops="A reconnect that P refuses resolves the requests that wait for P. Without it, they wait until D "
         "takes P for dead.",
-        source="7.4 peer dead; L1; R44; R48",
+        source="spec 2.10; L1; R44; R48",
         guards=("refusals_resolve",),
         scope=DOWN,
         breaks="L1",
@@ -70,7 +70,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="timeout-is-a-refusal",
         drops="Only a refusal shows that no process listens. Without it, a slow network fails requests that a "
         "live P still writes.",
-        source="7.4 peer dead; L6",
+        source="spec 2.10; L6",
         patches=(Swap(_handshake_ended, _timeout_is_a_refusal),),
         scope=Scope(lose=1, unreachable=1, sync=1),
         breaks="L6",
@@ -79,7 +79,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="refusal-frees",
         drops="A refusal resolves the request and does not free its blocks. Without it, a WRITE that a dead P's "
         "NIC has begun lands in another request's blocks.",
-        source="7.4 Proof of death; F9; H6",
+        source="spec 2.6; F9; H6",
         patches=(Swap(reconnect_refused, _refusal_frees),),
         scope=DOWN,
         breaks="S1",
@@ -88,7 +88,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="refusal-is-a-fence",
         drops="A refusal is not a fence, whether P is alive or not. Without it, a WRITE that P's NIC has begun "
         "lands in another request's blocks.",
-        source="7.4 Proof of death; F9",
+        source="spec 2.6; F9",
         patches=(Swap(reconnect_refused, _refusal_is_a_fence),),
         scope=Scope(lose=1, refused=1, sync=1),
         breaks="S1",
@@ -97,7 +97,7 @@ REFUSALS: tuple[Mutant, ...] = (
         name="refusal-settles-its-pair",
         drops="A rank that refuses a reconnect may still write. Without it, D frees the blocks when the other "
         "rank has ended.",
-        source="7.4 quarantine; F9",
+        source="spec 2.4; F9",
         patches=(Swap(reconnect_refused, _refusal_settles_its_pair),),
         scope=Scope(p_tp=2, lose=1, refused=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
         breaks="S1",

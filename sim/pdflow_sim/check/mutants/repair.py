@@ -133,7 +133,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="cancel-sent-once",
         drops="D repeats a CANCEL that gets no answer. Without it, the loss of one CANCEL keeps D's blocks forever.",
-        source="1.3(f) 13; 7.4; L3; L5",
+        source="M13; spec 2.9; L3; L5",
         patches=(Swap(cancel_due, _cancelled_once), Swap(cancel_again, _not_cancelled_again)),
         scope=Scope(drop=2, deadline=0, stall=0),
         breaks="L",
@@ -142,7 +142,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="cancel-waits-for-its-timer",
         drops="D repeats a CANCEL when a SYNC_REPLY shows that its registration has not ended. Without it, a "
         "periodic outage can lose every CANCEL that the timer sends.",
-        source="7.4 CANCEL; L3; L5",
+        source="spec 2.9; L3; L5",
         patches=(Swap(cancel_again, _not_cancelled_again),),
         scope=Scope(drop=1, sync=1, cancel=1, deadline=0, stall=0),
         survives="The timer also repeats the CANCEL, and no outage in these scopes is periodic forever.",
@@ -150,7 +150,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="registration-sent-once",
         drops="D repeats a REG that P does not know. Without it, D waits until its deadline.",
-        source="7.4 SYNC; L5; R25",
+        source="spec 2.8; L5; R25",
         patches=(Swap(missing, _given_up),),
         scope=Scope(drop=1),
         breaks="L",
@@ -158,7 +158,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="no-sync",
         drops="D reports its open registrations by SYNC. Without it, a lost message stays lost until the deadline.",
-        source="7.4 SYNC; L5",
+        source="spec 2.8; L5",
         patches=(Swap(ConsumerScheduler._sync, _no_sync),),
         scope=Scope(drop=1),
         breaks="L",
@@ -166,7 +166,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="sync-unanswered",
         drops="P answers a SYNC. Without it, D does not learn that a message was lost.",
-        source="7.4 SYNC; L5",
+        source="spec 2.8; L5",
         patches=(Swap(_synced, _sync_unanswered),),
         scope=Scope(drop=1),
         breaks="L",
@@ -175,7 +175,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="missing-unnoticed",
         drops="A registration that is absent from a SYNC_REPLY is missing at P. Without it, D waits until its "
         "deadline.",
-        source="7.4 SYNC; L5",
+        source="spec 2.8; L5",
         patches=(Swap(_sync_answered, _missing_unnoticed),),
         scope=Scope(drop=1),
         breaks="L",
@@ -183,7 +183,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="verdicts-absent-from-sync",
         drops="A SYNC_REPLY says how registrations have ended.",
-        source="7.4 SYNC",
+        source="spec 2.8",
         patches=(Swap(_synced, _replies_without_verdicts),),
         scope=Scope(drop=1, err=1),
         survives="D treats an absent registration as missing and repeats its REG, and the tombstone answers that.",
@@ -191,7 +191,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="tombstone-silent",
         drops="P answers a late REG with the verdict in its tombstone.",
-        source="7.3; 7.4",
+        source="spec 2.7",
         patches=(Swap(ProducerFrames._replay, _verdict_not_sent),),
         scope=Scope(drop=1, err=1),
         survives="The next SYNC_REPLY says the same a second later.",
@@ -199,7 +199,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="unsent-registration-forgotten",
         drops="A REG that D cannot send fails at once. Without it, D waits for the next SYNC.",
-        source="7.4; R25",
+        source="spec 2.10; R25",
         patches=(Swap(ConsumerRank._undeliverable, _unsent_is_lost),),
         scope=Scope(unreachable=1, clocks=False),
         breaks="L1",
@@ -207,7 +207,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="fail-ignored",
         drops="D accepts a FAIL at once. Without it, D waits for a timer before it asks again.",
-        source="1.3(f) 18; 7.4",
+        source="M18; spec 2.1",
         patches=(Swap(ConsumerFrames._failed, _fail_unread),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
@@ -215,7 +215,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="refusal-not-sent",
         drops="P reports that it cannot serve a registration. Without it, D waits for a timer.",
-        source="7.4; R21; R22",
+        source="spec 2.1; R21; R22",
         patches=(Swap(refused, _refusal_not_sent),),
         scope=Scope(unreachable=1, clocks=False),
         breaks="L1",
@@ -223,7 +223,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="late-registration-not-answered",
         drops="P reports that a REG has come too late. Without it, D waits for a timer.",
-        source="7.4; R24",
+        source="spec 2.7; R24",
         patches=(Swap(_refuse_unregistered, _late_registration_not_answered),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
@@ -231,7 +231,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="failed-prefill-forgotten",
         drops="P remembers prefills that ended without KV. Without it, a REG for one waits 10 s.",
-        source="7.4; R24",
+        source="spec 2.1; R24",
         patches=(Swap(ProducerCells.remember_dead, _failure_forgotten),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
@@ -240,7 +240,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="prefill-end-ignored",
         drops="A prefill that ends without KV ends the registrations that wait for it. Without it, D waits until "
         "its deadline.",
-        source="7.4",
+        source="spec 2.1",
         patches=(TableRow(RULES, (OPEN, PrefillEnded)),),
         scope=Scope(prefill_abort=1),
         breaks="L",
@@ -248,7 +248,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="prefill-never-asked-for",
         drops="P's rank asks its scheduler for a prompt that does not come. Without it, D waits until its deadline.",
-        source="7.4 NO_REQUEST",
+        source="spec 2.1",
         patches=(Swap(ProducerScheduler._missing, _never_asked),),
         scope=Scope(p_restart=1, sync=1),
         breaks="L",
@@ -256,7 +256,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="registration-never-ends",
         drops="A registration that is not renewed ends.",
-        source="7.4; C4; S9",
+        source="spec 2.8; C4; S9",
         patches=(Swap(_deadline, _registration_never_ends),),
         scope=Scope(d_restart=1, prefill_abort=1, sync=1),
         survives="In strict, a registration also ends with its prompt: when the prompt is finished, ended or "
@@ -265,7 +265,7 @@ REPAIR: tuple[Mutant, ...] = (
     Mutant(
         name="release-not-sent",
         drops="D sends RELEASE when it will not register. Without it, P holds the prompt for 30 s.",
-        source="7.4 RELEASE; L2; R11",
+        source="spec 2.9; L2; R11",
         patches=(Swap(release_prompt, _release_not_sent),),
         scope=CLOCKLESS,
         breaks="L2",
@@ -274,7 +274,7 @@ REPAIR: tuple[Mutant, ...] = (
         name="lost-wake-up",
         drops="Every registration that waits for a connection is notified of it. Without it, the second one "
         "waits for a timer.",
-        source="1.3(f) 16; R29",
+        source="M16; R29",
         patches=(Swap(ProducerCells.connect, _connected_by_another),),
         scope=Scope(requests=2, abort=0, clocks=False),
         breaks="L1",

@@ -84,7 +84,7 @@ TIMING: tuple[Mutant, ...] = (
         name="reclaimed-without-margin",
         drops="A deadline that depends on another engine's clock has a margin. Without it, P writes into blocks "
         "that D has reclaimed.",
-        source="1.3(f) 14; 7.2; R06; R15",
+        source="M14; spec 6.2; R06; R15",
         patches=(Swap(reclaim_at, _without_margin),),
         scope=CLOCKS,
         breaks="S1",
@@ -92,7 +92,7 @@ TIMING: tuple[Mutant, ...] = (
     Mutant(
         name="reclaimed-within-the-lease",
         drops="A quarantine lasts longer than P's lease. Without it, P writes into blocks that D has reclaimed.",
-        source="7.2; R15",
+        source="spec 6.2; R15",
         patches=(Swap(reclaim_at, _without_lease),),
         scope=CLOCKS,
         breaks="S1",
@@ -110,7 +110,7 @@ TIMING: tuple[Mutant, ...] = (
         name="heartbeat-kept",
         drops="D discards a heartbeat that has no connection. Without it, the heartbeat is sent later and "
         "extends the lease, and P writes into blocks that D has reclaimed.",
-        source="7.2; found by this search",
+        source="spec 6.2; found by this search",
         patches=(Swap(_defer, _heartbeat_kept),),
         scope=CLOCKS,
         breaks="S1",
@@ -119,7 +119,7 @@ TIMING: tuple[Mutant, ...] = (
         name="silence-frees",
         drops="D fences a peer that it takes for dead before it frees the blocks. Without it, a peer that was "
         "only slow writes into freed blocks.",
-        source="7.4 dead; H6; R15",
+        source="spec 2.10; H6; R15",
         patches=(Swap(_fail_silent, _silence_frees),),
         scope=Scope(horizon=4, abort=0),
         breaks="S1",
@@ -127,7 +127,7 @@ TIMING: tuple[Mutant, ...] = (
     Mutant(
         name="silence-unnoticed",
         drops="D takes a peer that is silent for long for dead.",
-        source="7.4 dead; L1; L3",
+        source="spec 2.10; L1; L3",
         patches=(Swap(_fail_silent, _silence_unnoticed),),
         scope=Scope(horizon=4, abort=0),
         survives="In these scopes every P, or its next incarnation, sends again. In the simulator some do not.",
@@ -135,7 +135,7 @@ TIMING: tuple[Mutant, ...] = (
     Mutant(
         name="silence-unfenced",
         drops="D fences a peer that it takes for dead.",
-        source="7.4 dead; L3; R15",
+        source="spec 2.10; L3; R15",
         patches=(Swap(_fail_silent, _silence_unfenced),),
         scope=Scope(horizon=4, abort=0),
         survives="As for silence-unnoticed: a P that answers CANCELs in the end needs no fence.",
@@ -143,7 +143,7 @@ TIMING: tuple[Mutant, ...] = (
     Mutant(
         name="lease-never-renewed",
         drops="P renews a lease when D asks for it.",
-        source="7.4 SYNC; R05; R09",
+        source="spec 2.8; R05; R09",
         patches=(Swap(renewed, _never_renewed),),
         scope=Scope(horizon=4, abort=0),
         survives="A request that waits for long fails, which is a valid outcome. Only measurements show the "

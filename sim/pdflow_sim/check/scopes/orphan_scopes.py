@@ -1,6 +1,6 @@
 """Named scopes in which P's rank processes outlive their scheduler, and the goals that each must reach to count.
 
-D learns of P's new incarnation, whose answers prove nothing of the former one (PROTOCOL F9, S8): an orphan posts the
+D learns of P's new incarnation, whose answers prove nothing of the former one (F9, S8): an orphan posts the
 WRITEs that it had accepted. Only D's fence keeps them from blocks that D has freed.
 """
 

@@ -1,6 +1,6 @@
 """The schedulers of random walks, which choose the next move.
 
-None is best at everything (measured on planted bugs: CHECKER.md 1.2), so a campaign draws from all of them. A scheduler
+None is best at everything (measured on planted bugs), so a campaign draws from all of them. A scheduler
 sees the moves in the walk's fixed order and remembers chains, never move numbers: what belongs together (a frame, an
 operation, a task, a timer, a request) keeps its priority while the numbers around it shift.
 """

@@ -171,7 +171,7 @@ class InvariantChecker:
         if draft.products[product] != PromptStage.HELD and not orphan:
             raise Broken("S2", f"{node} writes from blocks of a released prompt")
         if draft.barred[i] & cluster.bit[effect.op.p_rank, effect.op.d_rank]:
-            # The transport's part of D's fence: an older grant leads nowhere (docs/protocol.md).
+            # The transport's part of D's fence: an older grant leads nowhere (spec 2.6).
             if orphan:
                 self.goal("an orphan is fenced")
             draft.ops.append((self.operations.of((node, self.restarts(draft, node), effect)), ENDED_ERR | READING))

@@ -31,7 +31,7 @@ def races(options: CheckOptions, console: Console) -> SuiteResult:
                 counter.show(f"{len(ended)} of {len(selected)}: {row.race.number} {row.race.name}")
     finally:
         console.print(_table(ended))
-    hint = "`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/races.md lists the scopes"
+    hint = "`pdflow check --diagram R13` draws one, in vllm-stock or in --dialect; docs/spec.md lists the scopes"
     console.print(hint, soft_wrap=True)
     found = [
         {
@@ -82,5 +82,5 @@ def _table(ended: list[RaceRow]) -> Table:
 
 
 def _short(summary: str) -> str:
-    """Return a summary without its reason, which docs/races.md has."""
+    """Return a summary without its reason, which docs/spec.md has."""
     return "by a test" if summary.endswith("shown by a test") else summary.partition(":")[0]
