@@ -194,5 +194,5 @@ def test_a_new_incarnation_of_a_leaving_engine_stays_out(governed: Make) -> None
 
 
 def test_without_the_rule_a_report_is_a_mistake(governed: Make) -> None:
-    with pytest.raises(LocalProtocolError, match="p-0 reports"):
+    with pytest.raises(LocalProtocolError, match="p-0 reported"):
         governed().handle(reports("prefill", 0), 0)

@@ -167,10 +167,10 @@ def test_blocks_that_were_given_in_the_turn_of_its_end_are_given_back() -> None:
 def test_its_name_is_taken_until_the_engine_has_dropped_it() -> None:
     bench = DecodeBench()
     bench.landed()
-    with pytest.raises(LocalProtocolError, match="is here already"):
+    with pytest.raises(LocalProtocolError, match="is already open"):
         bench.core.rules[DecodeRequested](DecodeRequested("r", PARAMS, 7, 100, 42))
     bench.role(RequestAborted("r"))
-    with pytest.raises(LocalProtocolError, match="is here already"):
+    with pytest.raises(LocalProtocolError, match="is already open"):
         bench.core.rules[AloneRequested](AloneRequested("r"))
     assert bench.take_events() == []
     bench.role(EngineDropped("r"))

@@ -158,7 +158,7 @@ def test_where_the_token_is_all_the_protocol_knows_nothing() -> None:
 def test_a_prompt_that_is_here_already_is_refused() -> None:
     bench = PrefillBench()
     bench.request()
-    with pytest.raises(LocalProtocolError, match="needs an id of its own"):
+    with pytest.raises(LocalProtocolError, match="needs a new id"):
         bench.core.feed(bench.core.role, PrefillRequested("x", "r", 100, 42), 0)
 
 

@@ -101,7 +101,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
     for key in given:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
             raise UnsupportedError(f"{_path(key)} is unknown: {hint}")
     options = Options(**given)
     if options.progressive and options.transfer_mode == "pull":

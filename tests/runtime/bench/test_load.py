@@ -118,7 +118,7 @@ async def test_an_error_is_recorded_for_its_own_request(autojump_clock: MockCloc
     assert records.outcome == ["completed", "failed", "failed", "failed", "completed", "completed"]
     assert records.reason[1] == "HTTP 503: nobody is up"
     assert records.reason[2] is not None
-    assert "the answer ended early" in records.reason[2]
+    assert "the response ended early" in records.reason[2]
     assert records.reason[3] == "the request failed: peer_dead"
     assert ran.metrics.completed == 3
     assert ran.metrics.output_tokens == 9

@@ -84,5 +84,5 @@ def test_an_engine_that_has_stood_still_wakes() -> None:
 
 
 def test_too_few_kinds_of_steps_are_refused() -> None:
-    with pytest.raises(TooFewStepsError, match="1 kinds"):
+    with pytest.raises(TooFewStepsError, match="1 different sizes"):
         fit_steps([stepped(0, 1, 100)] * 50)

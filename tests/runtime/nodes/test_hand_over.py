@@ -210,7 +210,7 @@ async def test_a_request_whose_blocks_are_in_quarantine_is_here_still(model: Tor
         home.d.settle()
         assert leg.receive_channel.receive_nowait() is Code.CANCELLED
         assert home.d.pool.quarantined
-        with pytest.raises(KeyError, match="is here already"):
+        with pytest.raises(KeyError, match="is already open"):
             home.d.begin("r", params, prompt(100), Sampling())
         await home.quiet()
         assert (await home.ask("r", prompt(20), Sampling(max_tokens=4, ignore_eos=True))).code is Code.NONE

@@ -152,7 +152,7 @@ async def test_one_request_puts_once_under_whatever_xid() -> None:
     async with alone() as asked:
         items = (Item("a", 2), Item("b", 1))
         call = asked.node.start(PARAMS, items)
-        with pytest.raises(KeyError, match="r1 is here already"):
+        with pytest.raises(KeyError, match="r1 is already open"):
             asked.node.start(msgspec.structs.replace(PARAMS, xid="x2"), items)
         with trio.fail_after(20):
             await call.answered.wait()

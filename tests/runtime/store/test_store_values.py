@@ -71,7 +71,7 @@ def test_what_was_put_there_comes_back() -> None:
 def test_no_byte_may_be_another(at: int, flip: int) -> None:
     value = value_of()
     value[at] ^= flip
-    with pytest.raises(BadValueError, match="another header" if at < HEADER_BYTES - MAC_BYTES else "never put there"):
+    with pytest.raises(BadValueError, match="wrong header" if at < HEADER_BYTES - MAC_BYTES else "wrong MAC"):
         FORM.opened(KEY, 2, bytes(value))
 
 

@@ -102,5 +102,5 @@ def test_content_that_cannot_be_named(fields: dict[str, Any], message: str) -> N
 def test_an_adapter_whose_file_is_cut_off_cannot_be_named(adapters: dict[str, Any]) -> None:
     path = Path(adapters["a"].lora_path) / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(UnnamedContentError, match="cannot be read"):
+    with pytest.raises(UnnamedContentError, match="cannot read its adapter"):
         content_digest(request(lora_request=adapters["a"]), 7)

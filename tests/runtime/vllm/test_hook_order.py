@@ -347,7 +347,7 @@ def test_drop_is_answered_in_a_later_step(pulls: bool) -> None:
         assert core.stage_of("r") is None
         assert core.knows("r")
         assert request.status is Status.WAITING_FOR_REMOTE_KVS
-        with pytest.raises(LocalProtocolError, match="is here already"):
+        with pytest.raises(LocalProtocolError, match="is already open"):
             core.rules[DecodeRequested](of_r(pair))
         if aborts:
             pair.d.abort("r")

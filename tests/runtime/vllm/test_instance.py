@@ -323,7 +323,7 @@ def test_an_option_that_is_none(given: dict[str, Any], text: str) -> None:
 
 def test_an_unknown_option_without_a_likeness_names_all() -> None:
     names = ", ".join(field.name for field in attrs.fields(Options))
-    assert refusal(extra={"zzz": 1}) == f"kv_connector_extra_config.zzz is unknown: there are {names}"
+    assert refusal(extra={"zzz": 1}) == f"kv_connector_extra_config.zzz is unknown: expected one of {names}"
 
 
 def test_all_options_are_read() -> None:
