@@ -54,5 +54,5 @@ def named(scenario: ResolvedScenario, role: str, name: str | None) -> str:
     if name in names:
         assert name is not None
         return name
-    wrong = "--name is missing" if name is None else f"--name {name}: unknown {role}"
+    wrong = "--name is missing" if name is None else f"--name {name}: no component of role {role} has this name"
     raise ScenarioError([Problem(scenario.path, "", f"{wrong}; known: {', '.join(names)}")])

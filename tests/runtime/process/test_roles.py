@@ -191,9 +191,12 @@ async def test_a_process_without_the_secret_is_refused(components: ComponentProc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--role", "decode"], "--name is missing; there are decode-0, decode-1"),
-        (["--role", "decode", "--name", "prefill-0"], "--name prefill-0: there is no decode of that name"),
-        (["--role", "prefill", "--name", "prefill-9"], "there are prefill-0, prefill-1, prefill-2, prefill-3"),
+        (["--role", "decode"], "--name is missing; known: decode-0, decode-1"),
+        (
+            ["--role", "decode", "--name", "prefill-0"],
+            "--name prefill-0: no component of role decode has this name; known: decode-0",
+        ),
+        (["--role", "prefill", "--name", "prefill-9"], "known: prefill-0, prefill-1, prefill-2, prefill-3"),
         (["--role", "scheduler"], "'scheduler' is not one of 'router', 'prefill', 'decode'"),
         (["--name", "decode-0"], "--name and --host require --role"),
         (
@@ -206,7 +209,7 @@ async def test_a_process_without_the_secret_is_refused(components: ComponentProc
         (["--role", "router", "--port", "{busy}"], "127.0.0.1:{busy} cannot be listened on: Address already in use"),
         (["--role", "router", "--set", "serve.secret_file=nowhere"], "nowhere cannot be read: No such file"),
         (["--role", "router", "--set", "serve.secret_file={open}"], "is readable by other users: chmod 600"),
-        (["--role", "router", "--set", "serve.secret_file={short}"], "holds 5 bytes, expected 16 to 4,096"),
+        (["--role", "router", "--set", "serve.secret_file={short}"], "has 5 bytes, expected 16 to 4,096"),
         (["--set", "serve.engine_host=192.0.2.1"], "without --role all engines run on this host"),
     ],
 )
