@@ -6,7 +6,7 @@ from pdflow.methods.method import Method
 
 NIXL_PUSH = Method(
     name="nixl-push",
-    summary="P writes its blocks into D's blocks after D has registered",
+    summary="P writes its blocks into D's blocks after D has sent P their addresses",
     source="PR #35264",
     initiator="D registers, P writes",
     back_pressure="P holds blocks for a lease of 30 s; D limits the share of its pool that one P may hold",

@@ -55,7 +55,7 @@ _GET = WireProfile(
 
 P2P_NCCL_PUT = Method(
     name="p2p-nccl-put",
-    summary="P sends each layer into D's buffer, and its engine waits until all are sent",
+    summary="P sends each layer into D's buffer, and P's engine waits until all are sent",
     source="PR #18242",
     names_decode=True,
     initiator="P sends",
