@@ -143,7 +143,7 @@ def test_every_problem_at_once() -> None:
     ("text", "expected"),
     [
         ("", "cost.json:1: is not JSON: Expecting value, column 1"),
-        ('{\n "a": 1,\n}', "cost.json:3: is not JSON: "),
+        ('{\n "a": 1\n "b": 2}', "cost.json:3: is not JSON: "),
         ("[" * 100_000, "cost.json: is nested too deeply to be read"),
         ("9" * 5000, "cost.json: is not JSON: "),
         ('{"chunks": true, "chunks": false}', "cost.json: is not JSON: the key 'chunks' stands twice in one object"),
