@@ -17,9 +17,9 @@ from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NOT_EMPTY, POSITI
 
 @attrs.frozen(kw_only=True)
 class FixedLength:
-    """Every request has the same length. A bare integer in the file means this."""
+    """Every request has the same length. A plain integer means this distribution."""
 
-    tokens: int = field(metadata=field_doc("tokens", AT_LEAST_ONE))
+    tokens: int = field(metadata=field_doc("length in tokens", AT_LEAST_ONE))
 
     @property
     def low(self) -> int:
@@ -34,10 +34,10 @@ class FixedLength:
 
 @attrs.frozen(kw_only=True)
 class UniformLength:
-    """Whole numbers from low to high, both included, equally likely."""
+    """Whole numbers from low to high, both included, with equal probability."""
 
-    low: int = field(metadata=field_doc("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=field_doc("most tokens, included", AT_LEAST_ONE))
+    low: int = field(metadata=field_doc("shortest length in tokens", AT_LEAST_ONE))
+    high: int = field(metadata=field_doc("longest length in tokens, included", AT_LEAST_ONE))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -45,12 +45,14 @@ class UniformLength:
 
 @attrs.frozen(kw_only=True)
 class LognormalLength:
-    """Lengths whose logarithm is normal, many short and a few very long ones, cut off at low and high."""
+    """Lognormal lengths (many short, a few very long), clipped to low and high."""
 
-    median: float = field(metadata=field_doc("half of all lengths are below it", POSITIVE))
-    sigma: float = field(metadata=field_doc("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
-    low: int = field(default=1, metadata=field_doc("least tokens", AT_LEAST_ONE))
-    high: int = field(metadata=field_doc("most tokens, included", AT_LEAST_ONE))
+    median: float = field(metadata=field_doc("median length in tokens", POSITIVE))
+    sigma: float = field(
+        metadata=field_doc("standard deviation of the logarithm; with 1 the p95 is 5.2 times the median", SHAPE)
+    )
+    low: int = field(default=1, metadata=field_doc("shortest length in tokens", AT_LEAST_ONE))
+    high: int = field(metadata=field_doc("longest length in tokens, included", AT_LEAST_ONE))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -58,10 +60,14 @@ class LognormalLength:
 
 @attrs.frozen(kw_only=True)
 class EmpiricalLength:
-    """Lengths that have been seen, drawn again."""
+    """Lengths drawn from a list of observed ones."""
 
-    tokens: tuple[int, ...] = field(metadata=field_doc("the lengths, such as a histogram's", NOT_EMPTY))
-    weights: tuple[float, ...] = field(default=(), metadata=field_doc("how often each comes; equally often if absent"))
+    tokens: tuple[int, ...] = field(
+        metadata=field_doc("the observed lengths, such as the values of a histogram", NOT_EMPTY)
+    )
+    weights: tuple[float, ...] = field(
+        default=(), metadata=field_doc("relative frequency of each value; default: all equal")
+    )
 
     def __attrs_post_init__(self) -> None:
         _check_histogram("tokens", self.tokens, self.weights)
@@ -82,17 +88,17 @@ Length: TypeAlias = FixedLength | UniformLength | LognormalLength | EmpiricalLen
 
 @attrs.frozen(kw_only=True)
 class FixedTime:
-    """Always the same time. A bare number in the file means this."""
+    """Always the same time. A plain number means this distribution."""
 
-    time_s: float = field(metadata=field_doc("how long", DELAY))
+    time_s: float = field(metadata=field_doc("the time", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class UniformTime:
-    """Any time from low_s to high_s, equally likely."""
+    """Times from low_s to high_s with equal probability."""
 
-    low_s: float = field(metadata=field_doc("the least", DELAY))
-    high_s: float = field(metadata=field_doc("the most", DELAY))
+    low_s: float = field(metadata=field_doc("shortest time", DELAY))
+    high_s: float = field(metadata=field_doc("longest time", DELAY))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low_s, self.high_s, "_s")
@@ -100,19 +106,21 @@ class UniformTime:
 
 @attrs.frozen(kw_only=True)
 class ExponentialTime:
-    """Times without memory: what has passed says nothing of what is left."""
+    """Exponentially distributed times."""
 
-    mean_s: float = field(metadata=field_doc("the mean", SCALE))
+    mean_s: float = field(metadata=field_doc("mean time", SCALE))
 
 
 @attrs.frozen(kw_only=True)
 class LognormalTime:
-    """Times whose logarithm is normal, many short and a few very long ones, cut off at low_s and high_s."""
+    """Lognormal times (many short, a few very long), clipped to low_s and high_s."""
 
-    median_s: float = field(metadata=field_doc("half of all times are below it", SCALE))
-    sigma: float = field(metadata=field_doc("standard deviation of the logarithm: 1 has a p95 of 5.2 medians", SHAPE))
-    low_s: float = field(default=0.0, metadata=field_doc("the least", DELAY))
-    high_s: float = field(metadata=field_doc("the most", DELAY))
+    median_s: float = field(metadata=field_doc("median time", SCALE))
+    sigma: float = field(
+        metadata=field_doc("standard deviation of the logarithm; with 1 the p95 is 5.2 times the median", SHAPE)
+    )
+    low_s: float = field(default=0.0, metadata=field_doc("shortest time", DELAY))
+    high_s: float = field(metadata=field_doc("longest time", DELAY))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low_s, self.high_s, "_s")
@@ -123,9 +131,9 @@ Time: TypeAlias = FixedTime | UniformTime | ExponentialTime | LognormalTime
 
 @attrs.frozen(kw_only=True)
 class FixedTurns:
-    """Every session has as many turns. A bare integer in the file means this."""
+    """Every session has the same number of turns. A plain integer means this distribution."""
 
-    turns: int = field(metadata=field_doc("turns", TURNS))
+    turns: int = field(metadata=field_doc("number of turns", TURNS))
 
     @property
     def high(self) -> int:
@@ -135,10 +143,10 @@ class FixedTurns:
 
 @attrs.frozen(kw_only=True)
 class UniformTurns:
-    """From low to high turns, both included, equally likely."""
+    """From low to high turns, both included, with equal probability."""
 
-    low: int = field(metadata=field_doc("least turns", TURNS))
-    high: int = field(metadata=field_doc("most turns, included", TURNS))
+    low: int = field(metadata=field_doc("smallest number of turns", TURNS))
+    high: int = field(metadata=field_doc("largest number of turns, included", TURNS))
 
     def __attrs_post_init__(self) -> None:
         _in_order(self.low, self.high)
@@ -146,18 +154,22 @@ class UniformTurns:
 
 @attrs.frozen(kw_only=True)
 class GeometricTurns:
-    """After each turn a session goes on with the same probability, up to high turns."""
+    """After each turn the session continues with the same probability, up to high turns."""
 
-    mean: float = field(metadata=field_doc("mean turns, but for the cut at high", TURNS))
-    high: int = field(metadata=field_doc("most turns", TURNS))
+    mean: float = field(metadata=field_doc("mean number of turns, before the limit high applies", TURNS))
+    high: int = field(metadata=field_doc("largest number of turns", TURNS))
 
 
 @attrs.frozen(kw_only=True)
 class EmpiricalTurns:
-    """Numbers of turns that have been seen, drawn again."""
+    """Numbers of turns drawn from a list of observed ones."""
 
-    turns: tuple[int, ...] = field(metadata=field_doc("the numbers, such as a histogram's", NOT_EMPTY))
-    weights: tuple[float, ...] = field(default=(), metadata=field_doc("how often each comes; equally often if absent"))
+    turns: tuple[int, ...] = field(
+        metadata=field_doc("the observed numbers of turns, such as the values of a histogram", NOT_EMPTY)
+    )
+    weights: tuple[float, ...] = field(
+        default=(), metadata=field_doc("relative frequency of each value; default: all equal")
+    )
 
     def __attrs_post_init__(self) -> None:
         _check_histogram("turns", self.turns, self.weights)
@@ -178,8 +190,8 @@ def _in_order(low: float, high: float, unit: str = "") -> None:
 
 def _check_histogram(name: str, values: tuple[int, ...], weights: tuple[float, ...]) -> None:
     if any(value < 1 for value in values):
-        raise ValueError(f"{name} holds {min(values)}, expected numbers of at least 1")
+        raise ValueError(f"{name} contains {min(values)}, expected numbers of at least 1")
     if weights and len(weights) != len(values):
         raise ValueError(f"weights has {len(weights)} numbers, expected one for each of {len(values)} {name}")
     if weights and (min(weights) < 0 or not 0 < sum(weights) < inf):
-        raise ValueError("weights are expected to be at least 0, and not all 0")
+        raise ValueError("weights: expected numbers of at least 0 that are not all 0")

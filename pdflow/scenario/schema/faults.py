@@ -17,7 +17,7 @@ from pdflow.scenario.schema.fields import DELAY, NOT_EMPTY, NOT_NEGATIVE, SCALE,
 SHARE = Bound(above=0, at_most=1)
 RATE = Bound(above=0, at_most=1e6)
 FACTOR = Bound(above=1, at_most=1e9)
-PROBABILITY = "of each message, operation or handshake; with at_s or rate_per_s, 1 if absent"
+PROBABILITY = "probability for each message, operation or handshake; default with at_s or rate_per_s: 1"
 
 Frame: TypeAlias = Literal[
     "REG", "REG_ACK", "DONE", "FAIL", "CANCEL", "CANCEL_ACK", "RELEASE", "TAKEN", "SYNC", "SYNC_REPLY", "COMPLETION",
@@ -30,13 +30,18 @@ Frame: TypeAlias = Literal[
 class Timed:
     """The times at which a fault acts: once, periodically, or at random."""
 
-    at_s: float | None = field(default=None, metadata=field_doc("when it begins", DELAY))
-    for_s: float | None = field(default=None, metadata=field_doc("how long it lasts; for good if absent", TIMER))
-    every_s: float | None = field(default=None, metadata=field_doc("begins again this long after it last began", TIMER))
+    at_s: float | None = field(default=None, metadata=field_doc("time at which the fault begins", DELAY))
+    for_s: float | None = field(
+        default=None, metadata=field_doc("duration of the fault; default: until the end of the run", TIMER)
+    )
+    every_s: float | None = field(
+        default=None, metadata=field_doc("period: the fault begins again this long after its last beginning", TIMER)
+    )
     rate_per_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "begins at random times, so many a second on average while it does not act; for each engine, if it has one",
+            "the fault begins at random times: mean number per second while it does not act; separately for "
+            "each matching engine",
             RATE,
         ),
     )
@@ -47,15 +52,17 @@ class OnLinks(Timed):
     """The engines between which a fault acts; all, if none are given."""
 
     between: tuple[str, ...] | None = field(
-        default=None, metadata=field_doc("two engines, `*` for any part of a name: both directions between them")
+        default=None, metadata=field_doc("two engines, both directions; `*` matches any part of a name")
     )
     from_engine: str | None = field(
-        default=None, metadata=field_doc("instead of between: only what this engine sends", NOT_EMPTY, key="from")
+        default=None,
+        metadata=field_doc("instead of between: messages and transfers from this engine only", NOT_EMPTY, key="from"),
     )
     to_engine: str | None = field(
         default=None,
         metadata=field_doc(
-            "instead of between: only what this engine is sent; of drop and partition also router: its heartbeats",
+            "instead of between: messages and transfers to this engine only; with drop and partition also "
+            "router, for heartbeats",
             NOT_EMPTY,
             key="to",
         ),
@@ -66,99 +73,112 @@ class OnLinks(Timed):
 class OnMessages(OnLinks):
     probability: float | None = field(default=None, metadata=field_doc(PROBABILITY, SHARE))
     messages: tuple[Frame, ...] | None = field(
-        default=None, metadata=field_doc("only these frames, by their tags on the wire; all if absent")
+        default=None, metadata=field_doc("affect only frames with these wire tags; default: all")
     )
 
 
 @attrs.frozen(kw_only=True)
 class DropFault(OnMessages):
-    """Messages are lost; of a WRITE's or READ's notification only that, not the data."""
+    """Messages are lost. If the message is the notification of a WRITE or READ, its data still arrive."""
 
 
 @attrs.frozen(kw_only=True)
 class DelayFault(OnMessages):
-    """Messages come later, also behind those that were sent after them."""
+    """Messages arrive late, possibly after messages that were sent later."""
 
-    delay_s: float = field(metadata=field_doc("how much later", DELAY))
-    jitter_s: float = field(default=0.0, metadata=field_doc("and up to so much more, drawn for each", DELAY))
+    delay_s: float = field(metadata=field_doc("delay of each message", DELAY))
+    jitter_s: float = field(
+        default=0.0, metadata=field_doc("additional random delay of each message, up to this", DELAY)
+    )
 
 
 @attrs.frozen(kw_only=True)
 class DuplicateFault(OnMessages):
-    """Messages come twice."""
+    """Messages arrive twice."""
 
-    delay_s: float = field(default=0.0, metadata=field_doc("how long after the first the second comes", DELAY))
+    delay_s: float = field(default=0.0, metadata=field_doc("time from the first copy to the second", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class ReorderFault(OnMessages):
-    """Messages are held back until the next one between the same two ranks has overtaken them."""
+    """A message is held until the next one between the same two ranks has overtaken it."""
 
-    delay_s: float = field(default=1.0, metadata=field_doc("for how long at most", DELAY))
+    delay_s: float = field(default=1.0, metadata=field_doc("longest time for which a message is held", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class PartitionFault(OnLinks):
-    """No message, handshake or byte passes. With from or to it is asymmetric."""
+    """No message, handshake or data pass. With from or to, only one direction is cut."""
 
 
 @attrs.frozen(kw_only=True)
 class SlowFault(Timed):
-    """Bandwidth is divided; flows that are under way slow down too."""
+    """Bandwidth is divided by factor, also for transfers in flight."""
 
-    engine: str | None = field(default=None, metadata=field_doc("the NICs of this engine", NOT_EMPTY))
-    link: str | None = field(default=None, metadata=field_doc("instead of engine: one of network.links", NOT_EMPTY))
-    factor: float = field(metadata=field_doc("what bandwidth is divided by", FACTOR))
+    engine: str | None = field(
+        default=None, metadata=field_doc("the engine whose NICs are slow; `*` matches any part of a name", NOT_EMPTY)
+    )
+    link: str | None = field(
+        default=None, metadata=field_doc("instead of engine: the slow link, one of network.links", NOT_EMPTY)
+    )
+    factor: float = field(metadata=field_doc("divisor of the bandwidth", FACTOR))
 
 
 @attrs.frozen(kw_only=True)
 class NicDownFault(Timed):
-    """A NIC of each of an engine's GPUs fails; what it had under way is tried again over those that are left."""
+    """One NIC of each of an engine's GPUs fails; its transfers are retried over the remaining NICs."""
 
-    engine: str = field(metadata=field_doc("which one, `*` for any part of its name", NOT_EMPTY))
-    nic: int = field(default=0, metadata=field_doc("the NIC's number, below network.nics_per_rank", NOT_NEGATIVE))
+    engine: str = field(metadata=field_doc("the engine; `*` matches any part of a name", NOT_EMPTY))
+    nic: int = field(
+        default=0, metadata=field_doc("number of the NIC, from 0, below network.nics_per_rank", NOT_NEGATIVE)
+    )
 
 
 @attrs.frozen(kw_only=True)
 class CrashFault(Timed):
-    """All processes of an engine die: queue, KV cache and what it knew of its peers are gone."""
+    """All processes of an engine die. Its queue, its KV cache and its protocol state are lost."""
 
-    engine: str = field(metadata=field_doc("which one, `*` for any part of its name", NOT_EMPTY))
+    engine: str = field(metadata=field_doc("the engine; `*` matches any part of a name", NOT_EMPTY))
     restart_after_s: float | None = field(
         default=None,
-        metadata=field_doc("it is up again, empty, so long after; never, if absent (but see heal_s)", DELAY),
+        metadata=field_doc(
+            "time until the engine has restarted, empty; default: it does not restart (but see heal_s)", DELAY
+        ),
     )
     engine_id: Literal["same", "new"] = field(
-        default="same", metadata=field_doc("whether it comes back under the id that its peers know")
+        default="same", metadata=field_doc("whether the restarted engine has the same engine id")
     )
     incarnation: Literal["new", "same"] = field(
-        default="new", metadata=field_doc("vllm-compat: same, if nothing in its handshake shows that it was restarted")
+        default="new",
+        metadata=field_doc(
+            "same (vllm-compat only): the restarted engine's handshake does not show that it was restarted"
+        ),
     )
     in_flight: Literal["lands", "cut"] = field(
-        default="lands", metadata=field_doc("what becomes of a WRITE that its NIC has begun")
+        default="lands", metadata=field_doc("whether a WRITE that its NIC has begun still lands")
     )
 
 
 @attrs.frozen(kw_only=True)
 class PauseFault(Timed):
-    """An engine stands still (descheduled, garbage collection, a long step) and then goes on as if nothing had been."""
+    """An engine stops for a time (descheduled, garbage collection, a long step) and then continues."""
 
-    engine: str = field(metadata=field_doc("which one, `*` for any part of its name", NOT_EMPTY))
+    engine: str = field(metadata=field_doc("the engine; `*` matches any part of a name", NOT_EMPTY))
     scope: Literal["process", "step"] = field(
         default="process",
         metadata=field_doc(
-            "process: nothing is heard or done, only its NICs go on; step: only its running step is longer"
+            "process: the whole process stops, only its NICs continue; step: only the running step takes longer"
         ),
     )
 
 
 @attrs.frozen(kw_only=True)
 class SkewFault(Timed):
-    """An engine's clock is wrong. Its steps are not: they take what they take."""
+    """An engine's clock is wrong. Its deadlines are affected, its step times are not."""
 
-    engine: str = field(metadata=field_doc("which one, `*` for any part of its name", NOT_EMPTY))
-    speed: float = field(default=1.0, metadata=field_doc("how fast it runs: 1.1 gains 0.1 s a second", SCALE))
-    offset_s: float = field(default=0.0, metadata=field_doc("it jumps ahead by so much as the fault begins", DELAY))
+    engine: str = field(metadata=field_doc("the engine; `*` matches any part of a name", NOT_EMPTY))
+    speed: float = field(default=1.0, metadata=field_doc("speed of the clock: 1.1 gains 0.1 s per second", SCALE))
+    offset_s: float = field(default=0.0, metadata=field_doc("jump of the clock when the fault begins", DELAY))
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +189,7 @@ class TransferErrorFault(OnLinks):
     stage: Literal["start", "in-flight", "landed"] = field(
         default="in-flight",
         metadata=field_doc(
-            "before a byte moved, halfway, or when all bytes and the notification had arrived after all"
+            "when the error occurs: before any byte moves, halfway, or after all data and the notification have arrived"
         ),
     )
 
@@ -180,21 +200,26 @@ class HandshakeErrorFault(OnLinks):
 
     probability: float | None = field(default=None, metadata=field_doc(PROBABILITY, SHARE))
     delay_s: float | None = field(
-        default=None, metadata=field_doc("how long it hangs before it fails; network.handshake_s if absent", DELAY)
+        default=None, metadata=field_doc("time until the handshake fails; default: network.handshake_s", DELAY)
     )
 
 
 @attrs.frozen(kw_only=True)
 class HangUpFault(Timed):
-    """Clients go away: many at once, or each request's after a while."""
+    """Clients cancel: many at once, or each at its own random time."""
 
     probability: float | None = field(
         default=None,
-        metadata=field_doc("of each request: of those open at that time, or that come; 1 if absent", SHARE),
+        metadata=field_doc(
+            "probability for each request: those open at that time, or with within_s each that arrives; default: 1",
+            SHARE,
+        ),
     )
     within_s: float | None = field(
         default=None,
-        metadata=field_doc("each request's client goes at a time of its own, up to so long after it came", TIMER),
+        metadata=field_doc(
+            "each client cancels at a random time of up to this long after its request's arrival", TIMER
+        ),
     )
 
 
@@ -238,12 +263,15 @@ class Faults:
     heal_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "from then on no fault acts and every engine is up: whatever is open must end within a bounded time", DELAY
+            "from this time on no fault acts and every engine is up; every open request must then end within "
+            "a bounded time",
+            DELAY,
         ),
     )
     transport_timeout_s: float = field(
         default=7.0,
         metadata=field_doc(
-            "a WRITE or READ whose peer does not answer fails after it (UCX: UCX_RC_TIMEOUT 1 s, 7 retries)", TIMER
+            "a WRITE or READ whose peer does not answer fails after this time (UCX: UCX_RC_TIMEOUT 1 s, 7 retries)",
+            TIMER,
         ),
     )

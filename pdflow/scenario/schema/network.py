@@ -13,22 +13,22 @@ from pdflow.scenario.schema.fields import AT_LEAST_ONE, DELAY, NICS, NOT_EMPTY, 
 
 @attrs.frozen(kw_only=True)
 class Link:
-    """One shared resource on a path: a switch port, an uplink."""
+    """One shared resource on a path, such as a switch port or an uplink."""
 
-    name: str = field(metadata=field_doc("name that paths refer to", NOT_EMPTY))
+    name: str = field(metadata=field_doc("name that `paths` refers to", NOT_EMPTY))
     bandwidth_bytes_per_s: int | None = field(
-        metadata=field_doc("capacity, shared max-min fairly; inf is unlimited (None)", AT_LEAST_ONE, rate=True)
+        metadata=field_doc("capacity, shared max-min fairly; inf: unlimited (None in Python)", AT_LEAST_ONE, rate=True)
     )
-    latency_s: float = field(default=0.0, metadata=field_doc("delay that it adds", DELAY))
+    latency_s: float = field(default=0.0, metadata=field_doc("latency that the link adds", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class LinkPath:
-    """What bytes between two pools pass, besides the two NICs."""
+    """The links on the way from one pool to another, in addition to the two NICs."""
 
-    from_pool: str = field(metadata=field_doc("pool that sends", NOT_EMPTY, key="from"))
-    to_pool: str = field(metadata=field_doc("pool that receives", NOT_EMPTY, key="to"))
-    via: tuple[str, ...] = field(metadata=field_doc("names of links, in order", NOT_EMPTY))
+    from_pool: str = field(metadata=field_doc("name of the sending pool", NOT_EMPTY, key="from"))
+    to_pool: str = field(metadata=field_doc("name of the receiving pool", NOT_EMPTY, key="to"))
+    via: tuple[str, ...] = field(metadata=field_doc("names of the links, in order", NOT_EMPTY))
 
 
 @attrs.frozen(kw_only=True)
@@ -37,32 +37,61 @@ class Network:
 
     preset: str = field(
         default="rdma-400g",
-        metadata=field_doc("a link preset's name, or the path of a .toml like them, as `pdflow calibrate` writes it"),
+        metadata=field_doc(
+            "name of a link preset, or path of a .toml file in the same form, such as the links.toml of "
+            "`pdflow calibrate`"
+        ),
     )
     bandwidth_bytes_per_s: int | None = field(
-        metadata=field_doc("each NIC, each direction; inf is unlimited (None)", AT_LEAST_ONE, preset=True, rate=True)
+        metadata=field_doc(
+            "bandwidth of each NIC in each direction; inf: unlimited (None in Python)",
+            AT_LEAST_ONE,
+            preset=True,
+            rate=True,
+        )
     )
     nics_per_rank: int = field(
         default=1,
-        metadata=field_doc("NICs near each GPU; transfers take them in turn, or are cut over all of them", NICS),
+        metadata=field_doc(
+            "number of NICs near each GPU; transfers use them in turn, or are sliced over all of them", NICS
+        ),
     )
     slice_bytes: int = field(
         default=0,
-        metadata=field_doc("what is larger is cut into slices, dealt over the NICs; 0: nothing is cut", NOT_NEGATIVE),
+        metadata=field_doc(
+            "larger transfers are cut into slices of this size, which are spread over the NICs; 0: no slices",
+            NOT_NEGATIVE,
+        ),
     )
     per_slice_s: float = field(
-        default=0.0, metadata=field_doc("each slice on its NIC's queue, beside its time on the wire", DELAY)
+        default=0.0,
+        metadata=field_doc(
+            "time that a NIC's queue needs for each slice; the NIC moves slices at the slower of this and "
+            "the bandwidth",
+            DELAY,
+        ),
     )
-    latency_s: float = field(metadata=field_doc("one way, between two NICs", DELAY, preset=True))
-    per_message_s: float = field(metadata=field_doc("posting one transfer", DELAY, preset=True))
-    per_descriptor_s: float = field(metadata=field_doc("each descriptor of a transfer", DELAY, preset=True))
+    latency_s: float = field(metadata=field_doc("one-way latency between two NICs", DELAY, preset=True))
+    per_message_s: float = field(metadata=field_doc("time to post one transfer", DELAY, preset=True))
+    per_descriptor_s: float = field(
+        metadata=field_doc("additional posting time for each descriptor", DELAY, preset=True)
+    )
     coalesce: bool = field(
         default=False,
-        metadata=field_doc("blocks that follow each other at P and at D are one descriptor; else each is its own"),
+        metadata=field_doc(
+            "blocks that are adjacent at P and at D become one descriptor; otherwise each block has its own"
+        ),
     )
-    control_latency_s: float = field(metadata=field_doc("one control message, one way", DELAY, preset=True))
-    handshake_s: float = field(metadata=field_doc("first contact of two engines", DELAY, preset=True))
-    http_latency_s: float = field(metadata=field_doc("one hop of HTTP, one way", DELAY, preset=True))
-    poll: bool = field(metadata=field_doc("whether what a protocol polls waits for the poll", preset=True))
-    links: tuple[Link, ...] = field(default=(), metadata=field_doc("shared resources"))
-    paths: tuple[LinkPath, ...] = field(default=(), metadata=field_doc("which pools' bytes pass which links"))
+    control_latency_s: float = field(metadata=field_doc("one-way latency of a control message", DELAY, preset=True))
+    handshake_s: float = field(
+        metadata=field_doc("duration of the first handshake between two ranks, in each direction", DELAY, preset=True)
+    )
+    http_latency_s: float = field(metadata=field_doc("one-way latency of one HTTP hop", DELAY, preset=True))
+    poll: bool = field(
+        metadata=field_doc(
+            "whether a polling protocol sees messages only at its next poll, as vLLM does once per engine step",
+            preset=True,
+        )
+    )
+    links: tuple[Link, ...] = field(default=(), metadata=field_doc("shared links, such as uplinks"))
+    paths: tuple[LinkPath, ...] = field(default=(), metadata=field_doc("the links between each two pools"))

@@ -22,97 +22,101 @@ Policy: TypeAlias = Literal["round-robin", "least-loaded", "two-choices", "prefi
 class RouterConfig:
     """[router]: which engines serve a request, and in which order its two legs start."""
 
-    policy: Policy = field(default="round-robin", metadata=field_doc("how a request's engines are chosen"))
+    policy: Policy = field(default="round-robin", metadata=field_doc("how the router chooses a request's engines"))
     prefill_policy: Policy | None = field(
-        default=None, metadata=field_doc("how its prefill engine is chosen; as `policy` says if absent")
+        default=None, metadata=field_doc("how the router chooses the prefill engine; default: `policy`")
     )
     decode_policy: Policy | None = field(
-        default=None, metadata=field_doc("how its decode engine is chosen; as `policy` says if absent")
+        default=None, metadata=field_doc("how the router chooses the decode engine; default: `policy`")
     )
     prefix_weight: float | None = field(
         default=None,
         metadata=field_doc(
-            "prefix-aware: how many waiting tokens one token is worth that an engine has already; 1 if absent",
+            "prefix-aware: number of queued tokens that outweigh one prompt token in the engine's cache; default: 1",
             NOT_NEGATIVE,
         ),
     )
     prefix_memory_tokens: int | None = field(
         default=None,
         metadata=field_doc(
-            "prefix-aware: prompt tokens that the router remembers of each engine; what its KV cache holds if absent",
+            "prefix-aware: number of prompt tokens that the router remembers for each engine; default: the "
+            "engine's KV capacity",
             AT_LEAST_ONE,
         ),
     )
     affinity_most_load: float | None = field(
         default=None,
         metadata=field_doc(
-            "session-affinity: a session leaves an engine that has this many times its share of open legs; 1.25 if "
-            "absent",
+            "session-affinity: a session moves away from an engine with more than this many times the mean "
+            "number of open legs; default: 1.25",
             AT_LEAST_ONE,
         ),
     )
     dispatch: Literal["sequential", "concurrent"] = field(
         default="sequential",
         metadata=field_doc(
-            "the decode leg starts after the prefill leg's reply, or with it (a pull always waits for the reply)"
+            "sequential: the decode leg starts after the prefill leg's answer; concurrent: both legs start "
+            "together (pull methods always wait for the answer)"
         ),
     )
     first_token: Literal["decode", "prefill"] = field(
-        default="decode", metadata=field_doc("whose first token the client gets: TTFT ends with it")
+        default="decode", metadata=field_doc("which engine's first token the client receives; TTFT ends with it")
     )
     disaggregate_above_tokens: WholeOrAuto | None = field(
         default=None,
         metadata=field_doc(
-            "prompts of which the decode engine lacks no more than this are computed there; auto: what the engines' "
-            "costs make best; none are if absent",
+            "a decode engine computes a prompt itself if it lacks at most this many of its tokens; auto: "
+            "whichever the cost models predict to be faster; default: never",
             NOT_NEGATIVE,
         ),
     )
     on_failure: Literal["fail", "retry", "recompute"] | None = field(
         default=None,
         metadata=field_doc(
-            "what follows a failed attempt: nothing, another one elsewhere, or one on a decode engine alone; retry if "
-            "absent, as far as max_attempts allows"
+            "after a failed attempt: fail the request, retry on other engines, or recompute on a decode "
+            "engine alone; default: retry, up to max_attempts"
         ),
     )
     max_attempts: int | None = field(
         default=None,
         metadata=field_doc(
-            "attempts of a request, the first included; if absent 2 where on_failure says what follows, else 1",
+            "maximum number of attempts per request, including the first; default: 2 with on_failure retry "
+            "or recompute, otherwise 1",
             AT_LEAST_ONE,
         ),
     )
     hedge_after_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "a request that has no token by then gets a second attempt beside the first, elsewhere; the first to "
-            "stream a token is the answer",
+            "start a second attempt on other engines if the client has no token after this time; the first "
+            "attempt to stream a token wins, the other is cancelled",
             TIMER,
         ),
     )
     heartbeat_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "engines report to the router so often, and by nothing else does it know who is up; if absent it sees them "
-            "go down and come up, but with p2p-nccl-* as published they report every 3 s",
+            "interval of the engines' heartbeats; the router then learns only from these which engines are "
+            "up; default: the router sees engines stop and start without heartbeats (p2p-nccl-* "
+            "as-published: 3 s)",
             TIMER,
         ),
     )
     silent_after_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "so long after its last report an engine gets no requests; 5/3 of heartbeat_s if absent: 5 s for 3 s", TIMER
+            "time without a heartbeat after which an engine gets no requests; default: 5/3 of heartbeat_s", TIMER
         ),
     )
     max_inflight: int | None = field(
         default=None,
-        metadata=field_doc("requests that are open; who comes when there are so many is shed", AT_LEAST_ONE),
+        metadata=field_doc("maximum number of open requests; the router rejects further ones", AT_LEAST_ONE),
     )
     max_queue_tokens: int | None = field(
         default=None,
         metadata=field_doc(
-            "prompt tokens sent to prefill engines and not answered yet, for each that is up; who would exceed it is "
-            "shed",
+            "maximum number of prompt tokens sent to prefill engines and not answered yet, per running "
+            "engine; the router rejects requests that would exceed it",
             AT_LEAST_ONE,
         ),
     )

@@ -18,19 +18,21 @@ class Scale:
     """[[scale]]: how many of a pool's engines serve, at an instant (at_s, replicas) or by load (target_queue)."""
 
     pool: str = field(metadata=field_doc("name of the pool", NOT_EMPTY))
-    at_s: float | None = field(default=None, metadata=field_doc("when", DELAY))
-    replicas: int | None = field(default=None, metadata=field_doc("how many engines from then on", ENGINES))
+    at_s: float | None = field(default=None, metadata=field_doc("scheduled: time of the change", DELAY))
+    replicas: int | None = field(default=None, metadata=field_doc("scheduled: number of engines from at_s on", ENGINES))
     target_queue: float | None = field(
         default=None,
-        metadata=field_doc("legs that are open at each engine, on average, which are to be no more", POSITIVE),
+        metadata=field_doc("by load: target for the mean number of open legs per engine", POSITIVE),
     )
-    min_replicas: int = field(default=1, metadata=field_doc("by load: never fewer", AT_LEAST_ONE))
-    max_replicas: int | None = field(default=None, metadata=field_doc("by load: never more", ENGINES))
-    every_s: float = field(default=1.0, metadata=field_doc("by load: between two looks", TIMER))
+    min_replicas: int = field(default=1, metadata=field_doc("by load: minimum number of engines", AT_LEAST_ONE))
+    max_replicas: int | None = field(default=None, metadata=field_doc("by load: maximum number of engines", ENGINES))
+    every_s: float = field(default=1.0, metadata=field_doc("by load: interval between two decisions", TIMER))
     calm_s: float = field(
-        default=60.0, metadata=field_doc("by load: an engine leaves when fewer have been enough for so long", DELAY)
+        default=60.0, metadata=field_doc("by load: an engine stops after fewer have been enough for this long", DELAY)
     )
-    start_lag_s: float = field(default=0.0, metadata=field_doc("from the decision to an engine's first leg", DELAY))
+    start_lag_s: float = field(
+        default=0.0, metadata=field_doc("time from the decision until a new engine accepts legs", DELAY)
+    )
 
     def __attrs_post_init__(self) -> None:
         scheduled = self.at_s is not None and self.replicas is not None
@@ -38,7 +40,8 @@ class Scale:
         keys = [key for key in ("at_s", "replicas", "target_queue", "max_replicas") if getattr(self, key) is not None]
         if scheduled == loaded or len(keys) != 2:
             given = " and ".join(keys) if len(keys) < 3 else f"{', '.join(keys[:-1])} and {keys[-1]}"
-            raise ValueError(f"says {given or 'neither'}, expected at_s and replicas, or target_queue and max_replicas")
+            expected = "at_s and replicas (scheduled), or target_queue and max_replicas (by load)"
+            raise ValueError(f"sets {given or 'none of its keys'}, expected {expected}")
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas is {self.max_replicas}, expected at least min_replicas, {self.min_replicas}"

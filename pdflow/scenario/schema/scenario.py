@@ -43,45 +43,46 @@ from pdflow.scenario.schema.workload import Workload
 class Header:
     """[scenario]: the name of the run, and the seed of its random numbers."""
 
-    name: str = field(default="", metadata=field_doc("name of the run; the file's name without .toml if absent"))
-    seed: int = field(default=0, metadata=field_doc("seed of every random stream of the run", NOT_NEGATIVE))
+    name: str = field(default="", metadata=field_doc("name of the run; default: the file's name without .toml"))
+    seed: int = field(default=0, metadata=field_doc("seed of all random streams of the run", NOT_NEGATIVE))
 
 
 @attrs.frozen(kw_only=True)
 class ConstantCost:
-    """Times that depend on nothing, for tests against queueing theory."""
+    """Fixed step times, for tests against queueing theory."""
 
-    prefill_s: float = field(default=0.0, metadata=field_doc("one prefill, whatever its length", DELAY))
-    decode_step_s: float = field(default=0.0, metadata=field_doc("one decode step, whatever its batch", DELAY))
+    prefill_s: float = field(default=0.0, metadata=field_doc("time of one prefill step, for any prompt length", DELAY))
+    decode_step_s: float = field(default=0.0, metadata=field_doc("time of one decode step, for any batch", DELAY))
 
 
 @attrs.frozen(kw_only=True)
 class RooflineCost:
-    """Times from data sheets: what arithmetic and memory traffic take, plus host time. Its factors are the GPU's."""
+    """Step times from data sheets: arithmetic, memory traffic and host time. The factors are keys of the pool's gpu."""
 
 
 @attrs.frozen(kw_only=True)
 class FittedCost:
-    """Times fitted to published measurements of one model on one GPU."""
+    """Step times fitted to published measurements of one model on one GPU."""
 
-    table: str = field(metadata=field_doc("the table's name: `pdflow presets` lists them", NOT_EMPTY))
+    table: str = field(metadata=field_doc("name of the cost table; `pdflow presets` lists them", NOT_EMPTY))
 
 
 @attrs.frozen(kw_only=True)
 class AiconfiguratorCost:
-    """Times of NVIDIA's measured kernels, tabulated by aiconfigurator-core, plus host time."""
+    """Times of kernels that NVIDIA measured, from aiconfigurator-core, plus host time."""
 
     host_step_s: float | None = field(
-        default=None, metadata=field_doc("host time of a step; the GPU's if absent", DELAY)
+        default=None, metadata=field_doc("host time of each step; default: the gpu's host_step_s", DELAY)
     )
     host_seq_s: float | None = field(
-        default=None, metadata=field_doc("host time of each decoding sequence of a step; the GPU's if absent", DELAY)
+        default=None,
+        metadata=field_doc("host time of each decoding sequence in a step; default: the gpu's host_seq_s", DELAY),
     )
 
 
 @attrs.frozen(kw_only=True)
 class MeasuredCost:
-    """Times from a file, such as one that was calibrated on one's own engines."""
+    """Step times from a cost file, such as one that `pdflow calibrate` wrote."""
 
     path: str = field(metadata=field_doc("the cost file, relative to the scenario file", NOT_EMPTY))
 
@@ -104,48 +105,67 @@ class Pool:
 
     name: str = field(metadata=field_doc("name of the pool; its engines are NAME-0, NAME-1, ...", NOT_EMPTY))
     role: Role = field(
-        metadata=field_doc("what its engines do: compute prompts, decode from them, or both by themselves")
+        metadata=field_doc(
+            "what its engines do: compute prompts, generate tokens from transferred KV, or both without a transfer"
+        )
     )
-    replicas: int = field(default=1, metadata=field_doc("how many engines", ENGINES))
+    replicas: int = field(default=1, metadata=field_doc("number of engines", ENGINES))
     gpu: GpuSpec = field(
-        metadata=field_doc("a GPU preset's name, or a table { preset, ... } that overrides some of it")
+        metadata=field_doc("name of a GPU preset, or a table { preset, ... } that overrides some of its values")
     )
     tp: int = field(default=1, metadata=field_doc("tensor-parallel size of each engine", AT_LEAST_ONE))
-    pp: int = field(default=1, metadata=field_doc("pipeline-parallel size of each engine; prefill only", AT_LEAST_ONE))
-    cost: Cost = field(factory=RooflineCost, metadata=field_doc("what a step takes"))
-    max_num_seqs: int = field(default=256, metadata=field_doc("most sequences in one step", AT_LEAST_ONE))
-    max_num_batched_tokens: int = field(default=8192, metadata=field_doc("most tokens in one step", AT_LEAST_ONE))
+    pp: int = field(
+        default=1,
+        metadata=field_doc("pipeline-parallel size of each engine; above 1 in prefill pools only", AT_LEAST_ONE),
+    )
+    cost: Cost = field(
+        factory=RooflineCost, metadata=field_doc("how long a step takes: the cost model; default: roofline")
+    )
+    max_num_seqs: int = field(default=256, metadata=field_doc("maximum number of sequences in one step", AT_LEAST_ONE))
+    max_num_batched_tokens: int = field(
+        default=8192, metadata=field_doc("maximum number of tokens in one step", AT_LEAST_ONE)
+    )
     async_scheduling: bool = field(
         default=True,
-        metadata=field_doc("a step is composed while the one before it runs: what arrives then is a step later"),
+        metadata=field_doc(
+            "the engine schedules a step while the previous one runs; a request that arrives during a step "
+            "waits one step longer"
+        ),
     )
     api_server_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "what the API server takes before a request is queued: HTTP, tokeniser; if absent 0.03, and 0 with a "
-            "constant cost",
+            "time in the API server (HTTP, tokeniser) before the engine queues a request; default: 0.03, or "
+            "0 with cost model constant",
             DELAY,
         ),
     )
-    block_size: int = field(default=16, metadata=field_doc("tokens in one KV block", AT_LEAST_ONE))
+    block_size: int = field(
+        default=16, metadata=field_doc("tokens in one KV block, as vLLM's --block-size", AT_LEAST_ONE)
+    )
     gpu_memory_utilization: float = field(
-        default=0.9, metadata=field_doc("share of the GPU's memory that the engine may use", FRACTION)
+        default=0.9, metadata=field_doc("share of the GPU memory that the engine may use", FRACTION)
     )
     kv_tokens: int | None = field(
         default=None,
-        metadata=field_doc("KV capacity of one engine in tokens; computed from the GPU's memory if absent", KV_TOKENS),
+        metadata=field_doc(
+            "KV capacity of one engine in tokens (vLLM logs it as GPU KV cache size); default: computed from "
+            "the GPU memory",
+            KV_TOKENS,
+        ),
     )
     enable_prefix_caching: bool = field(
         default=True,
         metadata=field_doc(
-            "prompts are computed from where they differ from those before, if the workload names prefixes"
+            "reuse the KV of a prefix that the engine already has; has an effect only if the workload has prefixes"
         ),
     )
 
     engine: Literal["synthetic", "torch"] = field(
         default="synthetic",
         metadata=field_doc(
-            "serve: what its engines compute with: a transformer in torch, or nothing, in the time that a step costs"
+            "`pdflow serve` only: torch runs a transformer; synthetic computes nothing and waits as long as "
+            "the cost model says"
         ),
     )
 
@@ -162,22 +182,26 @@ class Pool:
 
 @attrs.frozen(kw_only=True)
 class ClassSlo:
-    """What requests of one class must meet; [slo] does not hold for them."""
+    """The bounds of one class of requests, in place of those of [slo]."""
 
-    ttft_ms: float | None = field(default=None, metadata=field_doc("time to first token", POSITIVE))
-    tpot_ms: float | None = field(default=None, metadata=field_doc("time per output token after the first", POSITIVE))
-    e2e_ms: float | None = field(default=None, metadata=field_doc("whole request", POSITIVE))
+    ttft_ms: float | None = field(default=None, metadata=field_doc("bound on the time to first token", POSITIVE))
+    tpot_ms: float | None = field(
+        default=None, metadata=field_doc("bound on the time per output token after the first", POSITIVE)
+    )
+    e2e_ms: float | None = field(default=None, metadata=field_doc("bound on the time of the whole request", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class Slo:
     """[slo]: the bounds that each request must meet to count as good."""
 
-    ttft_ms: float | None = field(default=None, metadata=field_doc("time to first token", POSITIVE))
-    tpot_ms: float | None = field(default=None, metadata=field_doc("time per output token after the first", POSITIVE))
-    e2e_ms: float | None = field(default=None, metadata=field_doc("whole request", POSITIVE))
+    ttft_ms: float | None = field(default=None, metadata=field_doc("bound on the time to first token", POSITIVE))
+    tpot_ms: float | None = field(
+        default=None, metadata=field_doc("bound on the time per output token after the first", POSITIVE)
+    )
+    e2e_ms: float | None = field(default=None, metadata=field_doc("bound on the time of the whole request", POSITIVE))
     classes: dict[str, ClassSlo] = field(
-        factory=dict, metadata=field_doc("bounds of a class of the trace's requests, instead of these", key="class")
+        factory=dict, metadata=field_doc("bounds of one class of requests, instead of these", key="class")
     )
 
 

@@ -27,87 +27,90 @@ class Serve:
 
     host: str = field(
         default="127.0.0.1",
-        metadata=field_doc("the address that the router listens on", NOT_EMPTY),
+        metadata=field_doc("address that the router listens on", NOT_EMPTY),
     )
-    port: int = field(default=8000, metadata=field_doc("the router's port; 0 for any that is free", PORT))
+    port: int = field(default=8000, metadata=field_doc("port of the router; 0: any free port", PORT))
     engine_host: str = field(
         default="127.0.0.1",
-        metadata=field_doc(
-            "the address of its machine that an engine listens on, and is reached at by all others", NOT_EMPTY
-        ),
+        metadata=field_doc("address that an engine listens on and at which all other processes reach it", NOT_EMPTY),
     )
     router: str | None = field(
         default=None,
         metadata=field_doc(
-            "HOST:PORT at which engines that are started by themselves reach the router; `host` and `port` if absent",
+            "HOST:PORT at which separately started engines reach the router; default: `host` and `port`",
             NOT_EMPTY,
         ),
     )
     spare_engines: int = field(
         default=0,
-        metadata=field_doc("engines that may be added to each pool while it serves, beside its replicas", SPARES),
+        metadata=field_doc(
+            "number of engines that may be added to each pool at run time, in addition to its replicas", SPARES
+        ),
     )
     secret_file: str | None = field(
         default=None,
         metadata=field_doc(
-            "file of the secret that all parts share, relative to the scenario file; if absent the environment's "
-            "PDFLOW_SECRET, if that is there; needed beyond loopback",
+            "file with the secret that all processes share, relative to the scenario file; default: "
+            "environment variable PDFLOW_SECRET; required on other than loopback addresses",
             NOT_EMPTY,
         ),
     )
     tls_cert: str | None = field(
         default=None,
         metadata=field_doc(
-            "file of this part's certificate (PEM), relative to the scenario file: ranks then speak TLS to each other",
+            "file with this process's certificate (PEM), relative to the scenario file; ranks then use TLS",
             NOT_EMPTY,
         ),
     )
     tls_key: str | None = field(
-        default=None, metadata=field_doc("file of its key (PEM), relative to the scenario file", NOT_EMPTY)
+        default=None,
+        metadata=field_doc("file with the certificate's key (PEM), relative to the scenario file", NOT_EMPTY),
     )
     tls_ca: str | None = field(
         default=None,
         metadata=field_doc(
-            "file of the authority (PEM), relative to the scenario file, whose certificates all peers must show",
+            "file with the certificate authority (PEM), relative to the scenario file; all peers must "
+            "present a certificate of it",
             NOT_EMPTY,
         ),
     )
     transport: TransportName = field(
         default="shm",
         metadata=field_doc(
-            "what moves KV: memory that the engines of one host share, TCP, NIXL (UCX), Mooncake's Transfer Engine, or "
-            "NCCL (without a GPU a stand-in)"
+            "transport of KV: shared memory on one host, TCP, NIXL (UCX), Mooncake's Transfer Engine, or "
+            "NCCL (without a GPU: a stand-in)"
         ),
     )
     store_url: str | None = field(
         default=None,
         metadata=field_doc(
-            "kv-store: a Valkey or Redis server, valkey://HOST:PORT, that keeps what the nodes of the store have, so "
-            "that it outlives them",
+            "kv-store: a Valkey or Redis server, valkey://HOST:PORT, that keeps the store's objects when "
+            "store nodes stop",
             NOT_EMPTY,
         ),
     )
     store_password_file: str | None = field(
         default=None,
         metadata=field_doc(
-            "file of that server's password, relative to the scenario file; if absent the environment's "
-            "PDFLOW_STORE_PASSWORD, if that is there",
+            "file with that server's password, relative to the scenario file; default: environment variable "
+            "PDFLOW_STORE_PASSWORD",
             NOT_EMPTY,
         ),
     )
-    store_ttl_s: float = field(
-        default=86_400.0, metadata=field_doc("what is kept in that server goes when it is so old", TTL)
-    )
+    store_ttl_s: float = field(default=86_400.0, metadata=field_doc("age at which that server deletes an object", TTL))
     model: str | None = field(
         default=None,
         metadata=field_doc(
-            "folder of a model in the Hugging Face format, relative to the scenario file; if absent a small one of "
-            "[model]'s shape is made, with random weights. Where [model] does not say what KV is kept in, the dtype in "
-            "its config.json is what torch engines compute in and keep KV in",
+            "folder of a model in the Hugging Face format, relative to the scenario file; default: a model "
+            "of [model]'s shape with random weights. If [model] sets no KV dtype, torch engines compute and "
+            "keep KV in the dtype of its config.json",
             NOT_EMPTY,
         ),
     )
-    threads: int = field(default=1, metadata=field_doc("of each engine, for its computations", AT_LEAST_ONE))
+    threads: int = field(default=1, metadata=field_doc("number of compute threads of each engine", AT_LEAST_ONE))
     drain_s: float = field(
-        default=30.0, metadata=field_doc("when it is told to stop, what has begun has so long to end", TIMER)
+        default=30.0,
+        metadata=field_doc(
+            "time that running requests have to finish after the cluster receives the signal to stop", TIMER
+        ),
     )

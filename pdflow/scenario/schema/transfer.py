@@ -44,119 +44,168 @@ class Transfer:
     """[transfer]: how KV moves, and the protocol's timers."""
 
     method: MethodName = field(
-        default="nixl-push", metadata=field_doc("how bytes go from P to D: `pdflow methods` says what each does")
+        default="nixl-push", metadata=field_doc("how KV moves from P to D; `pdflow methods` describes each method")
     )
     config: str | None = field(
         default=None,
         metadata=field_doc(
-            "a mooncake.json or vLLM's --kv-transfer-config as a file, relative to the scenario file: it says what "
-            "[transfer] and [network] leave out",
+            "file with a mooncake.json or vLLM's --kv-transfer-config, relative to the scenario file; it "
+            "supplies values that [transfer] and [network] do not set",
             NOT_EMPTY,
         ),
     )
     dialect: DialectName = field(
         default="strict",
         metadata=field_doc(
-            "whose rules: ours, or the original's (as-published; of nixl-* vllm-stock: simulate only); of nixl-* also "
-            "vLLM 0.32's frames with the fixes C1 to C13"
+            "protocol rules. strict: pdflow's own. as-published: those of the original system. nixl-* only: "
+            "vllm-stock, vLLM 0.32 unchanged (simulate only); vllm-compat, vLLM 0.32's frames with the fixes "
+            "C1 to C13"
         ),
     )
     progressive: bool = field(
         default=False,
         metadata=field_doc(
-            "nixl-push, mooncake-v1: P writes layer by layer and chunk by chunk, while it computes what follows"
+            "nixl-push, mooncake-v1: P writes each layer of each chunk as soon as it is computed, during the prefill"
         ),
     )
     kv_buffer_device: Literal["cuda", "cpu"] = field(
         default="cuda",
-        metadata=field_doc("nixl-*, mooncake-v1: cpu stages every transfer in host memory on both sides"),
+        metadata=field_doc("nixl-*, mooncake-v1: cpu copies every transfer through host memory on both sides"),
     )
     host_buffer_bytes: int = field(
-        default=8_000_000_000, metadata=field_doc("cpu-staged: each rank's ring of pinned host memory", AT_LEAST_ONE)
+        default=8_000_000_000,
+        metadata=field_doc("cpu-staged: size of each rank's ring in pinned host memory", AT_LEAST_ONE),
     )
     kv_buffer_size: int = field(
         default=1_000_000_000,
         metadata=field_doc(
-            "p2p-nccl-*: D's GPU buffer, or P's store for GET; mooncake-v0: P's lookup buffer; in bytes of a rank",
+            "p2p-nccl-*: bytes per rank of D's GPU buffer (with GET: of P's store); mooncake-v0: of P's lookup buffer",
             AT_LEAST_ONE,
         ),
     )
     mem_pool_size_gb: int = field(
         default=32,
-        metadata=field_doc("p2p-nccl-put*: D's pinned host pool behind that buffer, of a rank", NOT_NEGATIVE),
+        metadata=field_doc(
+            "p2p-nccl-put*: size per rank of D's pinned host pool, used when that buffer is full", NOT_NEGATIVE
+        ),
     )
     pickle_bytes_per_s: int = field(
         default=1_000_000_000,
-        metadata=field_doc("mooncake-v0 as published: what a thread of a rank pickles, or takes apart", AT_LEAST_ONE),
+        metadata=field_doc("mooncake-v0 as-published: rate at which one thread pickles or unpickles", AT_LEAST_ONE),
     )
     nccl_num_channels: int = field(
         default=8,
-        metadata=field_doc("p2p-nccl-*: channels of each group of two ranks: 52 MB at 8, 100 MB at 16", AT_LEAST_ONE),
+        metadata=field_doc(
+            "p2p-nccl-*: NCCL channels of each group of two ranks; a group takes 52 MB with 8 and 100 MB with 16",
+            AT_LEAST_ONE,
+        ),
     )
     nccl_max_groups: int | None = field(
         default=None,
         metadata=field_doc(
-            "p2p-nccl-*: groups that a rank keeps at most; for another goes the one that has been idle for longest, "
-            "and to make it again takes network.handshake_s; all are kept if absent",
+            "p2p-nccl-*: maximum number of groups per rank; a new group evicts the one that has been idle "
+            "longest, and creating that one again takes network.handshake_s; default: no limit",
             AT_LEAST_ONE,
         ),
     )
     num_workers: int = field(
         default=NUM_WORKERS,
-        metadata=field_doc("mooncake-v1: threads of each P rank that write prompts, one at a time each", AT_LEAST_ONE),
+        metadata=field_doc(
+            "mooncake-v1: writer threads of each P rank; each writes one prompt at a time", AT_LEAST_ONE
+        ),
     )
-    store_nodes: int = field(default=1, metadata=field_doc("kv-store: nodes of the store, beside D's", ENGINES))
-    store_bytes: int = field(default=512_000_000_000, metadata=field_doc("kv-store: memory of one node", AT_LEAST_ONE))
+    store_nodes: int = field(default=1, metadata=field_doc("kv-store: number of store nodes", ENGINES))
+    store_bytes: int = field(default=512_000_000_000, metadata=field_doc("kv-store: memory of each node", AT_LEAST_ONE))
     store_granularity: GranularityName = field(
         default="prompt",
-        metadata=field_doc("kv-store: what has a key: a prompt, or each block of it, which others find and P loads"),
+        metadata=field_doc(
+            "kv-store: prompt stores each prompt under one key; block stores each block under its own, so "
+            "that P can load blocks of earlier prompts"
+        ),
     )
     store_keep: bool = field(
-        default=True, metadata=field_doc("kv-store: what D has got stays for others (get), or goes (drop_select)")
+        default=True,
+        metadata=field_doc(
+            "kv-store: whether an object stays in the store after D has read it (get) or is removed (drop_select)"
+        ),
     )
     store_hidden_states: bool = field(
         default=False,
-        metadata=field_doc("kv-store: the prompt's hidden states are stored beside its KV, as published always"),
+        metadata=field_doc("kv-store: also store the prompt's hidden states, as the original always does"),
     )
     store_lease_s: float = field(
-        default=10.0, metadata=field_doc("kv-store: an object stays for whoever is to get it, unless renewed", TIMER)
+        default=10.0,
+        metadata=field_doc(
+            "kv-store: how long an object is kept for its reader unless the reader renews the lease", TIMER
+        ),
     )
     store_high_water: float = field(
-        default=0.9, metadata=field_doc("kv-store: share of a node's memory above which it evicts", FRACTION)
+        default=0.9, metadata=field_doc("kv-store: share of a node's memory above which the node evicts", FRACTION)
     )
     kv_lease_duration_s: float = field(
-        default=30.0, metadata=field_doc("P holds finished blocks this long unless renewed", TIMER)
+        default=30.0,
+        metadata=field_doc("how long P holds the blocks of a finished prompt unless D renews the lease", TIMER),
     )
-    deadline_s: float = field(default=600.0, metadata=field_doc("a request's total deadline", TIMER))
-    sync_s: float = field(default=1.0, metadata=field_doc("between SYNCs of a pair with something open", TIMER))
-    reconnect_s: float = field(default=0.05, metadata=field_doc("from a lost connection to the next SYNC", TIMER))
-    stall_s: float = field(default=30.0, metadata=field_doc("no progress of a ready or running transfer", TIMER))
-    suspect_s: float = field(default=5.0, metadata=field_doc("silence after which a peer is suspect", TIMER))
-    dead_s: float = field(default=15.0, metadata=field_doc("silence after which a peer's requests are given up", TIMER))
-    registration_ttl_s: float = field(default=60.0, metadata=field_doc("P keeps an unrenewed registration", TIMER))
+    deadline_s: float = field(default=600.0, metadata=field_doc("deadline of a whole request", TIMER))
+    sync_s: float = field(
+        default=1.0, metadata=field_doc("interval of SYNC messages between two ranks that have open requests", TIMER)
+    )
+    reconnect_s: float = field(default=0.05, metadata=field_doc("time from a lost connection to the next SYNC", TIMER))
+    stall_s: float = field(
+        default=30.0, metadata=field_doc("a ready or running transfer fails after this time without progress", TIMER)
+    )
+    suspect_s: float = field(
+        default=5.0, metadata=field_doc("time without messages after which a peer is suspect", TIMER)
+    )
+    dead_s: float = field(
+        default=15.0,
+        metadata=field_doc("time without messages after which a peer is dead and its requests fail", TIMER),
+    )
+    registration_ttl_s: float = field(
+        default=60.0, metadata=field_doc("how long P keeps a registration that is not renewed", TIMER)
+    )
     no_request_s: float = field(
         default=10.0,
-        metadata=field_doc("P answers NO_REQUEST when a registration finds no prefill for this long", TIMER),
+        metadata=field_doc(
+            "P answers NO_REQUEST to a registration that has had no matching prefill for this long", TIMER
+        ),
     )
-    release_lease_s: float = field(default=2.0, metadata=field_doc("the lease that RELEASE shortens to", TIMER))
-    cancel_first_s: float = field(default=0.2, metadata=field_doc("first retransmission of CANCEL", TIMER))
-    cancel_last_s: float = field(default=2.0, metadata=field_doc("longest gap between CANCELs", TIMER))
-    handshake_timeout_s: float = field(default=5.0, metadata=field_doc("a handshake's reply, per rank", TIMER))
-    backoff_first_s: float = field(default=1.0, metadata=field_doc("pause after a failed handshake", TIMER))
-    backoff_last_s: float = field(default=60.0, metadata=field_doc("longest pause after failed handshakes", TIMER))
+    release_lease_s: float = field(default=2.0, metadata=field_doc("lease that remains after RELEASE", TIMER))
+    cancel_first_s: float = field(
+        default=0.2, metadata=field_doc("time before the first retransmission of CANCEL", TIMER)
+    )
+    cancel_last_s: float = field(
+        default=2.0, metadata=field_doc("longest interval between retransmissions of CANCEL", TIMER)
+    )
+    handshake_timeout_s: float = field(
+        default=5.0, metadata=field_doc("how long a rank waits for the reply to a handshake", TIMER)
+    )
+    backoff_first_s: float = field(
+        default=1.0, metadata=field_doc("pause after the first failed handshake with a peer", TIMER)
+    )
+    backoff_last_s: float = field(
+        default=60.0, metadata=field_doc("longest pause after repeated failed handshakes", TIMER)
+    )
     push_registration_timeout_s: float = field(
-        default=480.0, metadata=field_doc("vllm-compat: D's watchdog over a registration", TIMER)
+        default=480.0, metadata=field_doc("vllm-compat: D's watchdog for a registration", TIMER)
     )
     join_s: float = field(
-        default=2.0, metadata=field_doc("vllm-compat: P waits this long for the other ranks' registrations", TIMER)
+        default=2.0, metadata=field_doc("vllm-compat: how long P waits for the registrations of D's other ranks", TIMER)
     )
-    writer_poll_s: float = field(default=0.001, metadata=field_doc("vllm-compat push: the writer thread's poll", DELAY))
+    writer_poll_s: float = field(
+        default=0.001, metadata=field_doc("vllm-compat push: poll interval of P's writer thread", DELAY)
+    )
     quarantine_fraction: float = field(
-        default=0.25, metadata=field_doc("share of D's pool that one peer may hold registered or quarantined", FRACTION)
+        default=0.25,
+        metadata=field_doc(
+            "share of D's KV blocks that may be registered with, or in quarantine for, one prefill engine", FRACTION
+        ),
     )
     quarantine_suspect_fraction: float = field(
         default=0.10,
-        metadata=field_doc("share of D's pool in quarantine above which suspect peers get nothing", FRACTION),
+        metadata=field_doc(
+            "share of D's KV blocks in quarantine above which D admits no requests of suspect peers", FRACTION
+        ),
     )
 
     def timers(self) -> Timers:

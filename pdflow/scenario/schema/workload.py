@@ -29,35 +29,35 @@ from pdflow.scenario.schema.fields import (
 
 @attrs.frozen(kw_only=True)
 class PoissonArrival:
-    """Independent arrivals: exponential gaps."""
+    """Poisson arrivals: independent, with exponential gaps."""
 
     rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class GammaArrival:
-    """Gaps of a gamma distribution, as `vllm bench serve --burstiness` draws them."""
+    """Gamma-distributed gaps, as `vllm bench serve --burstiness` draws them."""
 
     rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
     burstiness: float = field(
-        metadata=field_doc("the shape of the gaps: 1 is Poisson, less comes in bursts, more is more even", SHAPE)
+        metadata=field_doc("shape of the gap distribution: 1 is Poisson, below 1 burstier, above 1 more regular", SHAPE)
     )
 
 
 @attrs.frozen(kw_only=True)
 class ConstantArrival:
-    """One arrival every 1/rate_rps seconds."""
+    """One arrival every 1/rate_rps seconds, without variation."""
 
     rate_rps: float = field(metadata=field_doc("requests per second", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
 class RampArrival:
-    """Independent arrivals at a rate that goes from one value to another in a straight line, and stays there."""
+    """Poisson arrivals at a rate that changes linearly from one value to another and then stays constant."""
 
     from_rps: float = field(metadata=field_doc("requests per second at the start", NOT_NEGATIVE))
-    to_rps: float = field(metadata=field_doc("requests per second from over_s on", POSITIVE))
-    over_s: float = field(metadata=field_doc("how long the way takes", DELAY))
+    to_rps: float = field(metadata=field_doc("requests per second after over_s", POSITIVE))
+    over_s: float = field(metadata=field_doc("duration of the change", DELAY))
 
     @property
     def rate_rps(self) -> float:
@@ -67,20 +67,20 @@ class RampArrival:
 
 @attrs.frozen(kw_only=True)
 class DiurnalArrival:
-    """Independent arrivals at a rate that swings about its mean: mean * (1 + swing * sin(2 pi t / period_s))."""
+    """Poisson arrivals at a rate that oscillates: rate_rps * (1 + swing * sin(2 pi t / period_s))."""
 
     rate_rps: float = field(metadata=field_doc("mean requests per second", POSITIVE))
-    swing: float = field(
-        default=0.5, metadata=field_doc("how far the rate leaves its mean, as a share of it", FRACTION)
-    )
-    period_s: float = field(default=86400.0, metadata=field_doc("from one peak to the next", SPAN))
+    swing: float = field(default=0.5, metadata=field_doc("amplitude, as a share of the mean rate", FRACTION))
+    period_s: float = field(default=86400.0, metadata=field_doc("time from one peak to the next", SPAN))
 
 
 @attrs.frozen(kw_only=True)
 class ClosedArrival:
-    """A fixed number of clients, each of which sends its next request when its last one has ended."""
+    """A fixed number of clients; each sends its next request when its previous one has ended."""
 
-    concurrency: int = field(metadata=field_doc("requests in the system at any time", AT_LEAST_ONE))
+    concurrency: int = field(
+        metadata=field_doc("number of clients, and of requests in the system at any time", AT_LEAST_ONE)
+    )
 
     @property
     def rate_rps(self) -> None:
@@ -95,22 +95,27 @@ Arrival: TypeAlias = PoissonArrival | GammaArrival | ConstantArrival | RampArriv
 class Columns:
     """The names of a CSV trace's columns; at most one of the four for arrival times."""
 
-    arrival_s: str | None = field(default=None, metadata=field_doc("arrival in seconds", NOT_EMPTY))
-    arrival_ms: str | None = field(default=None, metadata=field_doc("arrival in milliseconds", NOT_EMPTY))
-    arrival_ns: str | None = field(default=None, metadata=field_doc("arrival in nanoseconds", NOT_EMPTY))
-    arrival_stamp: str | None = field(
-        default=None, metadata=field_doc("arrival as a date and time, such as 2023-11-16 18:17:03.9799600", NOT_EMPTY)
+    arrival_s: str | None = field(default=None, metadata=field_doc("column of arrival times in seconds", NOT_EMPTY))
+    arrival_ms: str | None = field(
+        default=None, metadata=field_doc("column of arrival times in milliseconds", NOT_EMPTY)
     )
-    input_tokens: str | None = field(default=None, metadata=field_doc("prompt length", NOT_EMPTY))
-    output_tokens: str | None = field(default=None, metadata=field_doc("output length", NOT_EMPTY))
+    arrival_ns: str | None = field(
+        default=None, metadata=field_doc("column of arrival times in nanoseconds", NOT_EMPTY)
+    )
+    arrival_stamp: str | None = field(
+        default=None,
+        metadata=field_doc("column of arrival dates and times, such as 2023-11-16 18:17:03.9799600", NOT_EMPTY),
+    )
+    input_tokens: str | None = field(default=None, metadata=field_doc("column of prompt lengths in tokens", NOT_EMPTY))
+    output_tokens: str | None = field(default=None, metadata=field_doc("column of output lengths in tokens", NOT_EMPTY))
     class_: str | None = field(
         default=None,
-        metadata=field_doc("name of the request's class, which [slo.class] may speak of", NOT_EMPTY, key="class"),
+        metadata=field_doc("column of class names, to which [slo.class] can refer", NOT_EMPTY, key="class"),
     )
 
     def __attrs_post_init__(self) -> None:
         if len(self.arrival) > 1:
-            raise ValueError(f"{' and '.join(self.arrival)} both say when; give one of them")
+            raise ValueError(f"{' and '.join(self.arrival)} all give arrival times; keep one of them")
 
     @property
     def arrival(self) -> dict[str, str]:
@@ -138,25 +143,25 @@ class Trace:
     """A recorded workload: arrival times, lengths and, where it has them, prefix hashes and classes."""
 
     path: str = field(metadata=field_doc("the trace file, relative to the scenario file", NOT_EMPTY))
-    format: TraceFormat = field(metadata=field_doc("whose format it is in: docs/traces.md describes each"))
-    columns: Columns = field(factory=Columns, metadata=field_doc("of a CSV trace: which columns say what"))
+    format: TraceFormat = field(metadata=field_doc("format of the file; docs/traces.md describes each"))
+    columns: Columns = field(factory=Columns, metadata=field_doc("CSV traces: names of the columns"))
     dataset: str | None = field(
         default=None,
-        metadata=field_doc(
-            "of a servegen client: the file of its lengths; beside the trace and named like it if absent"
-        ),
+        metadata=field_doc("servegen: the file with the client's lengths; default: the dataset file next to the trace"),
     )
     characters_per_token: float = field(
-        default=4.0, metadata=field_doc("of texts without token counts: how many characters make a token", POSITIVE)
+        default=4.0,
+        metadata=field_doc("traces of texts without token counts: characters per token, to estimate lengths", POSITIVE),
     )
     start_s: float | None = field(
-        default=None, metadata=field_doc("leave out what arrives before, and let time begin there", NOT_NEGATIVE)
+        default=None,
+        metadata=field_doc("skip requests that arrive earlier; time 0 of the run is this instant", NOT_NEGATIVE),
     )
-    end_s: float | None = field(default=None, metadata=field_doc("leave out what arrives then or later", NOT_NEGATIVE))
-    skip: int = field(default=0, metadata=field_doc("leave out so many of the first requests", NOT_NEGATIVE))
-    time_scale: float = field(
-        default=1.0, metadata=field_doc("arrival times are multiplied by it: 0.5 doubles the rate", SCALE)
+    end_s: float | None = field(
+        default=None, metadata=field_doc("skip requests that arrive at or after this time", NOT_NEGATIVE)
     )
+    skip: int = field(default=0, metadata=field_doc("number of requests to skip at the start", NOT_NEGATIVE))
+    time_scale: float = field(default=1.0, metadata=field_doc("factor on arrival times: 0.5 doubles the rate", SCALE))
 
     def __attrs_post_init__(self) -> None:
         if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
@@ -178,18 +183,25 @@ class Sessions:
     A turn's prompt is the whole conversation so far (system prompt, earlier prompts and their answers) and new tokens.
     """
 
-    turns: Turns = field(metadata=field_doc("requests of one session: a number or a distribution"))
-    think_s: Time = field(metadata=field_doc("from the end of an answer to the next turn: a number or a distribution"))
+    turns: Turns = field(metadata=field_doc("number of requests in a session: a number or a distribution"))
+    think_s: Time = field(
+        metadata=field_doc("time from the end of an answer to the next turn: a number or a distribution")
+    )
     new_tokens: Length = field(
-        metadata=field_doc("what later turns add to the conversation; the first adds workload.input_tokens")
+        metadata=field_doc(
+            "tokens that each later turn adds to the conversation; the first turn adds workload.input_tokens"
+        )
     )
     system_prompt_tokens: int = field(
-        default=0, metadata=field_doc("what all sessions begin with, before workload.input_tokens", NOT_NEGATIVE)
+        default=0,
+        metadata=field_doc(
+            "length of the system prompt that all sessions share, before workload.input_tokens", NOT_NEGATIVE
+        ),
     )
     max_context_tokens: int | None = field(
         default=None,
         metadata=field_doc(
-            "a session ends before a turn whose prompt and answer would be longer together", AT_LEAST_ONE
+            "a session ends before a turn whose prompt and answer together would exceed this", AT_LEAST_ONE
         ),
     )
 
@@ -199,22 +211,23 @@ class Client:
     """[workload.client]: how long clients wait. A client that stops waiting hangs up, and its request is cancelled."""
 
     timeout_s: float | None = field(
-        default=None, metadata=field_doc("gives up if the answer is not whole by then", TIMER)
+        default=None, metadata=field_doc("the client cancels if the answer is not complete after this time", TIMER)
     )
     first_token_timeout_s: float | None = field(
-        default=None, metadata=field_doc("gives up if there is no token by then", TIMER)
+        default=None, metadata=field_doc("the client cancels if no token has arrived after this time", TIMER)
     )
     cancel_probability: float | None = field(
         default=None,
-        metadata=field_doc("share of clients who go away by themselves, such as by closing a tab", FRACTION),
+        metadata=field_doc("share of clients that cancel without a timeout, for example by closing a tab", FRACTION),
     )
     cancel_after_s: Time | None = field(
-        default=None, metadata=field_doc("when they do, if there is no answer before: a number or a distribution")
+        default=None,
+        metadata=field_doc("time after which these clients cancel an unfinished request: a number or a distribution"),
     )
 
     def __attrs_post_init__(self) -> None:
         if (self.cancel_probability is None) != (self.cancel_after_s is None):
-            raise ValueError("cancel_probability and cancel_after_s say nothing without each other; give both")
+            raise ValueError("cancel_probability and cancel_after_s need each other; set both or neither")
         first, whole = self.first_token_timeout_s, self.timeout_s
         if first is not None and whole is not None and first >= whole:
             raise ValueError(f"first_token_timeout_s is {first:g}, expected less than timeout_s, which is {whole:g}")
