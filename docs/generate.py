@@ -128,33 +128,32 @@ def method_pages() -> Iterator[str]:
 
 SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims}
 KEY_DESCRIPTIONS = {
-    "preset": "where the values come from that the file does not say; `pdflow presets` lists them",
-    "name": "how reports call it",
-    "num_layers": "as all of these sizes, from the model's config.json",
-    "num_kv_heads": "KV heads of grouped-query attention; divides num_heads",
-    "tie_embeddings": "whether the LM head is the embedding",
+    "preset": "preset that supplies the values that the file does not set; `pdflow presets` lists them",
+    "name": "name in reports",
+    "num_layers": "number of layers; this and the following sizes are in the model's config.json",
+    "num_kv_heads": "KV heads of grouped-query attention; must divide num_heads",
+    "tie_embeddings": "whether the LM head shares the weights of the embedding",
     "kv_bytes_per_value": "2 for bf16, 1 for fp8",
-    "weight_dtype": "another way to say weight_bytes_per_param",
-    "mla": "latent attention, as DeepSeek has it, instead of KV heads",
-    "moe": "experts instead of an MLP",
-    "hf_config": "the config.json of any model on Hugging Face, relative to the scenario file, instead of a preset; "
-    "without `name` it is named by `_name_or_path`, or by its architecture and size, such as llama-8.0B",
-    "source": "where the figures come from",
+    "weight_dtype": "alternative to weight_bytes_per_param",
+    "mla": "sizes of multi-head latent attention (DeepSeek), instead of KV heads",
+    "moe": "sizes of a mixture of experts, instead of an MLP",
+    "hf_config": "instead of a preset: path of a Hugging Face config.json, relative to the scenario file",
+    "source": "source of the values",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",
     "hbm_bytes_per_s": "memory bandwidth",
-    "device_bytes": "memory",
+    "device_bytes": "GPU memory",
     "nvlink_bytes_per_s": "each direction",
     "nic_bytes_per_s": "each direction",
-    "allreduce_latency_s": "added to each all-reduce",
+    "allreduce_latency_s": "latency of each all-reduce",
 }
 """For keys whose class does not say what they are."""
 
 INSIDE = {
     "trace": "a recorded workload.",
-    "mla": "the sizes of latent attention, from the model's config.json.",
+    "mla": "the sizes of latent attention, as in the model's config.json.",
     "moe": "the sizes of a mixture of experts, from the model's config.json.",
-    "gpu": "a preset with some values of one's own, or a whole data sheet.",
+    "gpu": "a preset with some values replaced, or a complete data sheet.",
 }
 
 
@@ -261,9 +260,9 @@ def default_text(key: str, prop: Schema, required: tuple[str, ...], schema: Sche
     if "default" in prop:
         return shown(prop["default"])
     if key in required:
-        return "*needed*"
+        return "*required*"
     from_preset = "preset" in schema["properties"] and key != "preset"
-    return "the preset's" if from_preset and "dtype" not in key and key not in ("links", "paths") else ""
+    return "from the preset" if from_preset and "dtype" not in key and key not in ("links", "paths") else ""
 
 
 def shown(default: object) -> str:

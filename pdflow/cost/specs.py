@@ -29,7 +29,7 @@ class MlaSpec:
     qk_rope_head_dim: int = attrs.field(validator=_COUNT)
     v_head_dim: int = attrs.field(validator=_COUNT)
     q_lora_rank: int = attrs.field(default=0, validator=validators.ge(0))
-    """0: queries are projected directly."""
+    """Rank of the compressed queries; 0: queries are projected directly."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,13 +37,13 @@ class MoeDims:
     """A mixture of experts in place of the MLP: a router picks some of many small gated MLPs for each token."""
 
     num_experts: int = attrs.field(validator=_COUNT)
-    """Experts that the router picks from."""
+    """Number of routed experts."""
     experts_per_token: int = attrs.field(validator=_COUNT)
     expert_intermediate_size: int = attrs.field(validator=_COUNT)
     shared_intermediate_size: int = attrs.field(default=0, validator=validators.ge(0))
-    """Width of an expert that every token passes besides; 0: there is none."""
+    """Width of the shared expert that every token passes; 0: no shared expert."""
     dense_layers: int = attrs.field(default=0, validator=validators.ge(0))
-    """Leading layers that have an ordinary MLP."""
+    """Number of leading layers with an ordinary MLP."""
 
     def __attrs_post_init__(self) -> None:
         if self.experts_per_token > self.num_experts:
@@ -67,7 +67,7 @@ class ModelSpec:
     weight_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """2 for bf16, 1 for fp8, 0.52 for 4-bit weights with a scale for every 128."""
     embedding_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
-    """Bytes per parameter of the embedding and the LM head, which quantised checkpoints leave as they were."""
+    """Bytes per parameter of the embedding and the LM head, which quantised checkpoints do not quantise."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
     kv_dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8"] | None = None
     """Alternative to kv_bytes_per_value; torch engines compute in it. If neither is given, it is the dtype in the
@@ -196,14 +196,14 @@ class GpuSpec:
 
     name: str
     bf16_flops: float = attrs.field(validator=_RATE)
-    """Dense, without sparsity."""
+    """Dense FLOP/s, without sparsity."""
     fp8_flops: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
     hbm_bytes_per_s: float = attrs.field(validator=_RATE)
     device_bytes: int = attrs.field(validator=_COUNT)
     nvlink_bytes_per_s: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
-    """Per direction; None where GPUs meet over PCIe only."""
+    """NVLink bandwidth per direction; absent (None) if the GPUs are connected by PCIe only."""
     pcie_bytes_per_s: float = attrs.field(default=25e9, validator=_RATE)
-    """Rate that copies between pinned host memory and the GPU reach, each direction."""
+    """Rate of copies between pinned host memory and the GPU, per direction."""
     copy_latency_s: float = attrs.field(default=10e-6, validator=_HOST_S)
     """Time from issuing a copy to its first byte: p2p_latency of NVIDIA aiconfigurator's system files."""
     nic_bytes_per_s: float = attrs.field(default=50e9, validator=_RATE)
@@ -214,9 +214,9 @@ class GpuSpec:
     allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)
     """Effective rate of `roofline`'s all-reduce formula, not a link's speed."""
     allreduce_latency_s: float = attrs.field(default=50e-6, validator=_HOST_S)
-    """Latency of a small all-reduce between two GPUs; among more of them log2(tp) times as long."""
+    """Latency of a small all-reduce between two GPUs; with tp GPUs it is log2(tp) times as long."""
     host_step_s: float = attrs.field(default=1e-3, validator=_HOST_S)
-    """Time per step in which the GPU waits for the engine's host code."""
+    """Time per step for which the GPU waits for the engine's host code."""
     host_seq_s: float = attrs.field(default=10e-6, validator=_HOST_S)
-    """Time per step and decoding sequence in which the GPU waits for host code."""
+    """Additional such time for each decoding sequence in the step."""
     source: str = ""

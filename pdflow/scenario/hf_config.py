@@ -124,7 +124,7 @@ def _experts(config: Mapping[str, Any]) -> dict[str, int]:
     size = _whole(config, ("moe_intermediate_size", "intermediate_size"))
     shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * size
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise HfConfigError("mixes layers with and without experts in a way that [model] cannot say")
+        raise HfConfigError("mixes layers with and without experts, which [model] does not support")
     return {
         "num_experts": _whole(config, EXPERTS),
         "experts_per_token": _whole(config, ("num_experts_per_tok", "num_experts_per_token")),
@@ -152,4 +152,7 @@ def _dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
         group = quantised.get("group_size", 128)
         scales = (16 + bits) / 8 / group if isinstance(group, int) and group > 0 else 0.0
         return found | {"weight_bytes_per_param": bits / 8 + scales}
-    raise HfConfigError(f'is quantised by "{method}", which pdflow does not know: say weight_dtype and leave that out')
+    raise HfConfigError(
+        f'is quantised by "{method}", which pdflow does not know: remove quantization_config there and set '
+        "model.weight_dtype"
+    )

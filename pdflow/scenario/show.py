@@ -116,7 +116,7 @@ def presets_view(names: Iterable[str]) -> RenderableType:
     wrong = [name for name in selected if name not in known]
     if wrong:
         raise ScenarioError(
-            Problem("", "", f"no preset is named {name}: `pdflow presets` lists them{did_you_mean(name, known)}")
+            Problem("", "", f"no preset is named {name}; `pdflow presets` lists all{did_you_mean(name, known)}")
             for name in wrong
         )
     shown: list[RenderableType] = [Text(f"{note}\n") for note in notes]

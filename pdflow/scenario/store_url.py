@@ -12,7 +12,7 @@ import attrs
 
 PORT: Final = 6379
 MOST_PORT: Final = 65_535
-EXPECTED: Final = "expected valkey://HOST:PORT or redis://HOST:PORT, with USER@ before it or /DATABASE behind it"
+EXPECTED: Final = "expected valkey://[USER@]HOST:PORT[/DATABASE], or the same with redis://"
 _URL: Final = re.compile(
     r"(?P<scheme>valkey|redis)://(?:(?P<user>[^:@/?#\s]+)@)?(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<database>[0-9]{1,5})?)?"
@@ -36,7 +36,7 @@ def read_store_url(text: str) -> StoreUrl:
     """Parse a store's URL. Raises ValueError, whose message repeats nothing that may be a password."""
     before, at, _ = text.rpartition("@")
     if at and ":" in before.partition("://")[2]:
-        raise ValueError("holds a password: say that in serve.store_password_file, or in PDFLOW_STORE_PASSWORD")
+        raise ValueError("contains a password; put it into serve.store_password_file or PDFLOW_STORE_PASSWORD")
     match = _URL.fullmatch(text)
     if match is None or int(match["port"] or PORT) > MOST_PORT:
         raise ValueError(f"is {text!r}, {EXPECTED}")

@@ -95,7 +95,7 @@ def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConf
             return TransferConfig(tuple(_of_config(config)), lines, config.unread)
         if not any(key in found for key in _FILE_KEYS):
             expected = f"kv_connector, as in --kv-transfer-config, or mooncake.json's {', '.join(_FILE_KEYS[:3])}"
-            raise ParamsError(_LOCATION, "is of no known kind", expected)
+            raise ParamsError(_LOCATION, "is not a known format", expected)
         return TransferConfig(tuple(_of_file(read_mooncake_json(found), _store_ranks(document))), lines)
     except ParamsError as error:
         raise TransferConfigError(f"line {_line_of(error, text, lines)}: {error}") from None

@@ -82,12 +82,12 @@ def tabulated(gpu: str, model: str, tp: int) -> CostFile:
     if gpu not in GPUS or model not in MODELS:
         what = f"gpu {gpu}" if gpu not in GPUS else f"model {model}"
         raise ValueError(
-            f"aiconfigurator has no data of {what} (it has {', '.join(GPUS if gpu not in GPUS else MODELS)})"
+            f"aiconfigurator has no data for {what} (it has {', '.join(GPUS if gpu not in GPUS else MODELS)})"
         )
     try:
         sdk = importlib.import_module("aiconfigurator_core.sdk")
     except ImportError:
-        raise ValueError(f"of {model} on {gpu}, tp {tp}, no table comes with pdflow: {INSTALL} makes any") from None
+        raise ValueError(f"pdflow has no table of {model} on {gpu}, tp {tp}; {INSTALL} computes one") from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         asked = _Asked.of(sdk, gpu, model, tp)
@@ -156,8 +156,8 @@ def _refuse_slower(asked: _Asked, halved: _Asked) -> None:
         slow, fast = (one.prompt(1, length).seconds * 1e3 for one in (asked, halved))
         if slow >= fast:
             raise _RefusedError(
-                f"aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}, is refused: a prompt of "
-                f"{length} tokens takes {slow:.0f} ms, and {fast:.0f} ms with tp {halved.tp}: its all-reduces are wrong"
+                f"pdflow rejects aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}: a prompt of "
+                f"{length} tokens takes {slow:.0f} ms, but {fast:.0f} ms with tp {halved.tp}: its all-reduces are wrong"
             )
 
 
@@ -165,8 +165,8 @@ def _refuse_crowds_that_are_faster(asked: _Asked) -> None:
     alone, crowd = (asked.decode(decodes, 1024).seconds * 1e3 for decodes in (1, 64))
     if alone > crowd:
         raise _RefusedError(
-            f"aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}, is refused: a step of one decode "
-            f"takes {alone:.0f} ms, and one of 64 decodes {crowd:.0f} ms"
+            f"pdflow rejects aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}: a step of one "
+            f"decode takes {alone:.0f} ms, but one of 64 decodes only {crowd:.0f} ms"
         )
 
 
@@ -201,13 +201,13 @@ def _table(asked: _Asked) -> CostFile:
             fitted_on=(
                 f"prompts of {_listed(PROMPTS)} tokens behind {_listed(PREFIXES)}",
                 f"{_listed(BATCHES)} decodes at contexts of {_listed(CONTEXTS)}, up to {MOST_CONTEXT:,} in all",
-                f"prompts of 512 tokens beside decodes at 512: {_pairs(MIXED)}",
+                f"prompts of 512 tokens together with decodes at 512: {_pairs(MIXED)}",
             ),
             held_out=(
                 f"prompts of {_listed(OTHER_PROMPTS)} tokens behind {_listed(OTHER_PREFIXES)}",
                 f"{_listed(OTHER_BATCHES)} decodes at contexts of {_listed(OTHER_CONTEXTS)}, "
                 f"up to {MOST_CONTEXT:,} in all",
-                f"prompts of 512 tokens beside decodes at 512: {_pairs(OTHER_MIXED)}",
+                f"prompts of 512 tokens together with decodes at 512: {_pairs(OTHER_MIXED)}",
             ),
             notes=("GPU time only: host time comes on top",),
         ),

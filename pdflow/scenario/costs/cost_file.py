@@ -36,14 +36,14 @@ PER_POSITION = Bound(at_least=0, at_most=10**6)
 class MeasuredEngine:
     """The engine that the times describe. A pool that uses them must agree with every key given."""
 
-    gpu: str | None = field(default=None, metadata=field_doc("the GPU's name, as pools call it", NOT_EMPTY))
-    model: str | None = field(default=None, metadata=field_doc("the model's name", NOT_EMPTY))
+    gpu: str | None = field(default=None, metadata=field_doc("name of the GPU, as in pools", NOT_EMPTY))
+    model: str | None = field(default=None, metadata=field_doc("name of the model", NOT_EMPTY))
     tp: int | None = field(default=None, metadata=field_doc("tensor-parallel size", AT_LEAST_ONE))
-    weight_bytes_per_param: float | None = field(default=None, metadata=field_doc("as [model] says it", POSITIVE))
-    kv_bytes_per_value: int | None = field(default=None, metadata=field_doc("as [model] says it", AT_LEAST_ONE))
-    software: str | None = field(default=None, metadata=field_doc("the engine and its version", NOT_EMPTY))
+    weight_bytes_per_param: float | None = field(default=None, metadata=field_doc("as in [model]", POSITIVE))
+    kv_bytes_per_value: int | None = field(default=None, metadata=field_doc("as in [model]", AT_LEAST_ONE))
+    software: str | None = field(default=None, metadata=field_doc("engine and version", NOT_EMPTY))
     kv_tokens: int | None = field(
-        default=None, metadata=field_doc("KV capacity of one engine, as it logged it", KV_TOKENS)
+        default=None, metadata=field_doc("KV capacity of one engine in tokens, from the engine's log", KV_TOKENS)
     )
 
 
@@ -51,53 +51,55 @@ class MeasuredEngine:
 class Coefficients:
     """h0 to c2 and hw of `StepCost`, each in picoseconds."""
 
-    h0: int = field(metadata=field_doc("each step", PS))
-    h1: int = field(metadata=field_doc("each decoding sequence, on the host", PER_TOKEN))
-    hp: int = field(metadata=field_doc("each step that prefills", PS))
-    a1: int = field(metadata=field_doc("each prefill token", PER_TOKEN))
-    a2: int = field(metadata=field_doc("each attended position of a prefill", PER_POSITION))
-    c0: int = field(metadata=field_doc("each step that decodes", PS))
-    c1: int = field(metadata=field_doc("each decoding sequence", PER_TOKEN))
-    c2: int = field(metadata=field_doc("each token of context that decodes read", PER_CONTEXT))
-    hw: int = field(default=0, metadata=field_doc("the first step of an engine that stood still", PS))
+    h0: int = field(metadata=field_doc("time of each step", PS))
+    h1: int = field(metadata=field_doc("host time of each decoding sequence", PER_TOKEN))
+    hp: int = field(metadata=field_doc("time of each step with a prefill", PS))
+    a1: int = field(metadata=field_doc("time of each prefill token", PER_TOKEN))
+    a2: int = field(metadata=field_doc("time of each position that a prefill attends to", PER_POSITION))
+    c0: int = field(metadata=field_doc("time of each step with a decode", PS))
+    c1: int = field(metadata=field_doc("time of each decoding sequence", PER_TOKEN))
+    c2: int = field(metadata=field_doc("time of each context token that decodes read", PER_CONTEXT))
+    hw: int = field(default=0, metadata=field_doc("additional time of the first step after an idle period", PS))
 
 
 @attrs.frozen(kw_only=True)
 class Linear:
     """L(T) by formula: max(slope * T, floor) + allreduce + allreduce_slope * T."""
 
-    slope: int = field(metadata=field_doc("each token, by arithmetic", PER_TOKEN))
+    slope: int = field(metadata=field_doc("arithmetic, for each token", PER_TOKEN))
     floor: int = field(metadata=field_doc("reading the weights", PS))
-    allreduce: int = field(default=0, metadata=field_doc("all-reduces, each step", PS))
-    allreduce_slope: int = field(default=0, metadata=field_doc("all-reduces, each token", PER_TOKEN))
+    allreduce: int = field(default=0, metadata=field_doc("all-reduces, for each step", PS))
+    allreduce_slope: int = field(default=0, metadata=field_doc("all-reduces, for each token", PER_TOKEN))
 
 
 @attrs.frozen(kw_only=True)
 class PiecewiseTable:
     """L(T) by points with straight lines between."""
 
-    tokens: tuple[int, ...] = field(metadata=field_doc("tokens in the step: 1 first, increasing", NOT_EMPTY))
-    ps: tuple[int, ...] = field(metadata=field_doc("L at each, never decreasing", NOT_EMPTY))
+    tokens: tuple[int, ...] = field(
+        metadata=field_doc("numbers of tokens in a step: starts with 1, increasing", NOT_EMPTY)
+    )
+    ps: tuple[int, ...] = field(metadata=field_doc("L at each of these, never decreasing", NOT_EMPTY))
 
     def __attrs_post_init__(self) -> None:
         if len(self.tokens) > MOST_POINTS:
             raise ValueError(f"has {len(self.tokens)} points, expected at most {MOST_POINTS}")
         if not PS.holds(max(self.ps)) or max(self.tokens) > 10**9:
-            raise ValueError("goes beyond a billion tokens or 1,000,000 seconds")
+            raise ValueError("exceeds a billion tokens or 1,000,000 seconds")
         LinearTable(tokens=self.tokens, ps=self.ps)
         rise, width = self.ps[-1] - self.ps[-2], self.tokens[-1] - self.tokens[-2]
         if not PER_TOKEN.holds(rise // width):
-            raise ValueError("rises by more than a second for each token at its end, where it goes on so")
+            raise ValueError("ends with a slope of more than a second per token, with which it is extrapolated")
 
 
 @attrs.frozen(kw_only=True)
 class ErrorBar:
     """The error bars of results, in words, printed with each of them."""
 
-    tpot: str | None = field(default=None, metadata=field_doc("of TPOT", NOT_EMPTY))
-    e2e: str | None = field(default=None, metadata=field_doc("of whole requests", NOT_EMPTY))
-    ttft: str | None = field(default=None, metadata=field_doc("of TTFT", NOT_EMPTY))
-    all: str | None = field(default=None, metadata=field_doc("of everything", NOT_EMPTY))
+    tpot: str | None = field(default=None, metadata=field_doc("error of TPOT", NOT_EMPTY))
+    e2e: str | None = field(default=None, metadata=field_doc("error of the time of whole requests", NOT_EMPTY))
+    ttft: str | None = field(default=None, metadata=field_doc("error of TTFT", NOT_EMPTY))
+    all: str | None = field(default=None, metadata=field_doc("error of all figures", NOT_EMPTY))
 
 
 @attrs.frozen(kw_only=True)
@@ -105,11 +107,11 @@ class MadeFrom:
     """The source of the figures, so that they can be made again."""
 
     source: str = field(metadata=field_doc("who measured what, and where it is published", NOT_EMPTY))
-    licence: str | None = field(default=None, metadata=field_doc("of the source", NOT_EMPTY))
-    command: str | None = field(default=None, metadata=field_doc("what wrote this file", NOT_EMPTY))
-    fitted_on: tuple[str, ...] = field(default=(), metadata=field_doc("rows that the coefficients were fitted on"))
-    held_out: tuple[str, ...] = field(default=(), metadata=field_doc("rows that `errors` speaks of, not fitted on"))
-    notes: tuple[str, ...] = field(default=(), metadata=field_doc("what a reader must know"))
+    licence: str | None = field(default=None, metadata=field_doc("licence of the source", NOT_EMPTY))
+    command: str | None = field(default=None, metadata=field_doc("command that wrote this file", NOT_EMPTY))
+    fitted_on: tuple[str, ...] = field(default=(), metadata=field_doc("rows to which the coefficients are fitted"))
+    held_out: tuple[str, ...] = field(default=(), metadata=field_doc("held-out rows, to which `errors` refers"))
+    notes: tuple[str, ...] = field(default=(), metadata=field_doc("caveats"))
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +119,7 @@ class RowErrors:
     """The errors of the coefficients on rows that they were not fitted on: |predicted / measured - 1|."""
 
     of: str = field(metadata=field_doc("which rows", NOT_EMPTY))
-    rows: int = field(metadata=field_doc("how many", AT_LEAST_ONE))
+    rows: int = field(metadata=field_doc("number of rows", AT_LEAST_ONE))
     median: float = field(metadata=field_doc("share", NOT_NEGATIVE))
     p95: float = field(metadata=field_doc("share", NOT_NEGATIVE))
     max: float = field(metadata=field_doc("share", NOT_NEGATIVE))
@@ -128,20 +130,22 @@ class RowErrors:
 class CostFile:
     """The content of a cost file. Exactly one of `linear` and `table` is given."""
 
-    format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=field_doc("this form and its version"))
-    provenance: str = field(metadata=field_doc("where the times come from, in a line; printed with results", NOT_EMPTY))
-    error_bar: ErrorBar = field(metadata=field_doc("how wrong results may be"))
-    engine: MeasuredEngine = field(metadata=field_doc("what the times are of"))
+    format: Literal["pdflow-step-cost/1"] = field(default=FORMAT, metadata=field_doc("format and version of this file"))
+    provenance: str = field(metadata=field_doc("one line about the source of the times; results print it", NOT_EMPTY))
+    error_bar: ErrorBar = field(metadata=field_doc("expected errors of results"))
+    engine: MeasuredEngine = field(metadata=field_doc("the engine that the times are valid for"))
     step_ps: Coefficients = field(metadata=field_doc("the coefficients"))
     linear_ps: Linear | None = field(default=None, metadata=field_doc("L(T) by formula"))
     table_ps: PiecewiseTable | None = field(default=None, metadata=field_doc("L(T) by points"))
-    chunks: bool = field(default=True, metadata=field_doc("whether prompts may be cut to fit the token budget"))
-    made_from: MadeFrom = field(metadata=field_doc("where the figures come from"))
-    errors: tuple[RowErrors, ...] = field(default=(), metadata=field_doc("against rows that were held out"))
+    chunks: bool = field(
+        default=True, metadata=field_doc("whether prompts may be cut into chunks to fit the token budget")
+    )
+    made_from: MadeFrom = field(metadata=field_doc("source of the figures"))
+    errors: tuple[RowErrors, ...] = field(default=(), metadata=field_doc("errors against held-out rows"))
 
     def __attrs_post_init__(self) -> None:
         if (self.linear_ps is None) == (self.table_ps is None):
-            raise ValueError("has neither or both of linear_ps and table_ps, expected one")
+            raise ValueError("has neither or both of linear_ps and table_ps, expected exactly one")
 
     def step_cost(self) -> StepCost:
         """Return the cost that engines use."""
@@ -204,13 +208,13 @@ def written(file: CostFile) -> str:
 def read_cost(location: str, text: str | bytes) -> tuple[CostFile | None, list[Problem]]:
     """Read a file's text as a cost, with everything wrong with it; `location` is the file's name in messages."""
     if len(text) > MOST_BYTES:
-        return None, [Problem(location, "", f"is larger than {MOST_BYTES:,} bytes: is it a cost file?")]
+        return None, [Problem(location, "", f"is larger than {MOST_BYTES:,} bytes, expected a cost file")]
     try:
         document = json.loads(text, object_pairs_hook=_no_key_twice)
     except json.JSONDecodeError as error:
         return None, [Problem(f"{location}:{error.lineno}", "", f"is not JSON: {error.msg}, column {error.colno}")]
     except RecursionError:
-        return None, [Problem(location, "", "is nested too deeply to be read")]
+        return None, [Problem(location, "", "is nested too deeply")]
     except ValueError as error:
         return None, [Problem(location, "", f"is not JSON: {error}")]
     file, complaints = structure(document, CostFile)
@@ -222,7 +226,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key in found if sum(key == other for other, _ in pairs) > 1)
-        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:60]!r} occurs twice in one object")
     return found
 
 

@@ -125,8 +125,8 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """Return the cost file that the pool's cost is from, if it is from one, checked against the pool."""
     match pool.cost:
         case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
-            mismatch = f"the model's products are in {model.activation_dtype}, and {pool.gpu.name} has no fp8_flops"
-            raise CostError(f'{mismatch}; take another GPU, or say model.activation_dtype = "bf16"', "gpu")
+            mismatch = f"{pool.gpu.name} has no fp8_flops, and model.activation_dtype is {model.activation_dtype}"
+            raise CostError(f'{mismatch}; choose another GPU, or set model.activation_dtype = "bf16"', "gpu")
         case FittedCost(table=name):
             tables = cost_tables("fitted")
             if name not in tables:
@@ -177,7 +177,9 @@ def _held_against(file: CostFile, called: str, key: str, model: ModelSpec, pool:
         if in_file is not None and in_file != own
     ]
     if differences:
-        raise CostError(f"{called} holds times of {', '.join(differences)}", "cost", key)
+        raise CostError(
+            f"{called} has times for {', '.join(differences)}; choose a table or file for this pool", "cost", key
+        )
     return file
 
 

@@ -245,7 +245,7 @@ def _real(value: object, _type: object) -> float:
 
 def _text(value: object, _type: object) -> str:
     if not isinstance(value, str):
-        raise MisfitError(f"is {shown(value)}, expected a text in quotes")
+        raise MisfitError(f"is {shown(value)}, expected a string in quotes")
     return value
 
 

@@ -153,7 +153,7 @@ def _model(table: object, found: list[Complaint]) -> ModelSpec | None:
         if dtype is None:
             continue
         if field in own:
-            found.append(Complaint(("model", key), f"says the same as {field}; give one of the two"))
+            found.append(Complaint(("model", key), f"sets the same value as {field}; remove one of the two"))
         elif not isinstance(dtype, str) or dtype not in sizes:
             found.append(Complaint(("model", key), str(one_of(dtype, sizes))))
         else:

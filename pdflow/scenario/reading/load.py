@@ -100,14 +100,14 @@ def _read(file: str) -> str:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ScenarioError([Problem(f"{file}:{line}", "", "is not UTF-8 text, as TOML must be")]) from None
+        raise ScenarioError([Problem(f"{file}:{line}", "", "is not UTF-8 text; save it as UTF-8")]) from None
 
 
 def _parse(file: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ScenarioError([Problem(f"{file}:1", "", "is nested too deeply to be read")]) from None
+        raise ScenarioError([Problem(f"{file}:1", "", "is nested too deeply")]) from None
     except ValueError as error:
         message = str(error)
         match = _LINE_OF_ERROR.search(message)
@@ -154,7 +154,7 @@ def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dic
     """Return the values of a config.json that [model] does not have itself."""
     path = ("model", "hf_config")
     if "preset" in own:
-        return {}, [Complaint(path, "and a preset both say what the model is; give one of the two")]
+        return {}, [Complaint(path, "cannot be combined with preset; remove one of the two")]
     if not isinstance(name, str) or not name:
         return {}, [Complaint(path, f"is {shown(name)}, expected the path of a config.json")]
     config_file = Path(file).parent / name
@@ -193,7 +193,11 @@ def _with_links(
     try:
         text = _read_text(links_file, "TOML")
         values = _parse(where, text).get("values")
-        wrong = None if isinstance(values, Mapping) else "has no table [values], as a link preset must"
+        wrong = (
+            None
+            if isinstance(values, Mapping)
+            else "has no table [values]; expected a file as `pdflow calibrate` writes links.toml"
+        )
     except _UnreadableError as error:
         wrong = str(error)
     except ScenarioError as error:
@@ -217,7 +221,7 @@ def _read_text(path: Path, form: str) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        raise _UnreadableError(f"is not UTF-8 text, as {form} must be") from None
+        raise _UnreadableError(f"is not UTF-8 text, expected {form}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _UnreadableError(f"cannot be read: {reason}; looked for {os.path.normpath(path)}") from None
@@ -265,19 +269,19 @@ def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint],
     try:
         timed = workload.arrival is None
         if timed and not has_arrival_times(trace, base_dir):
-            what = "does not say when requests arrive, expected an arrival process beside it"
+            what = "has no arrival times; set workload.arrival too"
             return [Complaint(("workload", "trace", "path"), f'"{trace.path}" {what}')], []
         classes = check_trace(trace, base_dir, timed)
         return _class_problems(tables, classes), []
     except TraceError as error:
-        rest = [Problem(str(path), "", f"and {error.more} more lines like these")] if error.more else []
+        rest = [Problem(str(path), "", f"and {error.more} more problems of this kind")] if error.more else []
         return [], [*error.problems, *rest]
 
 
 def _class_problems(tables: ScenarioTables, known: set[str]) -> list[Complaint]:
     """Refuse bounds for classes that no request is of, which would otherwise have no effect and go unnoticed."""
     named = {} if tables.slo is None else tables.slo.classes
-    expected = f"expected one of {', '.join(sorted(known))}" if known else "whose requests have no classes"
+    expected = f"expected one of {', '.join(sorted(known))}" if known else "but its requests have no classes"
     return [
         Complaint(("slo", "class", name), f"is no class of the workload, {expected}{did_you_mean(name, known)}")
         for name in named

@@ -64,7 +64,7 @@ def apply_override(document: dict[str, Any], override: Override) -> KeyPath:
         inside, path = _enter(inside, path, str(segment))
     last = str(override.key[-1])
     if _names_a_pool(path, inside):
-        raise MisfitError(f"pool.{last} is a pool; say which of its keys, as in pool.{last}.tp")
+        raise MisfitError(f"pool.{last} is a pool; name one of its keys, as in pool.{last}.tp")
     if not isinstance(inside, dict):
         raise MisfitError(f"{'.'.join(map(str, path))} is {shown(inside)}, so it has no key {last}")
     if override.value is None:

@@ -39,7 +39,7 @@ class Bound:
     def expected(self) -> str:
         """Return the interval in words: "a number above 0 and at most 1"."""
         if self.min_length is not None:
-            return "something that is not empty"
+            return "a value that is not empty"
         bounds = []
         if self.above is not None:
             bounds.append(f"above {_plain(self.above)}")

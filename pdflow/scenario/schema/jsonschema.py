@@ -149,5 +149,5 @@ def _model() -> dict[str, Any]:
     schema["properties"] |= {key: {"enum": list(sizes)} for key, (_, sizes) in DTYPES.items()}
     schema["properties"]["hf_config"] = {"type": "string", "minLength": 1}
     schema["anyOf"].append({"required": ["hf_config"]})
-    schema["description"] = "[model]: a preset, a preset with some values of one's own, or a whole specification."
+    schema["description"] = "[model]: a preset, a preset with some values replaced, or a complete specification."
     return schema

@@ -239,31 +239,38 @@ class Workload:
 
     requests: int | None = field(
         default=None,
-        metadata=field_doc("how many requests; of a trace the first ones (all if absent)", AT_LEAST_ONE),
+        metadata=field_doc("number of requests; with trace: the first ones, default: all", AT_LEAST_ONE),
     )
     arrival: Arrival | None = field(
         default=None,
-        metadata=field_doc("a synthetic arrival process; lengths are then needed, or a trace, which lends its own"),
+        metadata=field_doc(
+            "synthetic arrival process; needs input_tokens and output_tokens, or a trace for the lengths"
+        ),
     )
-    input_tokens: Length | None = field(default=None, metadata=field_doc("prompt length: a number or a distribution"))
-    output_tokens: Length | None = field(default=None, metadata=field_doc("output length: a number or a distribution"))
-    trace: Trace | None = field(default=None, metadata=field_doc("replay a recorded trace"))
+    input_tokens: Length | None = field(
+        default=None, metadata=field_doc("prompt length in tokens: a number or a distribution")
+    )
+    output_tokens: Length | None = field(
+        default=None, metadata=field_doc("output length in tokens: a number or a distribution")
+    )
+    trace: Trace | None = field(default=None, metadata=field_doc("a recorded trace to replay"))
     like: str | None = field(
         default=None,
         metadata=field_doc(
-            f"draw from a model of a trace: {', '.join(MODELS)}, or a file that `pdflow trace model` wrote", NOT_EMPTY
+            f"model of a trace to draw requests from: {', '.join(MODELS)}, or the path of a file that `pdflow trace "
+            "model` wrote",
+            NOT_EMPTY,
         ),
     )
-    rate_rps: float | None = field(
-        default=None, metadata=field_doc("with `like`: requests per second, absolute", POSITIVE)
-    )
+    rate_rps: float | None = field(default=None, metadata=field_doc("with like: mean requests per second", POSITIVE))
     rate_scale: float | None = field(
-        default=None, metadata=field_doc("with `like`: requests per second, as a multiple of the trace's", SCALE)
+        default=None, metadata=field_doc("with like: mean rate as a multiple of the model's", SCALE)
     )
     sessions: Sessions | None = field(
-        default=None, metadata=field_doc("with `arrival`: requests come in sessions, which it starts")
+        default=None,
+        metadata=field_doc("with arrival: requests are the turns of sessions, and arrival says when sessions begin"),
     )
-    client: Client | None = field(default=None, metadata=field_doc("how long clients wait; for ever if absent"))
+    client: Client | None = field(default=None, metadata=field_doc("when clients cancel; default: never"))
     warmup_s: float = field(
-        default=0.0, metadata=field_doc("requests that arrive before then are served, and counted in no figure", DELAY)
+        default=0.0, metadata=field_doc("requests that arrive earlier are served but not counted in any figure", DELAY)
     )

@@ -43,7 +43,7 @@ def check_faults(tables: ScenarioTables, pools: Sequence[Pool] | None) -> Iterat
             strict = transfer is not None and METHODS[transfer.method].dialect(transfer.dialect).control_frames
             yield from _crash(path, fault, strict)
         if isinstance(fault, SkewFault) and fault.speed == 1.0 and fault.offset_s == 0.0:
-            yield Complaint(path, "says nothing of the clock, expected speed, offset_s or both")
+            yield Complaint(path, "does not change the clock, expected speed, offset_s or both")
         if isinstance(fault, OnLinks):
             yield from _links(path, fault, pools, _reports(tables))
         if isinstance(fault, NicDownFault) and tables.network is not None:
@@ -58,20 +58,20 @@ def _when(path: KeyPath, fault: Fault, heal_s: float | None) -> Iterator[Complai
     drawn = isinstance(fault, (OnMessages, TransferErrorFault, HandshakeErrorFault))
     whenever = isinstance(fault, HangUpFault) and fault.within_s is not None
     if fault.rate_per_s is not None and fault.every_s is not None:
-        yield Complaint((*path, "every_s"), "stands beside rate_per_s, expected one of the two")
+        yield Complaint((*path, "every_s"), "cannot be combined with rate_per_s; remove one of the two")
     elif fault.every_s is not None and fault.at_s is None:
-        yield Complaint((*path, "every_s"), "begins nowhere: at_s is missing")
+        yield Complaint((*path, "every_s"), "needs at_s, the time of the first beginning")
     elif fault.at_s is None and fault.rate_per_s is None and not whenever:
         if not drawn:
-            yield Complaint(path, "says nothing of when, expected at_s or rate_per_s")
+            yield Complaint(path, "has no time, expected at_s or rate_per_s")
         elif not isinstance(fault, (OnMessages, TransferErrorFault, HandshakeErrorFault)) or fault.probability is None:
-            yield Complaint(path, "says neither when nor how often, expected probability, at_s or rate_per_s")
+            yield Complaint(path, "has no time and no probability, expected probability, at_s or rate_per_s")
     if isinstance(fault, (CrashFault, HangUpFault)) and not whenever:
         if fault.for_s is not None:
             hint = " (did you mean restart_after_s?)" if isinstance(fault, CrashFault) else ""
-            yield Complaint((*path, "for_s"), "has no meaning here: it happens at once" + hint)
+            yield Complaint((*path, "for_s"), "has no effect on this kind, which happens at one instant" + hint)
     elif fault.for_s is None and (isinstance(fault, PauseFault) or fault.every_s or fault.rate_per_s):
-        yield Complaint(path, "for_s is missing: how long it lasts each time")
+        yield Complaint(path, "for_s is missing: the duration of each occurrence")
     if fault.every_s is not None:
         for key in ("for_s", "restart_after_s"):
             lasts = getattr(fault, key, None)
@@ -84,10 +84,10 @@ def _when(path: KeyPath, fault: Fault, heal_s: float | None) -> Iterator[Complai
 def _crash(path: KeyPath, fault: CrashFault, strict: bool) -> Iterator[Complaint]:
     if fault.incarnation == "same":
         if strict:
-            message = 'is "same", expected "new": strict rests on every life having an incarnation of its own'
+            message = 'is "same", expected "new": in strict every restart has a new incarnation'
             yield Complaint((*path, "incarnation"), message)
         elif fault.engine_id == "new":
-            yield Complaint((*path, "incarnation"), 'is "same", expected "new" beside engine_id = "new"')
+            yield Complaint((*path, "incarnation"), 'is "same", expected "new" with engine_id = "new"')
     if fault.every_s is not None and fault.restart_after_s is None:
         yield Complaint(path, "restart_after_s is missing: an engine that is down cannot crash again")
 
@@ -102,7 +102,10 @@ def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None, reports:
     named: list[tuple[KeyPath, str]] = []
     if fault.between is not None:
         if fault.from_engine is not None or fault.to_engine is not None:
-            yield Complaint((*path, "between"), "stands beside from or to, expected one direction or both")
+            yield Complaint(
+                (*path, "between"),
+                "cannot be combined with from or to; use between for both directions, from and to for one",
+            )
             return
         if len(fault.between) != 2:
             yield Complaint((*path, "between"), f"names {len(fault.between)} engines, expected two")
@@ -119,34 +122,38 @@ def _links(path: KeyPath, fault: OnLinks, pools: Sequence[Pool] | None, reports:
     found = [complaint for at, pattern in named for complaint in _engine(at, pattern, known)]
     yield from found
     if not found and not links_of(fault, pools):
-        message = "nothing passes between these engines: KV and messages go between prefill and decode engines"
+        message = "these engines exchange nothing; expected a prefill and a decode engine"
         yield Complaint(named[0][0][: len(path) + 1] if named else path, message)
 
 
 def _to_router(at: KeyPath, fault: OnLinks, reports: bool) -> Iterator[Complaint]:
     if not isinstance(fault, (DropFault, PartitionFault)):
-        yield Complaint(at, "is the router: of what it is told only heartbeats can be lost, by drop or partition")
+        yield Complaint(at, "is the router, which only drop and partition can name: they lose heartbeats")
     elif not reports:
-        yield Complaint(at, "is the router, and no engine sends it heartbeats: router.heartbeat_s is missing")
+        yield Complaint(at, "is the router, but no engine sends heartbeats: set router.heartbeat_s")
     elif isinstance(fault, DropFault) and fault.messages:
-        yield Complaint((*at[:-1], "messages"), "names frames, and none is sent to the router")
+        yield Complaint(
+            (*at[:-1], "messages"), 'cannot be combined with to = "router", which receives heartbeats only; remove it'
+        )
 
 
 def _engine(at: KeyPath, pattern: str, known: Sequence[str]) -> Iterator[Complaint]:
     if matching(pattern, known):
         return
     if pattern == ROUTER:
-        yield Complaint(at, "is the router; faults happen to prefill and decode engines, and between these")
+        yield Complaint(at, "is the router, which this fault cannot affect; expected a prefill or decode engine")
         return
     names = ", ".join(known) if len(known) <= 8 else f"{known[0]}, ..., {known[-1]}"
     hint = did_you_mean(pattern, known)
-    yield Complaint(at, f'is "{pattern}", expected an engine: {names}, or a part of a name and *{hint}')
+    yield Complaint(at, f'is "{pattern}", expected an engine: {names}, or a pattern with *{hint}')
 
 
 def _nic_down(path: KeyPath, fault: NicDownFault, network: Network) -> Iterator[Complaint]:
     count = network.nics_per_rank
     if count == 1:
-        yield Complaint(path, "a GPU has one NIC here (network.nics_per_rank): without it, that is a partition")
+        yield Complaint(
+            path, 'each GPU has only one NIC; set network.nics_per_rank to 2 or more, or use kind = "partition"'
+        )
     elif fault.nic >= count:
         yield Complaint(
             (*path, "nic"), f"is {fault.nic}, expected at most {count - 1}: network.nics_per_rank is {count}"
@@ -157,7 +164,7 @@ def _slow(
     path: KeyPath, fault: SlowFault, network: Network | None, pools: Sequence[Pool] | None
 ) -> Iterator[Complaint]:
     if (fault.engine is None) == (fault.link is None):
-        yield Complaint(path, "expected one of engine and link: whose bandwidth")
+        yield Complaint(path, "expected either engine or link: whose bandwidth is divided")
         return
     if fault.engine is not None and pools is not None:
         yield from _engine((*path, "engine"), fault.engine, engines_of(pools))
@@ -170,6 +177,8 @@ def _slow(
             hint = did_you_mean(fault.link, links)
             yield Complaint((*path, "link"), f'is "{fault.link}", expected the name of a link: {known}{hint}')
         elif all(links[name] is None for name in matching(fault.link, links)):
-            yield Complaint((*path, "link"), f'"{fault.link}" is unlimited, and stays so whatever it is divided by')
+            yield Complaint(
+                (*path, "link"), f'is "{fault.link}", whose bandwidth is unlimited; set its bandwidth_bytes_per_s'
+            )
     elif network.bandwidth_bytes_per_s is None:
-        yield Complaint((*path, "engine"), "NICs are unlimited here (network.bandwidth_bytes_per_s): nothing to divide")
+        yield Complaint((*path, "engine"), "cannot be slowed: NICs are unlimited; set network.bandwidth_bytes_per_s")

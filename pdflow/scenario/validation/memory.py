@@ -29,7 +29,7 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
     channels = transfer.nccl_num_channels
     for path, pool in pools:
         if pool.role == "aggregated" or pool.kv_tokens is not None:
-            # Where KV is so many tokens, no share of a GPU is spoken of.
+            # With kv_tokens set, the engine's share of the GPU is unknown.
             continue
         memory = method.p_memory if pool.role == "prefill" else method.d_memory
         buffer = transfer.kv_buffer_size if memory in (MemoryKind.BUFFER, MemoryKind.STORE) else 0
@@ -40,11 +40,11 @@ def check_memory(transfer: Transfer, pools: list[tuple[KeyPath, Pool]], scales: 
         need = bytes_per_gpu(kept, channels)
         if need + buffer > left:
             most = most_peers(left - buffer, channels)
-            buffer_note = f" beside the buffer's {buffer / 1e9:.1f}" if buffer > 1 << 20 else ""
+            buffer_note = f" in addition to {buffer / 1e9:.1f} GB for the buffer" if buffer > 1 << 20 else ""
             yield Complaint(
                 (*path, "gpu_memory_utilization"),
-                f"is {pool.gpu_memory_utilization:g}, which leaves {left / 1e9:.1f} GB of each GPU, and groups with "
-                f"{kept} peers take {need / 1e9:.1f} GB of it{buffer_note} (nccl_num_channels {channels}); expected "
+                f"is {pool.gpu_memory_utilization:g}, which leaves {left / 1e9:.1f} GB of each GPU, but NCCL groups "
+                f"with {kept} peers need {need / 1e9:.1f} GB{buffer_note} (nccl_num_channels {channels}); expected "
                 f"less, or at most {most} {'peers' if kept == peers else 'groups (nccl_max_groups)'}",
             )
 

@@ -24,7 +24,9 @@ def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequenc
         yield from _silence(router.silent_after_s, router.reports_every_s(transfer))
     for key, policy in ONLY_OF.items():
         if getattr(router, key) is not None and policy not in router.policies:
-            yield Complaint(("router", key), f"says something of {policy} only, and no engine is chosen by that")
+            yield Complaint(
+                ("router", key), f"has no effect: it is read by policy {policy} only, and no policy is {policy}"
+            )
     attempts = router.max_attempts
     if attempts is not None and router.on_failure is not None and (attempts > 1) is (router.on_failure == "fail"):
         expected = "1" if router.on_failure == "fail" else "at least 2"
@@ -39,15 +41,15 @@ def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequenc
         alone["on_failure"] = router.on_failure
     for key, value in alone.items():
         if value is not None and "decode" not in roles:
-            yield Complaint(("router", key), "needs a decode engine that computes prompts, and there is none")
+            yield Complaint(("router", key), "needs a decode pool, and the scenario has none")
 
 
 def _silence(silent_after_s: float, every_s: float | None) -> Iterator[Complaint]:
     at = ("router", "silent_after_s")
     if every_s is None:
-        yield Complaint(at, "says something of heartbeats only, and there are none: heartbeat_s is missing")
+        yield Complaint(at, "has no effect without heartbeats: set heartbeat_s")
     elif silent_after_s <= every_s:
-        expected = f"expected more than heartbeat_s, which is {every_s:g}: whoever is up would be silent in between"
+        expected = f"expected more than heartbeat_s, which is {every_s:g}: else running engines count as silent"
         yield Complaint(at, f"is {silent_after_s:g}, {expected}")
 
 
@@ -64,4 +66,6 @@ def check_scales(scales: Sequence[Scale | None], pools: Sequence[Pool] | None) -
             yield Complaint((*at, "pool"), f'is "{scale.pool}", {expected}')
         others = [other for other in scales if other is not None and other is not scale and other.pool == scale.pool]
         if scale.target_queue is not None and others:
-            yield Complaint(at, f"scales {scale.pool} by load, and another [[scale]] says how many it has")
+            yield Complaint(
+                at, f"scales {scale.pool} by load, and another [[scale]] sets its size too; keep one of them"
+            )

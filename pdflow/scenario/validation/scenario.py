@@ -76,17 +76,17 @@ def _roles(pools: list[PlacedPool]) -> Iterator[Complaint]:
             yield Complaint(("pool",), f'no pool has role = "{role}", expected at least one')
     for path, pool in pools:
         if pool.role != "prefill" and pool.pp > 1:
-            yield Complaint((*path, "pp"), f"is {pool.pp}, expected 1: only prefill engines may be pipelined")
+            yield Complaint((*path, "pp"), f"is {pool.pp}, expected 1: only prefill engines can have pipeline stages")
 
 
 def _names(pools: list[PlacedPool]) -> Iterator[Complaint]:
     seen: set[str] = set()
     for path, pool in pools:
         if not NAME.fullmatch(pool.name):
-            what = 'expected letters, digits, ".", "_", "+" and "-": engines, files and addresses are named after it'
+            what = 'expected letters, digits, ".", "_", "+" and "-" only: addresses and files contain it'
             yield Complaint((*path, "name"), f"is {pool.name!r}, {what}")
         if pool.name in seen:
-            yield Complaint((*path, "name"), f'is "{pool.name}", which an earlier pool has too')
+            yield Complaint((*path, "name"), f'is "{pool.name}", the name of an earlier pool; choose another')
         seen.add(pool.name)
 
 
@@ -104,10 +104,10 @@ def _timers(transfer: Transfer) -> Iterator[Complaint]:
 def _dialect(transfer: Transfer) -> Iterator[Complaint]:
     spoken = METHODS[transfer.method].dialects
     if transfer.dialect not in spoken:
-        expected = f"expected {' or '.join(spoken)}: {transfer.method} speaks no other"
+        expected = f"expected {' or '.join(spoken)}: {transfer.method} has no other"
         yield Complaint(("transfer", "dialect"), f'is "{transfer.dialect}", {expected}')
     elif transfer.progressive and not METHODS[transfer.method].dialect(transfer.dialect).control_frames:
-        expected = 'expected false, or dialect = "strict": vLLM 0.32 writes a prompt when all of it is computed'
+        expected = 'expected false, or dialect = "strict": vLLM 0.32 writes a prompt only after all of it is computed'
         yield Complaint(("transfer", "progressive"), f"is true, {expected}")
 
 
@@ -131,9 +131,9 @@ def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
                     expected = f"a divisor or a multiple of {p}"
             elif not METHODS[transfer.method].pulls:
                 if p != d:
-                    expected = f"{p}: {transfer.dialect} pushes between equal block sizes only"
+                    expected = f"{p}: {transfer.dialect} pushes only between equal block sizes"
             elif d % p:
-                expected = f"a multiple of {p}: {transfer.dialect} pulls into blocks that P's divide"
+                expected = f"a multiple of {p}: {transfer.dialect} pulls only if P's block size divides D's"
             if expected is not None:
                 where = f"expected {expected} (block_size of pool {prefill.name})"
                 yield Complaint((*path, "block_size"), f"is {d}, {where}")
@@ -181,7 +181,9 @@ def _network(network: Network, pools: list[PlacedPool], complete: bool) -> Itera
     counts = Counter(link.name for link in network.links)
     for index, link in enumerate(network.links):
         if counts[link.name] > 1 and link.name in [earlier.name for earlier in network.links[:index]]:
-            yield Complaint(("network", "links", index, "name"), f'is "{link.name}", which an earlier link has too')
+            yield Complaint(
+                ("network", "links", index, "name"), f'is "{link.name}", the name of an earlier link; choose another'
+            )
     roles = {pool.name: pool.role for _, pool in pools}
     pairs: set[tuple[str, str]] = set()
     for index, path in enumerate(network.paths):
@@ -195,7 +197,7 @@ def _network(network: Network, pools: list[PlacedPool], complete: bool) -> Itera
             elif roles[name] != role:
                 yield Complaint((*at, key), f"is a {roles[name]} pool; KV flows from prefill to decode pools")
         if (path.from_pool, path.to_pool) in pairs:
-            yield Complaint(at, f"an earlier path leads from {path.from_pool} to {path.to_pool} too")
+            yield Complaint(at, f"an earlier path has the same pools, {path.from_pool} to {path.to_pool}; remove one")
         pairs.add((path.from_pool, path.to_pool))
         for step, name in enumerate(path.via):
             if name not in counts:
@@ -203,4 +205,4 @@ def _network(network: Network, pools: list[PlacedPool], complete: bool) -> Itera
                 hint = did_you_mean(name, counts)
                 yield Complaint((*at, "via", step), f'is "{name}", expected the name of a link: {known}{hint}')
             elif name in path.via[:step]:
-                yield Complaint((*at, "via", step), f'is "{name}" again; a path crosses a link once')
+                yield Complaint((*at, "via", step), f'is "{name}" again; a path crosses each link once')

@@ -22,7 +22,7 @@ def check_serve(serve: Serve, transfer: Transfer | None) -> Iterator[Complaint]:
         yield Complaint(("serve", "store_url"), str(error))
     if transfer is None or not METHODS[transfer.method].stores:
         return
-    needs = "serve.store_url: nothing else is ever looked for there"
+    needs = "serve.store_url: the server keeps blocks only"
     if transfer.store_granularity != "block":
         yield Complaint(("transfer", "store_granularity"), f'is "prompt", expected "block" with {needs}')
     if not transfer.store_keep:

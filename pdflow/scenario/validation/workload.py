@@ -37,30 +37,33 @@ def _sources(keys: frozenset[str]) -> Iterator[Complaint]:
     """Check which keys of [workload] need or forbid which others, whatever their values."""
     sources = [key for key in ("arrival", "trace", "like") if key in keys]
     if not sources:
-        yield Complaint(("workload",), "says nothing of arrivals, expected one of arrival, trace, like")
+        yield Complaint(("workload",), "has no source of requests, expected one of arrival, trace, like")
         return
     source = "trace" if sources[:2] == ["arrival", "trace"] else sources[0]  # a trace may get its instants elsewhere
     for extra in sources:
         if extra != source and (source, extra) != ("trace", "arrival"):
-            yield Complaint(("workload", extra), f"stands beside {source}, expected one of arrival, trace, like")
+            yield Complaint(
+                ("workload", extra), f"cannot be combined with {source}, expected one of arrival, trace, like"
+            )
     needed = {"arrival": ("requests", "input_tokens", "output_tokens"), "trace": (), "like": ("requests",)}[source]
     for key in needed:
         if key not in keys:
-            yield Complaint(("workload",), f"{key} is missing, which {source} needs")
+            yield Complaint(("workload",), f"{key} is missing: {source} needs it")
     if source != "arrival":
         for key in ("input_tokens", "output_tokens"):
             if key in keys:
-                yield Complaint(("workload", key), f"has no meaning with {source}, which brings its own lengths")
+                yield Complaint(
+                    ("workload", key), f"cannot be combined with {source}, which has its own lengths; remove it"
+                )
     if source != "like":
         hint = "trace.time_scale" if source == "trace" else "arrival.rate_rps"
         for key in ("rate_rps", "rate_scale"):
             if key in keys:
-                yield Complaint(("workload", key), f"has a meaning only with like (did you mean {hint}?)")
+                yield Complaint(("workload", key), f"needs like, which is not set (did you mean {hint}?)")
     if source != "arrival" and "sessions" in keys:
-        what = f"has no meaning with {source}, whose requests say themselves what they begin with"
-        yield Complaint(("workload", "sessions"), f"{what}, expected an arrival process without it")
+        yield Complaint(("workload", "sessions"), f"cannot be combined with {source}; it needs an arrival process")
     if source == "like" and {"rate_rps", "rate_scale"} <= keys:
-        yield Complaint(("workload", "rate_scale"), "stands beside rate_rps, expected one of the two")
+        yield Complaint(("workload", "rate_scale"), "cannot be combined with rate_rps; remove one of the two")
 
 
 def _trace(workload: Workload) -> Iterator[Complaint]:
@@ -70,17 +73,22 @@ def _trace(workload: Workload) -> Iterator[Complaint]:
         return
     at: KeyPath = ("workload", "trace")
     if trace.columns != Columns() and trace.format not in CSV_FORMATS:
-        yield Complaint((*at, "columns"), f"has no meaning with {trace.format}, which is not CSV")
+        yield Complaint((*at, "columns"), f"has no effect with format {trace.format}, which is not CSV; remove it")
     if trace.format == "csv" and None in (trace.columns.input_tokens, trace.columns.output_tokens):
-        yield Complaint((*at, "columns"), "says too little, expected at least input_tokens and output_tokens")
+        yield Complaint((*at, "columns"), "is incomplete, expected at least input_tokens and output_tokens")
     if trace.characters_per_token != 4.0 and trace.format not in OF_TEXTS:
-        yield Complaint((*at, "characters_per_token"), f"has no meaning with {trace.format}, which counts tokens")
+        yield Complaint(
+            (*at, "characters_per_token"),
+            f"has no effect with format {trace.format}, which has token counts; remove it",
+        )
     if trace.dataset is not None and trace.format != "servegen":
-        yield Complaint((*at, "dataset"), f"has no meaning with {trace.format}, which has its own lengths")
+        yield Complaint(
+            (*at, "dataset"), f"has no effect with format {trace.format}, which has its own lengths; remove it"
+        )
     if workload.arrival is not None:
         for key, plain in (("start_s", None), ("end_s", None), ("time_scale", 1.0)):
             if getattr(trace, key) != plain:
-                what = "has no meaning beside an arrival process, which says when; skip and requests cut a trace too"
+                what = "cannot be combined with arrival, which sets the times; use skip and requests to select requests"
                 yield Complaint((*at, key), what)
 
 
@@ -95,7 +103,8 @@ def _span(workload: Workload) -> Iterator[Complaint]:
     requests = workload.requests or 0
     if rate is not None and requests > rate * LONGEST_SPAN_S:
         yield Complaint(
-            key, f"is {rate:g}, expected at least {requests / LONGEST_SPAN_S:g}: {requests} requests in 30 years"
+            key,
+            f"is {rate:g}, expected at least {requests / LONGEST_SPAN_S:g}: {requests} requests in 30 years",
         )
 
 
@@ -106,9 +115,7 @@ def _first_turn(workload: Workload) -> Iterator[Complaint]:
         return
     longest = sessions.system_prompt_tokens + first.high + answer.high
     if longest > sessions.max_context_tokens:
-        what = (
-            f"is {sessions.max_context_tokens}, expected at least {longest}: a first turn and its answer may be so long"
-        )
+        what = f"is {sessions.max_context_tokens}, expected at least {longest}: the longest first turn with its answer"
         yield Complaint(("workload", "sessions", "max_context_tokens"), what)
 
 
@@ -123,11 +130,11 @@ def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool
             ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
         )
         if need > capacity:
-            message = f"{what} of up to {need} tokens never fits pool {pool.name}, whose engines hold {capacity}"
+            message = f"{what} of up to {need} tokens does not fit an engine of pool {pool.name} ({capacity} tokens)"
             at: KeyPath = ("workload", key)
             how = "shorten it"
             if workload.sessions is not None:
-                at, how = ("workload", "sessions", "max_context_tokens"), "bound it here"
+                at, how = ("workload", "sessions", "max_context_tokens"), "limit it here"
             yield Complaint(at, f"{message}; {how}, or raise kv_tokens, tp or the GPU's memory")
 
 
