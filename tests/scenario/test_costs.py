@@ -87,15 +87,18 @@ def document(**changes: Any) -> dict[str, Any]:
     [
         ({"format": "pdflow-step-cost/2"}, 'format: is "pdflow-step-cost/2", expected one of pdflow-step-cost/1'),
         ({"provenance": None}, "provenance: is missing"),
-        ({"provenance": ""}, 'provenance: is "", expected something that is not empty'),
+        ({"provenance": ""}, 'provenance: is "", expected a value that is not empty'),
         ({"provenence": "x"}, "provenence: unknown key (did you mean provenance?)"),
         ({"step_ps": {"h0": 1}}, "step_ps.h1: is missing"),
         ({"step_ps": {"h0": -1}}, "step_ps.h0: is -1, expected a number of at least 0"),
         ({"step_ps": {"h0": 1.5}}, "step_ps.h0: is 1.5, expected an integer"),
         ({"step_ps": {"h0": 10**19}}, "step_ps.h0: is 10000000000000000000, expected an integer of at most 64 bits"),
         ({"step_ps": {"h0": 2 * 10**18}}, "step_ps.h0: is 2000000000000000000, expected a number of at least 0 and at"),
-        ({"table_ps": None}, "has neither or both of linear_ps and table_ps, expected one"),
-        ({"linear_ps": {"slope": 1, "floor": 1}}, "has neither or both of linear_ps and table_ps, expected one"),
+        ({"table_ps": None}, "has neither or both of linear_ps and table_ps, expected exactly one"),
+        (
+            {"linear_ps": {"slope": 1, "floor": 1}},
+            "has neither or both of linear_ps and table_ps, expected exactly one",
+        ),
         (
             {"table_ps": {"tokens": [2, 3], "ps": [1, 2]}},
             "table_ps: a table of L(T) has at least two points, the first",
@@ -107,7 +110,7 @@ def document(**changes: Any) -> dict[str, Any]:
         ({"table_ps": {"tokens": [1, "3"], "ps": [1, 2]}}, 'table_ps.tokens[1]: is "3", expected an integer'),
         (
             {"table_ps": {"tokens": [1, 2], "ps": [1, 10**18 + 1]}},
-            "table_ps: goes beyond a billion tokens or 1,000,000",
+            "table_ps: exceeds a billion tokens or 1,000,000",
         ),
         (
             {"table_ps": {"tokens": [*range(1, 5000)], "ps": [1] * 4999}},
@@ -115,7 +118,7 @@ def document(**changes: Any) -> dict[str, Any]:
         ),
         (
             {"table_ps": {"tokens": [1, 2], "ps": [1, 10**13]}},
-            "table_ps: rises by more than a second for each token at",
+            "table_ps: ends with a slope of more than a second per token",
         ),
         (
             {"step_ps": {"c2": 2 * 10**9}},
@@ -124,7 +127,7 @@ def document(**changes: Any) -> dict[str, Any]:
         ({"engine": {"tp": 0}}, "engine.tp: is 0, expected a number of at least 1"),
         ({"engine": {"tp": "2"}}, 'engine.tp: is "2", expected an integer'),
         ({"errors": [{"of": "x"}]}, "errors[0].rows: is missing"),
-        ({"error_bar": {"tpot": 3}}, "error_bar.tpot: is 3, expected a text in quotes"),
+        ({"error_bar": {"tpot": 3}}, "error_bar.tpot: is 3, expected a string in quotes"),
         ({"error_bar": "±3 %"}, 'error_bar: is "±3 %", expected a table'),
     ],
 )
@@ -144,12 +147,12 @@ def test_every_problem_at_once() -> None:
     [
         ("", "cost.json:1: is not JSON: Expecting value, column 1"),
         ('{\n "a": 1\n "b": 2}', "cost.json:3: is not JSON: "),
-        ("[" * 100_000, "cost.json: is nested too deeply to be read"),
+        ("[" * 100_000, "cost.json: is nested too deeply"),
         ("9" * 5000, "cost.json: is not JSON: "),
-        ('{"chunks": true, "chunks": false}', "cost.json: is not JSON: the key 'chunks' stands twice in one object"),
+        ('{"chunks": true, "chunks": false}', "cost.json: is not JSON: the key 'chunks' occurs twice in one object"),
         ("NaN", "cost.json: is nan, expected a table"),
         ("[]", "cost.json: is an array, expected a table"),
-        (" " * 1_000_001, "cost.json: is larger than 1,000,000 bytes: is it a cost file?"),
+        (" " * 1_000_001, "cost.json: is larger than 1,000,000 bytes, expected a cost file"),
         (b'{"a": "\xff"}', "cost.json: is not JSON: "),
     ],
     ids=lambda value: str(value)[:24].strip(),
@@ -194,8 +197,8 @@ def test_times_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(written(file))
     assert problems_of(tmp_path, "{ model = 'measured', path = 'a.json' }") == [
         "--set pool.prefill.cost={ model = 'measured', path = 'a.json' }: pool.prefill.cost.path: "
-        '"a.json" holds times of model qwen3-8b, not llama-3.1-8b, gpu h200, not h100-sxm, tp 2, not 1, '
-        "weight_bytes_per_param 1.0, not 2.0"
+        '"a.json" has times for model qwen3-8b, not llama-3.1-8b, gpu h200, not h100-sxm, tp 2, not 1, '
+        "weight_bytes_per_param 1.0, not 2.0; choose a table or file for this pool"
     ]
 
 
@@ -208,7 +211,7 @@ def test_a_file_that_is_not_there_or_wrong(tmp_path: Path) -> None:
     assert any(problem.startswith("a.json: step_ps.h0: is -1") for problem in found)
     (tmp_path / "a.json").write_bytes(b"[" * 3_000_000)
     [large] = problems_of(tmp_path, "{ model = 'measured', path = 'a.json' }")
-    assert large == "a.json: is larger than 1,000,000 bytes: is it a cost file?"
+    assert large == "a.json: is larger than 1,000,000 bytes, expected a cost file"
     os.mkfifo(tmp_path / "pipe.json")
     for name in (".", "pipe.json"):
         [other] = problems_of(tmp_path, f"{{ model = 'measured', path = '{name}' }}")
@@ -277,29 +280,33 @@ def test_a_combination_that_does_not_come_with_pdflow(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)  # Not installed.
     [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "pool.prefill.tp=2", "pool.decode.tp=2")
     assert problem.endswith(
-        "pool.prefill.cost.model: of llama-3.1-8b on h100-sxm, tp 2, no table comes with pdflow: "
-        "pip install 'pdflow[aiconfigurator]' makes any; "
+        "pool.prefill.cost.model: pdflow has no table of llama-3.1-8b on h100-sxm, tp 2; "
+        "pip install 'pdflow[aiconfigurator]' computes one; "
         "tables that come with pdflow for llama-3.1-8b on h100-sxm: tp 1"
     )
     [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "pool.prefill.gpu=mi300x")
-    assert "aiconfigurator has no data of gpu mi300x" in problem
+    assert "aiconfigurator has no data for gpu mi300x" in problem
     assert "llama-3.1-8b on h200 tp 1" in problem
 
 
 def test_a_table_is_of_its_own_precision(tmp_path: Path) -> None:
     [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "model.weight_dtype=fp8")
-    assert problem.endswith("aiconfigurator holds times of weight_bytes_per_param 2.0, not 1.0")
+    assert problem.endswith(
+        "aiconfigurator has times for weight_bytes_per_param 2.0, not 1.0; choose a table or file for this pool"
+    )
 
 
 def test_a_table_is_of_its_own_kv_precision(tmp_path: Path) -> None:
     [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "model.kv_dtype=fp8")
-    assert problem.endswith("aiconfigurator holds times of kv_bytes_per_value 2, not 1")
+    assert problem.endswith(
+        "aiconfigurator has times for kv_bytes_per_value 2, not 1; choose a table or file for this pool"
+    )
 
 
 def test_eight_bit_products_on_a_gpu_without_them(tmp_path: Path) -> None:
     more = ("model.activation_dtype=fp8", "pool.prefill.gpu=a100-80g")
     [problem] = problems_of(tmp_path, "{ model = 'roofline' }", *more)
-    assert "pool.prefill.gpu: the model's products are in fp8, and a100-80g has no fp8_flops" in problem
+    assert "pool.prefill.gpu: a100-80g has no fp8_flops, and model.activation_dtype is fp8" in problem
 
 
 def test_an_error_since_loading_is_reported_for_people(tmp_path: Path) -> None:
@@ -362,13 +369,17 @@ def test_what_is_installed_is_tabulated_when_a_scenario_asks(tmp_path: Path, ker
 
 def test_a_table_in_which_more_gpus_are_slower_is_refused(kernels: type[Kernels], monkeypatch: Any) -> None:
     monkeypatch.setattr(kernels, "slowdown", 100.0)
-    with pytest.raises(ValueError, match=r"is refused: a prompt of 2048 tokens takes 4.. ms, and 2.. ms with tp 2"):
+    with pytest.raises(
+        ValueError, match=r"pdflow rejects .* a prompt of 2048 tokens takes 4.. ms, but 2.. ms with tp 2"
+    ):
         tabulated("h100-sxm", "qwen3-8b", 4)
 
 
 def test_a_table_in_which_one_decode_is_slower_than_many_is_refused(kernels: type[Kernels], monkeypatch: Any) -> None:
     monkeypatch.setattr(kernels, "slow_alone", 30.0)
-    with pytest.raises(ValueError, match="is refused: a step of one decode takes 35 ms, and one of 64 decodes 9 ms"):
+    with pytest.raises(
+        ValueError, match=r"pdflow rejects .* a step of one decode takes 35 ms, but one of 64 decodes only 9 ms"
+    ):
         tabulated("h100-sxm", "qwen3-8b", 1)
 
 
@@ -427,7 +438,7 @@ def test_a_table_is_named_by_the_scenario(tmp_path: Path) -> None:
     [wrong] = problems_of(tmp_path, "{ model = 'fitted', table = 'llmservingsim_llama-3.1-8b_rtx-4090' }")
     assert wrong.endswith("expected the name of a cost table (did you mean llmservingsim_llama-3.1-8b_rtx-4090_tp1?)")
     [other] = problems_of(tmp_path, "{ model = 'fitted', table = 'splitwise_llama-2-70b_h100-sxm_tp2' }")
-    assert other.endswith("holds times of model llama-2-70b, not llama-3.1-8b, tp 2, not 1")
+    assert "has times for model llama-2-70b, not llama-3.1-8b, tp 2, not 1; choose" in other
 
 
 def test_a_table_brings_the_capacity_that_its_engine_had(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_every_path_of_the_schema_is_known() -> None:
     moved = with_paths(document, lambda path: f"x/{path}")
     assert json.dumps(moved).count("x/") == 6 + len(SERVED)
     assert with_paths({"workload": {"like": "azure-code"}}, lambda path: "x")["workload"]["like"] == "azure-code"
-    terms = ("relative to the scenario", "a file that", "beside the trace", "config.json")
+    terms = ("relative to the scenario", "a file that", "next to the trace", "config.json")
     found = {
         key for key, what in _described(schema_json()) if any(term in what for term in terms) and key != "scenario"
     }

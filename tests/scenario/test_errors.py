@@ -45,8 +45,8 @@ def test_every_error_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         ("a = 1\na = 2\n", "s.toml:2: is not TOML: Cannot overwrite a value"),
         ('a = """\n\n', "s.toml:3: is not TOML: Unterminated string"),
         ("[pool]\n[pool]\n", "s.toml:2: is not TOML: Cannot declare ('pool',) twice"),
-        (b"a = 1\nb = '\xff'", "s.toml:2: is not UTF-8 text, as TOML must be"),
-        ("a = " + "[" * 100_000, "s.toml:1: is nested too deeply to be read"),
+        (b"a = 1\nb = '\xff'", "s.toml:2: is not UTF-8 text; save it as UTF-8"),
+        ("a = " + "[" * 100_000, "s.toml:1: is nested too deeply"),
     ],
 )
 def test_text_that_is_not_toml(tmp_path: Path, text: str | bytes, expected: str) -> None:
@@ -72,7 +72,7 @@ def test_errors_of_an_empty_file_name_the_required_tables(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("requests = 10000", "", ["s.toml:7: workload: requests is missing, which arrival needs"]),
+        ("requests = 10000", "", ["s.toml:7: workload: requests is missing: arrival needs it"]),
         (
             "tp = 1",
             "tp = 3",
@@ -89,7 +89,7 @@ def test_errors_of_an_empty_file_name_the_required_tables(tmp_path: Path) -> Non
         (
             "tp = 1",
             "tp = 1\nkv_tokens = 1024",
-            ["s.toml:10: workload.input_tokens: a prompt of up to 1536 tokens never fits pool prefill, whose engines"],
+            ["s.toml:10: workload.input_tokens: a prompt of up to 1536 tokens does not fit an engine of pool prefill"],
         ),
         (
             "tp = 1",
@@ -111,8 +111,8 @@ def test_errors_of_an_empty_file_name_the_required_tables(tmp_path: Path) -> Non
             'trace = { path = "no/such.jsonl", format = "mooncake" }\narrival = {',
             [
                 's.toml:9: workload.trace.path: "no/such.jsonl" does not exist; looked for no/such.jsonl',
-                "s.toml:11: workload.input_tokens: has no meaning with trace, which brings its own lengths",
-                "s.toml:12: workload.output_tokens: has no meaning with trace, which brings its own lengths",
+                "s.toml:11: workload.input_tokens: cannot be combined with trace, which has its own lengths; remove it",
+                "s.toml:12: workload.output_tokens: cannot be combined with trace, which has its own lengths",
             ],
         ),
         (
@@ -121,8 +121,8 @@ def test_errors_of_an_empty_file_name_the_required_tables(tmp_path: Path) -> Non
             [
                 's.toml:9: workload.like: is "azure-cod", expected one of mooncake-conversation, azure-code, azure-conv'
                 " or the path of a model's .toml (did you mean azure-code?)",
-                "s.toml:11: workload.input_tokens: has no meaning with like, which brings its own lengths",
-                "s.toml:12: workload.output_tokens: has no meaning with like, which brings its own lengths",
+                "s.toml:11: workload.input_tokens: cannot be combined with like, which has its own lengths; remove it",
+                "s.toml:12: workload.output_tokens: cannot be combined with like, which has its own lengths; remove it",
             ],
         ),
         ('preset = "rdma-400g"', "", []),
@@ -288,21 +288,21 @@ TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", 
         (
             TRACE + " } }",
             "[slo.class.chat]",
-            ["slo.class.chat: is no class of the workload, whose requests have no classes"],
+            ["slo.class.chat: is no class of the workload, but its requests have no classes"],
         ),
         (TRACE + " } }", "[slo]\nclass = 5", ["slo.class: is 5, expected a table"]),
         (TRACE + " } }\narrival = { process = 'constant', rate_rps = 1 }", "", []),
         (
             TRACE + ", arrival_ms = 't' } }",
             "",
-            ["workload.trace.columns: arrival_s and arrival_ms both say when; give one of them"],
+            ["workload.trace.columns: arrival_s and arrival_ms all give arrival times; keep one of them"],
         ),
         (
             "trace = { path = 't.csv', format = 'csv' }",
             "",
             [
-                "workload.trace.columns: says too little, expected at least input_tokens and output_tokens",
-                'workload.trace.path: "t.csv" does not say when requests arrive, expected an arrival process beside it',
+                "workload.trace.columns: is incomplete, expected at least input_tokens and output_tokens",
+                'workload.trace.path: "t.csv" has no arrival times; set workload.arrival too',
             ],
         ),
         (
@@ -314,9 +314,9 @@ TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", 
             TRACE + " }, dataset = 'x', start_s = 1 }\narrival = { process = 'constant', rate_rps = 1 }",
             "",
             [
-                "workload.trace.dataset: has no meaning with csv, which has its own lengths",
-                "workload.trace.start_s: has no meaning beside an arrival process, which says when;"
-                " skip and requests cut a trace too",
+                "workload.trace.dataset: has no effect with format csv, which has its own lengths; remove it",
+                "workload.trace.start_s: cannot be combined with arrival, which sets the times;"
+                " use skip and requests to select requests",
             ],
         ),
         (
@@ -327,7 +327,7 @@ TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", 
         (
             "trace = { path = 't.csv', format = 'vidur' }",
             "",
-            ['workload.trace.path: "t.csv" does not say when requests arrive, expected an arrival process beside it'],
+            ['workload.trace.path: "t.csv" has no arrival times; set workload.arrival too'],
         ),
         (
             "like = 'none.toml'\nrequests = 5",

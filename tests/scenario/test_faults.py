@@ -41,13 +41,16 @@ def load_result(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[
     [
         ('kind = "drip"\nat_s = 1', f'{LINE + 1}: fault[0].kind: is "drip", expected one of drop, delay, duplicate, '),
         ("at_s = 1", f"{LINE}: fault[0].kind: is missing, expected one of drop, delay, duplicate"),
-        ('kind = "drop"', f"{LINE}: fault[0]: says neither when nor how often, expected probability, at_s or rate_"),
+        ('kind = "drop"', f"{LINE}: fault[0]: has no time and no probability, expected probability, at_s or rate_"),
         (
             'kind = "drop"\nprobability = 1.5',
             f"{LINE + 2}: fault[0].probability: is 1.5, expected a number above 0 and ",
         ),
         ('kind = "drop"\nat_s = -1', f"{LINE + 2}: fault[0].at_s: is -1, expected a number of at least 0"),
-        ('kind = "drop"\nat_s = 1\nevery_s = 2', f"{LINE}: fault[0]: for_s is missing: how long it lasts each time"),
+        (
+            'kind = "drop"\nat_s = 1\nevery_s = 2',
+            f"{LINE}: fault[0]: for_s is missing: the duration of each occurrence",
+        ),
         (
             'kind = "drop"\nprobability = 1\nmessages = ["DON"]',
             f'{LINE + 3}: fault[0].messages[0]: is "DON", expected o',
@@ -63,11 +66,11 @@ def load_result(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[
         ),
         (
             'kind = "partition"\nevery_s = 2\nfor_s = 1',
-            f"{LINE + 2}: fault[0].every_s: begins nowhere: at_s is missing",
+            f"{LINE + 2}: fault[0].every_s: needs at_s, the time of the first beginning",
         ),
         (
             'kind = "partition"\nat_s = 1\nevery_s = 2\nrate_per_s = 1\nfor_s = 1',
-            f"{LINE + 3}: fault[0].every_s: stands beside rate_per_s, expected one of the two",
+            f"{LINE + 3}: fault[0].every_s: cannot be combined with rate_per_s; remove one of the two",
         ),
         (
             'kind = "partition"\nat_s = 1\nbetween = ["prefill-0"]',
@@ -75,37 +78,37 @@ def load_result(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[
         ),
         (
             'kind = "partition"\nat_s = 1\nbetween = ["prefill-0", "prefill-*"]',
-            f"{LINE + 3}: fault[0].between: nothing passes between these engines",
+            f"{LINE + 3}: fault[0].between: these engines exchange nothing",
         ),
         (
             'kind = "partition"\nat_s = 1\nbetween = ["*", "*"]\nto = "decode-0"',
-            f"{LINE + 3}: fault[0].between: stands beside from or to",
+            f"{LINE + 3}: fault[0].between: cannot be combined with from or to",
         ),
         ('kind = "drop"\nat_s = 1\nfrom = "decode-7"', f'{LINE + 3}: fault[0].from: is "decode-7", expected an engine'),
         (
             'kind = "crash"\nat_s = 1\nengine = "router"',
-            f"{LINE + 3}: fault[0].engine: is the router; faults happen to",
+            f"{LINE + 3}: fault[0].engine: is the router, which this fault cannot affect",
         ),
         (
             'kind = "partition"\nat_s = 1\nto = "router"',
-            f"{LINE + 3}: fault[0].to: is the router, and no engine sends it heartbeats: router.heartbeat_s is missing",
+            f"{LINE + 3}: fault[0].to: is the router, but no engine sends heartbeats: set router.heartbeat_s",
         ),
         (
             'kind = "delay"\nat_s = 1\ndelay_s = 1\nto = "router"',
-            f"{LINE + 4}: fault[0].to: is the router: of what it is told only heartbeats can be lost, by drop or",
+            f"{LINE + 4}: fault[0].to: is the router, which only drop and partition can name",
         ),
         (
             'kind = "drop"\nat_s = 1\nfrom = "router"',
-            f"{LINE + 3}: fault[0].from: is the router; faults happen to",
+            f"{LINE + 3}: fault[0].from: is the router, which this fault cannot affect",
         ),
-        ('kind = "crash"\nengine = "decode-0"', f"{LINE}: fault[0]: says nothing of when, expected at_s or rate_per_s"),
+        ('kind = "crash"\nengine = "decode-0"', f"{LINE}: fault[0]: has no time, expected at_s or rate_per_s"),
         (
             'kind = "crash"\nat_s = 1\nengine = "decode-0"\nfor_s = 2',
-            f"{LINE + 4}: fault[0].for_s: has no meaning here: it happens at once (did you mean restart_after_s?)",
+            f"{LINE + 4}: fault[0].for_s: has no effect: this kind acts at one instant (did you mean restart_after_s?)",
         ),
         (
             'kind = "crash"\nat_s = 1\nengine = "decode-0"\nincarnation = "same"',
-            f'{LINE + 4}: fault[0].incarnation: is "same", expected "new": strict rests on every life having an inc',
+            f'{LINE + 4}: fault[0].incarnation: is "same", expected "new": in strict every restart has a new inc',
         ),
         (
             'kind = "crash"\nat_s = 1\nevery_s = 5\nengine = "decode-0"',
@@ -113,18 +116,21 @@ def load_result(tmp_path: Path, *faults: str, table: str = "", overrides: tuple[
         ),
         (
             'kind = "pause"\nat_s = 1\nengine = "decode-0"',
-            f"{LINE}: fault[0]: for_s is missing: how long it lasts each",
+            f"{LINE}: fault[0]: for_s is missing: the duration of each",
         ),
         (
             'kind = "skew"\nat_s = 1\nengine = "decode-0"',
-            f"{LINE}: fault[0]: says nothing of the clock, expected speed",
+            f"{LINE}: fault[0]: does not change the clock, expected speed",
         ),
-        ('kind = "slow"\nat_s = 1\nfactor = 2', f"{LINE}: fault[0]: expected one of engine and link: whose bandwidth"),
+        (
+            'kind = "slow"\nat_s = 1\nfactor = 2',
+            f"{LINE}: fault[0]: expected either engine or link: whose bandwidth is divided",
+        ),
         (
             'kind = "slow"\nat_s = 1\nfactor = 2\nlink = "spine"',
             f'{LINE + 4}: fault[0].link: is "spine", expected the name of a link: none is defined',
         ),
-        ('kind = "hang-up"\nprobability = 0.5', f"{LINE}: fault[0]: says nothing of when, expected at_s or rate_per_s"),
+        ('kind = "hang-up"\nprobability = 0.5', f"{LINE}: fault[0]: has no time, expected at_s or rate_per_s"),
         (
             'kind = "hang-up"\nat_s = 20',
             f"{LINE + 2}: fault[0].at_s: is 20, expected less than faults.heal_s, which is ",
@@ -144,7 +150,7 @@ def test_every_error_of_every_fault_at_once(tmp_path: Path) -> None:
 def test_nothing_to_divide_where_a_nic_is_unlimited(tmp_path: Path) -> None:
     slow = 'kind = "slow"\nat_s = 1\nfactor = 2\nengine = "prefill-*"'
     [line] = load_result(tmp_path, slow, overrides=("network.preset=ideal",))
-    assert "NICs are unlimited here" in line
+    assert "NICs are unlimited" in line
 
 
 def test_one_table_is_not_an_array(tmp_path: Path) -> None:
@@ -189,7 +195,8 @@ def test_the_path_to_the_router(tmp_path: Path) -> None:
     assert not links.hold("prefill-0", "decode-0")
     frames = 'kind = "drop"\nprobability = 1.0\nto = "router"\nmessages = ["REG"]'
     [line] = load_result(tmp_path, frames, overrides=reports)
-    assert line == f"s.toml:{LINE + 4}: fault[0].messages: names frames, and none is sent to the router"
+    expected = 'cannot be combined with to = "router", which receives heartbeats only; remove it'
+    assert line == f"s.toml:{LINE + 4}: fault[0].messages: {expected}"
     [line] = load_result(tmp_path, 'kind = "drop"\nat_s = 1\nfrom = "x"\nto = "router"', overrides=reports)
     assert line.startswith(f's.toml:{LINE + 3}: fault[0].from: is "x", expected an engine')
     named = load_result(tmp_path, 'kind = "partition"\nat_s = 1', overrides=reports)

@@ -190,7 +190,7 @@ def test_a_model_is_named_by_its_config_and_not_by_its_folder(tmp_path: Path, ke
         (b"[" * 100_000, "", "is not JSON"),
         (b"[]", "", "is not a JSON object"),
         (b"{}", "", "has no hidden_size"),
-        (b"{}", 'preset = "llama-3.1-8b"', "and a preset both say"),
+        (b"{}", 'preset = "llama-3.1-8b"', "cannot be combined with preset"),
     ],
 )
 def test_a_wrong_config_is_reported_once_with_its_location(

@@ -76,7 +76,7 @@ def test_whole_tables_can_be_set() -> None:
     ("override", "expected"),
     [
         ("pool.prefil.tp=2", "no pool named prefil, expected one of prefill, decode (did you mean prefill?)"),
-        ("pool.decode=2", "pool.decode is a pool; say which of its keys, as in pool.decode.tp"),
+        ("pool.decode=2", "pool.decode is a pool; name one of its keys, as in pool.decode.tp"),
         ("workload.requests.n=2", "workload.requests is 10000, so it has no key n"),
         ("workload.requests.n.m=2", "workload.requests is 10000, so it has no key n"),
         ("seed", "expected key=value, as in --set pool.decode.tp=2"),

@@ -59,7 +59,7 @@ def test_a_router_config_is_printed_in_one_line() -> None:
 )
 def test_a_key_of_another_policy_is_refused(key: str, value: str, policy: str) -> None:
     assert refused(f"router.{key}={value}") == [
-        f"router.{key}: says something of {policy} only, and no engine is chosen by that"
+        f"router.{key}: has no effect: it is read by policy {policy} only, and no policy is {policy}"
     ]
     router = load(REFERENCE, overrides=[f"router.{key}={value}", f"router.prefill_policy={policy}"]).router
     assert getattr(router, key) == float(value)
@@ -123,12 +123,12 @@ def test_how_many_attempts_there_are(overrides: list[str], attempts: int) -> Non
         ),
         (
             ["router.silent_after_s=5"],
-            "router.silent_after_s: says something of heartbeats only, and there are none: heartbeat_s is missing",
+            "router.silent_after_s: has no effect without heartbeats: set heartbeat_s",
         ),
         (
             ["router.heartbeat_s=3", "router.silent_after_s=3"],
-            "router.silent_after_s: is 3, expected more than heartbeat_s, which is 3: whoever is up would be silent in "
-            "between",
+            "router.silent_after_s: is 3, expected more than heartbeat_s, which is 3: else running "
+            "engines count as silent",
         ),
         (["router.max_inflight=0"], "router.max_inflight: is 0, expected a number of at least 1"),
     ],
@@ -165,8 +165,8 @@ def test_only_decode_engines_compute_prompts_of_their_own() -> None:
     alone = ['pool=[{name="w",role="aggregated",gpu="h100-sxm"}]']
     overrides = ["router.disaggregate_above_tokens=auto", "router.on_failure=recompute"]
     assert refused(*alone, *overrides) == [
-        "router.disaggregate_above_tokens: needs a decode engine that computes prompts, and there is none",
-        "router.on_failure: needs a decode engine that computes prompts, and there is none",
+        "router.disaggregate_above_tokens: needs a decode pool, and the scenario has none",
+        "router.on_failure: needs a decode pool, and the scenario has none",
     ]
 
 
@@ -180,11 +180,17 @@ def test_only_decode_engines_compute_prompts_of_their_own() -> None:
             '{ pool = "prefil", at_s = 1, replicas = 2 }',
             '[0].pool: is "prefil", expected the name of a pool: prefill, ',
         ),
-        ('{ pool = "prefill", at_s = 1 }', "[0]: says at_s, expected at_s and replicas, or target_queue and max_"),
-        ('{ pool = "prefill" }', "[0]: says neither, expected at_s and replicas, or target_queue and max_replicas"),
+        (
+            '{ pool = "prefill", at_s = 1 }',
+            "[0]: sets at_s, expected at_s and replicas (scheduled), or target_queue and max_",
+        ),
+        (
+            '{ pool = "prefill" }',
+            "[0]: sets none of its keys, expected at_s and replicas (scheduled), or target_queue",
+        ),
         (
             '{ pool = "prefill", at_s = 1, replicas = 2, target_queue = 3 }',
-            "[0]: says at_s, replicas and target_queue, expected at_s and replicas, or target_queue and max_replicas",
+            "[0]: sets at_s, replicas and target_queue, expected at_s and replicas (scheduled), or target_queue",
         ),
         (
             '{ pool = "prefill", target_queue = 3, max_replicas = 2, min_replicas = 3 }',
@@ -193,7 +199,7 @@ def test_only_decode_engines_compute_prompts_of_their_own() -> None:
         ('{ pool = "prefill", at_s = 1, replicas = 0 }', "[0].replicas: is 0, expected a number of at least 1"),
         (
             '{ pool = "decode", at_s = 1, replicas = 2 }, { pool = "decode", target_queue = 3, max_replicas = 2 }',
-            "[1]: scales decode by load, and another [[scale]] says how many it has",
+            "[1]: scales decode by load, and another [[scale]] sets its size too; keep one of them",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_number_is_a_distribution_too() -> None:
         ),
         (
             "sessions.turns={dist='empirical',turns=[0]}",
-            "sessions.turns: turns holds 0, expected numbers of at least 1",
+            "sessions.turns: turns contains 0, expected numbers of at least 1",
         ),
         ("sessions.think_s=-1", "sessions.think_s: is -1, expected a number of at least 0"),
         ("sessions.think_s='long'", 'sessions.think_s: is "long", expected a number'),
@@ -60,14 +60,14 @@ def test_a_number_is_a_distribution_too() -> None:
         ("sessions.think=1", "sessions.think: unknown key (did you mean think_s?)"),
         (
             "sessions.max_context_tokens=11000",
-            "sessions.max_context_tokens: is 11000, expected at least 11200: a first turn and its answer may be so",
+            "sessions.max_context_tokens: is 11000, expected at least 11200: the longest first turn with its answer",
         ),
         ("client.timeout_s=0", "client.timeout_s: is 0, expected a number"),
         (
             "client.cancel_probability=0.5",
-            "client: cancel_probability and cancel_after_s say nothing without each other",
+            "client: cancel_probability and cancel_after_s need each other",
         ),
-        ("client.cancel_after_s=5", "client: cancel_probability and cancel_after_s say nothing without each other"),
+        ("client.cancel_after_s=5", "client: cancel_probability and cancel_after_s need each other"),
         (
             "client={timeout_s=5,first_token_timeout_s=5}",
             "client: first_token_timeout_s is 5, expected less than timeout_s, which is 5",
@@ -83,15 +83,15 @@ def test_values(override: str, expected: str) -> None:
 def test_what_is_not_drawn_here_has_no_sessions(source: str) -> None:
     key = source.partition("=")[0]
     found = refused(f"workload={{{source},sessions={{turns=2,think_s=1,new_tokens=5}}}}")
-    expected = f"workload.sessions: has no meaning with {key}, whose requests say themselves what they begin with"
+    expected = f"workload.sessions: cannot be combined with {key}; it needs an arrival process"
     assert any(problem.startswith(expected) for problem in found)
 
 
 def test_a_session_that_outgrows_an_engine_needs_a_limit() -> None:
     found = refused("workload.sessions.max_context_tokens=600000", "pool.decode.kv_tokens=100000")
     assert found == [
-        "workload.sessions.max_context_tokens: a request of up to 245200 tokens never fits pool decode, whose engines "
-        "hold 100000; bound it here, or raise kv_tokens, tp or the GPU's memory"
+        "workload.sessions.max_context_tokens: a request of up to 245200 tokens does not fit an engine of pool decode "
+        "(100000 tokens); limit it here, or raise kv_tokens, tp or the GPU's memory"
     ]
 
 

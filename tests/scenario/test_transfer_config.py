@@ -230,7 +230,7 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
             'line 3: kv_connector is "LMCacheConnector", expected one of P2pNccl',
         ),
         ('{"kv_role": "kv_both"}', "line 1: kv_connector is missing"),
-        ("{}", "line 1: the file is of no known kind, expected kv_connector"),
+        ("{}", "line 1: the file is not a known format, expected kv_connector"),
         ("[]", "line 1: the file is an array, expected a JSON object"),
         ('{"a": 1,\n\n "b" 2}', "line 3: the file is not JSON"),
         ('{"a": 1,\n', "line 1: the file is not JSON"),
@@ -254,8 +254,8 @@ def test_an_error_is_reported_once_with_its_location(tmp_path: Path, text: str |
         ('"nowhere.json"', '"nowhere.json" cannot be read: No such file or directory; looked for'),
         ('"conf"', '"conf" cannot be read: Is a directory'),
         ('"a\\u0000b"', "cannot be read: embedded null byte"),
-        ("3", "is 3, expected a text"),
-        ('""', 'is "", expected something that is not empty'),
+        ("3", "is 3, expected a string"),
+        ('""', 'is "", expected a value that is not empty'),
     ],
 )
 def test_a_file_that_is_not_there(tmp_path: Path, name: str, message: str) -> None:

@@ -102,7 +102,7 @@ def test_every_bad_line_of_a_table_is_reported() -> None:
 
 
 def test_two_columns_of_times_are_one_too_many() -> None:
-    with pytest.raises(ValueError, match="arrival_s and arrival_ms both say when"):
+    with pytest.raises(ValueError, match="arrival_s and arrival_ms all give arrival times"):
         Columns(arrival_s="a", arrival_ms="b")
 
 

@@ -142,7 +142,7 @@ def test_many_bad_lines_are_counted() -> None:
     assert isinstance(caught.value, TraceError)
     assert len(caught.value.problems) == REPORTED
     assert caught.value.more == 7
-    assert str(caught.value).endswith("and 7 more lines like these")
+    assert str(caught.value).endswith("and 7 more problems of this kind")
 
 
 @given(st.lists(st.text(max_size=40)), st.sampled_from(["mooncake", "azure"]))

@@ -69,7 +69,7 @@ def _when(path: KeyPath, fault: Fault, heal_s: float | None) -> Iterator[Complai
     if isinstance(fault, (CrashFault, HangUpFault)) and not whenever:
         if fault.for_s is not None:
             hint = " (did you mean restart_after_s?)" if isinstance(fault, CrashFault) else ""
-            yield Complaint((*path, "for_s"), "has no effect on this kind, which happens at one instant" + hint)
+            yield Complaint((*path, "for_s"), "has no effect: this kind acts at one instant" + hint)
     elif fault.for_s is None and (isinstance(fault, PauseFault) or fault.every_s or fault.rate_per_s):
         yield Complaint(path, "for_s is missing: the duration of each occurrence")
     if fault.every_s is not None:
