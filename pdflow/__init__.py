@@ -94,7 +94,7 @@ def simulate(
     from pdflow.scenario.reading.editable import Scenario
 
     if out is None and (events or save_detailed or timeline or html):
-        raise ValueError("events, save_detailed, timeline and html write into a folder: say which with out=...")
+        raise ValueError("events, save_detailed, timeline and html write files: set out to a folder")
     edits = {**(overrides or {}), **({} if seed is None else {"scenario.seed": seed})}
     if not isinstance(scenario, Scenario):
         scenario = Scenario.load(scenario, edits)

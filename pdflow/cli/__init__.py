@@ -40,10 +40,10 @@ class _Front(click.Group):
 @click.group(cls=_Front, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(version() + (" (compiled)" if compiled() else ""), prog_name="pdflow")
 def cli() -> None:
-    """Prefill/decode-disaggregated LLM serving, simulated with the protocol that serves.
+    """Simulate, check and serve prefill/decode-disaggregated LLM serving with one transfer protocol.
 
-    Exit codes: 0 done; 1 what was asked about is not so; 2 bad input or a missing backend; 3 a budget ran out first;
-    130 interrupted.
+    Exit codes: 0 success; 1 the check failed (a violated invariant, an error, a missed target); 2 bad input or a
+    missing optional package; 3 a time or memory limit was reached first; 130 interrupted.
     """
 
 
@@ -66,5 +66,5 @@ def main() -> None:
         if cause.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush, at the interpreter's end
-        click.echo(f"standard output: cannot write: {cause.strerror}; make room where it goes", err=True)
+        click.echo(f"standard output: cannot write: {cause.strerror}; free space at its destination", err=True)
         sys.exit(EXIT_BAD_INPUT)

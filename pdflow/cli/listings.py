@@ -25,20 +25,20 @@ def schema() -> None:
     type=click.Choice(["strict", "as-published"]),
     default="strict",
     show_default=True,
-    help="In whose words the request of those NAMEd is told.",
+    help="Dialect of the printed request.",
 )
 def methods(names: tuple[str, ...], dialect: str) -> None:
-    """List the transfer methods to name in a scenario.
+    """List the transfer methods.
 
-    Who initiates, in what pieces, through which memories, with which messages; what happens when memory is full or
-    something is lost; limits, and where each comes from. Of those NAMEd also one request, told in order.
+    Prints who initiates, the pieces, memories and messages, what happens when memory is full or a message is lost,
+    limits and sources. With NAME, also prints one request step by step.
     """
     from pdflow.methods.catalogue import METHODS
     from pdflow.methods.show import methods_view
 
     unknown = [name for name in names if name not in METHODS]
     if unknown:
-        raise click.UsageError(f"no method {unknown[0]}; there are {', '.join(METHODS)}")
+        raise click.UsageError(f"unknown method {unknown[0]}; expected one of {', '.join(METHODS)}")
     for name in names:
         from pdflow_sim.observe.text_trace import one_request
 
@@ -54,9 +54,9 @@ def methods(names: tuple[str, ...], dialect: str) -> None:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_preset)
 def presets(names: tuple[str, ...]) -> None:
-    """List models, GPUs and networks to name in a scenario.
+    """List the presets of models, GPUs, networks and step costs.
 
-    Of those NAMEd, every figure and its source.
+    With NAME, prints every value of that preset and its source.
     """
     from pdflow.scenario.show import presets_view
 

@@ -16,8 +16,7 @@ SET = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=complete_override,
-    help="Replace one value of the scenario, as in router.policy=least-loaded or pool.decode.tp=2. Repeatable.",
+    help="Replace one value of the scenario, for example pool.decode.tp=2. Repeatable.",
 )
 
 
@@ -25,7 +24,7 @@ def need_out(out: str | Path | None, flags: Mapping[str, bool]) -> None:
     """What writes into --out DIR needs one."""
     for flag in ("events", "save_detailed", "timeline", "html"):
         if flags.get(flag) and out is None:
-            raise click.UsageError(f"--{flag.replace('_', '-')} writes into --out DIR, which is missing")
+            raise click.UsageError(f"--{flag.replace('_', '-')} needs --out DIR")
 
 
 def live(opened: Callable[[], Any]) -> Any:

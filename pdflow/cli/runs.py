@@ -20,17 +20,28 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("scenario", type=click.Path())
-@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl.")
-@click.option("--seed", type=int, metavar="N", help="Seed of the run, instead of the scenario's.")
-@click.option("--seeds", type=click.IntRange(2), metavar="N", help="N runs from that seed on: means with intervals.")
+@click.option(
+    "--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl into DIR."
+)
+@click.option("--seed", type=int, metavar="N", help="Seed of the run. Default: the scenario's.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Run N times with consecutive seeds; report means with intervals.",
+)
 @SET
-@click.option("--exact", is_flag=True, help="Advance token by token, without closed forms. Slow; the same results.")
-@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event into and effect out of an endpoint.")
-@click.option("--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 if broken.")
-@click.option("--save-detailed", is_flag=True, help="Put each request's lengths and times into results.json too.")
-@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz, which ui.perfetto.dev opens.")
-@click.option("--html", is_flag=True, help="Write DIR/report.html: figures, curves and the scenario on one page.")
-@click.option("--quiet", is_flag=True, help="Nothing while it runs, and no tables.")
+@click.option(
+    "--exact", is_flag=True, help="Simulate every step by itself, without closed forms. Slower; same results."
+)
+@click.option("--events", is_flag=True, help="Write DIR/events.jsonl: every event and effect of every endpoint.")
+@click.option(
+    "--check-invariants", is_flag=True, help="Check the safety invariants on every event; exit 1 on a violation."
+)
+@click.option("--save-detailed", is_flag=True, help="Add each request's lengths and times to results.json.")
+@click.option("--timeline", is_flag=True, help="Write DIR/timeline.json.gz for ui.perfetto.dev.")
+@click.option("--html", is_flag=True, help="Write DIR/report.html: figures, charts and the scenario on one page.")
+@click.option("--quiet", is_flag=True, help="Print no progress and no tables.")
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -42,7 +53,12 @@ def simulate(
     out: str | None,
     **flags: bool,
 ) -> None:
-    """Simulate a SCENARIO file: its cluster and its workload."""
+    """Simulate a SCENARIO file: its cluster and its workload.
+
+    Prints latencies, goodput and where the time to first token went.
+    """
+    from pdflow.scenario.reading.load import load
+
     need_out(out, flags)
     with sigterm_as_ctrl_c():
         with before_simulating():
@@ -68,26 +84,26 @@ def _simulate(scenario: ResolvedScenario, seeds: int | None, **options: Any) -> 
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @SET
 @click.option(
-    "--seeds", type=click.IntRange(2), metavar="N", help="Run each scenario with N seeds: intervals between runs."
+    "--seeds", type=click.IntRange(2), metavar="N", help="Simulate each scenario with N seeds, for intervals over runs."
 )
-@click.option("--json", "as_json", is_flag=True, help="The figures and differences as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | None, as_json: bool) -> None:
     """Compare runs with the first of them.
 
-    Each RUN is a folder that `simulate --out` wrote, with `--seeds` or without, or a SCENARIO.toml, which is simulated
-    now; `--set` is for all of these. Shows figures side by side, stage by stage, and the differences with 95 %
-    intervals.
+    Each RUN is a folder that `simulate --out` wrote (with or without `--seeds`), or a SCENARIO.toml, which is
+    simulated now; `--set` applies to all of these. Prints the figures of both runs, stage by stage, and their
+    differences with 95 % intervals.
     """
     from pdflow.results.comparison.compare import Comparisons
     from pdflow.results.files.read import read_runs
 
     if len(runs) < 2:
-        raise click.UsageError("it takes two runs to compare")
+        raise click.UsageError("compare needs at least two runs")
     if any(run.suffix == ".toml" for run in runs):
         with sigterm_as_ctrl_c():
             compared = importlib.import_module("pdflow_sim.experiments.compare").gathered(runs, overrides, seeds)
     elif overrides or seeds:
-        raise click.UsageError("--set and --seeds are for scenario files, of which none is named")
+        raise click.UsageError("--set and --seeds need a scenario file (.toml) among the runs")
     else:
         compared = [read_runs(run) for run in runs]
     found = Comparisons.of(compared)
@@ -100,9 +116,11 @@ def compare(runs: tuple[Path, ...], overrides: tuple[str, ...], seeds: int | Non
 @click.command()
 @click.argument("scenario", type=click.Path())
 @click.argument("seen", metavar="[SEEN.csv]", required=False, type=click.Path(path_type=Path))
-@click.option("-o", "--out", required=True, metavar="PATH", help="The cost file to write; of a live cluster a folder.")
-@click.option("--pool", metavar="NAME", help="Whose step times to correct, if there is more than one pool.")
-@click.option("--url", metavar="URL", help="The cluster's router, if it is not where [serve] says.")
+@click.option(
+    "-o", "--out", required=True, metavar="PATH", help="The cost file to write; for a running cluster, a folder."
+)
+@click.option("--pool", metavar="NAME", help="The pool whose step times to correct, if there are several.")
+@click.option("--url", metavar="URL", help="URL of the cluster's router. Default: as in [serve].")
 @SET
 @click.pass_context
 def calibrate(
@@ -117,20 +135,20 @@ def calibrate(
 ) -> None:
     """Measure a running cluster, or correct step times.
 
-    Without SEEN.csv the cluster that `pdflow serve SCENARIO` has started is probed: PATH/scenario.toml then says what
-    its steps, links and messages take, beside a cost file for each pool and links.toml.
+    Without SEEN.csv: measures the cluster that `pdflow serve SCENARIO` started. Writes PATH/scenario.toml with the
+    measured times of steps, links and messages, a cost file for each pool, and links.toml.
 
-    With SEEN.csv the SCENARIO has the traffic that an engine served, and the file the columns request (its number in
-    that traffic, from 0), ttft_ms and tpot_ms; ten requests are enough. Three factors of a pool's cost are fitted,
-    through the simulation.
+    With SEEN.csv: fits three factors of a pool's cost to requests of a real engine, by simulation. SCENARIO has the
+    traffic that the engine served. SEEN.csv has the columns request (its number in that traffic, from 0), ttft_ms and
+    tpot_ms; ten requests are enough.
     """
     if seen is None:
         if pool is not None:
-            raise click.UsageError("--pool is for SEEN.csv: a running cluster's pools are all measured")
+            raise click.UsageError("--pool needs SEEN.csv: without it all pools of the running cluster are measured")
         cluster = live(lambda: importlib.import_module("pdflow_runtime.calibrate.command"))
         ctx.exit(cluster.main(scenario, overrides, url, Path(out), sys.argv[1:]))
     if url is not None:
-        raise click.UsageError("--url is for a running cluster: leave SEEN.csv out")
+        raise click.UsageError("--url cannot be combined with SEEN.csv: it names a running cluster")
     from pdflow.results.files.write import guarding, replacing
     from pdflow.scenario.reading.load import load
 
@@ -140,4 +158,4 @@ def calibrate(
     path = Path(out)
     with replacing(path) as written, guarding(path):
         written.write(file.encode())
-    click.echo(f'{text}\n\n{out} written. In a pool: cost = {{ model = "measured", path = "{out}" }}')
+    click.echo(f'{text}\n\nwritten to {out}. Use it in a pool: cost = {{ model = "measured", path = "{out}" }}')

@@ -10,7 +10,7 @@ import click
 
 @click.group()
 def trace() -> None:
-    """Look at a recorded workload, or make a model of it."""
+    """Describe a recorded workload, or make a model of it."""
 
 
 def _known_format(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
@@ -28,22 +28,23 @@ def _known_format(_ctx: click.Context, _param: click.Parameter, value: str | Non
 def _of_trace(command: Any) -> Any:
     """The arguments and options that say which trace, and what its columns mean."""
     for option in (
-        click.option("--dataset", metavar="PATH", help="The lengths of a servegen client, if not beside its trace."),
+        click.option(
+            "--dataset", metavar="PATH", help="servegen: file with the client's lengths. Default: next to the trace."
+        ),
         click.option(
             "--column",
             "columns",
             multiple=True,
             metavar="KEY=NAME",
-            help="Of CSV: the name of a column, as in arrival_s=t, input_tokens=in, class=tier. Repeatable. Common "
-            "names, such as timestamp, prompt_tokens or output_tokens, are found without it.",
+            help="CSV: the name of a column, for example input_tokens=in. Repeatable.",
         ),
         click.option(
-            "--format", "form", metavar="FORMAT", callback=_known_format, help="Its format, if the file leaves doubt."
+            "--format", "form", metavar="FORMAT", callback=_known_format, help="Format of the file. Default: detected."
         ),
         click.option(
-            "--end-s", type=click.FloatRange(0, min_open=True), metavar="S", help="Only requests before then."
+            "--end-s", type=click.FloatRange(0, min_open=True), metavar="S", help="Use only requests before this time."
         ),
-        click.option("--start-s", type=click.FloatRange(0), metavar="S", help="Only requests from then on."),
+        click.option("--start-s", type=click.FloatRange(0), metavar="S", help="Use only requests from this time on."),
         click.argument("path", metavar="FILE"),
     ):
         command = option(command)
@@ -52,11 +53,11 @@ def _of_trace(command: Any) -> Any:
 
 @trace.command("describe")
 @_of_trace
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def describe_trace(as_json: bool, **asked: Any) -> None:
-    """Say what a trace FILE is like.
+    """Describe a trace FILE.
 
-    Counts, rates, burstiness, lengths, possible prefix hits, classes, and the rate over time as a plot.
+    Prints counts, rates, burstiness, lengths, possible prefix hits, classes, and a plot of the rate over time.
     """
     from pdflow.workload.traces.command import TraceOptions, described_trace
 
@@ -66,12 +67,12 @@ def describe_trace(as_json: bool, **asked: Any) -> None:
 @trace.command("model")
 @_of_trace
 @click.option("-o", "--out", required=True, metavar="MODEL.toml", help="The file to write.")
-@click.option("--title", metavar="TEXT", help="What the trace is, for people; the count and the format if absent.")
+@click.option("--title", metavar="TEXT", help="Title of the model. Default: the trace's count and format.")
 def model_trace(out: str, title: str | None, **asked: Any) -> None:
-    """Make a model of a trace FILE, to be drawn from with `like`.
+    """Make a model of a trace FILE, for `like` in a scenario.
 
-    It holds rates, quantiles and probabilities, no row of the trace, so that the shape of traffic can be shared without
-    the traffic. Prints how like the trace is what the model draws.
+    The model has rates, quantiles and probabilities, but no row of the trace, so you can share the shape of traffic
+    without the traffic. Prints statistics of the trace and of the model side by side.
     """
     from pdflow.results.files.write import guarding, replacing
     from pdflow.workload.traces.command import TraceOptions, modelled_trace
@@ -81,4 +82,4 @@ def model_trace(out: str, title: str | None, **asked: Any) -> None:
     text, likeness = modelled_trace(TraceOptions(**asked, command=command), path.stem, title)
     with replacing(path) as file, guarding(path):
         file.write(text.encode())
-    click.echo(f'{likeness}\n\n{out} written. In a scenario: [workload] like = "{out}"')
+    click.echo(f'{likeness}\n\nwritten to {out}. Use it in a scenario: [workload] like = "{out}"')

@@ -135,7 +135,7 @@ class DecodeBatch:
         grown = self.growth_over(steps)
         if grown:
             if not pool.grow(grown):
-                raise AssertionError(f"{grown} blocks were planned for and are gone")
+                raise AssertionError(f"{grown} blocks were planned but are not available")
             self._counted += grown
 
     def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
@@ -145,7 +145,7 @@ class DecodeBatch:
         if self.size:
             grown = self.growth_over(steps)
             if grown and not pool.grow(grown):
-                raise AssertionError(f"{grown} blocks were planned for and are gone")
+                raise AssertionError(f"{grown} blocks were planned but are not available")
             self._prepaid = self._counted = 0
             self.context += steps * self.size
         self.step = step = self.step + steps

@@ -40,7 +40,7 @@ class NamedBatch(WalkedBatch):
                 continue
             assert seq.allocation is not None, f"sequence {seq.index} decodes without blocks"
             longer = pool.extend(seq.allocation, 1)
-            assert longer is not None, f"sequence {seq.index} was to decode, and there is no block for it"
+            assert longer is not None, f"sequence {seq.index} should decode, but no block is free for it"
             seq.allocation = longer
             seq.blocks += 1
             row.blocks += 1

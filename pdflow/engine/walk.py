@@ -60,7 +60,7 @@ class WalkedBatch:
     def count_growth(self, steps: int, pool: PagedPool) -> None:
         grown = self.growth_over(steps)
         if not pool.grow(grown):
-            raise AssertionError(f"{grown} blocks were planned for and are gone")
+            raise AssertionError(f"{grown} blocks were planned but are not available")
         self._counted += grown
 
     def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:

@@ -46,7 +46,7 @@ class RunFigure(Figure):
         """
         scenario = self.results[which].scenario
         if scenario is None:
-            raise PdflowError("the run does not know its scenario: pdflow.simulate did not make it")
+            raise PdflowError("this result has no scenario: only results of pdflow.simulate have one")
         return scenario
 
     def _repr_png_(self) -> bytes:
@@ -58,7 +58,7 @@ class RunFigure(Figure):
 
 def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFigure:
     """Draw the distributions of TTFT through their percentiles, with the SLO's bound."""
-    figure, axes = _figure(results, "How long the first token takes", 4.0)
+    figure, axes = _figure(results, "Time to first token", 4.0)
     shown = []
     for result, label in zip(results, _labels(results, labels), strict=True):
         curve = distributions_ms(result.records.arriving_from(result.header.warmup_ns))["TTFT"]
@@ -71,7 +71,7 @@ def ttft_figure(results: Sequence[FinishedRun], labels: Sequence[str]) -> RunFig
         axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set(xlabel="TTFT in ms", ylabel="completed requests as fast", ylim=(0, 1))
+    axes.set(xlabel="TTFT in ms", ylabel="share of completed requests", ylim=(0, 1))
     axes.grid(alpha=0.3)
     if len(axes.get_lines()) > 1:
         axes.legend(frameon=False)

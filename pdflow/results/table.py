@@ -155,7 +155,7 @@ class Report:
             began = (
                 f"first {formatting.duration(header.warmup_ns)}: {formatting.count(metrics.warming)} requests served"
             )
-            whole = "" if self.totals is None else "; bytes, links and engines are of the whole run"
+            whole = "" if self.totals is None else "; bytes, links and engines cover the whole run"
             yield "warm-up", Text(f"{began}, not counted{whole}", style="dim")
         yield "throughput", separator.join(_rates(metrics))
         yield from _slo_rows(header, metrics, separator)
@@ -175,7 +175,7 @@ class Report:
         whole = self.metrics.ttft.mean_ms
         heading = Text("Where TTFT went", style="bold")
         if not whole:
-            yield heading.append(": no request got a first token, or none waited for it", style="not bold dim")
+            yield heading.append(": no request received a first token, or TTFT was zero", style="not bold dim")
             return
         yield heading.append(f"  mean of {formatting.count(self.metrics.ttft.count)} requests", style="not bold dim")
         digits = formatting.decimals_for(whole)
@@ -219,7 +219,7 @@ class _Signs:
 def _rates(metrics: Metrics) -> Iterator[str]:
     yield f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
     yield f"{formatting.number(metrics.per_second(metrics.output_tokens))} output tokens/s"
-    yield f"{formatting.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in all"
+    yield f"{formatting.number(metrics.per_second(metrics.input_tokens + metrics.output_tokens))} tokens/s in total"
 
 
 def _inside_rows(totals: Totals, steps: Mapping[str, Steps], signs: _Signs) -> Iterator[tuple[str, str | Text]]:
@@ -282,7 +282,7 @@ def _slo_rows(header: RunHeader, metrics: Metrics, separator: str) -> Iterator[t
 def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text]]:
     busiest = totals.busiest_links(_LINKS_SHOWN)
     if not busiest:
-        yield "links", Text("nothing went over a link", style="dim")
+        yield "links", Text("no data went over a link", style="dim")
         return
     shown = [
         f"{link.name} {formatting.percent(link.utilisation(totals.duration_ns))}"

@@ -30,9 +30,7 @@ def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]
         drawn = load_model(workload.like, base_dir).requests(seed, rate_of(workload, base_dir))
     else:
         if workload.arrival is None or workload.input_tokens is None or workload.output_tokens is None:
-            raise ValueError(
-                "a workload needs a trace, a model that it is like, or an arrival process and both lengths"
-            )
+            raise ValueError("a workload needs trace, like, or arrival with input_tokens and output_tokens")
         drawn = _synthetic(workload.arrival, workload.input_tokens, workload.output_tokens, Rng(seed))
     if workload.client is not None and workload.client.cancel_after_s is not None:
         drawn = _some_leaving(drawn, workload.client, Rng(seed))

@@ -139,7 +139,7 @@ def model_toml(
 ) -> str:
     """Return the text of a model file. `made_by` names its origin, in a comment."""
     lines = [
-        f"# Workload model {name}: figures about a trace, no row of it.",
+        f"# Workload model {name}: statistics of a trace, without its rows.",
         f"# {made_by}",
         f"quantile_levels = {_row(levels)}",
         "",

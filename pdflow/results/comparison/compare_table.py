@@ -20,11 +20,11 @@ from pdflow.results.table import LATENCY_COLUMNS
 WIDEST: Final = 80
 
 _HOW: Final[Mapping[How, str]] = {
-    "paired requests": "request by request: both served the same",
-    "unpaired requests": "unpaired: their requests are not the same",
-    "paired seeds": "means over seeds, paired: both have the same",
-    "unpaired seeds": "means over seeds, unpaired: theirs are not the same",
-    "single run": "a single run says nothing of how sure this is",
+    "paired requests": "paired by request: both runs have the same requests",
+    "unpaired requests": "unpaired: the runs have different requests",
+    "paired seeds": "means over seeds, paired: both have the same seeds",
+    "unpaired seeds": "means over seeds, unpaired: the seeds differ",
+    "single run": "no interval: there is only one run on one side",
 }
 
 

@@ -91,7 +91,9 @@ class SeedsReport:
         if self.figures:
             renderables += ["", self._latencies(sign), "", self._others(sign)]
             if len(self.seeds) > 1 and all(len(set(it.values)) == 1 for it in self.figures.values()):
-                renderables.append(Text("Every seed gave the same: nothing in this scenario is drawn.", style="dim"))
+                renderables.append(
+                    Text("All seeds gave the same results: this scenario has no randomness.", style="dim")
+                )
             renderables += [Text(f"step times  {formatting.plain(statement)}", style="dim") for statement in self.costs]
         for renderable in renderables:
             yield from console.render(renderable, options)
@@ -100,7 +102,7 @@ class SeedsReport:
         line = Text(self.name or "run", style="bold")
         line.append(", " + self._ran(sign), style="not bold dim")
         if len(self.seeds) < self.asked:
-            line.append(f"; interrupted, {self.asked} were asked for", style="not dim bold yellow")
+            line.append(f"; interrupted, {self.asked} requested", style="not dim bold yellow")
         return line
 
     def _ran(self, sign: str) -> str:

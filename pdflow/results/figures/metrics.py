@@ -128,7 +128,7 @@ def completed(records: Records) -> Served:
         np.array(column, dtype=np.int64)[done]
         for column in (records.arrival_ns, records.first_token_ns, records.last_token_ns, records.output_tokens)
     )
-    assert ((arrival <= first) & (first <= last)).all(), "a completed request without its tokens' times"
+    assert ((arrival <= first) & (first <= last)).all(), "a completed request has no token times"
     return Served(arrival=arrival, first=first, last=last, output=output)
 
 

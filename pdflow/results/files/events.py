@@ -131,7 +131,7 @@ def plain(value: Any) -> Any:
         return sorted(plain(item) for item in value)
     if isinstance(value, float):
         return value
-    raise TypeError(f"{kind.__name__} has no form in {FORMAT} version {VERSION}")
+    raise TypeError(f"{kind.__name__} is not part of {FORMAT} version {VERSION}")
 
 
 _omitted_of: dict[type[msgspec.Struct], dict[str, Any]] = {}
@@ -165,7 +165,7 @@ def _header(path: Path, line: bytes) -> EventsHeader:
     if header.format != FORMAT or header.version != VERSION:
         raise EventsError(
             f"{path}:1: {header.format} version {header.version}: expected {FORMAT} version {VERSION};"
-            " write it again with this pdflow"
+            " record the run again with this pdflow"
         )
     return header
 

@@ -34,7 +34,7 @@ class UnreadableRunError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, path: Path, why: str) -> None:
-        expected = f"name a folder that `pdflow simulate --out` wrote, with {RESULTS_NAME} and {REQUESTS_NAME}"
+        expected = f"expected a folder of `pdflow simulate --out` with {RESULTS_NAME} and {REQUESTS_NAME}"
         super().__init__(formatting.plain(f"{path}: {why}; {expected}, or with {SEEDS_NAME}"))
 
 
@@ -113,11 +113,13 @@ def read_runs(path: Path) -> Runs:
         return _run(path.parent)
     of_one, of_several = (path / RESULTS_NAME).exists(), (path / SEEDS_NAME).exists()
     if of_one and of_several:
-        raise UnreadableRunError(path, f"it holds {RESULTS_NAME} and {SEEDS_NAME}; say which by its name")
+        raise UnreadableRunError(
+            path, f"the folder has both {RESULTS_NAME} and {SEEDS_NAME}; give the path of one of them"
+        )
     if of_one or of_several:
         return _run(path) if of_one else _seeds(path / SEEDS_NAME)
-    why = f"it holds neither {RESULTS_NAME} nor {SEEDS_NAME}" if path.is_dir() else "it is no folder of a run"
-    raise UnreadableRunError(path, why if path.exists() else "there is no such folder")
+    why = f"the folder has neither {RESULTS_NAME} nor {SEEDS_NAME}" if path.is_dir() else "it is not a folder"
+    raise UnreadableRunError(path, why if path.exists() else "the folder does not exist")
 
 
 def _run(folder: Path) -> OneRun:
@@ -125,7 +127,7 @@ def _run(folder: Path) -> OneRun:
     ours = results.pdflow
     records = _records(folder / REQUESTS_NAME, folder).arriving_from(round(ours.warmup.s * NS_PER_S))
     if not len(records):
-        raise UnreadableRunError(folder, "no request arrived after its warm-up")
+        raise UnreadableRunError(folder, "no request arrived after the warm-up")
     done, served = done_of(records)
     return OneRun(
         path=folder,
@@ -147,11 +149,11 @@ def _seeds(path: Path) -> SeedRuns:
     try:
         decoded = msgspec.json.decode(_bytes(path, path.parent), type=_Seeds)
         if any(len(figure.values) != len(decoded.seeds) for figure in decoded.figures.values()):
-            raise ValueError("a figure has not one value for each seed")
+            raise ValueError("a figure does not have one value per seed")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as cause:
-        raise UnreadableRunError(path.parent, f"{path.name} is not what runs write ({cause})") from cause
+        raise UnreadableRunError(path.parent, f"{path.name} is damaged or not from pdflow ({cause})") from cause
     if not decoded.seeds:
-        raise UnreadableRunError(path.parent, "none of its runs ended")
+        raise UnreadableRunError(path.parent, "none of its runs was completed")
     figures = {name: Estimate.of(figure.values) for name, figure in decoded.figures.items()}
     asked = len(decoded.seeds) + decoded.interrupted
     return SeedRuns(
@@ -171,7 +173,7 @@ def _results(folder: Path) -> _Results:
     try:
         return msgspec.json.decode(_bytes(folder / RESULTS_NAME, folder), type=_Results)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise UnreadableRunError(folder, f"{RESULTS_NAME} is not what a run writes ({cause})") from cause
+        raise UnreadableRunError(folder, f"{RESULTS_NAME} is damaged or not from pdflow ({cause})") from cause
 
 
 def _records(path: Path, named: Path) -> Records:
@@ -182,9 +184,9 @@ def _records(path: Path, named: Path) -> Records:
             request = decode(line)
             _add(records, request)
         except (msgspec.DecodeError, RecursionError, ValueError) as cause:
-            raise UnreadableRunError(named, f"{path.name}:{number} is not what a run writes ({cause})") from cause
+            raise UnreadableRunError(named, f"{path.name}:{number} is damaged or not from pdflow ({cause})") from cause
     if not len(records):
-        raise UnreadableRunError(named, f"{path.name} holds no request")
+        raise UnreadableRunError(named, f"{path.name} has no requests")
     return records
 
 
@@ -192,7 +194,7 @@ def _add(records: Records, line: _Request) -> None:
     """Append one request to the records. Raises ValueError for a completed request whose times are impossible."""
     first, last = (NEVER if t is None else t for t in (line.first_token_ns, line.last_token_ns))
     if line.outcome == "completed" and not line.arrival_ns <= first <= last:
-        raise ValueError("completed, but its arrival and its tokens are not in that order")
+        raise ValueError("completed, but a token is earlier than the arrival or a previous token")
     request = records.add(line.arrival_ns, line.input_tokens, line.output_tokens)
     records.outcome[request] = line.outcome
     records.first_token_ns[request], records.last_token_ns[request] = first, last

@@ -39,7 +39,7 @@ class OutputError(PdflowError):
         self.path = path
         why = cause.strerror or str(cause)
         super().__init__(
-            f"{path}: cannot write: {why}. Nothing of this file was kept; choose another --out, or make room there."
+            f"{path}: cannot write: {why}. The file was not written; choose another --out, or free space there."
         )
 
 

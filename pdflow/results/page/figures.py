@@ -25,7 +25,7 @@ def distributions(result: FinishedRun) -> Iterator[Html]:
     curves = distributions_ms(result.records.arriving_from(header.warmup_ns))
     figures = [_distribution(name, curve, bounds.get(name)) for name, curve in curves.items() if curve]
     if figures:
-        yield tag("h2", "How TTFT and TPOT are spread")
+        yield tag("h2", "Distribution of TTFT and TPOT")
         yield tag("div", *figures, class_="charts")
 
 
@@ -37,7 +37,7 @@ def _distribution(name: str, percentiles: Sequence[float], bound: float | None) 
     drawn = [chart.line([(value, index / last) for index, value in enumerate(percentiles)])]
     if bound:
         drawn.append(chart.bound(bound, f"SLO {bound:g} ms"))
-    caption = tag("figcaption", tag("b", name), ": share of completed requests as fast")
+    caption = tag("figcaption", tag("b", name), ": share of completed requests up to this latency")
     return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
 
 
@@ -54,10 +54,10 @@ def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
     if not figures:
         return
     each = formatting.duration(result.totals.duration_ns // SLICES)
-    sentences = [f"Lines are means of {each} each; behind them, the most requests at once in that time."]
+    sentences = [f"Lines are means over {each}; the shaded areas are maxima of requests in that time."]
     never = [curve.name for curve in (*requests, *shares) if not any(curve.highest)]
     if never:
-        sentences.append(f"Never any: {', '.join(never)}.")
+        sentences.append(f"Always zero: {', '.join(never)}.")
     if warmup_s:
         sentences.append("The dashed line is the end of the warm-up.")
     yield tag("h2", "Over time")

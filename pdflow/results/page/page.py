@@ -82,7 +82,7 @@ def verdict(result: FinishedRun) -> Html:
     metrics = result.metrics
     lines = []
     if result.header.interrupted:
-        lines.append(tag("p", tag("b", "Interrupted: what follows is of a part of the run.")))
+        lines.append(tag("p", tag("b", "Interrupted: the figures cover only a part of the run.")))
     if metrics.slo is None:
         rate = f"{formatting.number(metrics.per_second(metrics.completed))} requests/s"
         lines.append(tag("p", tag("b", rate), "; the scenario has no SLO."))
@@ -91,7 +91,7 @@ def verdict(result: FinishedRun) -> Html:
         goodput = f": a goodput of {formatting.number(metrics.slo.goodput_rps)} requests/s."
         lines.append(tag("p", tag("b", attainment), goodput))
     if not metrics.ttft.mean_ms:
-        lines.append(tag("p", "No request got a first token, or none waited for it."))
+        lines.append(tag("p", "No request received a first token, or TTFT was zero."))
     else:
         stage, spread = max(metrics.stages.items(), key=lambda item: item[1].mean_ms)
         share = formatting.percent(spread.mean_ms / metrics.ttft.mean_ms).replace(" ", "\N{NO-BREAK SPACE}")
@@ -142,9 +142,8 @@ def stages(result: FinishedRun) -> Iterator[Html]:
 def _use(result: FinishedRun) -> Iterator[Html]:
     totals = result.totals
     if totals.engines:
-        rows = [_engine_row(engine, result) for engine in totals.engines]
-        heads = ["engine", "share of the run in steps", "in steps", "mean batch", "of at most"]
-        heads += ["GPUs", "KV blocks in use at most", "of"]
+        rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
+        heads = ["engine", "share of the run in a step", "busy", "GPUs", "most KV blocks in use", "of"]
         yield tag("h2", "Engines")
         yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
@@ -153,7 +152,7 @@ def _use(result: FinishedRun) -> Iterator[Html]:
     if links:
         yield tag("h2", "Links")
         rows = [_link_row(link, totals.duration_ns) for link in links]
-        heads = ["link", "share of what it could carry", "used", "carried", "something on it"]
+        heads = ["link", "share of capacity", "used", "carried", "share of time in use"]
         yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
 
@@ -184,18 +183,15 @@ def _more(rows: Sequence[object]) -> Iterator[Html]:
 
 def _costs(result: FinishedRun) -> Iterator[Html]:
     if result.header.costs:
-        pools: dict[tuple[str, ...], list[str]] = {}
-        for cost in result.header.costs:
-            pools.setdefault((cost.model, cost.provenance, cost.error_bar), []).append(cost.pool)
-        rows = [(", ".join(names), *source) for source, names in pools.items()]
-        yield tag("h2", "Step times, and how wrong they may be")
-        yield table(["pools", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
+        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.header.costs]
+        yield tag("h2", "Step times and their error bars")
+        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
         yield from _more(rows)
 
 
 def _origin(result: FinishedRun, scenario_text: str) -> Iterator[Html]:
     header = result.header
-    yield tag("h2", "What was run")
+    yield tag("h2", "Run")
     if header.command_line:
         yield tag("pre", tag("code", header.command_line))
     yield tag("p", f"pdflow {header.version} · scenario {header.scenario_sha256[:12]}", class_="dim")

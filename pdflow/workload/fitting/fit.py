@@ -38,10 +38,10 @@ class UnfitError(PdflowError):
 def fit(requests: list[Request]) -> dict[str, Any]:
     """Compute the figures of one trace. Raises UnfitError if it has too few requests."""
     if len(requests) < FEWEST:
-        raise UnfitError(f"the trace has {len(requests)} requests, expected at least {FEWEST} to make a model of")
+        raise UnfitError(f"the trace has {len(requests)} requests, expected at least {FEWEST} for a model")
     at = np.array([r.arrival_ns for r in requests], dtype=np.int64)
     if at[-1] - at[0] < S:
-        raise UnfitError("all requests arrive within a second, expected a trace that says when they come")
+        raise UnfitError("all requests arrive within one second, expected a trace with arrival times")
     arrivals = fit_arrivals(at - at[0])
     parents = returns(requests)
     if parents is None or sum(parent is not None for parent in parents) < RETURNING:

@@ -18,7 +18,7 @@ class TraceError(ScenarioError):
         super().__init__(problems)
         self.more = more
         if more:
-            self.args = (f"{self}\nand {more} more lines like these",)
+            self.args = (f"{self}\nand {more} more problems of this kind",)
 
 
 class Complaints:

@@ -78,7 +78,7 @@ def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> 
             continue
         cells = cells_of(line)
         if cells is None:
-            complaints.add(number, "a quoted cell does not end on this line, expected a line for each request")
+            complaints.add(number, "a quoted cell does not end on this line, expected one line per request")
             continue
         if len(cells) != len(header):
             complaints.add(number, f"{len(cells)} cells, expected {len(header)} as in the header")
@@ -89,13 +89,13 @@ def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> 
         at = row[0]
         if latest is not None and at < latest:
             name, text = header[columns.arrival], cells[columns.arrival].strip()
-            complaints.add(number, f"{name} {text} is before the line above, expected times in order")
+            complaints.add(number, f"{name} {text} is earlier than the line above, expected increasing times")
             continue
         latest, some = at, True
         if not (drop_failures and row[2] == 0):
             yield row
     if not some and not complaints.problems:
-        complaints.add(1, "the trace has a header and no requests")
+        complaints.add(1, "the trace has a header but no requests")
     complaints.raise_any()
 
 
@@ -117,11 +117,11 @@ class _ColumnIndexes:
         if timed and arrival is None:
             unnamed.insert(0, "arrival_s")
         if unnamed:
-            raise complaints.refuse(1, f"nothing says which column is {' and '.join(unnamed)}, expected it in columns")
+            raise complaints.refuse(1, f"the column of {' and of '.join(unnamed)} is not named; name it in columns")
         asked = [arrival, columns.input_tokens, columns.output_tokens, columns.class_]
         names = [name for name in asked if name is not None]
         if missing := [name for name in names if name not in header]:
-            hint = "; without times, an arrival process must say when requests come" if arrival in missing else ""
+            hint = "; for a trace without times, set workload.arrival" if arrival in missing else ""
             expected = f"expected {','.join(names)}"
             raise complaints.refuse(1, f"the header lacks {', '.join(missing)}, {expected}{hint}")
         at, prompt, answer, class_ = (-1 if name is None else header.index(name) for name in asked)

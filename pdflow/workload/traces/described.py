@@ -23,7 +23,7 @@ def _lines(title: str, figures: Mapping[str, Any], note: str) -> Iterator[str]:
     arrivals = figures["arrivals"]
     yield _row("requests", f"{figures['requests']:,}" + (f" in {_span(arrivals['span_s'])}" if arrivals else ""))
     if arrivals is None:
-        yield _row("arrivals", "not in the trace, or all at once")
+        yield _row("arrivals", "no arrival times in the trace, or all equal")
     else:
         yield from _arrivals(arrivals)
     yield ""

@@ -58,7 +58,9 @@ def mooncake_rows(lines: Iterable[str], location: str) -> Iterator[Row]:
         at = round(row.timestamp * MS)
         blocks = -(-max(1, row.input_length) // PREFIX_BLOCK_TOKENS)
         if latest is not None and at < latest:
-            complaints.add(number, f"timestamp {row.timestamp:g} is before the line above, expected times in order")
+            complaints.add(
+                number, f"timestamp {row.timestamp:g} is earlier than the line above, expected increasing times"
+            )
         elif len(row.hash_ids) > blocks:
             complaints.add(
                 number,
@@ -122,12 +124,12 @@ def sharegpt_texts(pieces: Iterable[str], location: str, characters_per_token: f
                 prompt, answer = (_tokens(str(text), characters_per_token) for text in texts)
                 lengths = prompt, answer
         if lengths is None:
-            complaints.add(line, f"an entry is no conversation, {_SHAREGPT_EXPECTED}")
+            complaints.add(line, f"an entry is not a conversation, {_SHAREGPT_EXPECTED}")
             continue
         some = True
         yield *lengths, texts[0] if texts and isinstance(texts[0], str) else None
     if not some and not complaints.problems:
-        complaints.add(1, f"there is no conversation of two turns, {_SHAREGPT_EXPECTED}")
+        complaints.add(1, f"no conversation has two turns, {_SHAREGPT_EXPECTED}")
     complaints.raise_any()
 
 
@@ -205,7 +207,7 @@ def _values(pieces: Iterable[str], complaints: Complaints) -> Iterator[tuple[int
         try:
             value, end = decode(text, at)
         except RecursionError:
-            raise complaints.refuse(line, "an entry is nested too deeply to be read") from None
+            raise complaints.refuse(line, "an entry is nested too deeply") from None
         except json.JSONDecodeError as error:
             truncated = error.msg.startswith("Unterminated") or error.pos >= len(text) - _NEAR_END
             if ended or not truncated:

@@ -75,7 +75,7 @@ def read_clients(trace: Trace, base_dir: Path) -> list[servegen.ServegenClient]:
     path = base_dir / trace.path
     paths = sorted(path.glob("*trace*.csv")) if path.is_dir() else [path]
     if not paths:
-        raise TraceError([Problem(str(path), "", "holds no *trace*.csv, expected the clients of a ServeGen model")])
+        raise TraceError([Problem(str(path), "", "has no *trace*.csv, expected a folder of ServeGen clients")])
     clients: list[servegen.ServegenClient] = []
     problems: list[Problem] = []
     for one in paths:
@@ -100,7 +100,7 @@ def load_model(name: str, base_dir: Path = Path()) -> WorkloadModel:
         text = files("pdflow.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")
         return model_of(name, tomllib.loads(text))
     if not name.endswith(".toml"):
-        raise ModelFileError(f"there is no such model, expected one of {', '.join(MODELS)} or the path of a .toml")
+        raise ModelFileError(f"unknown model, expected one of {', '.join(MODELS)} or the path of a .toml")
     path = base_dir / name
     try:
         figures = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -133,5 +133,16 @@ def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
     """Yield lines, none of them cut short. Raises TraceError for one that is too long."""
     for number, line in enumerate(pieces, start=1):
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            raise Complaints(location).refuse(number, f"a line of more than {LONGEST_LINE:,} characters")
+            raise Complaints(location).refuse(number, f"the line has more than {LONGEST_LINE:,} characters")
         yield line
+
+
+def trace_of(path: str, form: TraceFormat | None, columns: Columns, dataset: str | None = None) -> Trace:
+    """Return the trace that the command line names. Raises TraceError if no format is given and the first lines do not
+    show it."""
+    if form is None:
+        form = "servegen" if Path(path).is_dir() else guess(first_lines(Path(path)))
+    if form is None:
+        formats = ", ".join(get_args(TraceFormat))
+        raise TraceError([Problem(path, "", f"cannot detect the format; set --format to one of {formats}")])
+    return Trace(path=path, format=form, columns=columns, dataset=dataset)

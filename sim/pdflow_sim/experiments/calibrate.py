@@ -89,9 +89,9 @@ def _bars(after: Misses) -> Iterator[tuple[str, str]]:
     for name, missed in (("tpot", after.tpot), ("e2e", after.tpot), ("ttft", after.ttft)):
         most, bar = BARS[name]
         if missed is None:
-            yield name, "unknown, none was seen"
+            yield name, "unknown: no measured request"
         else:
-            yield name, bar if missed <= most else f"unknown, those fitted on are missed by {missed:.0%}"
+            yield name, bar if missed <= most else f"unknown; the fitted requests differ by {missed:.0%}"
 
 
 def nearest(miss: Callable[[Factors], float], h0: int) -> Factors:
@@ -165,7 +165,7 @@ def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command
     ):
         if before is not None and after is not None:
             lines.append(f"{label}: median error of these requests {before:.1%} before, {after:.1%} now")
-    source = f"requests seen on a real engine: {seen.name}"
+    source = f"requests measured on a real engine: {seen.name}"
     file = as_file(scenario, pool, found, source, shlex.join(("pdflow", *command)))
     return "\n".join(lines), written(file)
 
@@ -175,7 +175,7 @@ def _chosen(scenario: ResolvedScenario, name: str | None) -> Pool:
     if name is None and len(names) == 1:
         return scenario.pools[0]
     if name not in names:
-        problem = "--pool is missing" if name is None else f"--pool {name}: there is no such pool"
+        problem = "--pool is missing" if name is None else f"--pool {name}: no pool has this name"
         raise ScenarioError([Problem("", "", f"{problem}; this scenario has {', '.join(names)}")])
     return scenario.pool(name)
 

@@ -49,7 +49,7 @@ def read_seen(path: Path, most: int) -> list[MeasuredRequest]:
             problems.append(Problem(location, "request", f"{number!r}, expected a number below {most}"))
             continue
         if int(number) in seen:
-            problems.append(Problem(location, "request", f"{number} stands here for the second time"))
+            problems.append(Problem(location, "request", f"request {number} occurs twice"))
         values = [_positive(row.get(column), location, column, problems) for column in (TTFT, TPOT)]
         seen[int(number)] = MeasuredRequest(int(number), *values)
     if not seen and not problems:

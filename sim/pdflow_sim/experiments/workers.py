@@ -81,7 +81,11 @@ class Worker:
     def exit_description(self) -> str:
         """Describe how the process ended."""
         code = self._process.wait()
-        return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+        return (
+            f"the worker process was ended by signal {-code}"
+            if code < 0
+            else f"the worker process ended with exit code {code}"
+        )
 
     def _end(self) -> None:
         self.pipe.close()

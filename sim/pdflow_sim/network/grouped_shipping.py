@@ -79,7 +79,7 @@ class GroupedShipping(Shipping):
             for p_rank, d_rank in use.closed:
                 trace_line(p_rank, f"evicts its group: {d_rank}")
             p_rank, d_rank = use.group.ranks
-            trace_line(p_rank, f"makes a group{' again' if use.again else ''}: {d_rank}")
+            trace_line(p_rank, f"creates a group{' again' if use.again else ''}: {d_rank}")
 
     def leave(self, in_flight: PieceInFlight) -> None:
         self.release_group(in_flight)

@@ -139,7 +139,7 @@ class SimEngineNode(PeerNode):
         assert isinstance(engine, HostedEngine)
         self.held = False
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(self.name, "its engine goes on")
+            self.metrics.trace_line(self.name, "its engine continues")
         engine.thaw(self.clock.now)
         self.rearm()
 

@@ -145,11 +145,11 @@ class SimLayeredPrefillNode(SimPrefillNode):
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(self.name, f"takes room in {self.method.p_memory.value}")
+            self.metrics.trace_line(self.name, f"reserves memory in {self.method.p_memory.value}")
 
     def leave_room(self, port: Port, effect: LeaveRoom) -> None:
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(self.name, f"gives back room in {self.method.p_memory.value}")
+            self.metrics.trace_line(self.name, f"releases memory in {self.method.p_memory.value}")
 
     def free(self, port: Port, effect: FreePrompt) -> None:
         if self.staging is not None and self.metrics.trace_line is not None:

@@ -64,7 +64,9 @@ class PiecewiseDecodeNode(SimStagedDecodeNode):
 
     def trace_admission(self, rank: Address, piece: Piece) -> None:
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(rank, f"takes room for {describe_piece(piece)} in {self.method.d_memory.value}")
+            self.metrics.trace_line(
+                rank, f"reserves memory for {describe_piece(piece)} in {self.method.d_memory.value}"
+            )
 
     def load_hops(self, staged: Allocation) -> list[tuple[Hop, int]]:
         """Return the hops into KV blocks, and how many layers go over each: what is in the host's memory goes over

@@ -55,11 +55,11 @@ class SimStagedDecodeNode(SimDecodeNode):
 
     def take_room(self, port: Port, effect: TakeRoom) -> None:
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(self.name, f"takes room in {self.method.d_memory.value}")
+            self.metrics.trace_line(self.name, f"reserves memory in {self.method.d_memory.value}")
 
     def give_back_room(self, port: Port, effect: GiveBackRoom) -> None:
         if self.metrics.trace_line is not None:
-            self.metrics.trace_line(self.name, f"gives back room in {self.method.d_memory.value}")
+            self.metrics.trace_line(self.name, f"releases memory in {self.method.d_memory.value}")
 
     # The engine has made room.
 

@@ -79,7 +79,7 @@ class Watch:
         lines = [missing(self.world, request) for request in late[:SHOWN]]
         if len(late) > SHOWN:
             lines.append(f"and {len(late) - SHOWN} more")
-        what = f"the faults are over since {seconds(self.heal_ns)}, and nothing may stand still for {self.resolution}"
+        what = f"faults ended at {seconds(self.heal_ns)}, and these requests made no progress for {self.resolution}"
         raise InvariantViolated("liveness", "\n".join([what, *lines]), "")
 
 
@@ -90,7 +90,7 @@ def assert_all_ended(world: World) -> None:
     still = [request for request, outcome in enumerate(world.records.outcome) if outcome is None]
     lines = [missing(world, request) for request in still[:SHOWN]]
     raise InvariantViolated(
-        "liveness", "\n".join([f"nothing is left to happen, and {len(still)} are open", *lines]), ""
+        "liveness", "\n".join([f"no event is left to simulate, but {len(still)} requests are open", *lines]), ""
     )
 
 
@@ -117,7 +117,7 @@ def missing(world: World, request: int) -> str:
     """Describe what a request waits for, in one line."""
     attempt = world.router.by_request.get(request)
     if attempt is None:
-        return f"request {request}: the router has no attempt of it"
+        return f"request {request}: the router has no open attempt for it"
     label = f"request {request}" if attempt.number == 1 else f"request {request}, attempt {attempt.number}"
     if attempt.d_open:
         return f"{label}: {_missing_at_decode(world, world.decodes[attempt.d], attempt)}"
@@ -129,8 +129,8 @@ def _missing_at_prefill(node: SimPrefillNode | AggregatedNode, attempt: Attempt)
     if not node.alive:
         return f"the router waits for {node.name}, which is down"
     if leg is None:
-        return f"the router waits for {node.name}, which does not have it"
-    return f"it is {leg.seq.phase.name} in {node.name}, which {_doing(node)}"
+        return f"the router waits for {node.name}, which does not know it"
+    return f"it is {leg.seq.phase.name} at {node.name}, which {_doing(node)}"
 
 
 def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> str:
@@ -138,18 +138,18 @@ def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> s
         return f"the router waits for {node.name}, which is down"
     seq = node.legs.get(attempt.request_id)
     if seq is None:
-        return f"the router waits for {node.name}, which does not have it"
+        return f"the router waits for {node.name}, which does not know it"
     scheduler: Any = node.scheduler.endpoint
     cell = scheduler.cells.get(attempt.request_id)
     if cell is None:
-        return f"its KV is there; it is {seq.phase.name} in {node.name}, which {_doing(node)}"
+        return f"its KV has arrived; it is {seq.phase.name} at {node.name}, which {_doing(node)}"
     prefill = cell.params.prefill.engine
     if cell.phase is ConsumerPhase.HELD:
-        return f"{node.name} keeps it out of its queue: {prefill} binds too many of its blocks, or is suspect"
+        return f"{node.name} does not admit it: {prefill} holds too many of its blocks, or is suspect"
     if cell.phase is ConsumerPhase.QUEUED:
         pool = node.engine.pool
         quarantined = f"{pool.quarantined:,} of {pool.num_blocks:,} KV blocks are in quarantine"
-        return f"it waits for {seq.prompt_tokens} tokens' blocks in {node.name}'s queue; {quarantined}"
+        return f"it waits in {node.name}'s queue for blocks for {seq.prompt_tokens} tokens; {quarantined}"
     if not cell.pairs:
         return f"it is {cell.phase.name} at {node.name}"
     awaited = "data" if world.fabric.pulls else "DONE"
@@ -159,15 +159,15 @@ def _missing_at_decode(world: World, node: SimDecodeNode, attempt: Attempt) -> s
         if not cell.landed >> bit & 1
     ]
     asked = "READ" if world.fabric.pulls else "registration"
-    last_answer = f"{prefill} last said {cell.best.name}" if cell.best else "no answer"
+    last_answer = f"last answer of {prefill}: {cell.best.name}" if cell.best else "no answer"
     return f"{', '.join(waits)}; {asked} sent at {seconds(seq.admitted_ns)}, {last_answer}"
 
 
 def _doing(node: SimEngineNode) -> str:
     engine = node.engine
     if node.paused_until > node.clock.now:
-        return f"stands still until {seconds(node.paused_until)}"
-    return f"has {engine.running} sequences to compute and {engine.waiting} in its queue"
+        return f"is paused until {seconds(node.paused_until)}"
+    return f"computes {engine.running} sequences and has {engine.waiting} in its queue"
 
 
 def seconds(at: Instant) -> str:

@@ -16,8 +16,8 @@ from pdflow.routing.effects import Reply
 REASONS = {
     Code.REJECTED: "does not fit the engine's KV cache",
     Code.DEADLINE: "deadline",
-    Code.UNREACHABLE: "no engine could be reached",
-    Code.PEER_DEAD: "its engine, or its engine's peer, died",
+    Code.UNREACHABLE: "no engine was reachable",
+    Code.PEER_DEAD: "its engine or the engine's peer died",
 }
 
 

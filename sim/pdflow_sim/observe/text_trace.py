@@ -56,7 +56,7 @@ class TextTrace:
     def describe_received(self, event: Received) -> str:
         """Describe a message that comes with data: others are traced as they are sent."""
         if type(event.message) in (Done, Completion) and (name := self.name_of(event.message)):
-            return f"hears {name} behind the data: {event.sender}"
+            return f"receives {name} after the data: {event.sender}"
         return ""
 
     def spoken(self, node: Address, effect: Any) -> str:
@@ -91,20 +91,20 @@ def _phrase_for(phrases: dict[type, Callable[[Any], str]], what: Any) -> str:
 
 EVENTS: dict[type, Callable[[Any], str]] = {
     PrefillFinished: lambda event: f"has computed the prompt, {event.num_tokens} tokens",
-    DecodeAdmitted: lambda event: f"has room for {event.num_tokens} tokens" if event.allocation.blocks else "",
+    DecodeAdmitted: lambda event: f"allocates blocks for {event.num_tokens} tokens" if event.allocation.blocks else "",
 }
 EFFECTS: dict[type, Callable[[Any], str]] = {
     DispatchPrefill: lambda effect: "sends the prefill leg",
     DispatchDecode: lambda effect: "sends the decode leg",
     Reply: lambda effect: f"answers the client: {effect.outcome}",
     AnswerPrefill: lambda effect: "answers the prefill leg",
-    Enqueue: lambda effect: "lets the request in",
-    PostWrite: lambda effect: f"begins a WRITE of {effect.registration.num_tokens} tokens: {effect.to}",
-    PostRead: lambda effect: f"begins a READ of {effect.registration.num_tokens} tokens: {effect.source}",
+    Enqueue: lambda effect: "queues the request",
+    PostWrite: lambda effect: f"posts a WRITE of {effect.registration.num_tokens} tokens: {effect.to}",
+    PostRead: lambda effect: f"posts a READ of {effect.registration.num_tokens} tokens: {effect.source}",
     ReadWord: lambda effect: f"reads the lease word: {effect.source}",
-    Commit: lambda effect: "has everything",
-    ReleaseBlocks: lambda effect: "lets go of the prompt",
-    FreeBlocks: lambda effect: "frees what was granted",
+    Commit: lambda effect: "has all KV",
+    ReleaseBlocks: lambda effect: "releases the prompt's blocks",
+    FreeBlocks: lambda effect: "frees its blocks",
 }
 
 

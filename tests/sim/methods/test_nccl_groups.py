@@ -140,13 +140,13 @@ def test_a_text_trace_has_the_groups(play: Play) -> None:
     play(IN_TURN | {"transfer.nccl_max_groups": 1, "workload.requests": 4}, checked=False, prepared=prepared)
     lines = [line for line in traces[0].lines if "group" in line]
     assert [" ".join(line.split()) for line in lines] == [
-        "p-0.r0 makes a group: d-0.r0",
+        "p-0.r0 creates a group: d-0.r0",
         "p-0.r0 evicts its group: d-0.r0",
-        "p-0.r0 makes a group: d-1.r0",
+        "p-0.r0 creates a group: d-1.r0",
         "p-0.r0 evicts its group: d-1.r0",
-        "p-0.r0 makes a group: d-2.r0",
+        "p-0.r0 creates a group: d-2.r0",
         "p-0.r0 evicts its group: d-2.r0",
-        "p-0.r0 makes a group again: d-0.r0",
+        "p-0.r0 creates a group again: d-0.r0",
     ]
 
 
