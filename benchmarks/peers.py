@@ -50,9 +50,9 @@ Dynamo's replay needs no GPU, but an environment of its own (Python 3.10 or up):
 NOTES = """
 Made equal: arrivals and lengths (one trace), 131,072 bytes of KV per token,
 step times (2 ms + 20 us per prompt token; 7 ms + 40 ns per token of context; a
-planner profile for Dynamo), 16-token blocks, 256 seats, 8,192 tokens a step,
+planner profile for Dynamo), 16-token blocks, 256 slots, 8,192 tokens a step,
 round-robin, prefill first and then a read by D, no prefix cache, ample KV.
-Switched off in pdflow, since replay has no word for it: API server, HTTP,
+Switched off in pdflow, because replay does not model it: API server, HTTP,
 control messages, handshakes, posting, polls, asynchronous scheduling.
 Not equal: of prompts in one step Dynamo takes the mean length, in whole tokens,
 so a batch of n may be n - 1 tokens short; its ITL percentiles come from a
@@ -241,29 +241,31 @@ def reading(found: dict[str, Any]) -> list[str]:
     same = min(quiet["apart"]["same"], free["apart"]["same"])
     most = max(quiet["apart"]["most_ms"], free["apart"]["most_ms"])
     sentences = [
-        "Where no two transfers meet on a NIC (8/s; 100/s without limit of NICs, where prompts queue and share steps), "
+        "Where no two transfers share a NIC (8/s; 100/s with unlimited NICs, where prompts queue and share steps), "
         f"TTFT is the same to 10 ns for {same:.1%} of the requests, and at most {most * 1e6:.1f} ns apart: two "
-        "independent programs that mean the same engine and the same hand-off. Of real engines that says nothing.",
-        "Where transfers meet, pdflow's share the NIC, and Dynamo's each have all of it. At 100/s mean TTFT is "
+        "independent programs agree on the same model of engine and hand-off. This does not show that the model "
+        "matches real engines.",
+        "Where transfers overlap, in pdflow they share the NIC, and in Dynamo each has all of it. At 100/s mean TTFT "
+        "is "
         f"{shared['pdflow']['TTFT ms'][0]:.2f} against {shared['Dynamo']['TTFT ms'][0]:.2f} ms; "
         f"{shared['apart']['over_1_ms']:.1%} of the requests are more than 1 ms apart, at most "
         f"{shared['apart']['most_ms']:.1f} ms.",
         f"With {OVERLOAD} times its capacity offered to one NIC, pdflow's queue grows while requests arrive: mean TTFT "
         f"of a tenth goes from {ours['tenths_ms'][0] / 1e3:.1f} s to {max(ours['tenths_ms']) / 1e3:.1f} s, and is "
-        f"{ours['tenths_ms'][-1] / 1e3:.1f} s in the last, behind which nothing comes. Dynamo's stays at "
+        f"{ours['tenths_ms'][-1] / 1e3:.1f} s in the last, after which no requests arrive. Dynamo's stays at "
         f"{np.mean(theirs['tenths_ms']):.0f} ms: a constant. It has moved everything after {theirs['moved_s']:.1f} s, "
         f"{over['least_s'] / theirs['moved_s']:.2f} times what the NIC carries; pdflow takes {ours['moved_s']:.1f} s, "
         f"and no less than {over['least_s']:.1f} s is possible.",
-        "What replay has no word for (API servers, HTTP, handshakes, posting, polls, asynchronous scheduling), at its "
-        f"default values, takes pdflow's mean TTFT at 8/s from {quiet['pdflow']['TTFT ms'][0]:.1f} to "
-        f"{default['TTFT ms'][0]:.1f} ms.",
+        "With the parts that Dynamo's replay does not model (API servers, HTTP, handshakes, posting, polls, "
+        f"asynchronous scheduling) at default values, pdflow's mean TTFT at 8/s rises from "
+        f"{quiet['pdflow']['TTFT ms'][0]:.1f} to {default['TTFT ms'][0]:.1f} ms.",
     ]
     timed = found.get("speed", {"pdflow": [], "Dynamo": []})
     for mine, other in zip(timed["pdflow"], timed["Dynamo"], strict=True):
         sentences.append(
             f"Speed at {mine['requests']:,} requests: pdflow {quiet['pdflow']['version']} {mine['per_cpu_s']:,.0f} "
-            f"requests per CPU second of the whole process, Dynamo {other['per_cpu_s']:,.0f}; without what starting "
-            f"takes, {mine['without_start']:,.0f} and {other['without_start']:,.0f}."
+            f"requests per CPU second of the whole process, Dynamo {other['per_cpu_s']:,.0f}; without "
+            f"start-up, {mine['without_start']:,.0f} and {other['without_start']:,.0f}."
         )
     return sentences
 

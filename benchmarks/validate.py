@@ -37,38 +37,39 @@ SECTIONS: dict[str, Callable[[Path], Any]] = {
 INTRODUCTION = """\
 # How right is it?
 
-Written by `python benchmarks/validate.py`; nothing below is typed in by hand but the sentences. It replays published
-measurements of real systems and says how far pdflow is from them. The measurements are other people's and not part of
-this repository; their sources are named with each section.
+`python benchmarks/validate.py` writes this page, with all its figures; only the sentences are written by hand. It
+replays published measurements of real systems and reports the error of pdflow. The measurements were made by others
+and are not part of this repository; each section names its source.
 
-An error is a median of |simulated / measured - 1|; in brackets the median signed one, so that -10 % means "simulated
-too fast". *Presets alone* is what a user gets without measuring anything: data sheets with the presets' factors. The
-factors of the two RTX cards come from two of the runs of section 1, as their presets say, so there they are no test of
-a card that nobody has run; those of H100, H200 and B200 come from kernel tables and have never seen a row of sections 2
-and 3, but for how the latency of a small all-reduce grows with the ranks, which is from rows that may be fitted on.
-*Calibrated* is `pdflow calibrate`: three factors from 10 requests of a run, or from up to 10 rows of an engine, chosen
-before the fit by their position; errors are of the others.
+An error is a median of |simulated / measured - 1|. The median signed error is in brackets: -10 % means that the
+simulation is too fast. *Presets alone* needs no measurement: it uses data sheets with the factors of the presets. The
+factors of the two RTX cards come from two of the runs of section 1, as their presets say, so for these cards section
+1 is not a test on unseen data. The factors of H100, H200 and B200 come from kernel tables and not from rows of
+sections 2 and 3. The one exception is how the latency of a small all-reduce grows with the ranks, which comes from
+rows that may be fitted on. *Calibrated* is `pdflow calibrate`: three factors from 10 requests of a run, or from up to
+10 rows of an engine, chosen by their position before the fit; errors are of the other requests or rows.
 """
 
 PLAINLY = """\
 ## Where it is wrong
 
-- **TTFT of a single request at low load** cannot be had to 5 %: it depends on which step an arrival catches
-  (section 1). Its mean over many requests can.
-- **Mean TTFT of rows whose traffic is not described** (Qwen3-32B on H100) stays off even when calibrated: TTFT there is
-  made of how arrivals fall together, which the rows do not say.
-- **Llama-3.1-8B fp8 on H200** is measured much faster than the presets say, and the factors that make up for it are no
-  engine's. KV kept in 8 bits, which the rows do not state, explains most of TPOT's error and none of TTFT's; nor does
-  an opening burst that was not counted (section 2 has the runs). What is left has no name yet.
-- **Near prefill capacity** a few per cent of service time become a factor in TTFT. Rows there are on the right side,
-  and off by a factor (sections 2 and 3).
-- **TTFT of disaggregated systems** is a band, because the published rows leave out how clients start and what stands
-  in front of the engines. A band that wide is no prediction.
-- **How many seats and KV tokens an engine has** decides more than anything else: paste `kv_tokens` from vLLM's log.
-- **Past saturation of vLLM V0** (section 6) mean TPOT is near, TTFT too long, and ITL's quantiles are not V0's: it runs
-  prompts before decodes, which no engine here does.
+- **TTFT of a single request at low load** cannot be predicted to 5 %: it depends on the step in which the request
+  arrives (section 1). The mean over many requests can.
+- **Mean TTFT of rows whose traffic is not described** (Qwen3-32B on H100) has a large error even when calibrated: TTFT
+  there depends on which requests arrive together, which the rows do not state.
+- **Llama-3.1-8B fp8 on H200** is measured much faster than the presets predict, and the factors that correct this are
+  implausible for any engine. KV in 8 bits, which the rows do not state, explains most of the error of TPOT and none of
+  that of TTFT; neither does an opening burst that was not counted (section 2 has the runs). The cause of the rest is
+  unknown.
+- **Near prefill capacity** an error of a few per cent in service time becomes a factor in TTFT. For such rows the
+  simulation predicts saturation correctly, but TTFT is off by a factor (sections 2 and 3).
+- **TTFT of disaggregated systems** is given as a band, because the published rows do not state how clients start and
+  which servers are in front of the engines. Such a wide band is not a prediction.
+- **The number of batch slots and KV tokens of an engine** has the largest effect: copy `kv_tokens` from vLLM's log.
+- **Past saturation of vLLM V0** (section 6) mean TPOT is close, TTFT is too long, and the quantiles of ITL differ: V0
+  runs prompts before decodes, which the engines of pdflow do not.
 - **Time that vLLM takes per prompt token outside the GPU** (section 6, CPU connector without P/D) is not modelled.
-- Nothing but section 6 is about the time of one transfer: no source publishes it per request.
+- Only section 6 is about the time of one transfer: no source publishes it per request.
 """
 
 
@@ -106,7 +107,7 @@ def page(results: dict[str, Found]) -> str:
         module = {"requests": requests, "rows": rows, "disagg": disagg, "directions": directions}[section]
         lines += [f"## {number}. {title}", "", str(module.__doc__).strip(), "", *results[section].lines]
     if PEERS.exists():
-        lines += ["## 5. Beside a peer", "", PEERS.read_text(encoding="utf-8").strip(), ""]
+        lines += ["## 5. Comparison with another simulator", "", PEERS.read_text(encoding="utf-8").strip(), ""]
     if METHODS.exists():
         lines += [HEADING, "", METHODS.read_text(encoding="utf-8").strip(), ""]
     return "\n".join(lines).rstrip() + "\n"

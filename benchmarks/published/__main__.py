@@ -18,13 +18,13 @@ from benchmarks.published.common import HEADING, IMAGES, ROOT, Section
 PAGE = ROOT / "docs/validation.md"
 RESULTS = ROOT / "benchmarks/results/published.md"
 INTRODUCTION = """\
-Written by `python -m benchmarks.published`; nothing in it is typed in by hand but the sentences. Each part is one
-system's own figures beside `dialect = "as-published"`. A star marks what was fitted on, at most a third of a table;
-errors are of the rest.
+`python -m benchmarks.published` writes this section, with all its figures; only the sentences are written by hand. Each
+part compares published figures of one system with `dialect = "as-published"`. A star marks values that were fitted on,
+at most a third of a table; errors are of the others.
 
-None of it is a blind prediction. What the methods do (pages of 4 KiB, three tensors behind P's step, hidden states) is
-from the originals' code, but which of it matters was found by looking at these tables, all rows of them, as were the
-threshold of saturation in 6.2, the two cells that are fitted on in 6.1, and the rates of 6.3."""
+None of this is a blind prediction. The behaviour of the methods (pages of 4 KiB, three tensors after P's step, hidden
+states) is from the originals' code. Which parts of it matter was found by looking at all rows of these tables. So were
+the threshold of saturation in 6.2, the two fitted cells in 6.1, and the rates of 6.3."""
 
 SECTIONS: dict[str, tuple[object, Callable[[Path], Section]]] = {
     "cpu": (cpu_connector, lambda _: cpu_connector.report()),

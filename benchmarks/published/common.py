@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs/img"
-HEADING = "## 6. Each method beside its source"
+HEADING = "## 6. Each method compared with its source"
 """Of docs/validation.md."""
 MEASURED = "#444444"
 FITTED = "#d08770"

@@ -1,12 +1,12 @@
 """The CPU connector at 100, 1,000 and 10,000 tokens, with and without P/D (a reviewer's six figures in vLLM PR #18332).
 
-All of it is stated: one H100 host with a GPU for P and one for D, Qwen/Qwen3-0.6B (the comment's justfile; the run of
-8B that the author reports later is lm_eval), 5 requests one after the other, one token out, a ring of 8 GB, localhost.
-Not stated are the statistic and the engine flags of the run without P/D.
+The source states all settings: one H100 host with a GPU for P and one for D, Qwen/Qwen3-0.6B (the comment's justfile;
+the run of 8B that the author reports later is lm_eval), 5 requests one after the other, one token out, a ring of 8
+GB, localhost. It does not state the statistic and the engine flags of the run without P/D.
 
 `cpu-staged` with `dialect = "as-published"`: layer by layer and chunk by chunk through both rings, in NIXL descriptors
-of 4 KiB, of which 10,000 tokens are 280,000; D's leg waits for P's answer. Two of the six cells are fitted on:
-what an API server takes, on the 100 tokens without P/D, and what a descriptor takes, on the 10,000 with it.
+of 4 KiB, of which 10,000 tokens need 280,000; D's leg waits for P's answer. Two of the six cells are fitted on:
+the time of an API server on 100 tokens without P/D, and the time of a descriptor on 10,000 tokens with it.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def report() -> Section:
     apart = [cell for cell in found if "no P/D" not in cell.name]
     alone = [cell for cell in found if "no P/D" in cell.name]
     section.lines += [
-        f"- All cells: {verdict(found)} 15 % were asked for: **not met**.",
+        f"- All cells: {verdict(found)} 15 % is the target: **not met**.",
         f"- With P/D alone: {verdict(apart)}",
-        f"- Without P/D: {verdict(alone)} That is no transfer: vLLM itself takes 392 ms more for 10,000 tokens than "
-        "for 100, twelve times what an H100 needs for a prefill of 0.6 billion parameters, and 90 ms more for 1,000, "
-        "where the whole prefill takes 3. The same must be hidden in the P/D column, so what a descriptor takes is "
-        "fitted too high by about a seventh. What it is the source does not say: tokenising texts of random tokens, or "
-        "kernels compiled at the first use of a length, in 5 requests. Nothing here models either.",
+        f"- Without P/D: {verdict(alone)} This involves no transfer: vLLM itself takes 392 ms more for 10,000 tokens "
+        "than for 100, twelve times what an H100 needs for a prefill of 0.6 billion parameters, and 90 ms more for "
+        "1,000, where the whole prefill takes 3. The same time must be part of the P/D column, so the fitted time of a "
+        "descriptor is too high by about a seventh. The source does not state the cause: it can be tokenising texts of "
+        "random tokens, or kernels compiled at the first use of a length, in 5 requests. pdflow models neither.",
         f"- With the preset's cost of a descriptor ({PRESET}: 2.4 us) instead of the fitted one, 10,000 tokens take "
-        f"{latency_ms(10_000, True, api_server_s):,.0f} ms. In `strict` they go as one descriptor per layer and "
+        f"{latency_ms(10_000, True, api_server_s):,.0f} ms. `strict` uses one descriptor per layer and "
         "chunk.",
         "",
     ]

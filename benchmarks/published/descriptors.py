@@ -2,15 +2,16 @@
 
 vLLM RFC #50913: a pull of about 5,000 tokens at block size 16 is tens of thousands of descriptors of about 8 KB, its
 transfer window takes about 105 ms and the whole hand-over 263 ms; block size 64 saves about 58 ms of window and comes
-to 197 ms. The RFC as read names neither model nor machine. Descriptors of 8 KB are two KV heads of 128 values on each
-rank, as these models have them at TP4.
+to 197 ms. The RFC names neither model nor machine. Descriptors of 8 KB are two KV heads of 128 values on each
+rank, as in these models at TP4.
 
-For each, `per_descriptor_s` is fitted on one row, the window at 16, over 400 Gb/s NICs; the rest is the simulator's.
-Each pull is one request in a world of its own, without the handshake of a first contact.
+For each, `per_descriptor_s` is fitted on one row, the window at 16, over 400 Gb/s NICs; the other rows are predictions.
+Each pull is one request in a separate simulation, without a handshake.
 
-What this cannot explain: the published window shrinks to 45 % where descriptors shrink to 25 %, so about 20 ms of it do
-not depend on them; and the hand-over has 150 to 160 ms besides the window at either block size, the simulator 31 ms. A
-D that is busy, whose steps poll for READs and admit requests, would have both. The RFC does not say what else D did.
+Two observations remain unexplained. The published window shrinks to 45 % while descriptors shrink to 25 %, so about
+20 ms of it do not depend on them. The published hand-over has 150 to 160 ms in addition to the window at either block
+size; the simulator has 31 ms. A busy D, whose steps poll for READs and admit requests, would show both. The RFC does
+not say what else D computed.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Mooncake's V0 pipe on A10: three tables, 33 rows (vLLM PR #10884; Qwen2.5-7B-Instruct-GPTQ-Int4, 1P1D).
 
-The tables state lengths, rates and TP, and an issue the model. They do not state the workload, the NICs or the flags of
-the servers. Six tokens out, 200 prompts and rates of 2, 4, 6 and 8 are those of vLLM's own script for disaggregated
-prefill of that time (benchmarks/disagg_benchmarks/disagg_performance_benchmark.sh), which takes the dataset sonnet:
-poems cut to nearly the same length, 1,010 tokens of 1,024, as the tables' totals have it. So here all prompts of a row
-are as long as its mean, and arrivals are Poisson. TTFT is printed as a band over what is not stated: which arrivals
-(two seeds), and what the API servers take (2 or 30 ms).
+The tables state lengths, rates and TP, and an issue states the model. They do not state the workload, the NICs or the
+flags of the servers. Six tokens out, 200 prompts and rates of 2, 4, 6 and 8 are those of vLLM's script for
+disaggregated prefill of that time (benchmarks/disagg_benchmarks/disagg_performance_benchmark.sh). It uses the dataset
+sonnet: poems cut to nearly the same length, 1,010 tokens of 1,024, which agrees with the tables' totals. So here all
+prompts of a row have its mean length, and arrivals are Poisson. TTFT is printed as a band over the unknown arrivals
+(two seeds) and the unknown time of the API servers (2 or 30 ms).
 
-Why TPOT explodes while median ITL does not: D stands still in `drop_select` for as long as another prompt's KV takes,
-and that is as long as P's host pickles it and P's GPU lets it out: the copies lie behind the step that P computes. Most
-gaps between tokens are undisturbed; the few that are not last as long as a transfer, and past saturation as long as the
-queue of transfers. `mooncake-v0` with `dialect = "as-published"` does all of that.
+Why TPOT grows strongly while median ITL does not: D blocks in `drop_select` while the KV of another prompt is
+transferred. This takes as long as P's host pickles the KV and P's GPU copies it; the copies wait for the step that P
+computes. Most gaps between tokens are not affected. The affected ones last as long as a transfer, and past saturation
+as long as the queue of transfers. `mooncake-v0` with `dialect = "as-published"` models all of this.
 
-Fitted on every third row: what a thread pickles per second, the share of the A10's data sheet that prompts reach, and
-the host's time per step. Tried before, on rows of two NICs: prompts of lognormal lengths; no wait for P's step and
-0.15 GB/s in all, by which D falls behind as much and TTFT at low rates is twice what it was; one wait for a prompt
-instead of three, by which TTFT at low rates is nearer and D does not fall behind with long prompts; two are nearly as
-good.
+Fitted on every third row: the pickle rate of a thread, the share of the A10's data sheet that prompts reach, and the
+host's time per step. Earlier attempts, on rows of two NICs: prompts of lognormal lengths; no wait for P's step and
+0.15 GB/s in total, with which D falls behind as much and TTFT at low rates doubles; one wait per prompt instead of
+three, with which TTFT at low rates is closer but D does not fall behind with long prompts. Two waits are nearly as
+good as three.
 """
 
 from __future__ import annotations
@@ -262,14 +262,14 @@ def _left(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator[s
     ours = median(means[row.number]["itl_p50"] for row in past)
     theirs = median(row.published["itl_p50"] for row in past)
     yield (
-        "- TTFT is too long, most of all with 8,192 tokens. The likeliest reason, not verified: here each of a "
+        "- TTFT is too long, most of all with 8,192 tokens. The most likely reason, not verified: in pdflow each of a "
         "prompt's three tensors waits for the whole step that P computes, with all the prompts in it."
     )
     yield (
-        f"- What is missing: past saturation the published median ITL is {theirs:.0f} ms, here {ours:,.0f} ms. vLLM V0 "
-        "runs prompts before decodes: whoever has its first token waits until D's queue is empty, in one gap, and has "
-        "the other four tokens at once. Engines here are those of V1, where each step takes new requests in and "
-        "decodes, so the same wait is spread over all five gaps: mean TPOT is the same, ITL's quantiles are not."
+        f"- Not reproduced: past saturation the published median ITL is {theirs:.0f} ms, here {ours:,.0f} ms. vLLM V0 "
+        "runs prompts before decodes: a request with its first token waits until D's queue is empty, in one gap, and "
+        "then gets the other four tokens at once. pdflow models V1, where each step admits new requests and decodes, "
+        "so the same wait is spread over all five gaps: mean TPOT is the same, the quantiles of ITL are not."
     )
     yield ""
 

@@ -1,9 +1,9 @@
 """P2P NCCL (vLLM PR #18242): the order of its three methods, what groups take, and two statements about 1P3D and 3P1D.
 
-The page says that PUT_ASYNC is fastest, then GET, then PUT, and shows tables only as pictures. It states two E2E p99 as
-text: about 20 s for 1,000 tokens in and 1,000 out, about 4 s for 200 out (a later version of the page says 2 s).
-Llama-3.1-8B on A800, 1,000 prompts, 3 a second, burstiness 100; which engines those p99 are of (the pictures are of
-1P5D and 1P6D; the commands, of 1P3D and 3P1D) is not said. Nothing here is fitted.
+The page says that PUT_ASYNC is fastest, then GET, then PUT, and shows tables only as pictures. It states two E2E p99
+as text: about 20 s for 1,000 tokens in and 1,000 out, about 4 s for 200 out (a later version of the page says 2 s).
+The runs are Llama-3.1-8B on A800, 1,000 prompts, 3 per second, burstiness 100. The page does not say which engines
+those p99 are of (the pictures are of 1P5D and 1P6D; the commands, of 1P3D and 3P1D). Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def report_order() -> Section:
 
 def _order(figures: dict[str, list[float]], index: int) -> str:
     ours = [figures[method][index] for method in METHODS]
-    return "as published" if ours == sorted(ours) else "**another**"
+    return "as published" if ours == sorted(ours) else "**different**"
 
 
 def _why(figures: dict[str, list[float]]) -> Iterator[str]:
     right = sum(_order(figures, index) == "as published" for index in range(len(RATES_RPS)))
     yield (
-        f"- The published order holds at {right} of {len(RATES_RPS)} rates: those that P can hardly serve or cannot. "
-        "Rates from 1 a second were tried first, and raised until it showed."
+        f"- The published order holds at {right} of {len(RATES_RPS)} rates: those near or above P's capacity. "
+        "Rates from 1 per second were tried first, and raised until the order showed."
     )
     yield (
         "- PUT_ASYNC's thread sends a layer while the next are computed, PUT sends them all when the prompt is "
-        "computed, while P's engine waits: what it takes of P's time shows where P has none to spare. With GET D asks "
-        "once P's answer has come, over HTTP and through an API server once more, and P goes on; at low rates that "
-        "costs more than PUT's wait."
+        "computed, while P's engine waits; this shows where P is near its capacity. With GET, D asks after P's answer "
+        "has arrived, with another hop of HTTP and API server, while P continues; at low rates that costs more than "
+        "PUT's wait."
     )
 
 
@@ -93,8 +93,8 @@ def report_groups() -> Section:
     section = Section("NCCL groups", image="published-nccl-groups.png")
     section.caption = "GPU memory that groups take, by engines on the other side"
     section.lines += [
-        "The page: about 100 MB for a group with 16 channels, 52 MB with 8 (`nccl_num_channels`). Here "
-        f"{group_bytes(16) / 1e6:.0f} and {group_bytes(8) / 1e6:.0f} MB, by the line through both. 1P2D at TP 2 has 7 "
+        "The page: about 100 MB for a group with 16 channels, 52 MB with 8 (`nccl_num_channels`). pdflow uses "
+        f"{group_bytes(16) / 1e6:.0f} and {group_bytes(8) / 1e6:.0f} MB, on the line through both. 1P2D at TP 2 has 7 "
         f"groups on the page, and {all_groups(1, 2, 2)} here.",
         "",
     ]
@@ -113,13 +113,14 @@ def report_groups() -> Section:
     )
     left = DEVICE_BYTES // 10
     section.lines += [
-        "- Groups are made after vLLM has measured its memory, so they lie in what `gpu_memory_utilization` leaves: at "
-        f"the 0.9 of the page's prefill engines {left / 1e9:.1f} GB of 80 GiB, enough for {most_peers(left, 16)} peers "
-        f"with 16 channels and {most_peers(left, 8)} with 8. 96P144D does not fit with 16: each P GPU meets 144. With "
+        "- Groups are created after vLLM has measured its memory, so they use the memory that `gpu_memory_utilization` "
+        f"leaves free: at the 0.9 of the page's prefill engines {left / 1e9:.1f} GB of 80 GiB, enough for "
+        f"{most_peers(left, 16)} peers with 16 channels and {most_peers(left, 8)} with 8. 96P144D does not fit with 16 channels: each P GPU "
+        "exchanges KV with 144 peers. With "
         f"8 it takes {percent(bytes_per_gpu(144, 8) / left)} of that, and on D, with its buffer of 8 GB, "
-        f"{(bytes_per_gpu(96, 8) + 8e9) / 1e9:.0f} GB have to be left free. A scenario that leaves less does not load "
-        "(`pdflow/methods/nccl/groups.py`). The CUDA context and the engine's own groups lie there too, and "
-        "are not counted.",
+        f"{(bytes_per_gpu(96, 8) + 8e9) / 1e9:.0f} GB must be left free. A scenario that leaves less does not load "
+        "(`pdflow/methods/nccl/groups.py`). The CUDA context and the engine's own groups use the same memory "
+        "and are not counted.",
         "",
     ]
     figure, axes = axes_of("NCCL groups: memory of one GPU")

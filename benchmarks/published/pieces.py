@@ -127,7 +127,7 @@ def report_push_and_pull(folder: Path) -> Section:
             simulated[f"{dispatch}, {rate:g}/s"] = tuple(
                 float(pull[name]) / float(push[name]) for name in ("ttft_mean_ms", "ttft_p50_ms")
             )
-    section.lines += ["TTFT of pull over that of push; stage by stage it is in section 4:", ""]
+    section.lines += ["TTFT of pull divided by that of push; section 4 has the stages:", ""]
     section.lines += table(
         ["run", "mean", "median"],
         [
@@ -140,7 +140,7 @@ def report_push_and_pull(folder: Path) -> Section:
     section.lines += [
         f"- With concurrent dispatch push is faster by {min(gains):.2f}x to {max(gains):.2f}x; the claim is 1.2x to "
         f"3.0x, the median of its rows {median(mean for mean, _ in published.values()):.1f}x. With a "
-        "router that waits for the prefill push gains nothing, as users of it found (vllm-project/router#187). The PR "
+        "router that waits for the prefill, push has no advantage, as users found (vllm-project/router#187). The PR "
         "names neither model nor router; nothing is fitted.",
         "- The published means at 8 requests a second are past saturation (4.7 and 5.9 completed of 8); those here are "
         "not, so the larger published factors are not reproduced.",

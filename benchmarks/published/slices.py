@@ -1,9 +1,9 @@
 """What a slice costs: python benchmarks/published/slices.py
 
-Mooncake's EFA page (design/transfer-engine/efa_transport.md): GB/s between two p5en.48xlarge, 16 NICs of 200 Gb/s each,
-GPU to GPU, 16 threads with 128 requests each. Here 8 transfers of 4 GB, one for each GPU of two engines at TP8,
-cut over the two NICs of their GPU: the preset `efa-200g`, whose queue and wire are from rows marked fitted;
-READs have a wire of their own.
+Mooncake's EFA page (design/transfer-engine/efa_transport.md): GB/s between two p5en.48xlarge, 16 NICs of 200 Gb/s
+each, GPU to GPU, 16 threads with 128 requests each. Here 8 transfers of 4 GB, one for each GPU of two engines at TP8,
+cut over the two NICs of their GPU: the preset `efa-200g`, whose queue and wire are from rows marked fitted. READs
+have a separate wire rate.
 """
 
 from __future__ import annotations

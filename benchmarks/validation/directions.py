@@ -1,9 +1,9 @@
 """Push against pull, with a router that waits for the prefill and with one that does not: vLLM PR #35264.
 
-The PR's table (six rows could be read; AWS P5en, H200, TP 4 each side, sonnet 512/64 and 512/128 at 4 and 8 requests a
-second) names no model and no router, so only directions are compared: which is faster, and by which stage. The four
-runs differ in `method` and `dispatch` and in nothing else; they are of vLLM as it is (`vllm-stock`). A pull waits for
-the prefill's answer whatever the router does.
+The PR's table (six readable rows; AWS P5en, H200, TP 4 on each side, sonnet 512/64 and 512/128 at 4 and 8 requests per
+second) names no model and no router, so only directions are compared: which method is faster, and in which stage. The
+four runs differ only in `method` and `dispatch`; they use vLLM unchanged (`vllm-stock`). A pull always waits for the
+prefill's answer.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Prefill and decode on different GPUs, one TTFT and TPOT per row: NVIDIA aiconfigurator's silicon data (Apache-2.0).
 
 The rows that state all engines: DeepSeek-R1 fp8 on H200 and Qwen3-32B NVFP4 on B200 and GB200, TensorRT-LLM. They do
-not state how the clients start, how many requests there were, the engines' host time, or what a request passes besides
-engines (routers, servers). So TTFT can be had from them only to within a factor of 2 to 4; here it is a band over
-those. Nothing is fitted. TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here; ranks
-with data-parallel attention are one engine that works in lockstep.
+not state how the clients start, how many requests there were, the engines' host time, or which routers and servers a
+request passes. So they give TTFT only to within a factor of 2 to 4; here it is a band over those. Nothing is fitted.
+TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here; ranks with data-parallel attention
+are one engine that works in lockstep.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Three real vLLM runs, request by request: LLMServingSim's bench/examples (MIT).
 
-Each is 300 ShareGPT requests on one vLLM 0.19 instance. What a run's source states (model, GPU, seats, token budget, KV
-capacity where it was logged) is the scenario; arrivals and lengths are the run's own. TTFT counts from a request's
-arrival at the engine, as the run's clock has it relative to the first request, which was queued at once.
+Each run has 300 ShareGPT requests on one vLLM 0.19 instance. The scenario contains what the source states (model,
+GPU, batch slots, token budget, KV capacity where it was logged), with the arrivals and lengths of the run. TTFT
+counts from a request's arrival at the engine, measured relative to the first request, which was queued immediately.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def report(folder: Path) -> Found:
 
 def _rows(found: Found, replay: Replay, preset: Outcome, fit: Outcome) -> Iterator[Sequence[object]]:
     name = replay.run.name
-    for label, past in (("that found room", False), ("that waited for a seat or blocks", True)):
+    for label, past in (("admitted at once", False), ("waited for a slot or blocks", True)):
         who = [i for i, waited in enumerate(replay.waited) if waited is past]
         held = [i for i in who if i not in CALIBRATED_ON]
         if len(held) < 10:
@@ -211,7 +211,7 @@ def _rows(found: Found, replay: Replay, preset: Outcome, fit: Outcome) -> Iterat
 def _saturation(replays: Sequence[Replay], outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Past saturation TTFT grows through a run, below it does not: both must say the same."""
     yield from (
-        "Past saturation a queue grows for as long as requests come. Median TTFT of the first and the last 60",
+        "Past saturation a queue grows as long as requests arrive. Median TTFT of the first and the last 60",
         "requests, in seconds:",
         "",
     )
@@ -225,18 +225,18 @@ def _saturation(replays: Sequence[Replay], outcomes: Sequence[Outcome]) -> Itera
 
 def _effects(replays: Sequence[Replay], outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What the errors are made of: one thing changed, in a run of its own."""
-    yield "What decides, one change at a time from the presets (median absolute errors of all requests):"
+    yield "Sensitivity, one change at a time from the presets (median absolute errors of all requests):"
     yield ""
     pro, rtx, moe = replays
     changes = (
-        (pro, "as it is", pro.run),
+        (pro, "unchanged", pro.run),
         (pro, "synchronous scheduling", _with(pro.run, "async_scheduling = false")),
-        (pro, "8 seats fewer of 128", attrs.evolve(pro.run, pool=pro.run.pool.replace("128", "120"))),
-        (rtx, "as it is", rtx.run),
+        (pro, "8 batch slots fewer of 128", attrs.evolve(pro.run, pool=pro.run.pool.replace("128", "120"))),
+        (rtx, "unchanged", rtx.run),
         (rtx, "KV capacity 10 % smaller", attrs.evolve(rtx.run, pool=rtx.run.pool.replace("41408", "37264"))),
         (rtx, "no host time", attrs.evolve(rtx.run, gpu=_host("rtx-4090", 0, 0))),
         (rtx, "3 ms of host time", attrs.evolve(rtx.run, gpu=_host("rtx-4090", 3e-3, 0))),
-        (moe, "as it is", moe.run),
+        (moe, "unchanged", moe.run),
         (moe, "synchronous scheduling", _with(moe.run, "async_scheduling = false")),
         (
             moe,
@@ -262,10 +262,11 @@ def _cold(replay: Replay) -> Iterator[str]:
         outcome = replay.simulated(run)
         rows.append((f"{share:.2f}", error_text([outcome.ttft[i] for i in who]), error_text(outcome.ttft)))
     yield (
-        f"On the RTX 4090 only the first {len(who)} requests found room, within {replay.real[who[-1]].arrival_s:.1f} s,"
-        " while prompts alone filled the steps. Their prompts ran more slowly than those of the rest of the run; why is"
-        " not known (clocks of an idle GPU, or kernels that were not compiled yet). TTFT by the share of the data"
-        " sheet's FLOP/s that is taken for reached:"
+        f"On the RTX 4090 only the first {len(who)} requests were admitted at once, within"
+        f" {replay.real[who[-1]].arrival_s:.1f} s,"
+        " while steps contained only prompts. Their prompts ran more slowly than those of the rest of the run; the"
+        " cause is unknown (clocks of an idle GPU, or kernels that were not compiled yet). TTFT by the assumed"
+        " share of the data sheet's FLOP/s:"
     )
     yield ""
     yield from table(["share", f"the first {len(who)}", "all"], rows)
@@ -278,9 +279,9 @@ def _chance(replay: Replay) -> Iterator[str]:
     who = [i for i, waited in enumerate(replay.waited) if not waited]
     apart = error([shifted[i][0] / plain[i][0] - 1 for i in who])
     yield (
-        f"Which step an arrival catches is chance: if every other request of {replay.run.name} comes half a step "
-        f"({half * 1e3:.0f} ms) later, the same simulation differs from itself by {apart:.1%} ".replace("%", " %")
-        + "in median TTFT, below saturation. No simulation of single requests can be much nearer to a real run."
+        f"The step in which a request arrives is random: if every other request of {replay.run.name} arrives half a "
+        f"step ({half * 1e3:.0f} ms) later, the same simulation differs from itself by {apart:.1%} ".replace("%", " %")
+        + "in median TTFT, below saturation. No simulation of single requests can be much closer to a real run."
     )
     yield ""
 

@@ -1,9 +1,9 @@
 """Aggregated vLLM on H100 and H200, one mean TTFT and TPOT per row: NVIDIA aiconfigurator's silicon data (Apache-2.0).
 
-A row states model, GPU, tensor-parallel size, prompt and answer lengths and a number of concurrent clients. It does not
-state how lengths vary, how many requests were sent, how they started, or whether figures are means. What is taken for
-them was chosen on the rows that are fitted on, up to ten of each engine, by their position; everything that is
-reported is of the others. benchmarks/results/validation_rows.csv has all of them.
+A row states model, GPU, tensor-parallel size, prompt and answer lengths and a number of concurrent clients. It does
+not state how lengths vary, how many requests were sent, how they started, or whether figures are means. The
+assumptions for these were chosen on the rows that are fitted on: up to ten of each engine, by their position. All
+reported errors are of the other rows. benchmarks/results/validation_rows.csv has all rows.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def _right_side(each: Held) -> str:
 
 def _effects(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     """What the errors are made of: one thing changed, in a run of its own."""
-    yield "What decides, one change at a time from the presets (rows that were not fitted on):"
+    yield "Sensitivity, one change at a time from the presets (rows that were not fitted on):"
     yield ""
     lines = []
     # As if it did not grow with the ranks: 10 us at TP 8 too.
@@ -270,13 +270,13 @@ def _effects(groups: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     narrow = ("kv_dtype", 'kv_dtype = "fp8"')
     as_it_is, plain = ("", ""), Setup()
     for group, change, edit, setup in (
-        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "as it is", as_it_is, plain),
-        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick), plain),
-        ("Qwen3-32B bf16, h100-sxm, TP 8", "as it is", as_it_is, plain),
-        ("Qwen3-32B bf16, h100-sxm, TP 8", "all-reduces as quick as at TP 2", ("gpu", quick), plain),
-        ("Llama-3.1-70B fp8, h200, TP 1", "as it is", as_it_is, plain),
-        ("Llama-3.1-70B fp8, h200, TP 1", "8-bit KV, which fits twice as much", narrow, plain),
-        ("Llama-3.1-8B fp8, h200, TP 1", "as it is", as_it_is, plain),
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "unchanged", as_it_is, plain),
+        ("Llama-3.1-70B fp8, h100-sxm, TP 8", "all-reduces as fast as at TP 2", ("gpu", quick), plain),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "unchanged", as_it_is, plain),
+        ("Qwen3-32B bf16, h100-sxm, TP 8", "all-reduces as fast as at TP 2", ("gpu", quick), plain),
+        ("Llama-3.1-70B fp8, h200, TP 1", "unchanged", as_it_is, plain),
+        ("Llama-3.1-70B fp8, h200, TP 1", "8-bit KV, with twice the capacity", narrow, plain),
+        ("Llama-3.1-8B fp8, h200, TP 1", "unchanged", as_it_is, plain),
         ("Llama-3.1-8B fp8, h200, TP 1", "8-bit KV", narrow, plain),
         ("Llama-3.1-8B fp8, h200, TP 1", "8-bit KV, opening burst left out", narrow, Setup(burst=False)),
     ):
@@ -314,8 +314,7 @@ def _waits(row: Row, ttft_ms: float) -> bool:
 
 def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
     yield (
-        "What the rows do not state was chosen on the rows that are fitted on, by these errors of the presets alone "
-        "(all groups):"
+        "The assumptions were chosen on the rows that are fitted on, by these errors with presets alone (all groups):"
     )
     yield ""
     rows = [row for group in groups for row in chosen(group)]
@@ -337,4 +336,4 @@ def _choices(groups: Iterable[Sequence[Row]]) -> Iterator[str]:
                 error_text([answer.tpot_ms / row.tpot_ms - 1 for answer, row in pairs]),
             )
         )
-    yield from table(["what is taken for it", "TTFT", "TPOT"], lines)
+    yield from table(["assumption", "TTFT", "TPOT"], lines)
