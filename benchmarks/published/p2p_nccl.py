@@ -115,8 +115,8 @@ def report_groups() -> Section:
     section.lines += [
         "- Groups are created after vLLM has measured its memory, so they use the memory that `gpu_memory_utilization` "
         f"leaves free: at the 0.9 of the page's prefill engines {left / 1e9:.1f} GB of 80 GiB, enough for "
-        f"{most_peers(left, 16)} peers with 16 channels and {most_peers(left, 8)} with 8. 96P144D does not fit with 16 channels: each P GPU "
-        "exchanges KV with 144 peers. With "
+        f"{most_peers(left, 16)} peers with 16 channels and {most_peers(left, 8)} with 8. 96P144D does not fit with 16 "
+        "channels: each P GPU exchanges KV with 144 peers. With "
         f"8 it takes {percent(bytes_per_gpu(144, 8) / left)} of that, and on D, with its buffer of 8 GB, "
         f"{(bytes_per_gpu(96, 8) + 8e9) / 1e9:.0f} GB must be left free. A scenario that leaves less does not load "
         "(`pdflow/methods/nccl/groups.py`). The CUDA context and the engine's own groups use the same memory "

@@ -17,7 +17,7 @@ class Quantiles:
 
     def __init__(self, levels: Sequence[float], values: Sequence[float]) -> None:
         if len(levels) != len(values) or len(levels) < 2 or levels[0] != 0.0 or levels[-1] != 1.0:
-            raise ValueError("expected one value for each quantile level, and levels from 0 to 1")
+            raise ValueError("quantiles: expected one value for each level, and levels from 0 to 1")
         if any(a >= b for a, b in pairwise(levels)):
             raise ValueError("the levels of quantiles must increase")
         if any(a > b for a, b in pairwise(values)):

@@ -78,8 +78,8 @@ def test_nothing_is_simulated_before_all_is_read(tmp_path: Path, monkeypatch: py
         ((reference, tmp_path), "neither"),
         ((reference, tmp_path / "nowhere.toml"), "nowhere.toml"),
         ((reference, reference, "--set", "pool.prefil.tp=2"), "prefil"),
-        ((tmp_path, tmp_path, "--set", "workload.requests=1"), "scenario files"),
-        ((tmp_path, tmp_path, "--seeds", "2"), "scenario files"),
+        ((tmp_path, tmp_path, "--set", "workload.requests=1"), "scenario file"),
+        ((tmp_path, tmp_path, "--seeds", "2"), "scenario file"),
     ):
         result = pdflow_command("compare", *args)
         assert (result.exit_code, result.stdout) == (2, "")

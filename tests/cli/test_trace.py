@@ -117,6 +117,7 @@ def test_doubt_and_nonsense_are_reported(tmp_path: Path) -> None:
     path.write_text("t,in,out\n0,1,2\n1,3,4\n")
     asked = trace("describe", path)
     assert (asked.exit_code, asked.stdout) == (2, "")
+    assert "set --format to one of mooncake, azure" in asked.stderr
     columns = ("--column", "arrival_s=t", "--column", "input_tokens=in", "--column", "output_tokens=out")
     assert asked.stderr == (
         f"{path}: the names of its columns (t, in, out) do not show which of them are the token counts; "
@@ -274,10 +275,10 @@ def test_too_little_makes_no_model(tmp_path: Path) -> None:
     path.write_text(head + "5,1,1\n" * 99)
     assert "99 requests, expected at least 100" in trace("model", path, "-o", out).stderr
     path.write_text(head + "5,1,1\n" * 100)
-    assert "all requests arrive within a second" in trace("model", path, "-o", out).stderr
+    assert "all requests arrive within one second" in trace("model", path, "-o", out).stderr
     path.write_text("input_toks,output_toks\n" + "1,1\n" * 100)
     refused = trace("model", path, "-o", out)
-    assert "does not say when requests arrive" in refused.stderr
+    assert "has no arrival times" in refused.stderr
     assert refused.exit_code == 2
     assert not out.exists()
 

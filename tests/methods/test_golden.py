@@ -41,7 +41,7 @@ def test_the_table_counts_what_is_sent(name: str) -> None:
     method = METHODS[name]
     lines = trace_text(name, "strict").splitlines()
     sent = [line.split()[2].rstrip(":") for line in lines if line.split()[1:2] == ["sends"] and ".r" in line.split()[0]]
-    done = ["DONE" for line in lines if "hears DONE" in line]
+    done = ["DONE" for line in lines if "receives DONE" in line]
     counted = [frame for frame in sent if frame.isupper()] + done
     assert sorted(counted) == sorted(frames(method))
     announced = any("announces" in line for line in lines) or (method.strict.asks and method.pulls)

@@ -48,7 +48,7 @@ def test_a_request_is_traced_with_the_original_s_message_names(name: str) -> Non
     world, lines = traced(name, "as-published")
     sent = messages(lines)
     closing = [message.name for message in wire_profile.messages if message.when is Occasion.CLOSING]
-    assert [message for message in closing if any(f"hears {message} behind" in line for line in lines)] == closing
+    assert [message for message in closing if any(f"receives {message} after" in line for line in lines)] == closing
     pieces = PIECES.get(name, METHODS[name].published.tensors)
     times = {
         Occasion.CONTACT: 1,

@@ -179,10 +179,10 @@ def test_control_characters_of_a_file_name_are_not_printed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"seeds": [], "figures": {}}, "none of its runs ended"),
-        ({"figures": {"ttft_mean_ms": {"values": [1.0]}}}, "not one value for each seed"),
-        ({"figures": {"ttft_mean_ms": {"values": [1.0, "x"]}}}, "is not what runs write"),
-        ({"seeds": None}, "is not what runs write"),
+        ({"seeds": [], "figures": {}}, "none of its runs was completed"),
+        ({"figures": {"ttft_mean_ms": {"values": [1.0]}}}, "does not have one value per seed"),
+        ({"figures": {"ttft_mean_ms": {"values": [1.0, "x"]}}}, "is damaged or not from pdflow"),
+        ({"seeds": None}, "is damaged or not from pdflow"),
     ],
 )
 def test_what_is_no_seeds_file_is_refused_in_one_sentence(
@@ -199,12 +199,12 @@ def test_what_is_no_seeds_file_is_refused_in_one_sentence(
 def test_a_folder_is_of_one_run_or_of_several(tmp_path: Path) -> None:
     both = saved(tmp_path / "a", uneven)
     several(tmp_path / "b", {1: 10, 2: 20}).joinpath("seeds.json").rename(both / "seeds.json")
-    with pytest.raises(UnreadableRunError, match="say which"):
+    with pytest.raises(UnreadableRunError, match="give the path of one"):
         read_runs(both)
     assert compared(both / "results.json", both / "seeds.json")["against_first"][0]["over"] == "single run"
     with pytest.raises(UnreadableRunError, match="neither"):
         read_runs(tmp_path / "b")
-    with pytest.raises(UnreadableRunError, match="no folder of a run"):
+    with pytest.raises(UnreadableRunError, match="it is not a folder"):
         read_runs(both / "requests.jsonl")
 
 

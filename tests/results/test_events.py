@@ -152,7 +152,7 @@ def test_rebuilding_refuses_what_it_does_not_know() -> None:
         rebuild({"type": "Gone"}, CLASSES)
     with pytest.raises(ValueError, match="Send has the fields to"):
         rebuild({"type": "Send", "too": "x"}, CLASSES)
-    with pytest.raises(TypeError, match="object has no form"):
+    with pytest.raises(TypeError, match="object is not part of"):
         plain(object())
 
 

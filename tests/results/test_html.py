@@ -99,7 +99,7 @@ def test_pools_with_equal_step_times_share_a_row(result: Result) -> None:
 
 def test_a_stage_that_no_request_was_in_has_no_picture(result: Result) -> None:
     text = Reader(page(result)).text
-    assert re.search(r"Never any: [^.]*\bdecoding\b", text)
+    assert re.search(r"Always zero: [^.]*\bdecoding\b", text)
     assert "decoding:" not in text
     assert "in prefill:" in text
 
@@ -107,7 +107,7 @@ def test_a_stage_that_no_request_was_in_has_no_picture(result: Result) -> None:
 def test_a_run_of_nothing_has_a_page() -> None:
     text = Reader(page(nothing())).text
     assert "Interrupted" in text
-    assert "No request got a first token" in text
+    assert "No request received a first token" in text
 
 
 def test_no_text_of_a_scenario_becomes_markup(result: Result) -> None:

@@ -46,7 +46,7 @@ def test_a_figure_leads_back_to_its_scenario(push: Result, pull: Result) -> None
 
 def test_a_run_of_the_command_has_no_scenario(result: Result) -> None:
     assert result.scenario is None
-    with pytest.raises(PdflowError, match="simulate did not make it"):
+    with pytest.raises(PdflowError, match="this result has no scenario"):
         result.plot_ttft().to_scenario()
 
 

@@ -52,14 +52,14 @@ def test_terminals_without_its_sign_get_another(result: Result) -> None:
 
 def test_equal_runs_are_reported_as_equal(result: Result) -> None:
     same = {seed: summary(result) for seed in (1, 2)}
-    assert "nothing in this scenario is drawn" in printed(SeedsReport.of("two", 2, same))
+    assert "this scenario has no randomness" in printed(SeedsReport.of("two", 2, same))
     same[2]["ttft_mean_ms"] += 1
-    assert "nothing in this scenario is drawn" not in printed(SeedsReport.of("two", 2, same))
+    assert "this scenario has no randomness" not in printed(SeedsReport.of("two", 2, same))
 
 
 def test_missing_runs_are_reported(result: Result) -> None:
     one = SeedsReport.of("one", 3, {1: summary(result)})
-    assert "interrupted, 3 were asked for" in printed(one)
+    assert "interrupted, 3 requested" in printed(one)
     assert one.as_dict()["figures"]["ttft_mean_ms"]["low"] is None
     none = SeedsReport.of("none", 3, {})
     assert "no run" in printed(none)

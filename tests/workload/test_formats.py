@@ -68,14 +68,14 @@ def test_lengths_alone_need_no_times() -> None:
     assert rows("vidur", lines, timed=False) == [Request(0, 0, 3772, 54), Request(1, 0, 20, 1)]
     [problem] = problems_of("vidur", lines)
     assert problem.startswith("t:1: the header lacks arrived_at")
-    assert problem.endswith("without times, an arrival process must say when requests come")
+    assert problem.endswith("for a trace without times, set workload.arrival")
 
 
 def test_a_table_of_ones_own() -> None:
     lines = ['tier,"t",note,in,out\n', 'gold,1.5,"a, ""b""",10.0,2\n', " ,2e0, plain ,20,3\n"]
     assert rows("csv", lines, columns=OWN) == [Request(0, 0, 10, 2, (), "gold"), Request(1, 500_000_000, 20, 3)]
     [problem] = problems_of("csv", lines, columns=Columns(arrival_s="t", output_tokens="out"))
-    assert problem == "t:1: nothing says which column is input_tokens, expected it in columns"
+    assert problem == "t:1: the column of input_tokens is not named; name it in columns"
 
 
 def test_every_bad_line_of_a_table_is_reported() -> None:
@@ -98,7 +98,7 @@ def test_every_bad_line_of_a_table_is_reported() -> None:
     assert "t is '-1', expected seconds such as 17.25" in problems[0]
     assert "tier is '\\x1b[31m', expected a name" in problems[2]
     assert "does not end on this line" in problems[3]
-    assert "t 1.9 is before the line above" in problems[-1]
+    assert "t 1.9 is earlier than the line above" in problems[-1]
 
 
 def test_two_columns_of_times_are_one_too_many() -> None:
@@ -161,13 +161,13 @@ def test_bad_sharegpt_is_reported_with_its_line() -> None:
         "t:3: is not JSON"
     )
     assert problems_of("sharegpt", [f"[{good},\n", '{"conversations": ["a", "b"]},\n', "7]"], False) == [
-        f"t:{line}: an entry is no conversation, expected an array of "
+        f"t:{line}: an entry is not a conversation, expected an array of "
         '{"conversations": [{"value": "prompt"}, {"value": "answer"}, ...]}'
         for line in (2, 3)
     ]
     assert "is not JSON" in problems_of("sharegpt", [f'[{good}, {{"conver'], False)[0]
     assert "nested too deeply" in problems_of("sharegpt", ['{"a":' + "[" * 100_000], False)[0]
-    assert "no conversation of two turns" in problems_of("sharegpt", ["[]"], False)[0]
+    assert "no conversation has two turns" in problems_of("sharegpt", ["[]"], False)[0]
 
 
 def test_custom_lines() -> None:
@@ -208,7 +208,7 @@ def test_bytes_that_are_no_text_are_complaints(tmp_path: Path) -> None:
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("{" + " " * LONGEST_LINE)
-    with pytest.raises(TraceError, match=r"t\.jsonl:1: a line of more than 1,048,576 characters"):
+    with pytest.raises(TraceError, match=r"t\.jsonl:1: the line has more than 1,048,576 characters"):
         list(read_trace(Trace(path="t.jsonl", format="mooncake"), tmp_path))
 
 

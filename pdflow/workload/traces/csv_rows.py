@@ -89,7 +89,7 @@ def csv_rows(lines: Iterable[str], location: str, trace: Trace, timed: bool) -> 
         at = row[0]
         if latest is not None and at < latest:
             name, text = header[columns.arrival], cells[columns.arrival].strip()
-            complaints.add(number, f"{name} {text} is earlier than the line above, expected increasing times")
+            complaints.add(number, f"{name} {text} is earlier than the line above, expected times in order")
             continue
         latest, some = at, True
         if not (drop_failures and row[2] == 0):

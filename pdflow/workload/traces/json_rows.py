@@ -59,7 +59,7 @@ def mooncake_rows(lines: Iterable[str], location: str) -> Iterator[Row]:
         blocks = -(-max(1, row.input_length) // PREFIX_BLOCK_TOKENS)
         if latest is not None and at < latest:
             complaints.add(
-                number, f"timestamp {row.timestamp:g} is earlier than the line above, expected increasing times"
+                number, f"timestamp {row.timestamp:g} is earlier than the line above, expected times in order"
             )
         elif len(row.hash_ids) > blocks:
             complaints.add(
