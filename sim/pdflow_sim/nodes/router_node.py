@@ -326,7 +326,7 @@ class SimRouterNode(SimNode):
             self.on_engine_left(effect.engine)
 
     def engine_silent(self, port: SimPort, effect: EngineSilent) -> None:
-        self.metrics.count("no heartbeats from its engine")
+        self.metrics.count("engine fell silent")
 
     def reply(self, port: SimPort, effect: Reply) -> None:
         self.answers.pop(effect.request, None)

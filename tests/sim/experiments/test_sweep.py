@@ -165,7 +165,7 @@ def test_a_process_that_dies_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(pdflow_sim.experiments.workers.Worker, "ended", dies_once)
     frame = swept(GRID, jobs=2)
     assert frame["error"].notna().sum() == 1
-    assert frame["error"].dropna().iloc[0] == "its process was ended by signal 9"
+    assert frame["error"].dropna().iloc[0] == "the worker process was ended by signal 9"
 
 
 def test_ctrl_c_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
