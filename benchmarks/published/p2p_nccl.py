@@ -142,7 +142,7 @@ def _with_difference(seconds: float, stated: float) -> str:
 
 def report_topologies(requests: int = 1000) -> Section:
     section = Section("1P3D and 3P1D", image="published-p2p-nccl-topologies.png")
-    section.caption = "E2E p99 of four topologies beside what is stated"
+    section.caption = "E2E p99 of four topologies, stated and simulated"
     section.lines += ["E2E p99 in s, `p2p-nccl-put-async` as published, 3 requests a second, nothing fitted:", ""]
     topologies = ((1, 3), (3, 1), (1, 5), (1, 6))
     figures = {
