@@ -137,7 +137,8 @@ KEY_DESCRIPTIONS = {
     "weight_dtype": "alternative to weight_bytes_per_param",
     "mla": "sizes of multi-head latent attention (DeepSeek), instead of KV heads",
     "moe": "sizes of a mixture of experts, instead of an MLP",
-    "hf_config": "instead of a preset: path of a Hugging Face config.json, relative to the scenario file",
+    "hf_config": "instead of a preset: path of a Hugging Face config.json, relative to the scenario file; default of "
+    "`name`: `_name_or_path`, or the architecture and size, such as llama-8.0B",
     "source": "source of the values",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",

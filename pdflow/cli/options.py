@@ -16,6 +16,7 @@ SET = click.option(
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=complete_override,
     help="Replace one value of the scenario, for example pool.decode.tp=2. Repeatable.",
 )
 

@@ -57,8 +57,6 @@ def simulate(
 
     Prints latencies, goodput and where the time to first token went.
     """
-    from pdflow.scenario.reading.load import load
-
     need_out(out, flags)
     with sigterm_as_ctrl_c():
         with before_simulating():

@@ -36,7 +36,8 @@ def _of_trace(command: Any) -> Any:
             "columns",
             multiple=True,
             metavar="KEY=NAME",
-            help="CSV: the name of a column, for example input_tokens=in. Repeatable.",
+            help="CSV: the name of a column, for example input_tokens=in. Repeatable. Not needed for common names "
+            "such as timestamp, prompt_tokens or output_tokens.",
         ),
         click.option(
             "--format", "form", metavar="FORMAT", callback=_known_format, help="Format of the file. Default: detected."

@@ -322,7 +322,7 @@ TRACE = 'trace = { path = "t.csv", format = "csv", columns = { arrival_s = "t", 
         (
             TRACE.replace('"t"', '"when"') + " } }",
             "",
-            ["the header lacks when, expected when,i,o; without times, an arrival process must say when requests come"],
+            ["the header lacks when, expected when,i,o; for a trace without times, set workload.arrival"],
         ),
         (
             "trace = { path = 't.csv', format = 'vidur' }",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -93,24 +92,6 @@ def test_examples_are_the_ones_agreed_upon(name: str) -> None:
         pytest.skip("the shared examples are not here")
     ours, theirs = (tomllib.loads((folder / f"{name}.toml").read_text()) for folder in (EXAMPLES, SHARED))
     assert ours == theirs
-
-
-def comment_overrides() -> list[tuple[str, str]]:
-    """Every `--set KEY=VALUE` that an example's comments name."""
-    return [
-        (path.relative_to(EXAMPLES).as_posix(), override.rstrip("`).,;"))
-        for path in sorted(EXAMPLES.rglob("*.toml"))
-        for override in re.findall(r"--set\s+(?:#\s*)?(\S+=\S+)", path.read_text(encoding="utf-8"))
-    ]
-
-
-@pytest.mark.parametrize(("name", "override"), comment_overrides())
-def test_every_override_in_a_comment_loads(name: str, override: str) -> None:
-    load(EXAMPLES / name, overrides=[override])
-
-
-def test_comments_name_overrides() -> None:
-    assert len(comment_overrides()) >= 10
 
 
 def test_a_closed_loop() -> None:

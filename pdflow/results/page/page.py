@@ -142,8 +142,9 @@ def stages(result: FinishedRun) -> Iterator[Html]:
 def _use(result: FinishedRun) -> Iterator[Html]:
     totals = result.totals
     if totals.engines:
-        rows = [_engine_row(engine, totals.duration_ns) for engine in totals.engines]
-        heads = ["engine", "share of the run in a step", "busy", "GPUs", "most KV blocks in use", "of"]
+        rows = [_engine_row(engine, result) for engine in totals.engines]
+        heads = ["engine", "share of the run in steps", "in steps", "mean batch", "of at most"]
+        heads += ["GPUs", "most KV blocks in use", "of"]
         yield tag("h2", "Engines")
         yield table(heads, rows[:ROWS_SHOWN], text_columns=2)
         yield from _more(rows)
@@ -183,9 +184,12 @@ def _more(rows: Sequence[object]) -> Iterator[Html]:
 
 def _costs(result: FinishedRun) -> Iterator[Html]:
     if result.header.costs:
-        rows = [(cost.pool, cost.model, cost.provenance, cost.error_bar) for cost in result.header.costs]
+        pools: dict[tuple[str, ...], list[str]] = {}
+        for cost in result.header.costs:
+            pools.setdefault((cost.model, cost.provenance, cost.error_bar), []).append(cost.pool)
+        rows = [(", ".join(names), *source) for source, names in pools.items()]
         yield tag("h2", "Step times and their error bars")
-        yield table(["pool", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
+        yield table(["pools", "model", "from", "error"], rows[:ROWS_SHOWN], text_columns=4)
         yield from _more(rows)
 
 

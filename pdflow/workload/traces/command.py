@@ -113,7 +113,8 @@ def modelled_trace(asked: TraceOptions, name: str, title: str | None) -> tuple[s
     Raises TraceError or UnfitError."""
     trace = asked.trace()
     if not has_arrival_times(trace, HERE):
-        raise UnfitError(f"{trace.path} has no arrival times, which a model needs")
+        hint = ": name their column with --column arrival_s=NAME" if trace.format in CSV_FORMATS else ""
+        raise UnfitError(f"{trace.path} has no arrival times, which a model needs{hint}")
     requests = list(sliced(read_trace(trace, HERE, SEED), trace))
     source = {"title": title or f"{len(requests):,} requests, from a trace in {trace.format} format"}
     text = model_toml(name, "Computed by pdflow trace model.", source, fit(requests), LEVELS)

@@ -135,14 +135,3 @@ def _whole(pieces: Iterator[str], location: str) -> Iterator[str]:
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
             raise Complaints(location).refuse(number, f"the line has more than {LONGEST_LINE:,} characters")
         yield line
-
-
-def trace_of(path: str, form: TraceFormat | None, columns: Columns, dataset: str | None = None) -> Trace:
-    """Return the trace that the command line names. Raises TraceError if no format is given and the first lines do not
-    show it."""
-    if form is None:
-        form = "servegen" if Path(path).is_dir() else guess(first_lines(Path(path)))
-    if form is None:
-        formats = ", ".join(get_args(TraceFormat))
-        raise TraceError([Problem(path, "", f"cannot detect the format; set --format to one of {formats}")])
-    return Trace(path=path, format=form, columns=columns, dataset=dataset)
