@@ -96,7 +96,7 @@ EXCEPTIONS: Final = {
     "pdflow/workload/traces/described.py": Permit("wraps lines", "textwrap"),
     "pdflow/workload/traces/readers.py": Permit("reads traces and bundled models", "importlib", touches_files=True),
     "pdflow/results/comparison/frame.py": Permit("makes tables, by an extra", "pandas"),
-    "pdflow/results/plots.py": Permit("draws, by an extra; in memory", "io matplotlib"),
+    "pdflow/results/plots.py": Permit("draws, by an extra; in memory", "base64 io matplotlib"),
     "pdflow/results/result.py": Permit("says that it hands out tables", "pandas"),
     "pdflow/results/files/write.py": Permit("writes and reads result files", "gzip os", touches_files=True),
     "pdflow/results/files/read.py": Permit("reads result files", touches_files=True),

@@ -61,7 +61,10 @@ def runs(notebook: nbformat.NotebookNode) -> None:
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(NOTEBOOK_DIR)}}).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in code for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) >= 2
+    for picture in pictures:  # each is described for those who do not see it
+        assert len(picture.metadata["image/png"]["alt"]) > 40
     assert "Warning" not in "".join(output.text for output in outputs if output.output_type == "stream")
     # It ends with an answer.
     assert any(output.output_type == "stream" and output.name == "stdout" for output in code[-1].outputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 import numpy as np
@@ -31,6 +31,15 @@ class SloTargets(Protocol):
     def tpot_ms(self) -> float | None: ...
     @property
     def e2e_ms(self) -> float | None: ...
+
+
+def bounds_ms(
+    slo: SloTargets | None, class_slos: Mapping[str, SloTargets], metric: Literal["ttft", "tpot"]
+) -> list[tuple[str, float]]:
+    """Return the bounds on a latency, each with a label: that of [slo], then those of classes that have their own."""
+    named = [("SLO", slo), *((f"SLO of {name}", bounds) for name, bounds in class_slos.items())]
+    found = [(label, getattr(bounds, f"{metric}_ms")) for label, bounds in named if bounds is not None]
+    return [(f"{label} {bound:g} ms", bound) for label, bound in found if bound is not None]
 
 
 @attrs.frozen(kw_only=True)

@@ -17,6 +17,8 @@ _LEFT: Final = 40
 _RIGHT: Final = 12
 _TOP: Final = 8
 _BOTTOM: Final = 32
+_LINE: Final = 13
+"""The height of a line of a chart's text."""
 _LETTER: Final = 6.5
 """About as wide as a figure or letter of a chart's text."""
 
@@ -90,14 +92,16 @@ class Chart:
         corners = [(points[0][0], 0.0), *points, (points[-1][0], 0.0)]
         return tag("polygon", class_="wash", points=_pairs(map(self.project, corners)))
 
-    def bound(self, value: float, label: str = "") -> Html:
-        """Draw a line at a value of `x`, and its name, if it has one, on the side with more space."""
+    def bound(self, value: float, label: str = "", row: int = 0) -> Html:
+        """Draw a line at a value of `x`, and its name, if it has one, on the side with more space. Names of several
+        lines stand in rows, the first lowest.
+        """
         across = self._across(value)
         left = across > WIDTH / 2
         rule = tag("line", class_="bound", x1=across, x2=across, y1=_TOP, y2=self.height - _BOTTOM)
         if not label:
             return rule
-        where = {"x": across + (-5 if left else 5), "y": self.height - _BOTTOM - 6}
+        where = {"x": across + (-5 if left else 5), "y": self.height - _BOTTOM - 6 - row * _LINE}
         return joined((rule, tag("text", label, class_="label", text_anchor="end" if left else "start", **where)))
 
     def picture(self, drawn: Sequence[Html], description: str) -> Html:

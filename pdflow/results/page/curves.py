@@ -25,7 +25,7 @@ PERCENTS: Final = range(101)
 LINKS_SHOWN: Final = 2
 """The links nearest to their capacity."""
 
-_NAMES: Final = {
+LEVELS: Final = {
     ("prefill", "waiting"): "waiting for prefill",
     ("prefill", "computing"): "in prefill",
     ("transfer", "under way"): "KV on its way",
@@ -79,7 +79,7 @@ def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[
                 work[process] = level
     requests = [
         _curve(name, _together(counts[key]).curve(), totals.duration_ns)
-        for key, name in _NAMES.items()
+        for key, name in LEVELS.items()
         if key in counts
     ]
     shares = []

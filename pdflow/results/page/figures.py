@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from pdflow.results import formatting
+from pdflow.results.figures.slo import bounds_ms
 from pdflow.results.finished import FinishedRun
 from pdflow.results.page.chart import Axis, Chart
 from pdflow.results.page.curves import SLICES, Curve, distributions_ms, over_time
@@ -14,31 +16,36 @@ from pdflow.results.totals import NS_PER_S
 
 _HIGH = 190
 _FLAT = 120
+BOUNDS_SHOWN: Final = 8
+"""The most lines of SLOs in one chart."""
 
 
 def distributions(result: FinishedRun) -> Iterator[Html]:
     """Yield the distributions of TTFT and TPOT with the SLO's bounds; a latency that no request has is left out."""
     header = result.header
-    # Where classes have bounds of their own, no line holds for all requests.
-    slo = None if header.class_slos else header.slo
-    bounds = {} if slo is None else {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms}
+    bounds = {
+        "TTFT": bounds_ms(header.slo, header.class_slos, "ttft"),
+        "TPOT": bounds_ms(header.slo, header.class_slos, "tpot"),
+    }
     curves = distributions_ms(result.records.arriving_from(header.warmup_ns))
-    figures = [_distribution(name, curve, bounds.get(name)) for name, curve in curves.items() if curve]
+    figures = [_distribution(name, curve, bounds[name][:BOUNDS_SHOWN]) for name, curve in curves.items() if curve]
     if figures:
         yield tag("h2", "Distribution of TTFT and TPOT")
         yield tag("div", *figures, class_="charts")
 
 
-def _distribution(name: str, percentiles: Sequence[float], bound: float | None) -> Html:
-    shown = [*percentiles, *([bound] if bound else [])]
+def _distribution(name: str, percentiles: Sequence[float], bounds: Sequence[tuple[str, float]]) -> Html:
+    shown = [*percentiles, *(bound for _, bound in bounds)]
     axis = Axis.around(min(shown), max(shown))
     chart = Chart(axis, Axis(0, 1), _HIGH, f"{name} in ms{'; log scale' if axis.log else ''}", percent=True)
     last = len(percentiles) - 1
     drawn = [chart.line([(value, index / last) for index, value in enumerate(percentiles)])]
-    if bound:
-        drawn.append(chart.bound(bound, f"SLO {bound:g} ms"))
+    drawn += [chart.bound(bound, label, row) for row, (label, bound) in enumerate(bounds)]
     caption = tag("figcaption", tag("b", name), ": share of completed requests up to this latency")
-    return tag("figure", caption, chart.picture(drawn, f"Distribution of {name}"))
+    p50, p99 = (formatting.number(percentiles[round(last * share)]) for share in (0.5, 0.99))
+    lines = "".join(f", {label}" for label, _ in bounds)
+    described = f"Distribution of {name}: median {p50} ms, 99th percentile {p99} ms{lines}"
+    return tag("figure", caption, chart.picture(drawn, described))
 
 
 def courses(result: FinishedRun, recording: Recording | None) -> Iterator[Html]:
@@ -76,8 +83,10 @@ def _course(curve: Curve, seconds: float, warmup_s: float, *, percent: bool) -> 
     ]
     if 0 < warmup_s < seconds:
         drawn.append(chart.bound(warmup_s))
-    caption = formatting.percent(mean) if percent else f"{formatting.number(mean)} on average, {most:,.0f} at most"
-    return tag("figure", tag("figcaption", tag("b", curve.name), f": {caption}"), chart.picture(drawn, curve.name))
+    average = formatting.percent(mean) if percent else formatting.number(mean)
+    caption = f"{average} on average" + ("" if percent else f", {most:,.0f} at most")
+    picture = chart.picture(drawn, f"{curve.name} over time: {caption}")
+    return tag("figure", tag("figcaption", tag("b", curve.name), f": {caption}"), picture)
 
 
 def _steps(values: Sequence[float], seconds: float) -> list[tuple[float, float]]:
