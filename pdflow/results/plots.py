@@ -210,8 +210,8 @@ def _waterfall_alt(labels: Sequence[str], stages: Sequence[Mapping[str, float]])
     rows = []
     for label, each in zip(labels, stages, strict=True):
         longest = sorted(each.items(), key=lambda item: -item[1])[:3]
-        parts = ", ".join(f"{name} {formatting.number(value)} ms" for name, value in longest if value)
-        rows.append(f"{label}: {formatting.number(sum(each.values()))} ms" + (f", of which {parts}" if parts else ""))
+        shares = ", ".join(f"{name} {formatting.number(value)} ms" for name, value in longest if value)
+        rows.append(f"{label}: {formatting.number(sum(each.values()))} ms" + (f", of which {shares}" if shares else ""))
     return f"Mean time to first token by stage. {'; '.join(rows)}."
 
 

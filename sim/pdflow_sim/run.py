@@ -111,7 +111,9 @@ def simulate(
         interrupted = run(world, oracle, options.drain or options.check_invariants)
         spent = time.process_time() - began
     # A first signal that comes now must not lose the results; one after a run that was interrupted already ends it.
-    with contextlib.nullcontext([]) if interrupted else _signals_stop(world) as later:
+    signals: contextlib.AbstractContextManager[list[int]]
+    signals = contextlib.nullcontext([]) if interrupted else _signals_stop(world)
+    with signals as later:
         result = conclude(scenario, world, command, interrupted)
         if options.out is not None:
             _write(result, world, options, text)
