@@ -6,7 +6,9 @@ input goes to stderr, one problem a line, with exit code 2 (`pdflow.errors` list
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import sys
 from typing import Any
@@ -58,6 +60,7 @@ for _command in (
 
 def main() -> None:
     """The command `pdflow`."""
+    _print_whatever_the_encoding()
     try:
         cli.main(prog_name="pdflow")
     except KeyboardInterrupt:
@@ -68,3 +71,22 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush, at the interpreter's end
         click.echo(f"standard output: cannot write: {cause.strerror}; free space at its destination", err=True)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _print_whatever_the_encoding() -> None:
+    """Print `?` where the encoding of stdout or stderr lacks a character. In the C locale without UTF-8 mode it is
+    ASCII, and a table with a `±` would end the command with a traceback."""
+    codecs.register_error("pdflow", _lacking)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="pdflow")
+
+
+def _lacking(error: UnicodeError) -> tuple[bytes, int]:
+    """Return what is printed for the characters that cannot be encoded: of a file's name its own bytes, else `?`."""
+    assert isinstance(error, UnicodeEncodeError)
+    printed = [
+        bytes([ord(char) & 0xFF]) if "\udc80" <= char <= "\udcff" else b"?"
+        for char in error.object[error.start : error.end]
+    ]
+    return b"".join(printed), error.end

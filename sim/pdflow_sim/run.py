@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -23,6 +22,7 @@ from pdflow.cost.step import StepCost
 from pdflow.errors import EXIT_DONE, EXIT_INTERRUPTED, InvariantError, before_simulating
 from pdflow.protocol.errors import InvariantViolated
 from pdflow.protocol.invariants.oracle import Oracle
+from pdflow.results.command_line import command_line
 from pdflow.results.files.bench_json import CostStatement, RunHeader, content_sha256
 from pdflow.results.files.events import EventsHeader, EventsWriter, writing_events
 from pdflow.results.files.timeline import timeline
@@ -309,7 +309,7 @@ def run_header(
         scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,
         version=version(),
-        command_line=shlex.join(["pdflow", *_repeatable(command)]) if command else "",
+        command_line=command_line(list(_repeatable(command))),
         model_id=scenario.model.name,
         request_rate_rps=rate_of(scenario.workload, scenario.base_dir),
         burstiness=burstiness_of(arrival),

@@ -4,7 +4,6 @@ simulation's."""
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import attrs
 import msgspec
 import numpy as np
 
+from pdflow.results.command_line import command_line
 from pdflow.results.figures import spread
 from pdflow.results.figures.metrics import Metrics, completed, measure
 from pdflow.results.figures.spread import Spread
@@ -131,7 +131,7 @@ def run_header(
         scenario_sha256=plan.sha256,
         seed=plan.seed,
         version=version(),
-        command_line=shlex.join(["pdflow", *command]) if command else "",
+        command_line=command_line(command),
         world=WORLD,
         backend=asked.backend,
         model_id=model,

@@ -3,7 +3,6 @@ scenario of what was measured."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdflow.errors import EXIT_DONE, PdflowError
+from pdflow.results.command_line import command_line
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.load import read, resolve
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -50,8 +50,7 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
         measured = trio.run(probed, scenario, BenchOptions(base_url=at))
     except BaseExceptionGroup as group:
         raise next((error for error in leaves(group) if isinstance(error, PdflowError)), group) from None
-    command_line = shlex.join(["pdflow", *command])
-    written = write(out, edited, measured, command_line)
+    written = write(out, edited, measured, command_line(command))
     show(scenario, measured, written)
     return EXIT_DONE
 

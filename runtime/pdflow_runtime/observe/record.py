@@ -11,7 +11,6 @@ engine's file names its incarnation.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ import attrs
 import msgspec
 
 from pdflow.protocol.values import Address, Instant
+from pdflow.results.command_line import command_line
 from pdflow.results.files.bench_json import RunHeader, content_sha256
 from pdflow.results.files.events import EventsHeader, EventsWriter
 from pdflow.results.files.merge_events import merge_events
@@ -129,7 +129,7 @@ def run_header(scenario: ResolvedScenario) -> RunHeader:
         scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,
         version=version(),
-        command_line=shlex.join(["pdflow", *sys.argv[1:]]),
+        command_line=command_line(sys.argv[1:]),
         world="live",
         model_id=scenario.model.name,
         burstiness=None,

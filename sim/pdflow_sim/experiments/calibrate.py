@@ -7,7 +7,6 @@ those with which the simulated run comes nearest to them: queueing, batching and
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
 from pathlib import Path
@@ -18,6 +17,7 @@ import attrs
 from pdflow.cost.scale import Factors, scaled
 from pdflow.cost.step import StepCost
 from pdflow.errors import Problem, ScenarioError
+from pdflow.results.command_line import command_line
 from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, cost_file, written
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
@@ -166,7 +166,7 @@ def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command
         if before is not None and after is not None:
             lines.append(f"{label}: median error of these requests {before:.1%} before, {after:.1%} now")
     source = f"requests measured on a real engine: {seen.name}"
-    file = as_file(scenario, pool, found, source, shlex.join(("pdflow", *command)))
+    file = as_file(scenario, pool, found, source, command_line(command))
     return "\n".join(lines), written(file)
 
 
