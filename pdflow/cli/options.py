@@ -1,4 +1,4 @@
-"""What several commands share: --set, --out, tables on stdout, and how a part of the live world is opened."""
+"""What several commands share: --set, --out, tables on stdout, and how a module of an extra is imported."""
 
 from __future__ import annotations
 
@@ -28,12 +28,21 @@ def need_out(out: str | Path | None, flags: Mapping[str, bool]) -> None:
             raise click.UsageError(f"--{flag.replace('_', '-')} needs --out DIR")
 
 
+def client(opened: Callable[[], Any]) -> Any:
+    """Return a module that the extra `client` brings what it imports for. MissingBackendError."""
+    return _of_extra("client", opened)
+
+
 def live(opened: Callable[[], Any]) -> Any:
-    """A part of the live world, which is an extra."""
+    """Return a module that the extra `live` brings what it imports for. MissingBackendError."""
+    return _of_extra("live", opened)
+
+
+def _of_extra(extra: str, opened: Callable[[], Any]) -> Any:
     try:
         return opened()
     except ModuleNotFoundError as missing:
-        raise MissingBackendError(f"this needs {missing.name}: pip install 'pdflow[live]'") from None
+        raise MissingBackendError(f"this needs {missing.name}: pip install 'pdflow[{extra}]'") from None
 
 
 def print_view(view: Any) -> None:

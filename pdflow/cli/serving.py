@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pdflow.cli.bench_options import bench_options
-from pdflow.cli.options import SET, live, need_out
+from pdflow.cli.options import SET, client, live, need_out
 
 
 @click.command()
@@ -84,7 +84,7 @@ def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
 
     For each engine: KV blocks, blocks in quarantine, queues and connections. Then the oldest requests and their states.
     """
-    ctx.exit(live(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
+    ctx.exit(client(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
 
 
 @click.command()
@@ -99,7 +99,7 @@ def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...]
     if more and not goodput:
         raise click.UsageError(f"unexpected argument {more[0]!r}")
     ctx.exit(
-        live(lambda: importlib.import_module("pdflow_runtime.bench.command")).bench(
+        client(lambda: importlib.import_module("pdflow_runtime.bench.command")).bench(
             sys.argv[1:], goodput=(*goodput, *more), **options
         )
     )

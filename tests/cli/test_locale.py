@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -64,8 +63,7 @@ def test_files_are_utf_8_and_names_keep_their_bytes(scenario: Path) -> None:
     result = in_c_locale("simulate", str(scenario), "--set", "workload.requests=20", *files)
     assert result.returncode == 0, result.stderr
     assert os.fsencode(out) in result.stderr
-    written = json.loads((out / "results.json").read_text(encoding="utf-8"))
-    assert str(scenario) in written["command_line"]
+    assert str(scenario) in (out / "results.json").read_text(encoding="utf-8")
     assert "модель" in (out / "report.html").read_text(encoding="utf-8")
     for args in (("compare", str(out), str(scenario)), ("check", str(scenario), "--trace", str(out / "events.jsonl"))):
         again = in_c_locale(*args)

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_errors_of_an_empty_file_name_the_required_tables(tmp_path: Path) -> None:
     assert problems(tmp_path, "") == [
         "s.toml:1: the table [workload] is missing",
-        "s.toml:1: the table [model] is missing",
+        "s.toml:1: the table [model] is missing: name a preset in it, or a model's folder in serve.model",
         "s.toml:1: the table [[pool]] is missing",
     ]
 

@@ -288,3 +288,61 @@ def test_a_served_folder_that_cannot_be_read_sets_no_dtype(content: str | None, 
     file = tmp_path / "s.toml"
     file.write_text(SERVED.replace("MODEL", 'preset = "qwen3-8b"').replace("ENGINE", "torch"))
     assert load(str(file)).model.kv_dtype is None
+
+
+WITHOUT_MODEL = SERVED.replace("[model]\nMODEL\n", "").replace("ENGINE", "torch")
+
+
+def served_folder(folder: Path) -> Path:
+    (folder / "served").mkdir()
+    (folder / "served/config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float32"}))
+    return folder / "served"
+
+
+@pytest.mark.parametrize("model", ["", "[model]\n", '[model]\nname = "mine"\nkv_dtype = "bf16"\n'])
+def test_serve_model_alone_specifies_the_model(model: str, tmp_path: Path) -> None:
+    """[model] is absent, empty, or has some values, which count."""
+    served_folder(tmp_path)
+    file = tmp_path / "s.toml"
+    file.write_text(model + WITHOUT_MODEL)
+    found = load(str(file)).model
+    assert (found.num_layers, found.hidden_size, found.num_kv_heads) == (32, 4096, 8)
+    assert found.kv_dtype == ("bf16" if "bf16" in model else "fp32")
+    assert (found.name == "mine") == ("mine" in model)
+
+
+def test_serve_model_on_the_command_line_replaces_the_model_of_the_quickstart(tmp_path: Path) -> None:
+    quickstart = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.toml"
+    folder = served_folder(tmp_path)
+    assert load(quickstart).model.num_layers == 4
+    assert load(quickstart, overrides=[f"serve.model={folder}"]).model.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, '"served/config.json" cannot be read: No such file or directory; looked for '),
+        ("[]", "is not a JSON object"),
+        ('{"model_type": "clip"}', "has no hidden_size: is it the config.json of a language model?"),
+    ],
+)
+def test_a_folder_that_specifies_no_model_is_one_error_at_its_key(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        served_folder(tmp_path)
+        (tmp_path / "served/config.json").write_text(content)
+    file = tmp_path / "s.toml"
+    file.write_text(WITHOUT_MODEL)
+    with pytest.raises(ScenarioError) as caught:
+        load(file)
+    [problem] = caught.value.problems
+    assert (problem.location, problem.path) == (f"{file}:{len(WITHOUT_MODEL.splitlines())}", "serve.model")
+    assert message in problem.message
+
+
+def test_a_preset_or_a_whole_specification_comes_before_serve_model(tmp_path: Path) -> None:
+    """`serve` compares its shape with that of the folder; `simulate` needs no folder."""
+    file = tmp_path / "s.toml"
+    file.write_text('[model]\npreset = "qwen3-8b"\n' + WITHOUT_MODEL)
+    assert load(file).model.num_layers == 36

@@ -70,3 +70,13 @@ def test_other_sound_documents_do(old: str, new: str) -> None:
 
 def test_an_empty_document_does_not() -> None:
     assert len(errors({})) == 3
+
+
+def test_a_model_is_in_its_table_or_in_serve_model() -> None:
+    document = tomllib.loads(REFERENCE)
+    served = {"serve": {"model": "folder"}}
+    model = document.pop("model")
+    assert errors(document)
+    assert errors(document | {"model": {"name": "mine"}})
+    for sound in (served, served | {"model": {"name": "mine"}}, served | {"model": model}, {"model": model}):
+        assert errors(document | sound) == []

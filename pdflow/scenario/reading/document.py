@@ -96,7 +96,8 @@ def read_document(document: Mapping[str, Any]) -> tuple[ScenarioTables, list[Com
     for key in REQUIRED_TABLES:
         if key not in document and not any(nearest(other, TABLES) == key for other in document if other not in TABLES):
             written = f"[[{key}]]" if key == "pool" else f"[{key}]"
-            found.append(Complaint((), f"the table {written} is missing"))
+            hint = ": name a preset in it, or a model's folder in serve.model" if key == "model" else ""
+            found.append(Complaint((), f"the table {written} is missing{hint}"))
     tables = ScenarioTables()
     tables.header = _table(document.get("scenario", {}), schema.Header, ("scenario",), found)
     if "workload" in document:

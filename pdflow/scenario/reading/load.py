@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SPECIFYING: Final = frozenset(
+    field.name for field in attrs.fields(ModelSpec) if field.default is attrs.NOTHING and field.name != "name"
+)
+"""The keys of [model] that together specify a model; its name can come from elsewhere."""
 _LINE_OF_ERROR: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
@@ -141,18 +145,35 @@ def _with_served_dtype(file: str, document: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint]]:
-    """Return the document with the values of `hf_config` under those that [model] has itself."""
-    table = document.get("model")
-    if not isinstance(table, Mapping) or "hf_config" not in table:
+    """Return the document with the values of `hf_config`, or of the folder in `serve.model` where [model] does not
+    specify a model, under those that [model] has itself."""
+    table = document.get("model", {})
+    if not isinstance(table, Mapping):
         return document, []
     own = {key: value for key, value in table.items() if key != "hf_config"}
-    values, complaints = _config_values(file, table["hf_config"], own)
+    if "hf_config" in table:
+        values, complaints = _config_values(file, table["hf_config"], own, ("model", "hf_config"))
+    elif (folder := _specifying_folder(document, own)) is not None:
+        values, complaints = _config_values(file, f"{folder}/config.json", own, ("serve", "model"))
+    else:
+        return document, []
     return {**document, "model": {**values, **own}}, complaints
 
 
-def _config_values(file: str, name: object, own: Mapping[str, Any]) -> tuple[dict[str, Any], list[Complaint]]:
-    """Return the values of a config.json that [model] does not have itself."""
-    path = ("model", "hf_config")
+def _specifying_folder(document: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Return the folder in `serve.model` if the model is specified there alone: [model] is absent, or has neither a
+    preset nor all values."""
+    serve = document.get("serve")
+    folder = serve.get("model") if isinstance(serve, Mapping) else None
+    if not isinstance(folder, str) or not folder or "preset" in own or own.keys() >= SPECIFYING:
+        return None
+    return folder
+
+
+def _config_values(
+    file: str, name: object, own: Mapping[str, Any], path: KeyPath
+) -> tuple[dict[str, Any], list[Complaint]]:
+    """Return the values of a config.json that [model] does not have itself. `path`: the key that names the file."""
     if "preset" in own:
         return {}, [Complaint(path, "cannot be combined with preset; remove one of the two")]
     if not isinstance(name, str) or not name:

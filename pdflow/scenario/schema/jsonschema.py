@@ -38,7 +38,11 @@ def schema_json() -> dict[str, Any]:
         "description": "A prefill/decode-disaggregated cluster and the requests that it serves.",
         "type": "object",
         "properties": properties,
-        "required": list(REQUIRED_TABLES),
+        "required": [table for table in REQUIRED_TABLES if table != "model"],
+        "anyOf": [
+            {"required": ["model"], "properties": {"model": {"anyOf": _specifications()}}},
+            {"required": ["serve"], "properties": {"serve": {"required": ["model"]}}},
+        ],
         "additionalProperties": False,
     }
 
@@ -148,6 +152,14 @@ def _model() -> dict[str, Any]:
     schema = _specified(ModelSpec, "models")
     schema["properties"] |= {key: {"enum": list(sizes)} for key, (_, sizes) in DTYPES.items()}
     schema["properties"]["hf_config"] = {"type": "string", "minLength": 1}
-    schema["anyOf"].append({"required": ["hf_config"]})
-    schema["description"] = "[model]: a preset, a preset with some values replaced, or a complete specification."
+    del schema["anyOf"]
+    schema["description"] = (
+        "[model]: a preset, a preset with some values replaced, or a complete specification. "
+        "What is absent here comes from the folder in serve.model."
+    )
     return schema
+
+
+def _specifications() -> list[dict[str, Any]]:
+    """Return what [model] must have, one of these, where serve.model does not name the model."""
+    return [*_specified(ModelSpec, "models")["anyOf"], {"required": ["hf_config"]}]

@@ -101,9 +101,10 @@ class Serve:
     model: str | None = field(
         default=None,
         metadata=field_doc(
-            "folder of a model in the Hugging Face format, relative to the scenario file; default: a model "
-            "of [model]'s shape with random weights. If [model] sets no KV dtype, torch engines compute and "
-            "keep KV in the dtype of its config.json",
+            "folder of a model in the Hugging Face format, relative to the scenario file. Without [model], the values "
+            "of [model] come from its config.json. If absent, a small model of [model]'s shape is made, with random "
+            "weights. Where [model] gives no dtype for KV, torch engines compute in the dtype in config.json and keep "
+            "KV in it",
             NOT_EMPTY,
         ),
     )

@@ -89,6 +89,8 @@ def _config(raw: dict[str, Any], path: Path, eos: frozenset[int]) -> ModelConfig
         raise ModelError(f"{path}: model_type {kind!r} is not one of {', '.join(FAMILY)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: hidden_act {raw['hidden_act']!r}: only silu is supported")
+    if raw.get("quantization_config"):
+        raise ModelError(f"{path}: quantization_config: quantised weights are not supported")
     window = raw.get("sliding_window")
     if window is not None and raw.get("use_sliding_window", kind == "mistral"):
         raise ModelError(f"{path}: sliding_window {window}: sliding windows are not supported")

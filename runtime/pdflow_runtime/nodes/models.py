@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -95,11 +96,18 @@ def folder_of(scenario: ResolvedScenario) -> Path:
     folder = cache() / "models" / f"{spec.name}-{named_by}"
     if (folder / "config.json").is_file():
         return folder
-    try:
-        from pdflow_runtime.engines.tiny import tiny_model
-    except ImportError:
-        raise MissingBackendError(f'engine = "torch" needs torch, safetensors and tokenizers: {INSTALL}') from None
+    need_torch()
+    log.info("making a model with random weights in %s, once", folder)
+    from pdflow_runtime.engines.tiny import tiny_model
+
     return tiny_model(folder, scenario.seed, **sizes)
+
+
+def need_torch() -> None:
+    """Raise MissingBackendError if a package that torch engines import is not installed. It imports none of them."""
+    missing = [name for name in ("torch", "safetensors", "tokenizers", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise MissingBackendError(f'engine = "torch" needs {", ".join(missing)}: {INSTALL}')
 
 
 def cache() -> Path:
@@ -111,9 +119,11 @@ class TorchModel:
     """A Hugging Face folder, read whole."""
 
     def __init__(self, scenario: ResolvedScenario) -> None:
+        need_torch()
+        folder = folder_of(scenario)
+        log.info("importing torch, to read the model in %s", folder)
         from pdflow_runtime.engines.weights import read_weights
 
-        folder = folder_of(scenario)
         self.config = config_of(scenario, folder)
         self.dtype = dtype_of(scenario, folder, self.config)
         self.eos = self.config.eos_token_ids
@@ -286,7 +296,11 @@ def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:
         "head_dim": (spec.head_dim, config.head_dim),
     }
     problems = [
-        Problem(scenario.path, f"model.{key}", f"is {scenario_value}, but {folder / 'config.json'} has {has}")
+        Problem(
+            scenario.path,
+            f"model.{key}",
+            f"is {scenario_value}, but {folder / 'config.json'} has {has}; without [model] the file's values are used",
+        )
         for key, (scenario_value, has) in pairs.items()
         if scenario_value != has
     ]

@@ -32,7 +32,7 @@ from pdflow.wiring.router import heartbeat_ns
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.kv_params import Coordinates
-from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, weights_bytes
+from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, need_torch, weights_bytes
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
 from pdflow_runtime.process.logs import log_to_stderr
@@ -134,9 +134,13 @@ class Cluster:
 
     async def _start_all(self) -> dict[str, ComponentProcess]:
         components: dict[str, ComponentProcess] = {}
+        begun = now_ns()
+        log.info("starting %d processes: %s, %s", 1 + len(self.engines), ROUTER, ", ".join(self.engines))
 
         async def begin(name: str, module: str, *args: str) -> None:
             components[name] = await self._start(name, module, *args)
+            ready, after_s = len(components), (now_ns() - begun) / S
+            log.info("%s is ready (%d of %d), after %.1f s", name, ready, 1 + len(self.engines), after_s)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(begin, ROUTER, "pdflow_runtime.router.front")
@@ -243,6 +247,7 @@ def prepare(scenario: ResolvedScenario) -> None:
     if (caution := caution_of(serve_config.transport)) is not None:
         log.warning("%s", caution)
     if not is_synthetic(scenario):
+        need_torch()
         config_of(scenario, folder_of(scenario))
     secret_of(scenario)
     tls_of(scenario)

@@ -150,13 +150,11 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
 @pytest.mark.slow
 @pytest.mark.trio
 async def test_a_served_folder_answers_as_transformers_does(tmp_path: Path) -> None:
-    """By processes and HTTP, over tcp."""
+    """By processes and HTTP, over tcp, with no key changed but `serve.model`."""
     expected = greedy(await trio.to_thread.run_sync(partial(made, tmp_path / "model", "llama3-rope")))
     overrides = [f"serve.model={tmp_path / 'model'}", "serve.transport=tcp"]
     overrides += [f"pool.{pool}.replicas=1" for pool in ("prefill", "decode")]
-    scenario = tmp_path / "scenario.toml"
-    scenario.write_text(QUICKSTART.read_text().replace('preset = "tiny"', SIZES))
-    with served(tmp_path, scenario, *overrides) as serving:
+    with served(tmp_path, QUICKSTART, *overrides) as serving:
         for tokens, answer in zip(PROMPTS, expected, strict=True):
             assert (await serving.ask(prompt=tokens, max_tokens=OUTPUT, ignore_eos=True)).tokens == answer
         log = serving.log.read_text()

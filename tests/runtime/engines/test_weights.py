@@ -129,3 +129,10 @@ def test_answers_wander(tiny: Path) -> None:
     """A model that repeats one token would hide what tests are to find."""
     answer = support.dense_answer(support.load(tiny), [5, 6, 7], 40)
     assert len(set(answer)) > 20
+
+
+def test_quantised_weights_are_refused(folder: Path) -> None:
+    """Their scales would be left out, and the answers wrong."""
+    change(folder, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(ModelError, match=r"config\.json: quantization_config: quantised weights"):
+        read_config(folder)

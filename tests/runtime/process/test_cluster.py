@@ -115,6 +115,28 @@ def test_the_quickstart_of_the_readme_answers_curl(quickstart: Served) -> None:
     assert answer.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.trio
+async def test_the_quickstart_answers_in_sentences(quickstart: Served) -> None:
+    """Its model was trained on the documents; greedily it repeats what it has seen most often."""
+    chat = {"messages": [{"role": "user", "content": "What is a KV cache?"}], "max_tokens": 80, "temperature": 0}
+    status, answer = await quickstart.exchange("POST", "/v1/chat/completions", msgspec.json.encode(chat))
+    assert status == 200
+    text = msgspec.json.decode(answer)["choices"][0]["message"]["content"]
+    assert "keys and values of all tokens" in text
+    assert text.rstrip().endswith(".")
+
+
+def test_the_log_says_what_a_start_waits_for(quickstart: Served) -> None:
+    log = quickstart.log.read_text(encoding="utf-8")
+    names = ("router", "prefill-0", "prefill-1", "decode-0", "decode-1")
+    begun = log.index(f"starting 5 processes: {', '.join(names)}")
+    assert log.index("importing torch") > begun
+    for name in names:
+        [number] = re.findall(rf'msg="{name} is ready \((\d) of 5\), after [\d.]+ s"', log)
+        assert 1 <= int(number) <= 5
+    assert log.index("(5 of 5)") < log.index("serves tiny-docs")
+
+
 async def blocks_in_use(cluster: Served) -> dict[str, int]:
     status, body = await cluster.exchange("GET", "/admin/state")
     assert status == 200
