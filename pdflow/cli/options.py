@@ -21,6 +21,14 @@ SET = click.option(
 )
 
 
+def as_utf8(value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    """Return an option that is sent or written as UTF-8. In the C locale an argument that is not ASCII arrives as
+    surrogates for its bytes, which no JSON can have."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return None if value is None else tuple(str(as_utf8(each)) for each in value)
+
+
 def need_out(out: str | Path | None, flags: Mapping[str, bool]) -> None:
     """What writes into --out DIR needs one."""
     for flag in ("events", "save_detailed", "timeline", "html"):

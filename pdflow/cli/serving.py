@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pdflow.cli.bench_options import bench_options
-from pdflow.cli.options import SET, client, live, need_out
+from pdflow.cli.options import SET, as_utf8, client, live, need_out
 
 
 @click.command()
@@ -98,6 +98,7 @@ def bench(ctx: click.Context, /, more: tuple[str, ...], goodput: tuple[str, ...]
     """
     if more and not goodput:
         raise click.UsageError(f"unexpected argument {more[0]!r}")
+    options |= {name: as_utf8(options[name]) for name in ("model", "header", "extra_body", "label", "metadata")}
     ctx.exit(
         client(lambda: importlib.import_module("pdflow_runtime.bench.command")).bench(
             sys.argv[1:], goodput=(*goodput, *more), **options

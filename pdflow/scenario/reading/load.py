@@ -329,7 +329,7 @@ def _scenario(
 ) -> ResolvedScenario:
     header = _sound(tables.header)
     return ResolvedScenario(
-        name=header.name or _as_text(Path(file).stem),
+        name=_as_text(header.name or Path(file).stem),
         seed=header.seed,
         workload=_sound(tables.workload),
         model=_sound(tables.model),
@@ -349,8 +349,8 @@ def _scenario(
 
 
 def _as_text(name: str) -> str:
-    """Return a file's name as results, which are UTF-8, can have it: what the locale could not decode is UTF-8 too, or
-    becomes escapes."""
+    """Return a name from the command line as results, which are UTF-8, can have it: what the locale could not decode is
+    UTF-8 too, or becomes escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

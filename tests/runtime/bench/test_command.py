@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -108,3 +109,19 @@ def test_where_nobody_answers_it_is_2_and_nothing_is_written(tmp_path: Path) -> 
     assert "does not answer" in nobody.stderr
     assert len(nobody.stderr.splitlines()) == 1
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.trio
+async def test_in_the_c_locale_texts_are_utf_8(tmp_path: Path) -> None:
+    async with stub() as (server, port):
+        texts = ("--model", "größe", "--label", "größe", "--metadata", "ort=größe", "--extra-body", '{"user": "größe"}')
+        ran = await trio.run_process(
+            [*PDFLOW, "--port", str(port), "--num-prompts", "3", *SMALL, *texts, "--out", str(tmp_path / "größe")],
+            capture_stdout=True,
+            env={**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C"},
+        )
+    assert b"completed    3 of 3" in ran.stdout
+    assert ran.stdout.isascii()
+    assert (server.asked[0]["model"], server.asked[0]["user"]) == ("größe", "größe")
+    written = (tmp_path / "größe/results.json").read_text(encoding="utf-8")
+    assert written.count("größe") >= 5
