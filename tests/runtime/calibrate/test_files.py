@@ -55,7 +55,9 @@ def test_a_calibrated_scenario_has_the_measured_values_and_keeps_all_others(tmp_
     assert network.handshake_s == was.network.handshake_s
     assert network.coalesce
     assert not network.poll
-    assert (was.workload, was.transfer, was.router, was.serve) == (now.workload, now.transfer, now.router, now.serve)
+    assert (was.workload, was.transfer, was.router) == (now.workload, now.transfer, now.router)
+    assert (was.base_dir / (was.serve.model or "")).samefile(now.base_dir / (now.serve.model or ""))
+    assert was.serve == attrs.evolve(now.serve, model=was.serve.model)
     for pool, expected_s in zip(now.pools, (1e-3, 2e-3), strict=True):
         # Beside it, so that the folder can be sent to somebody.
         assert pool.cost == MeasuredCost(path=f"cost-{pool.name}.json")
