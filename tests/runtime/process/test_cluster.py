@@ -134,7 +134,7 @@ def test_the_log_says_what_a_start_waits_for(quickstart: Served) -> None:
     for name in names:
         [number] = re.findall(rf'msg="{name} is ready \((\d) of 5\), after [\d.]+ s"', log)
         assert 1 <= int(number) <= 5
-    assert log.index("(5 of 5)") < log.index("serves tiny-docs")
+    assert log.index("(5 of 5)") < log.index("serving model ")
 
 
 async def blocks_in_use(cluster: Served) -> dict[str, int]:
