@@ -77,7 +77,9 @@ class PrefillCore(Core):
         handle, requests = event.handle, self.requests
         if handle in requests.by_handle:
             raise LocalProtocolError(f"prompt {handle} is already open; every attempt needs a new id")
-        request = PrefillRequest(handle, event.request_id, event.prompt_tokens, event.digest, event.keeps)
+        request = PrefillRequest(
+            handle, event.request_id, event.prompt_tokens, event.digest, event.keeps, requests.weights
+        )
         requests.by_handle[handle] = request
         if request.keeps:
             requests.send_local(PrefillQueued(handle, request.request_id))

@@ -24,13 +24,19 @@ class PrefillRequest:
         "known",
         "prompt_tokens",
         "request_id",
+        "weights",
     )
 
-    def __init__(self, handle: Handle, request_id: RequestId, prompt_tokens: int, digest: int, keeps: bool) -> None:
+    def __init__(
+        self, handle: Handle, request_id: RequestId, prompt_tokens: int, digest: int, keeps: bool, weights: int
+    ) -> None:
         self.handle = handle
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self.digest = digest
+        self.weights = weights
+        """The weights that were loaded when the prompt was requested. If others are loaded while it is computed, its KV
+        is of both, and no engine may use it under the name of the new ones."""
         self.keeps = keeps
         """A decode leg comes for the KV, so the protocol knows of it."""
         self.computed = False
@@ -49,7 +55,7 @@ class PrefillRequest:
         """Sent while it is computed: up to which token it is computed, or will be with the running step."""
 
     def fork(self) -> PrefillRequest:
-        other = PrefillRequest(self.handle, self.request_id, self.prompt_tokens, self.digest, self.keeps)
+        other = PrefillRequest(self.handle, self.request_id, self.prompt_tokens, self.digest, self.keeps, self.weights)
         other.computed, other.dropping, other.ended = self.computed, self.dropping, self.ended
         other.answering, other.held, other.freed = self.answering, self.held, self.freed
         other.known = self.known

@@ -44,13 +44,13 @@ class PrefillRequests:
         """Report to the protocol that it may send from a prompt, though the prompt is still being computed."""
         request.held = True
         tokens, digest = request.prompt_tokens, request.digest
-        self.send_local(PrefillBegun(request.handle, source, tokens, digest, self.weights))
+        self.send_local(PrefillBegun(request.handle, source, tokens, digest, request.weights))
 
     def finish(self, request: PrefillRequest, source: Allocation) -> None:
         """Report to the protocol that all of a prompt may be sent from `source`."""
         request.answering = True
         tokens, digest = request.prompt_tokens, request.digest
-        self.send_local(PrefillFinished(request.handle, source, tokens, digest, self.weights))
+        self.send_local(PrefillFinished(request.handle, source, tokens, digest, request.weights))
 
     def end(self, request: PrefillRequest, code: Code, reason: str = "") -> None:
         """End a prompt of which no KV comes. If its client has aborted it, no answer is needed."""

@@ -249,3 +249,22 @@ def test_what_it_keeps_is_in_its_fingerprint() -> None:
 
 def state(bench: PrefillBench) -> object:
     return bench.core.requests.fingerprint(), bench.core.sending.fingerprint()
+
+
+# Weights.
+
+
+def test_a_prompt_has_the_weights_that_were_loaded_when_it_was_requested() -> None:
+    """Its KV is of both, if others were loaded while it was computed: under the new name it would be used."""
+    bench = PrefillBench()
+    bench.request()
+    bench.core.set_weights(2)
+    bench.role(PromptComputed("x", BLOCKS))
+    assert bench.take_events() == [FINISHED]
+
+
+def test_a_prompt_that_is_sent_while_it_is_computed_has_one_name_of_its_weights() -> None:
+    bench = begun()
+    bench.core.set_weights(2)
+    bench.role(PromptComputed("x", BLOCKS))
+    assert {event.weights for event in bench.take_events() if type(event) is PrefillFinished} == {1}

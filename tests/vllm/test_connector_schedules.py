@@ -66,6 +66,12 @@ def test_many_schedules_end_at_rest(first: int) -> None:
     played(range(first, first + 2_000), ConnectorPair, MIX)
 
 
+@pytest.mark.parametrize("seed", [15_140])
+def test_a_schedule_that_has_failed_ends_at_rest(seed: int) -> None:
+    """15140: the caches were reset while a prompt was computed, and its KV was named by the weights of after it."""
+    played([seed], ConnectorPair, MIX)
+
+
 # Mutants.
 
 
