@@ -26,6 +26,7 @@ from pdflow_runtime.router.prompts import Prompts
 
 if TYPE_CHECKING:
     from pdflow_runtime.engines.config import ModelConfig
+    from pdflow_runtime.engines.weight_hash import WeightHash
     from pdflow_runtime.nodes.engine_node import LiveEngineNode
 
 log = logging.getLogger(__name__)
@@ -233,12 +234,20 @@ def weights_of(folder: Path, config: ModelConfig, dtype: str) -> int:
     hashed = int.from_bytes(blake2b(encoded, digest_size=8).digest(), "little") >> 3
     weights = hashed << 2 | WEIGHTS_DTYPES.index(dtype)
     log.info(
-        "%s: weights %016x (%d tensors, %.3g GB; %.3g GB hashed now, in %.1f s); stored in %s, computed in %s, "
-        "KV in %s",
-        *(folder, weights, found.tensors, found.nbytes / 1e9, found.hashed_bytes / 1e9, found.elapsed_s),
+        "%s: weights %016x (%d tensors, %.3g GB; %s in %.1f s); stored in %s, computed in %s, KV in %s",
+        *(folder, weights, found.tensors, found.nbytes / 1e9, _hashing(found), found.elapsed_s),
         *(" and ".join(found.dtypes), dtype, dtype),
     )
     return weights
+
+
+def _hashing(found: WeightHash) -> str:
+    """Return how the hashes of the files were obtained, for the log."""
+    if not found.hashed_bytes:
+        return "hashes read from the cache"
+    if found.hashed_bytes == found.nbytes:
+        return "all of it hashed"
+    return f"{found.hashed_bytes / 1e9:.3g} GB hashed, the other hashes read from the cache,"
 
 
 def weights_words(weights: int) -> str:

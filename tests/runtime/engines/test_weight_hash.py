@@ -265,3 +265,21 @@ def test_what_is_computed_with_is_named_and_nothing_else(
         )
     }
     assert len(others | {expected, weights_of(tiny, config, "bfloat16")}) == 7
+
+
+def test_the_log_says_whether_hashes_were_computed_or_read_from_the_cache(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config, model = read_config(tiny), folder(tmp_path / "model", tensors(), {"more": torch.ones(3)})
+    caplog.set_level(logging.INFO)
+
+    def logged() -> str:
+        caplog.clear()
+        weights_of(model, config, "float32")
+        return caplog.text
+
+    assert "; all of it hashed in " in logged()
+    assert "; hashes read from the cache in " in logged()
+    os.utime(model / "model-00002-of-00002.safetensors", ns=(1, 1))
+    assert " GB hashed, the other hashes read from the cache, in " in logged()
