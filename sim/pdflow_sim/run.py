@@ -142,7 +142,7 @@ def _print_end(console: Console, result: Result, out: Path | None, spent: float)
     speed = requests / spent if spent else 0.0
     console.print(f"{requests:,} requests in {spent:.1f} CPU s: {speed:,.0f} per CPU second", style="dim")
     if out is not None:
-        console.print(f"written to {out}", style="dim")
+        console.print(f"written to {out}", style="dim", soft_wrap=True)
     if result.header.interrupted:
         ended = result.metrics.completed
         done = f"{ended:,} requests had completed" if ended else "no request had completed yet"

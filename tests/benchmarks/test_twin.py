@@ -16,7 +16,7 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples/serve-quickstart.to
 
 
 def test_a_run_is_as_itself_and_slower_engines_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = pdflow.load(QUICKSTART).with_({"workload.requests": 40})
+    scenario = pdflow.load(QUICKSTART).with_({"workload.requests": 40, "model.preset": "tiny"})
     one = pdflow.simulate(scenario).records
     again = scenario.with_({"workload": replayed_workload(one, tmp_path / "came.csv")})
     same = compare(one, pdflow.simulate(again).records)

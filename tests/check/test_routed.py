@@ -172,7 +172,7 @@ def test_each_client_has_an_answer_of_its_own_and_states_share_none_that_changes
 
 def test_what_an_answer_raises_is_a_violation() -> None:
     world = relation(Scope(attempts=1))
-    with pytest.raises(Broken, match=r"crash: LocalProtocolError: r0\.1 has no whole answer"):
+    with pytest.raises(Broken, match=r"crash: LocalProtocolError: r0\.1 cannot have the whole answer"):
         client_answers(world).answer(list(world.turns.start()), 0, Answer.whole, "r0.1")
 
 

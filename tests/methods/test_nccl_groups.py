@@ -62,7 +62,7 @@ def scenario(method: str, p: int, d: int, later: int = 0, **transfer: Any) -> No
 
 @pytest.mark.parametrize("method", ["p2p-nccl-put", "p2p-nccl-put-async", "p2p-nccl-get"])
 def test_96p144d_is_refused_at_16_channels_with_the_key_that_is_wrong(method: str) -> None:
-    with pytest.raises(ScenarioError, match=r"pool.p.gpu_memory_utilization: .*144 peers take 14.4 GB.*85 peers"):
+    with pytest.raises(ScenarioError, match=r"pool.p.gpu_memory_utilization: .*144 peers need 14.4 GB.*85 peers"):
         scenario(method, 96, 144, nccl_num_channels=16, kv_buffer_size=1)
 
 
@@ -71,7 +71,7 @@ def test_where_idle_groups_go_96p144d_fits(method: str) -> None:
     few: dict[str, Any] = {"nccl_num_channels": 16, "kv_buffer_size": 1}
     scenario(method, 96, 144, nccl_max_groups=85, **few)
     with pytest.raises(
-        ScenarioError, match=r"pool.p.gpu_mem.*86 peers take 8.6 GB.*most 85 groups \(nccl_max_groups\)"
+        ScenarioError, match=r"pool.p.gpu_mem.*86 peers need 8.6 GB.*most 85 groups \(nccl_max_groups\)"
     ):
         scenario(method, 96, 144, nccl_max_groups=86, **few)
 
@@ -84,7 +84,7 @@ def test_more_groups_than_peers_take_nothing() -> None:
 
 def test_the_buffer_lies_next_to_the_groups() -> None:
     scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_000_000_000)
-    with pytest.raises(ScenarioError, match=r"beside the buffer's 8\.6"):
+    with pytest.raises(ScenarioError, match=r"in addition to 8\.6 GB for the buffer"):
         scenario("p2p-nccl-put-async", 1, 3, kv_buffer_size=8_580_000_000)
 
 

@@ -167,7 +167,7 @@ def test_trap_09_two_that_ask_for_a_group_at_once_get_one() -> None:
     assert as_published.counterexamples[Finding.GROUPS] == (
         "a:0 sends: NEW",
         "b:0 sends: NEW",
-        "each waits for the other in another group",
+        "each engine waits for the other in another group",
     )
     strict = explore(Pairing(Guards()))
     assert not strict.counterexamples

@@ -164,7 +164,7 @@ def test_what_never_fits_is_found_out_once_more_without_the_load() -> None:
 def test_a_prompt_that_fits_no_node_of_the_store_is_rejected() -> None:
     bench = StoringBench()
     (end, _) = bench.role(PrefillRequested("x", "r", 1001, 42, lookup=True))
-    assert end == EndPrefill("x", Code.REJECTED, "a prompt of 1001 tokens is too long for a node of the store")
+    assert end == EndPrefill("x", Code.REJECTED, "a prompt of 1001 tokens is too long for a store node")
 
 
 # What is computed.

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be(folder: str, tmp_path: Path) -> None:
     done = pdflow("simulate", SMALL, "--quiet", "--out", str(tmp_path / folder))
     assert done.returncode == 2
     assert done.stderr == f"{tmp_path / folder}: cannot write: Not a directory. " + (
-        "Nothing of this file was kept; choose another --out, or make room there.\n"
+        "The file was not written; choose another --out, or free space there.\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_signal_keeps_the_results_so_far(tmp_path: Path, number: signal.Signal
     endless = ("--set", "workload.requests=100000000", "--html", "--timeline")
     _, err = interrupted_run(tmp_path, number, SMALL, *endless)
     assert "requests had completed" in err
-    assert "Interrupted: what follows is of a part of the run." in (tmp_path / "report.html").read_text()
+    assert "Interrupted: the figures cover only a part of the run." in (tmp_path / "report.html").read_text()
     trace = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
     assert trace["traceEvents"]
     assert trace["otherData"]["interrupted"] is True
@@ -274,7 +274,7 @@ def test_python_requires_a_folder_for_what_it_writes(option: str) -> None:
     import pdflow
 
     asked: dict[str, Any] = {option: True}
-    with pytest.raises(ValueError, match="out="):
+    with pytest.raises(ValueError, match="set out to a folder"):
         pdflow.simulate(SMALL, **asked)
 
 
@@ -294,7 +294,7 @@ def test_engines_that_computed_only_abandoned_requests_are_not_reported_as_idle(
     assert pdflow("simulate", alone, *sets, "--quiet", "--html", "--out", str(tmp_path)).returncode == 0
     assert json.loads((tmp_path / "results.json").read_text())["pdflow"]["gpu_busy_share"]["aggregated"] > 0
     page = (tmp_path / "report.html").read_text()
-    assert "Never any" in page
+    assert "Always zero" in page
     assert "GPUs at work" not in page
 
 

@@ -48,7 +48,7 @@ def simulate_seeds(
     if not quiet:
         print_report(several.report)
         if out is not None:
-            _stderr().print(f"written to {out}", style="dim")
+            _stderr().print(f"written to {out}", style="dim", soft_wrap=True)
     return several
 
 

@@ -63,7 +63,7 @@ def sweep(
     if not quiet:
         print_report(sweep_view(table, list(grid), several_seeds=seeds > 1))
         if to_csv is not None:
-            console.print(f"written to {to_csv}", style="dim")
+            console.print(f"written to {to_csv}", style="dim", soft_wrap=True)
     if interrupted:
         done = sum(row.error != NOT_RUN for row in rows)
         resumed = ", and the same command goes on from there" if cache is not None else ""

@@ -163,7 +163,7 @@ async def test_prompts_wait_for_room(model: TorchModel) -> None:
         leg = home.p.begin("long", "x-long", prompt(room + 1))
         await leg.answered.wait()
         assert leg.code is Code.REJECTED
-        assert "too long for a node of the store" in leg.why
+        assert "too long for a store node" in leg.why
         await home.quiet()
 
 

@@ -90,7 +90,7 @@ def test_the_command_writes_a_cost_that_a_pool_takes(tmp_path: Path) -> None:
 def test_a_bar_is_no_better_than_the_fit(lay: Callable[..., Any]) -> None:
     scenario = lay(TRAFFIC | {"workload.requests": 3}, ALONE)
     found = calibrate(scenario, scenario.pools[0], [MeasuredRequest(0, None, 9000.0), MeasuredRequest(1, None, 1.0)])
-    assert found.cost.rel_error["tpot"].startswith("unknown, those fitted on are missed by")
+    assert found.cost.rel_error["tpot"].startswith("unknown; the fitted requests differ by")
     assert found.cost.rel_error["ttft"] == "unknown: no measured request"
 
 

@@ -105,7 +105,7 @@ def test_a_partition_and_a_lost_nic_together(play: Play, dialect: str) -> None:
 @pytest.mark.parametrize(
     ("nics", "fault", "message"),
     [
-        (1, "engine = 'p-*'", "a GPU has one NIC here"),
+        (1, "engine = 'p-*'", "each GPU has only one NIC"),
         (2, "engine = 'p-*', nic = 2", "is 2, expected at most 1"),
         (2, "engine = 'q-*'", "expected an engine"),
     ],

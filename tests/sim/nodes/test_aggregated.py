@@ -113,7 +113,7 @@ def test_one_that_dies_loses_its_requests_and_serves_again(play: Callable[..., A
         ({"pool.d.role": "aggregated"}, 'no pool has role = "decode"'),
         ({"pool.p.role": "aggregated"}, 'no pool has role = "prefill"'),
         ({"pool.w.pp": 2}, "only prefill engines can have pipeline stages"),
-        ({"workload.output_tokens": 9000}, "never fits pool w"),
+        ({"workload.output_tokens": 9000}, "does not fit an engine of pool w"),
     ],
 )
 def test_what_cannot_be(lay: Callable[..., Any], overrides: dict[str, Any], message: str) -> None:
