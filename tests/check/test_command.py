@@ -192,6 +192,8 @@ def test_a_scope_of_one_s_own_that_breaks_writes_a_counterexample(tmp_path: Path
         (["method=nixl-psuh"], ['--set method=nixl-psuh: is "nixl-psuh", expected']),
         (["method=nixl-pull"], ["--set: method=nixl-pull needs pulls=true"]),
         (["streams=true"], ["--set: streams=true needs attempts"]),
+        (["groups=2", "d_block=32"], ["--set: groups=2 needs d_block=16 or less"]),
+        (["method=cpu-staged", "dialect=vllm-compat"], ["--set: method=cpu-staged has no dialect vllm-compat"]),
         (["orphan=true", "horizon=2"], ["--set: orphan=true excludes horizon and attempts"]),
     ],
 )

@@ -597,3 +597,8 @@ def test_a_router_that_is_broken_is_found_out(
 )
 def test_ours_passes_there(scope: Scope) -> None:
     assert shortest(relation(scope)) is None
+
+
+def test_an_answer_that_was_decoded_for_a_while_counts_as_committed() -> None:
+    """It was a violation, since its stage is no longer COMMITTED when the router receives its end."""
+    assert shortest(relation(Scope(attempts=1, decodes=True, abort=0, deadline=0, stall=0))) is None

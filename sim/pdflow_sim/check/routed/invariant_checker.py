@@ -127,7 +127,8 @@ class RoutedInvariantChecker(InvariantChecker):
         if (effect.outcome == "cancelled") != (client == ClientStage.GONE):
             raise Broken("S6", f"{answer}, but is {ClientStage(client).name.lower()}")
         mine = [i for i, whose in enumerate(self.cluster.client_of) if whose == effect.request]
-        if effect.outcome == "completed" and draft.stages[mine[effect.attempts - 1]] != RequestStage.COMMITTED:
+        has_landed = draft.stages[mine[effect.attempts - 1]] in (RequestStage.COMMITTED, RequestStage.DECODED)
+        if effect.outcome == "completed" and not has_landed:
             raise Broken("S6", f"{answer}, but attempt {effect.attempts} was never committed")
         streaming = self.streaming(draft, effect.request)
         if effect.outcome == "completed" and streaming != self.cluster.requests[mine[effect.attempts - 1]]:

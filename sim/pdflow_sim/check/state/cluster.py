@@ -108,6 +108,8 @@ class ScopeCluster:
             _fits(self.method, scope)
         if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
             raise ValueError("groups=2 excludes method, and needs dialect=strict")
+        if scope.groups > 1 and scope.d_block > SHAPE.block_size:
+            raise ValueError(f"groups=2 needs d_block={SHAPE.block_size} or less: windows end inside a larger one")
         if scope.hit_tokens % scope.d_block:
             raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
         self.scope = scope
@@ -297,6 +299,8 @@ class ScopeCluster:
 
 def _fits(method: Method, scope: Scope) -> None:
     """Check that a scope makes sense with this method. Raises ValueError."""
+    if scope.dialect.name not in method.dialects:
+        raise ValueError(f"method={method.name} has no dialect {scope.dialect.name}, only {', '.join(method.dialects)}")
     if scope.progressive and not method.pipeline_policy(scope.dialect.name).early:
         raise ValueError(f"progressive=true excludes method={method.name}, which does not write blocks one by one")
     if scope.pulls != method.pulls and not method.stores:
