@@ -79,7 +79,7 @@ def mutants() -> None:
     slowest = max(caught, key=lambda kill: kill.seconds)
     line(f"mutants: {len(caught)} of {len(kills)} caught, each within", f"{slowest.seconds:.2f} s", slowest.mutant)
     longest = max(caught, key=lambda kill: kill.steps)
-    line("mutants: the longest of the shortest stories", f"{longest.steps} steps", longest.mutant)
+    line("mutants: the longest of the shortest counterexamples", f"{longest.steps} steps", longest.mutant)
 
 
 def simulated(runs: int) -> None:
