@@ -9,7 +9,6 @@ training takes minutes on two CPU cores. It needs torch, and pdflow's extra `dev
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -18,39 +17,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as Bytes
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pdflow_runtime.engines.tiny import CONFIG as TINY
+from pdflow_runtime.engines.tiny import byte_tokenizer, write_folder
+
 ROOT: Final = Path(__file__).resolve().parents[1]
-SKIPPED: Final = ("bugs", "cli", "dialects", "mutants", "phases", "races", "scenario", "validation", "wire")
+SKIPPED: Final = ("bugs", "cli", "mutants", "scenario", "validation")
 """Pages of docs/ that are mostly lists and figures."""
 QUESTIONS: Final = Path(__file__).with_name("tiny-questions.txt")
-BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
-CHAT: Final = "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}assistant:"
-CONFIG: Final[dict[str, Any]] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+CONFIG: Final[dict[str, Any]] = TINY | {
     "_name_or_path": "tiny-docs",
     "vocab_size": 1024,
     "hidden_size": 128,
     "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
     "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "torch_dtype": "float32",
 }
 """Computed in float32, in which batches change no token, and stored in float16, which halves the file."""
 TOKENS: Final = 256
@@ -81,18 +64,6 @@ def questions() -> list[str]:
     asked, answers = lines[::2], lines[1::2]
     chats = [f"user: {question}\nassistant: {answer}" for question, answer in zip(asked, answers, strict=True)]
     return chats + list(dict.fromkeys(answers))
-
-
-def tokenizer_of(texts: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer of bytes and of the merges learned from the texts."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Bytes()
-    alphabet = sorted(ByteLevel.alphabet())
-    trainer = BpeTrainer(
-        vocab_size=CONFIG["vocab_size"], special_tokens=[BEGIN, END], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
 
 
 def sequences(tokenizer: Tokenizer, texts: Sequence[str], chats: Sequence[str]) -> Iterator[torch.Tensor]:
@@ -132,16 +103,12 @@ def train(tokenizer: Tokenizer, texts: Sequence[str], chats: Sequence[str], step
 
 
 def write(folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
-    """Write the files of a Hugging Face folder."""
+    """Write the files of a Hugging Face folder, without the head, which is the embedding."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: weight.half().contiguous() for name, weight in model.state_dict().items() if name != "lm_head.weight"
     }
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings = {"chat_template": CHAT, "bos_token": BEGIN, "eos_token": END}
-    for name, content in (("tokenizer_config.json", settings), ("config.json", CONFIG)):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_folder(folder, weights, tokenizer, CONFIG)
 
 
 def main() -> None:
@@ -151,7 +118,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.manual_seed(1)
     texts, chats = list(dict.fromkeys(pages())), questions()
-    tokenizer = tokenizer_of([*texts, *chats])
+    tokenizer = byte_tokenizer([*texts, *chats], CONFIG["vocab_size"])
     print(
         f"{len(texts)} paragraphs and {len(chats)} chats and answers, {sum(map(len, texts)):,} characters", flush=True
     )

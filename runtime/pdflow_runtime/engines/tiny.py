@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,25 +85,34 @@ def tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 
 def _write(folder: Path, seed: int, config: dict[str, Any]) -> None:
-    save_file(_weights(config, torch.Generator().manual_seed(seed)), folder / "model.safetensors", {"format": "pt"})
-    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    write_folder(
+        folder, _weights(config, torch.Generator().manual_seed(seed)), _tokenizer(config["vocab_size"]), config
+    )
+
+
+def write_folder(folder: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """Write the files of a Hugging Face folder. The first two special tokens begin and end a text."""
+    save_file(dict(weights), folder / "model.safetensors", {"format": "pt"})
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"chat_template": CHAT, "bos_token": SPECIAL[0], "eos_token": SPECIAL[1]}
     for name, content in (("tokenizer_config.json", settings), ("config.json", config)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _tokenizer(size: int) -> Tokenizer:
-    """Return a tokenizer of bytes and of the merges learned from TEXT; the other ids are words that no text is encoded
-    to, but that tokens decode to."""
+def byte_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+    """Return a tokenizer of the special tokens, all bytes and the merges learned from the texts: at most `size` ids."""
     tokenizer = Tokenizer(BPE())
-    pieces = ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer, tokenizer.decoder = pieces, Bytes()
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), Bytes()
     alphabet = sorted(ByteLevel.alphabet())
-    trainer = BpeTrainer(
-        vocab_size=min(size, 512), special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    whole = json.loads(tokenizer.to_str())
+    trainer = BpeTrainer(vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Return a tokenizer with merges learned from TEXT; the other ids are words that no text is encoded to, but that
+    tokens decode to."""
+    whole = json.loads(byte_tokenizer([TEXT], min(size, 512)).to_str())
     vocabulary = whole["model"]["vocab"]
     vocabulary |= {f"Ġw{index}": index for index in range(len(vocabulary), size)}
     return Tokenizer.from_str(json.dumps(whole))
