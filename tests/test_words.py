@@ -30,12 +30,13 @@ def denied_in(surface: str) -> dict[str, dict[str, Any]]:
     return {form: entry for entry in WORDS["word"] if surface in entry["in"] for form in forms_of(entry)}
 
 
-DENIED_NAMES: Final = denied_in("identifiers")
+DENIED: Final = {surface: denied_in(surface) for surface in SURFACES}
+DENIED_NAMES: Final = DENIED["identifiers"]
 """`serve` is not among them: it is a command, a table of a scenario and what servers do."""
 
 
 def pattern(surface: str) -> re.Pattern[str]:
-    forms = sorted(denied_in(surface), key=len, reverse=True)
+    forms = sorted(DENIED[surface], key=len, reverse=True)
     either = "|".join(r"\s+".join(map(re.escape, form.split())) for form in forms)
     return re.compile(rf"(?<![\w-])({either})(?![\w-])", re.I)
 
@@ -148,7 +149,7 @@ def findings(surface: str, path: str, lines: Iterator[tuple[int, str]]) -> list[
     for number, text in lines:
         for match in DENIED_TEXT[surface].finditer(text):
             form = re.sub(r"\s+", " ", match.group(1).lower())
-            entry = denied_in(surface)[form]
+            entry = DENIED[surface][form]
             excepted = (where in ("*", path) and words in text for where, words in entry.get("except", ()))
             if not any(excepted):
                 found.append(f"{path}:{number}: {match.group(1)!r} (write: {entry['write']}): {text.strip()[:100]}")

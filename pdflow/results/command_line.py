@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the line of `pdflow` with these arguments, "" without any.
+    """Return the line of `pdflow` with these arguments.
 
     Results are UTF-8 files. In the C locale an argument that is not ASCII arrives as surrogates for its bytes, which
     are read as UTF-8 here; bytes that are not UTF-8 become escapes.
@@ -15,4 +15,4 @@ def command_line(arguments: Sequence[str]) -> str:
     decoded = [
         argument.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for argument in arguments
     ]
-    return shlex.join(["pdflow", *decoded]) if arguments else ""
+    return shlex.join(["pdflow", *decoded])

@@ -93,7 +93,7 @@ def simulate(
     if options.out is not None:
         make_folder(options.out)
     text = _text_of(scenario) if options.html else ""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = stderr_console()
     if not options.quiet:
         for note in scenario.notes:
             console.print(f"note: {note}", style="dim")
@@ -155,6 +155,11 @@ def _text_of(scenario: ResolvedScenario) -> str:
         return Path(scenario.path).read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError):
         return ""
+
+
+def stderr_console() -> Console:
+    """Return the console of progress and notes, which prints texts as they are."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def print_report(report: RenderableType) -> None:
@@ -309,7 +314,7 @@ def run_header(
         scenario_sha256=content_sha256(content_of(scenario)),
         seed=scenario.seed,
         version=version(),
-        command_line=command_line(list(_repeatable(command))),
+        command_line=command_line(list(_repeatable(command))) if command else "",
         model_id=scenario.model.name,
         request_rate_rps=rate_of(scenario.workload, scenario.base_dir),
         burstiness=burstiness_of(arrival),

@@ -31,7 +31,7 @@ def test_a_write_that_fails_is_an_error_at_once_though_its_fence_closes_the_conn
     assert c.outcomes["r"] == []
     c.pass_time(1)
     assert c.outcomes["r"] == ["IO"]
-    assert len([effect for _, effect in c.log if type(effect) is FreeBlocks]) == 1
+    assert c.count(FreeBlocks) == 1
     c.at_rest()
 
 
@@ -54,11 +54,11 @@ def test_a_peer_that_cannot_be_reached_is_left_alone_as_its_back_off_says() -> N
     c.prefill_and_admit("r", "x")
     c.run()
     c.unreachable = {"P"}
-    before = sum(type(effect) is Handshake for _, effect in c.log)
+    before = c.count(Handshake)
     for _ in range(700):
         c.feed("D.r0", PeerLost("P.r0"))
         c.pass_time(1 * MS)
-    assert sum(type(effect) is Handshake for _, effect in c.log) - before == 1
+    assert c.count(Handshake) - before == 1
 
 
 def test_a_d_with_nothing_open_does_not_reconnect() -> None:
@@ -70,10 +70,10 @@ def test_a_d_with_nothing_open_does_not_reconnect() -> None:
     c.run()
     c.at_rest()
     c.pass_time(2 * S)
-    before = len(c.log)
+    before = c.count(Handshake)
     c.feed("D.r0", PeerLost("P.r0"))
     c.pass_time(2 * S)
-    assert not [effect for _, effect in c.log[before:] if type(effect) is Handshake]
+    assert c.count(Handshake) == before
 
 
 def test_vllm_does_not_know_of_lost_connections() -> None:

@@ -30,14 +30,6 @@ def die(c: Cluster, engine: str = "P") -> None:
             c.feed(node, PeerLost(rank))
 
 
-def handshakes(c: Cluster, node: str = "D.r0") -> int:
-    return sum(type(effect) is Handshake for at, effect in c.log if at == node)
-
-
-def fences(c: Cluster) -> int:
-    return sum(type(effect) is Fence for _, effect in c.log)
-
-
 # P has died.
 
 
@@ -63,9 +55,9 @@ def test_a_request_of_a_dead_p_is_resolved_and_its_blocks_wait_for_the_fence(mom
     assert len(c.quarantined) == 1
     assert c.freed == []
     c.pass_time(died_at + DEAD - 1 * S - c.now)
-    assert (c.freed, fences(c)) == ([], 0)
+    assert (c.freed, c.count(Fence)) == ([], 0)
     c.pass_time(2 * S)
-    assert len(c.freed) == fences(c) == 1
+    assert len(c.freed) == c.count(Fence) == 1
     c.at_rest()
 
 
@@ -105,10 +97,10 @@ def test_reconnects_to_a_dead_peer_back_off() -> None:
     c.holding = {"WRITE"}
     c.prefill_and_admit("r", "x")
     c.run()
-    before = handshakes(c)
+    before = c.count(Handshake, "D.r0")
     die(c)
     c.pass_time(14 * S)
-    assert 3 <= handshakes(c) - before <= 5  # At about 1, 2, 4 and 8 s, though a CANCEL is due every 2 s.
+    assert 3 <= c.count(Handshake, "D.r0") - before <= 5  # At about 1, 2, 4 and 8 s, though a CANCEL is due every 2 s.
 
 
 # What the refusal does not touch.
@@ -283,7 +275,7 @@ def test_a_living_peer_gets_the_cancel_when_it_answers_again(moment: str) -> Non
     c.run()
     assert c.released == ([("x", "NONE")] if moment == "during the WRITE" else [])
     assert len(c.freed) == 1
-    assert fences(c) == 0
+    assert c.count(Fence) == 0
     c.prefill_and_admit("s", "y")
     c.run()
     assert c.outcomes == {"r": ["PEER_DEAD"], "s": ["COMMITTED"]}
@@ -304,7 +296,7 @@ def test_a_peer_that_starts_again_ends_the_quarantine_and_not_the_request_a_seco
     c.start_prefill("P", 102)
     c.pass_time(2 * S)
     assert c.outcomes["r"] == ["PEER_DEAD"]
-    assert len(c.freed) == fences(c) == 1
+    assert len(c.freed) == c.count(Fence) == 1
     c.holding = set()
     c.prefill_and_admit("s", "y")
     c.run()

@@ -229,6 +229,10 @@ class Cluster(Network):
         ]
         return sent + notifications
 
+    def count(self, kind: type, node: str | None = None) -> int:
+        """How many effects of a class there were, at one node or at all."""
+        return sum(type(effect) is kind and node in (None, at) for at, effect in self.log)
+
     def wrote(self) -> list[PostWrite]:
         return [e for _, e in self.log if type(e) is PostWrite]
 

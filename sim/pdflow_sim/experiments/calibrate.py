@@ -166,7 +166,7 @@ def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command
         if before is not None and after is not None:
             lines.append(f"{label}: median error of these requests {before:.1%} before, {after:.1%} now")
     source = f"requests measured on a real engine: {seen.name}"
-    file = as_file(scenario, pool, found, source, command_line(command) or "pdflow")
+    file = as_file(scenario, pool, found, source, command_line(command))
     return "\n".join(lines), written(file)
 
 

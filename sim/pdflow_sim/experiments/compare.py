@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from pdflow.errors import EXIT_DONE
 from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
 from pdflow.results.files.read import read_runs
@@ -15,7 +13,7 @@ from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.seeds import run_seeds
 from pdflow_sim.observe.live_table import watching
-from pdflow_sim.run import RunOptions, conclude, prepare, run
+from pdflow_sim.run import RunOptions, conclude, prepare, run, stderr_console
 
 
 def gathered(paths: Sequence[Path], overrides: Sequence[str], seeds: int | None) -> list[Runs]:
@@ -37,7 +35,7 @@ def _simulated(scenario: ResolvedScenario, path: Path, seeds: int | None) -> Run
         if several.exit_code != EXIT_DONE:
             raise KeyboardInterrupt
         return SeedRuns(path=path, report=several.report)
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = stderr_console()
     world, _ = prepare(scenario, RunOptions(), [])
     with watching(console, scenario, world) if console.is_terminal else contextlib.nullcontext():
         if run(world, None, drain=False):

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdflow.errors import EXIT_DONE, InvariantError
 from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.files.bench_json import statements
 from pdflow.results.files.write import SEEDS_NAME, write_results
 from pdflow.scenario.schema.scenario import ResolvedScenario
-from pdflow_sim.run import print_report, simulate
+from pdflow_sim.experiments.counting import counting
+from pdflow_sim.run import print_report, simulate, stderr_console
 
 
 @attrs.define
@@ -48,7 +47,7 @@ def simulate_seeds(
     if not quiet:
         print_report(several.report)
         if out is not None:
-            _stderr().print(f"written to {out}", style="dim", soft_wrap=True)
+            stderr_console().print(f"written to {out}", style="dim", soft_wrap=True)
     return several
 
 
@@ -69,7 +68,7 @@ def run_seeds(
     summaries: dict[int, dict[str, Any]] = {}
     costs: tuple[str, ...] = ()
     exit_code = EXIT_DONE
-    with _progress(_stderr(), watched) as progress:
+    with counting(stderr_console(), "seeds", watched=watched) as progress:
         task = progress.add_task(scenario.name, total=seeds)
         for seed in range(scenario.seed, scenario.seed + seeds):
             folder = None if out is None else str(Path(out) / f"seed-{seed}")
@@ -87,10 +86,6 @@ def run_seeds(
     return SeedsRun(SeedsReport.of(scenario.name, seeds, summaries, costs), exit_code)
 
 
-def _stderr() -> Console:
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
-
-
 def _without_seeds(command: Sequence[str]) -> Iterator[str]:
     """Yield the words without the options that name seeds, so that one run's own can be added."""
     skip = False
@@ -101,17 +96,3 @@ def _without_seeds(command: Sequence[str]) -> Iterator[str]:
             skip = True
         elif not argument.startswith(("--seed=", "--seeds=")):
             yield argument
-
-
-def _progress(console: Console, watched: bool) -> Progress:
-    """Return a bar that counts runs; it shows nothing unless `watched`, on a terminal."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("seeds"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not watched or not console.is_terminal,
-    )

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
+from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,8 +23,9 @@ from pdflow.results.files.write import guarding, replacing
 from pdflow.scenario.reading.convert import MisfitError, shown
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.overrides import parse_override, values_of
+from pdflow_sim.experiments.counting import counting
 from pdflow_sim.experiments.sweep import NOT_RUN, run_tasks, table_of, tasks_of
-from pdflow_sim.run import print_report
+from pdflow_sim.run import print_report, stderr_console
 
 Row = Mapping[str, Any]
 
@@ -53,8 +54,9 @@ def sweep(
         fixed, grid = read_sets(sets)
         scenario = Scenario.load(path, fixed)
         tasks = tasks_of(scenario, grid, seeds, cache)
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    with _progress(console, not quiet) as progress:
+    console = stderr_console()
+    left = (TextColumn("left"), TimeRemainingColumn())
+    with counting(console, "runs", *left, watched=not quiet) as progress:
         bar = progress.add_task(scenario.name, total=len(tasks))
         rows, interrupted = run_tasks(tasks, jobs, lambda: progress.advance(bar))
     table, columns = table_of(tasks, rows)
@@ -135,19 +137,3 @@ def _figure(name: str, value: Any) -> str:
     if name == "gpus":
         return formatting.count(value)
     return formatting.percent(value) if name == "slo_attainment" else formatting.number(value)
-
-
-def _progress(console: Console, watched: bool) -> Progress:
-    """Return a bar that counts runs; it shows nothing unless `watched`, on a terminal."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not watched or not console.is_terminal,
-    )

@@ -97,21 +97,10 @@ class ScopeCluster:
     """
 
     def __init__(self, scope: Scope) -> None:
-        if scope.streams and not scope.attempts:
-            raise ValueError("streams=true needs attempts: without the router's endpoint nothing forwards tokens")
-        if scope.orphan and (scope.horizon or scope.attempts):
-            raise ValueError("orphan=true excludes horizon and attempts")
-        if scope.down and (scope.orphan or scope.attempts or scope.method):
-            raise ValueError("down=true excludes orphan, attempts and method")
+        _check(scope)
         self.method = METHODS[scope.method].adapted(scope.progressive, False) if scope.method else None
         if self.method is not None:
             _fits(self.method, scope)
-        if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
-            raise ValueError("groups=2 excludes method, and needs dialect=strict")
-        if scope.groups > 1 and scope.d_block > SHAPE.block_size:
-            raise ValueError(f"groups=2 needs d_block={SHAPE.block_size} or less: windows end inside a larger one")
-        if scope.hit_tokens % scope.d_block:
-            raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
         self.scope = scope
         # Without clocks time stands still at 0, where a peer that could not be reached would be left alone for ever. A
         # SYNC may be sent at any time there, so that bringing one forward would only tell equal states apart.
@@ -295,6 +284,22 @@ class ScopeCluster:
         ranks = [ConsumerRank(info, r, incarnation, dialect, timers, geometry) for r in range(scope.d_tp)]
         scheduler = ConsumerScheduler(info, incarnation, dialect, timers, geometry, scope.pulls, scope.pool_blocks)
         return [scheduler, *ranks]
+
+
+def _check(scope: Scope) -> None:
+    """Check that the fields of a scope go together, whatever its method. Raises ValueError."""
+    if scope.streams and not scope.attempts:
+        raise ValueError("streams=true needs attempts: without the router's endpoint nothing forwards tokens")
+    if scope.orphan and (scope.horizon or scope.attempts):
+        raise ValueError("orphan=true excludes horizon and attempts")
+    if scope.down and (scope.orphan or scope.attempts or scope.method):
+        raise ValueError("down=true excludes orphan, attempts and method")
+    if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
+        raise ValueError("groups=2 excludes method, and needs dialect=strict")
+    if scope.groups > 1 and scope.d_block > SHAPE.block_size:
+        raise ValueError(f"groups=2 needs d_block={SHAPE.block_size} or less: windows end inside a larger one")
+    if scope.hit_tokens % scope.d_block:
+        raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
 
 
 def _fits(method: Method, scope: Scope) -> None:
