@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -98,4 +99,5 @@ def test_serve_without_torch_is_one_error_before_any_process_starts(missing: str
         check=False,
     )
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"engine = \"torch\" needs {missing}: pip install 'pdflow[live]'\n"
+    lacking = ", ".join(name for name in ("torch", "tokenizers") if name == missing or find_spec(name) is None)
+    assert ran.stderr == f"engine = \"torch\" needs {lacking}: pip install 'pdflow[live]'\n"
