@@ -49,7 +49,7 @@ LIVE: Final = PURE | _names(
 COMPUTING: Final = LIVE | _names("torch safetensors tokenizers jinja2")
 """What runtime/pdflow_runtime/engines may import besides: what computes tokens."""
 MOVING: Final = LIVE | _names("nixl mooncake torch")
-"""What runtime/pdflow_runtime/transports may import besides: what moves bytes."""
+"""What runtime/pdflow_runtime/transports and gpu may import besides: what moves bytes."""
 INSIDE_VLLM: Final = LIVE | _names("dataclasses huggingface_hub torch vllm")
 """What the connector's files may import besides, in vLLM's processes: those that VLLM_FREE does not name."""
 VLLM_FREE: Final = ("runtime/pdflow_runtime/vllm/scheduler/", "runtime/pdflow_runtime/vllm/worker/")
@@ -186,7 +186,7 @@ def violations(path: str, source: str) -> list[str]:
     permitted = EXCEPTIONS.get(path, Permit("none"))
     checks = path.startswith("sim/pdflow_sim/check/")
     live = COMPUTING if path.startswith("runtime/pdflow_runtime/engines/") else LIVE
-    if path.startswith("runtime/pdflow_runtime/transports/"):
+    if path.startswith(("runtime/pdflow_runtime/transports/", "runtime/pdflow_runtime/gpu/")):
         live = MOVING
     elif path.startswith("runtime/pdflow_runtime/vllm/") and not path.startswith(VLLM_FREE):
         live = INSIDE_VLLM

@@ -25,6 +25,7 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.wiring.router import heartbeat_ns
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.clock import wall_ns
+from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.http.server import RequestHandler, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.decode_api import DecodeApi
@@ -45,7 +46,6 @@ from pdflow_runtime.store.build import store_node, stores_of
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import caution_of, transport_named
-from pdflow_runtime.transports.nccl.library import gpus
 
 log = logging.getLogger("pdflow_runtime.process.worker")  # not __name__, which is __main__ in its own process
 MakeApi: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]

@@ -18,12 +18,13 @@ import pytest
 import trio
 
 from pdflow.layout.descriptors import Descriptor
+from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.transports.adopting import Segment, address_of, adopt
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import Ended, Flushed, NotificationArrived, TransportEvent
 from pdflow_runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from pdflow_runtime.transports.mooncake import MooncakeTransport
-from pdflow_runtime.transports.nccl.library import gpus, real_library
+from pdflow_runtime.transports.nccl.library import real_library
 from pdflow_runtime.transports.nccl.standin import StandIn
 from pdflow_runtime.transports.nccl.transport import NcclTransport
 from pdflow_runtime.transports.nixl import INSTALL as INSTALL_NIXL

@@ -10,11 +10,12 @@ import pytest
 import trio
 import trio.testing
 
+from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.transports.base import Fenced, NotificationArrived, PeerGone, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.named import caution_of, transport_named
 from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup
-from pdflow_runtime.transports.nccl.library import INSTALL, gpus, library_path, real_library
+from pdflow_runtime.transports.nccl.library import INSTALL, library_path, real_library
 from pdflow_runtime.transports.nccl.standin import StandIn, StandInId
 from pdflow_runtime.transports.nccl.transport import Bodies, NcclTransport, split
 from pdflow_runtime.transports.region import FOLDER

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,17 +105,6 @@ class Nccl:
 
     def ncclCommAbort(self, comm: Any) -> None:
         self._call("ncclCommAbort", comm)
-
-
-@cache
-def gpus() -> int:
-    """Return the number of GPUs that CUDA's driver finds: to import a torch that knows of them takes seconds."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
 def library_path() -> str | None:

@@ -27,11 +27,12 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.transports.asking import AskingAgent
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Copy, Mapped, Motion
 from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup, NcclStaging
-from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, gpus, real_library
+from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, real_library
 from pdflow_runtime.transports.nccl.standin import StandIn
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (

@@ -1,0 +1,1 @@
+"""GPUs: CUDA's driver, memory that torch sees as tensors, and copies of many pieces at once."""
