@@ -25,8 +25,9 @@ from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
 from pdflow_runtime.nodes.models import ServedModel, shape_of
 from pdflow_runtime.nodes.prefill_node import LivePrefillNode
+from pdflow_runtime.nodes.rank_memory import KvPlace, StagingFactory
 from pdflow_runtime.nodes.ranked_node import NodeConfig
-from pdflow_runtime.nodes.ranks import LayoutBook, StagingFactory
+from pdflow_runtime.nodes.ranks import LayoutBook
 from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
 from pdflow_runtime.nodes.staging_memory import make_staging
 from pdflow_runtime.store.build import store_prefill_node, stores_of
@@ -76,6 +77,20 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
 def engines_of(pools: Iterable[Pool]) -> list[str]:
     """Return the names of the engines of these pools, in order."""
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
+
+
+MOVE_GPU_MEMORY: Final = frozenset(("nixl", "cuda-ipc", "nccl"))
+"""Transports that move memory of GPUs."""
+
+
+def place_of(scenario: ResolvedScenario, pool: Pool) -> KvPlace:
+    """Return where the KV of a pool's engines lies."""
+    if pool.device == "cpu":
+        return "region"
+    on_gpu = scenario.transfer.kv_buffer_device == "cuda" and scenario.serve.transport in MOVE_GPU_MEMORY
+    if pool.role == "aggregated" and not on_gpu:
+        return "unshared"
+    return "gpu" if on_gpu else "mirrored"
 
 
 class LiveBuilder(EngineWiring):
@@ -136,6 +151,7 @@ class LiveBuilder(EngineWiring):
             weights=model.weights,
             dtype=model.dtype,
             staging_factory=staging_factory,
+            place=place_of(self.scenario, pool),
         )
 
     def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:

@@ -98,8 +98,8 @@ class Work(Value, frozen=True, gc=False):
     token_request: TokenRequest | None
     decodes: bool = False
     """Whether this is the one token of a decoding sequence, not a part of a prompt: steps cost accordingly."""
-    loaded: bool = False
-    """Whether KV that was computed on another engine is read here for the first time."""
+    loaded: tuple[int, ...] = ()
+    """The blocks whose KV was computed on another engine and is read here for the first time."""
 
 
 LayerDone: TypeAlias = Callable[[int, Instant], None]

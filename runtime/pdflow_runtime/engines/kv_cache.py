@@ -7,12 +7,14 @@ that a transfer sees what it would see of separate ranks; the arithmetic sees al
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import KvShape
+from pdflow_runtime.engines.device import Cpu, Device
 from pdflow_runtime.engines.shards import shards
 
 
@@ -20,14 +22,21 @@ class KvCache:
     """The cache `[num_layers, 2, num_blocks, kv_heads, block_size, head_dim]`, divided among the ranks."""
 
     def __init__(
-        self, shape: KvShape, memories: Seq[RankMemory], regions: Seq[memoryview | Tensor], dtype: torch.dtype
+        self,
+        shape: KvShape,
+        memories: Seq[RankMemory],
+        regions: Seq[memoryview | Tensor],
+        dtype: torch.dtype,
+        device: Device | None = None,
     ):
         """`regions`: each rank's registered memory, in whose bytes its `RankMemory` counts; a tensor of uint8, or
-        something with a buffer, which is then shared."""
+        something with a buffer, which is then shared. `device`: where they lie, a CPU unless it is given."""
         self.block_size = shape.block_size
         self.block_bytes = shape.block_size * shape.tensors_per_layer * shape.stored_heads * shape.cell_bytes
         """Of all heads in one layer."""
         self.dtype = dtype
+        self.device: Device = device or Cpu()
+        self.num_blocks = min(memory.num_blocks for memory in memories)
         self._ranks = [_Rank(memory, region, dtype) for memory, region in zip(memories, regions, strict=True)]
         self._shards = shards(shape, memories)
         # Where ranks outnumber heads, several keep the same one: all are written, one is read.
@@ -64,9 +73,27 @@ class KvCache:
     def clear(self, blocks: Tensor, offsets: Tensor) -> None:
         """Make these tokens' KV zero in all layers."""
         for rank in self._ranks:
-            at = rank.cells(blocks, offsets)
-            for layer in range(rank.num_layers):
-                rank.layer(layer, 0).index_fill_(0, at, 0)
+            rank.clear(blocks, offsets)
+
+    def pages(self, layer: int) -> list[Pages]:
+        """Return the layer's pages, of each rank that is read. ValueError if heads do not lie apart in a block."""
+        return [
+            self._ranks[rank].pages(layer - self._shards[rank].layers.start, self._shards[rank].heads)
+            for rank in self._read[layer]
+        ]
+
+
+class Pages(NamedTuple):
+    """One layer's KV at one rank. A page is one head's part of a block: page `block * step + head` has `block_size`
+    rows of K, and as many of V."""
+
+    k: Tensor
+    """`[pages * block_size, head_dim]`"""
+    v: Tensor
+    heads: range
+    """The KV heads of the model that the rank keeps."""
+    step: int
+    """The pages from a block to the next."""
 
 
 class _Rank:
@@ -100,12 +127,27 @@ class _Rank:
         at = layer * self._memory.tensors_per_layer * self._plane // self._memory.cell_bytes
         return self._runs[at // self._read :] if read else self._cells[at:]
 
+    def pages(self, layer: int, heads: range) -> Pages:
+        memory, size = self._memory, self._memory.block_size
+        if memory.order != "HND":
+            raise ValueError(f"KV in the order {memory.order} has no pages of one head; HND has")
+        step = memory.block_stride // (size * memory.cell_bytes)
+        count = step * (memory.num_blocks - 1) + memory.num_heads
+        k = self.layer(layer, 0)
+        v = k[self._plane // memory.cell_bytes :]
+        return Pages(k[: count * size], v[: count * size], heads, step)
+
+    def clear(self, blocks: Tensor, offsets: Tensor) -> None:
+        step = self._memory.tensors_per_layer * self._plane // self._memory.cell_bytes
+        layers = torch.arange(self.num_layers, device=blocks.device)[:, None] * step
+        self._cells.index_fill_(0, (self.cells(blocks, offsets) + layers).flatten(), 0)
+
     def cells(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """Return the row numbers of cells in the first layer, for `[tokens, 2, heads]`, flat."""
         memory = self._memory
         cell = memory.cell_bytes
-        heads = torch.arange(memory.num_heads)
-        tensors = torch.arange(memory.tensors_per_layer) * (self._plane // cell)
+        heads = torch.arange(memory.num_heads, device=blocks.device)
+        tensors = torch.arange(memory.tensors_per_layer, device=blocks.device) * (self._plane // cell)
         at = blocks * (memory.block_stride // cell)
         if memory.order == "HND":
             within = (at + offsets)[:, None] + heads * memory.block_size
@@ -119,11 +161,11 @@ class _Rank:
         memory = self._memory
         unit = memory.cell_bytes * self._read
         at = blocks[:, None] * (memory.block_stride // unit)
-        heads = torch.arange(memory.num_heads)[:, None]
+        heads = torch.arange(memory.num_heads, device=blocks.device)[:, None]
         if memory.order == "NHD":
-            tokens = torch.arange(memory.block_size) * memory.num_heads
+            tokens = torch.arange(memory.block_size, device=blocks.device) * memory.num_heads
             at = (at[..., None] + tokens).flatten(-2)
-        tensors = torch.arange(memory.tensors_per_layer) * (self._plane // unit)
+        tensors = torch.arange(memory.tensors_per_layer, device=blocks.device) * (self._plane // unit)
         return tensors[:, None, None, None] + (at + heads)
 
     def gather(self, layer: int, table: Tensor) -> Tensor:

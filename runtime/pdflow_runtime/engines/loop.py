@@ -43,7 +43,7 @@ EngineOutput: TypeAlias = Token | LayerComputed | Outcome
 class _Answer:
     """The state of a sequence that the scheduler does not keep: its tokens and its block table."""
 
-    __slots__ = ("allocation", "blocks", "first", "job", "prompt", "tokens")
+    __slots__ = ("allocation", "blocks", "first", "job", "loaded", "prompt", "tokens")
 
     def __init__(self, job: Job) -> None:
         self.job: Final = job
@@ -53,6 +53,8 @@ class _Answer:
         """Where the answer begins."""
         self.allocation: Allocation | None = None
         self.blocks: tuple[int, ...] = ()
+        self.loaded = False
+        """True if KV has arrived for it and no step has read that yet."""
 
 
 class LiveEngine:
@@ -118,6 +120,7 @@ class LiveEngine:
     def loaded(self, seq: Sequence) -> None:
         """Take an admitted remote sequence whose KV has arrived: it decodes from the next step on."""
         answer = self._answers[seq]
+        answer.loaded = True
         if answer.job.given:
             answer.tokens[:] = answer.job.tokens
         self._scheduler.arrived(seq, now_ns())
@@ -249,7 +252,12 @@ class LiveEngine:
         end = start + new
         self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
         token_request = TokenRequest(answer.job.sampling, len(answer.tokens) - answer.first) if needs_token else None
-        loaded = decodes and seq in self._scheduler.fresh
+        loaded: tuple[int, ...] = ()
+        if answer.loaded:
+            # Its own blocks: those that it shares with others have been read before.
+            shared = len(answer.blocks) - len(allocation.blocks)
+            loaded = answer.blocks[shared : -(-start // self.limits.block_size)]
+            answer.loaded = False
         return Work(tuple(answer.tokens[start:end]), start, answer.blocks, token_request, decodes, loaded)
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:

@@ -1,38 +1,55 @@
-"""A runner that computes the model in torch: works become one forward pass, in a thread, and logits become tokens."""
+"""A runner that computes the model in torch: works become forward passes, in a thread, and logits become tokens."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Final
 
 import torch
 import trio
 from torch import Tensor
 
 from pdflow_runtime.clock import clock_for_threads
+from pdflow_runtime.engines.attention.gathered import gathered
+from pdflow_runtime.engines.attention.prompts import prompts_attending
+from pdflow_runtime.engines.device import Device, DeviceEvent
+from pdflow_runtime.engines.host_mirror import HostMirror
 from pdflow_runtime.engines.job import LayerDone, Sampled, Work
 from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.malloc import keep_what_is_freed
-from pdflow_runtime.engines.model import (
-    CONTEXT_BYTES,
-    QUERIES,
-    TILE,
-    Attending,
-    Llama,
-    StepInput,
-    beyond,
-    context_blocks,
-)
+from pdflow_runtime.engines.model import Attends, Llama, StepInput
 from pdflow_runtime.engines.sampling import sample
+
+if TYPE_CHECKING:
+    from pdflow_runtime.engines.attention.decode_graphs import DecodeGraphs
+
+_KERNELS_FOR: Final = (torch.bfloat16, torch.float16, torch.float32)
+"""The dtypes that kernels of attention compute in, on a GPU."""
 
 
 class TorchRunner:
-    """A runner of one model and its cache. Steps are computed one at a time, each in trio's next idle thread."""
+    """A runner of one model and its cache. Steps are computed one at a time, each in trio's next idle thread. Args:
+    `mirror`, the copy of the blocks in host memory, if there is one; `stores`, whether it is kept up to date, as a
+    prefill engine's is."""
 
-    def __init__(self, model: Llama, cache: KvCache) -> None:
+    def __init__(self, model: Llama, cache: KvCache, mirror: HostMirror | None = None, stores: bool = False) -> None:
         keep_what_is_freed()
         self._model = model
         self._cache = cache
+        self._device: Final[Device] = cache.device
+        self._mirror: Final = mirror
+        self._stores: Final = stores
+        self._kernels: Final = self._device.where.type == "cuda" and cache.dtype in _KERNELS_FOR
+        self._graphs: Final = _graphs(model, cache) if self._kernels else None
+
+    def warm_up(self, sequences: int) -> None:
+        """Compile what decoding up to so many sequences at once takes. To be called before any block is in use."""
+        if self._graphs is not None:
+            with self._device.computing():
+                self._graphs.warm_up(sequences)
+                self._device.record().synchronize()
 
     async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
         if layer_done is None:
@@ -43,19 +60,40 @@ class TorchRunner:
         return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer, now()))
 
     def compute(self, works: Seq[Work], written: Callable[[int], None] | None = None) -> list[Sampled | None]:
+        """Compute a step; when this returns, all of its KV is in its blocks, and in the mirror if that is kept."""
         # Those with one token by the size of their contexts: neighbours attend together.
         order = sorted(range(len(works)), key=lambda at: (len(works[at].tokens) > 1, works[at].start))
-        ordered = [works[at] for at in order]
-        logits = self._model.forward(self._input(ordered), self._cache, written)
-        to_sample = [at for at in order if works[at].token_request is not None]
-        chosen = dict(
-            zip(
-                to_sample,
-                sample(logits, [token_request for work in ordered if (token_request := work.token_request)]),
-                strict=True,
-            )
-        )
+        chosen: dict[int, Sampled] = {}
+        with self._device.computing():
+            self._load(works)
+            self._clear_ends(works)
+            layers = _Layers(self._device, written, self._store(works))
+            for part, forward in self._parts(works, order):
+                logits = forward([works[at] for at in part], layers)
+                to_sample = [at for at in part if works[at].token_request is not None]
+                requests = [request for at in to_sample if (request := works[at].token_request)]
+                chosen |= zip(to_sample, sample(logits, requests), strict=True)
+            layers.finish()
         return [chosen.get(at) for at in range(len(works))]
+
+    def _parts(
+        self, works: Seq[Work], order: list[int]
+    ) -> list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]]:
+        """Return the works that are computed together, and by what: a graph of kernels decodes only."""
+        graphs = self._graphs
+        if graphs is None:
+            return [(order, self._forward)]
+        decodes = [at for at in order if works[at].decodes]
+        prompts = [at for at in order if not works[at].decodes]
+        parts: list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]] = []
+        if prompts:
+            parts.append((prompts, self._forward))
+        for first in range(0, len(decodes), graphs.most):
+            parts.append((decodes[first : first + graphs.most], lambda part, layers: graphs.forward(part)))
+        return parts
+
+    def _forward(self, works: list[Work], layers: _Layers) -> Tensor:
+        return self._model.forward(self._input(works), self._cache, layers.queued)
 
     def _input(self, works: Seq[Work]) -> StepInput:
         size, cache = self._cache.block_size, self._cache
@@ -70,66 +108,34 @@ class TorchRunner:
             blocks += [work.blocks[at // size] for at in range(work.start, end)]
             if work.token_request is not None:
                 logits_indices.append(len(tokens) - 1)
-        self._clear_ends(works)
-        at = torch.tensor(positions)
+        tensor = self._device.tensor
+        at = tensor(positions)
         return StepInput(
-            tokens=torch.tensor(tokens),
+            tokens=tensor(tokens),
             positions=at,
-            slot_mapping=cache.slot_mapping(torch.tensor(blocks), at % size),
+            slot_mapping=cache.slot_mapping(tensor(blocks), at % size),
             attending=self._attending(works),
-            logits_indices=torch.tensor(logits_indices, dtype=torch.int64),
+            logits_indices=tensor(logits_indices),
         )
 
-    def _attending(self, works: Seq[Work]) -> list[Attending]:
-        """Group the rows: sequences of one token whose contexts are of a size attend together; a prompt attends a part
-        at a time."""
-        found: list[Attending] = []
-        row = at = 0
-        while at < len(works):
-            many = len(works[at].tokens)
-            if many == 1:
-                several = self._alike(works, at)
-                found.append(self._together(works[at : at + several], row))
-                at, row = at + several, row + several
-                continue
-            for first in range(0, many, QUERIES):
-                last = min(first + QUERIES, many)
-                found.append(self._query_chunk(works[at], first, last, row))
-            at, row = at + 1, row + many
-        return found
+    def _attending(self, works: Seq[Work]) -> Seq[Attends]:
+        if self._kernels:
+            return prompts_attending(works, self._cache)
+        return gathered(works, self._cache, self._model.group)
 
-    def _alike(self, works: Seq[Work], at: int) -> int:
-        """Return how many works, from `at` on, have one token, and contexts of at most twice each other's size."""
-        least = most = context_blocks(works[at].start + 1, self._cache.block_size)
-        count = 1
-        for work in works[at + 1 :]:
-            blocks = context_blocks(work.start + 1, self._cache.block_size)
-            least, most = min(least, blocks), max(most, blocks)
-            if len(work.tokens) > 1 or most > 2 * least or (count + 1) * most * self._cache.block_bytes > CONTEXT_BYTES:
-                break
-            count += 1
-        return count
+    def _load(self, works: Seq[Work]) -> None:
+        """Bring what has landed in host memory to the blocks."""
+        landed = sorted({block for work in works for block in work.loaded})
+        if self._mirror is not None and landed:
+            self._mirror.load(self._device.tensor(landed))
 
-    def _together(self, works: Seq[Work], row: int) -> Attending:
-        reaches = torch.tensor([[work.start] for work in works])
-        return self._attend(slice(row, row + len(works)), reaches, [work.blocks for work in works])
-
-    def _query_chunk(self, work: Work, first: int, last: int, row: int) -> Attending:
-        reaches = torch.arange(work.start + first, work.start + last)[None]
-        return self._attend(slice(row + first, row + last), reaches, [work.blocks])
-
-    def _attend(self, rows: slice, reaches: Tensor, tables: Seq[tuple[int, ...]]) -> Attending:
-        size = self._cache.block_size
-        ends = [-(-(reach + 1) // size) for reach in reaches[:, -1].tolist()]
-        count = context_blocks(int(reaches.max()) + 1, size)
-        # The last block again, for what is padded: of another's nothing is read, not even in vain.
-        whole = [[*table[:end], *table[end - 1 : end] * (count - end)] for table, end in zip(tables, ends, strict=True)]
-        return Attending(
-            rows=rows,
-            sequences=len(whole),
-            tables=self._cache.tables(torch.tensor(whole)),
-            beyond=beyond(reaches, self._model.group, count * size // TILE * TILE),
-        )
+    def _store(self, works: Seq[Work]) -> Callable[[int], None] | None:
+        """Return what copies a layer's KV of this step to host memory, if that is kept."""
+        mirror = self._mirror
+        if mirror is None or not self._stores:
+            return None
+        blocks = mirror.blocks((work.blocks, work.start, work.start + len(work.tokens)) for work in works)
+        return lambda layer: mirror.store(layer, blocks)
 
     def _clear_ends(self, works: Seq[Work]) -> None:
         """Zero the slots beyond each sequence's end in its last block: they may hold anything, and 0 times infinity is
@@ -143,4 +149,50 @@ class TorchRunner:
                 blocks += [work.blocks[end // size]] * (size - end % size)
                 offsets += range(end % size, size)
         if blocks:
-            self._cache.clear(torch.tensor(blocks), torch.tensor(offsets))
+            self._cache.clear(self._device.tensor(blocks), self._device.tensor(offsets))
+
+
+class _Layers:
+    """The layers of a running step: those whose KV is in its blocks are reported in order, in the computing thread,
+    between one layer's launch and the next one's."""
+
+    def __init__(
+        self, device: Device, written: Callable[[int], None] | None, store: Callable[[int], None] | None
+    ) -> None:
+        self._device: Final = device
+        self._written: Final = written
+        self._store: Final = store
+        self._queued: deque[tuple[int, DeviceEvent]] = deque()
+
+    def queued(self, layer: int) -> None:
+        """Take note that a layer's KV will be in its blocks once all that is queued by now is done."""
+        if self._store is not None:
+            with self._device.copying():
+                self._store(layer)
+                event = self._device.record()
+        elif self._written is not None:
+            event = self._device.record()
+        else:
+            return
+        self._queued.append((layer, event))
+        while self._queued and self._queued[0][1].query():
+            self._report()
+
+    def finish(self) -> None:
+        """Wait for everything that is queued, and report the layers that are not reported yet."""
+        while self._queued:
+            self._queued[0][1].synchronize()
+            self._report()
+        self._device.record().synchronize()
+
+    def _report(self) -> None:
+        layer, _ = self._queued.popleft()
+        if self._written is not None:
+            self._written(layer)
+
+
+def _graphs(model: Llama, cache: KvCache) -> DecodeGraphs:
+    # It imports torch's compiler, which takes seconds, and of which a CPU has no use.
+    from pdflow_runtime.engines.attention.decode_graphs import DecodeGraphs
+
+    return DecodeGraphs(model, cache)

@@ -7,10 +7,13 @@ more: kilobytes. Pieces at odd offsets are moved byte by byte, at the cost of 16
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from pdflow_runtime.gpu import driver
 
 STEP_BYTES: Final = 64 << 20
 """The bytes that are copied at once: what takes tens of microseconds on a GPU, and 1 to 2 ms over PCIe."""
@@ -54,6 +57,28 @@ def copy_rows(source: Any, target: Any, rows: RowCopies) -> None:
     gpu = target.device
     at, to = (torch.from_numpy(numbers).to(gpu, non_blocking=True) for numbers in (rows.sources, rows.targets))
     _as_rows(target, rows.nbytes).index_copy_(0, to, _as_rows(source, rows.nbytes).index_select(0, at))
+
+
+def copy_pieces(memory: Any, columns: Any) -> None:
+    """Copy pieces within a tensor of uint8, and wait for the end. `columns`: sources, targets and lengths, `[3, N]` of
+    uint64. On a GPU in a stream of its own: what the pieces are read from has been written, and waited for."""
+    if memory.is_cuda:
+        torch: Any = import_module("torch")
+        driver.attach(memory.device.index)
+        stream = _stream(memory.device.index)
+        with torch.cuda.stream(stream):
+            for rows in rows_of(*columns):
+                copy_rows(memory, memory, rows)
+        stream.synchronize()
+        return
+    for rows in rows_of(*columns):
+        copy_rows(memory, memory, rows)
+
+
+@cache
+def _stream(gpu: int) -> Any:
+    torch: Any = import_module("torch")
+    return torch.cuda.Stream(gpu)
 
 
 def gather_rows(source: Any, target: Any, rows: RowCopies) -> None:

@@ -7,7 +7,7 @@ here runs in trio's thread; the engine computes its steps in another, and report
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import trio
 
@@ -67,9 +67,9 @@ class LiveEngineNode(RankedNode):
         """Return the ranks in whose memories the engine computes."""
         return self.ends[self.name]
 
-    def memories(self) -> list[memoryview]:
-        """Return the KV memory of each rank."""
-        return [rank.view[: rank.kv_bytes] for rank in self.computed_in()]
+    def memories(self) -> list[Any]:
+        """Return the KV memory of each rank: bytes of this process, or a tensor on a GPU."""
+        return [rank.held.kv for rank in self.computed_in()]
 
     def newest_generation(self) -> int:
         return self.pool.newest_generation

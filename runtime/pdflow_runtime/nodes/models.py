@@ -117,9 +117,10 @@ def cache() -> Path:
 
 
 class TorchModel:
-    """A Hugging Face folder, read whole."""
+    """A Hugging Face folder, read whole. Args: `pool`, of the engine that computes with it; without one, on the
+    CPU."""
 
-    def __init__(self, scenario: ResolvedScenario) -> None:
+    def __init__(self, scenario: ResolvedScenario, pool: Pool | None = None) -> None:
         need_torch()
         folder = folder_of(scenario)
         log.info("importing torch, to read the model in %s", folder)
@@ -128,18 +129,28 @@ class TorchModel:
         self.config = config_of(scenario, folder)
         self.dtype = dtype_of(scenario, folder, self.config)
         self.eos = self.config.eos_token_ids
-        self._loaded = read_weights(folder, self.config, self.dtype)
+        self._device: Final = "cpu" if pool is None else pool.device
+        self._sequences: Final = 0 if pool is None or pool.role == "prefill" else pool.max_num_seqs
+        """The sequences that may be decoded at once."""
+        self._loaded = read_weights(folder, self.config, self.dtype, self._device)
         self.weights = weights_of(folder, self.config, self.dtype)
         self.prompts = prompts_of(scenario, folder, self.config)
 
     def runner(self, node: LiveEngineNode) -> Runner:
+        from pdflow_runtime.engines.device import device_named
+        from pdflow_runtime.engines.host_mirror import HostMirror
         from pdflow_runtime.engines.kv_cache import KvCache
         from pdflow_runtime.engines.model import Llama
         from pdflow_runtime.engines.torch_runner import TorchRunner
 
-        ranks = node.computed_in()
-        cache = KvCache(node.config.shape, [rank.memory for rank in ranks], node.memories(), self._loaded.dtype)
-        return TorchRunner(Llama(self.config, self._loaded), cache)
+        ranks, shape, device = node.computed_in(), node.config.shape, device_named(self._device)
+        memories, kept = [rank.memory for rank in ranks], node.memories()
+        cache = KvCache(shape, memories, kept, self._loaded.dtype, device)
+        mirrors = [rank.held.mirror for rank in ranks]
+        mirror = None if None in mirrors else HostMirror(shape, memories, kept, mirrors, device)
+        runner = TorchRunner(Llama(self.config, self._loaded), cache, mirror, node.pool_role == "prefill")
+        runner.warm_up(self._sequences)
+        return runner
 
 
 class SyntheticModel:
@@ -191,7 +202,7 @@ def shape_of(scenario: ResolvedScenario, pool: Pool) -> KvShape:
 
 def open_model(scenario: ResolvedScenario, pool: Pool) -> ServedModel:
     """Open the model that the engines of this pool compute with."""
-    return TorchModel(scenario) if pool.engine == "torch" else SyntheticModel(scenario, pool)
+    return TorchModel(scenario, pool) if pool.engine == "torch" else SyntheticModel(scenario, pool)
 
 
 def open_prompts(scenario: ResolvedScenario) -> Prompts:

@@ -3,12 +3,11 @@
 It turns "write this source's tokens into that grant" into descriptors, and reports how operations have ended. Which
 bytes may go is decided by the protocol; in what pieces, by `transfers.py`; how they go, by the transport.
 
-A rank's region holds its KV, behind it the lease words, and behind these what a method keeps beside the blocks. Where
-another engine has allocated the KV, that is adopted, and the words lie in memory of the transport's own.
+Where the rank's memory lies is decided in `rank_memory.py`.
 
-A word takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at least
-one KV block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it is
-said how many slots there are, and a lease whose slot another one takes is over.
+A lease word takes 8 bytes a slot, slots are used in turn. Two leases that are open at once share none, as each holds at
+least one KV block, or a page of as much, and there are more slots than blocks. In a store leases share blocks: there it
+is said how many slots there are, and a lease whose slot another one takes is over.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import msgspec
 
 from pdflow.layout.descriptors import Descriptor, RankMemory, descriptors, rank_memory
 from pdflow.layout.groups import table_descriptors
 from pdflow.layout.pairing import runs_within
 from pdflow.layout.ranks import Initiator, Pair, Rule, of_layer, writers
-from pdflow.layout.regions import KvRegion, lying
+from pdflow.layout.regions import lying
 from pdflow.layout.shapes import KvShape, LayoutError, stage_layers
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.effects import PostRead, PostWrite, ReadWord
@@ -36,9 +34,19 @@ from pdflow.protocol.messages import Register
 from pdflow.protocol.values import Address, Allocation, BlockTables, Xid
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.nodes.notifications import read_notification
+from pdflow_runtime.nodes.rank_memory import (
+    WORD_BYTES,
+    AdoptedMemory,
+    HeldMemory,
+    KvPlace,
+    StagingFactory,
+    check_adopted,
+    hold,
+    hold_adopted,
+    hold_jointly,
+)
 from pdflow_runtime.nodes.rank_metadata import RankMetadata, read_metadata
 from pdflow_runtime.nodes.transfers import InFlightTransfers, TransferPlan
-from pdflow_runtime.transports.adopting import Segment, adopt, is_within_one, own_start
 from pdflow_runtime.transports.base import (
     Ended,
     EventSink,
@@ -51,42 +59,11 @@ from pdflow_runtime.transports.base import (
     TransportEvent,
     WordArrived,
 )
-from pdflow_runtime.transports.joint import join
 
 if TYPE_CHECKING:
     from pdflow_runtime.observe.transfer_samples import MeasuresTransfers
 
 log = logging.getLogger(__name__)
-
-WORD_BYTES: Final = 8
-PAGE_BYTES: Final = 4096
-
-StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
-"""Makes the staging memory of a rank, given the memory of its blocks and where the staging memory begins."""
-
-
-@attrs.frozen
-class AdoptedMemory:
-    """KV memory that somebody else has allocated, such as vLLM's tensors. LayoutError if a region of it is not within
-    one segment.
-
-    `memory` counts its region bases through the segments, as `transports/adopting.py` does. `interior` names how the
-    inside of a block is laid out (attention backend, dtype, ISA), and `interior_digest` is over a block of known
-    content, empty if that is not known: two ranks that differ in either exchange nothing.
-    """
-
-    memory: RankMemory
-    segments: tuple[Segment, ...]
-    interior: str = ""
-    interior_digest: bytes = b""
-
-    def __attrs_post_init__(self) -> None:
-        for base in self.memory.region_bases:
-            if not is_within_one(self.segments, base, self.memory.region_bytes):
-                raise LayoutError(
-                    f"blocks from {base} to {base + self.memory.region_bytes} are not within one of the "
-                    f"{len(self.segments)} segments of the memory that is adopted"
-                )
 
 
 class LayoutBook:
@@ -114,7 +91,7 @@ class Rank:
     that reports its events to the sink it is given; `put` hands an event to this rank's endpoint; `incarnation` is the
     engine's; `staging_factory` makes the memory beside the blocks; `slots`, how many lease words there may be, unless
     blocks say so; `owner`, the rank of this process whose memory this one shares, if it has none of its own; `dtype`,
-    of its KV, if that is known; `adopted`, the memory that its KV lies in, unless it is to be allocated."""
+    of its KV, if that is known; `adopted`, the memory that its KV lies in, unless it is to be allocated at `place`."""
 
     def __init__(
         self,
@@ -131,34 +108,24 @@ class Rank:
         owner: Rank | None = None,
         dtype: str = "",
         adopted: AdoptedMemory | None = None,
+        place: KvPlace = "region",
     ) -> None:
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
         memory = rank_memory(shape, num_blocks, shards.tp, shards.pp, rank // shards.tp)
         if adopted is not None:
-            _check_adopted(adopted.memory, memory, staging_factory)
+            check_adopted(adopted.memory, memory, staging_factory)
         self.memory: Final = memory if adopted is None else adopted.memory
         self.layers: Final = stage_layers(shape.num_layers, shards.pp)[rank // shards.tp]
         """The number of the model's layers that it keeps."""
         planes = self.memory.num_layers * self.memory.tensors_per_layer
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
-        behind = -(-self.kv_bytes // WORD_BYTES) * WORD_BYTES
-        self.words_at: Final = behind if adopted is None else own_start(adopted.segments)
         self.slots: Final = num_blocks + 1 if slots is None else slots
-        end = self.words_at + self.slots * WORD_BYTES
-        self.kv_region: Final = (
-            None if staging_factory is None else staging_factory(self.memory, -(-end // PAGE_BYTES) * PAGE_BYTES)
-        )
         self.transport: Final = transport(self.address, self.on_transport_event)
-        nbytes = end if self.kv_region is None else end_of(self.kv_region)
-        if owner is not None:
-            view = join(self.transport, owner.transport)
-        elif adopted is not None:
-            view = adopt(self.transport, adopted.segments, self.slots * WORD_BYTES)
-        else:
-            view = self.transport.allocate(nbytes)
-        self._view: Final = view if adopted is None else None
-        self._words: Final = view[self.words_at : end] if adopted is None else view[: self.slots * WORD_BYTES]
+        self.held: Final = self._hold(owner, adopted, place, staging_factory)
+        self.words_at: Final = self.held.words_at
+        self.kv_region: Final = self.held.kv_region
+        self._words: Final = self.held.words
         self._metadata: Final = RankMetadata(
             self.memory,
             shards,
@@ -191,12 +158,21 @@ class Rank:
             self.transport, self._numbers, self._plan, put, incarnation, self._flush
         )
 
+    def _hold(
+        self, owner: Rank | None, adopted: AdoptedMemory | None, place: KvPlace, staging: StagingFactory | None
+    ) -> HeldMemory:
+        if owner is not None:
+            return hold_jointly(owner.held, self.transport, owner.transport)
+        if adopted is not None:
+            return hold_adopted(adopted, self.transport, self.slots)
+        return hold(place, self.transport, self.memory, self.kv_bytes, self.slots, staging)
+
     @property
     def view(self) -> memoryview:
         """Its region. ValueError where that is adopted: only its owner reads and writes it."""
-        if self._view is None:
+        if self.held.view is None:
             raise ValueError(f"{self.address} has adopted its memory: only the memory's owner reads and writes it")
-        return self._view
+        return self.held.view
 
     def measured_by(self, meter: MeasuresTransfers) -> None:
         self.meter = self.transfers.meter = meter
@@ -290,9 +266,7 @@ class Rank:
         size = self.memory.block_size
         of_tokens = runs_within(from_blocks, size, to_blocks, size, 0, piece.start, piece.stop)
         pair = Pair(0, 0, piece.layer, piece.layer, 1, 0, 0, self.memory.num_heads, 0)
-        view = self.view
-        for at, to, length in descriptors(pair, source, target, of_tokens, coalesce=True):
-            view[to : to + length] = view[at : at + length]
+        self.held.copy(descriptors(pair, source, target, of_tokens, coalesce=True))
 
     # What the transport tells.
 
@@ -358,18 +332,6 @@ class Rank:
         return self._metadata if rank == self.address else self.peers[rank]
 
 
-def _check_adopted(adopted: RankMemory, expected: RankMemory, staging_factory: StagingFactory | None) -> None:
-    """Raise ValueError if this memory cannot be that of a rank whose own would be the other one."""
-    if staging_factory is not None:
-        raise ValueError("adopted KV memory has no staging memory: pdflow neither reads nor writes it")
-    for name in ("num_blocks", "block_size", "num_layers", "tensors_per_layer", "num_heads", "cell_bytes"):
-        if getattr(adopted, name) != getattr(expected, name):
-            raise LayoutError(
-                f"{name} is {getattr(adopted, name)} in the memory that is adopted, and {getattr(expected, name)} in "
-                "the model's rank"
-            )
-
-
 def within(metadata: RankMetadata, tables: BlockTables, tokens: int) -> tuple[RankMemory, BlockTables]:
     """Return where a prompt lies in a rank's memory: in the blocks of its tables, or, if the rank has memory beside its
     blocks, at the extents there, which stand in the only table."""
@@ -377,12 +339,3 @@ def within(metadata: RankMetadata, tables: BlockTables, tokens: int) -> tuple[Ra
         return metadata.memory, tables
     memory, extents = lying(metadata.kv_region, tables[0], tokens)
     return memory, (extents,)
-
-
-def end_of(region: KvRegion) -> int:
-    """Return the address of the first byte behind the region."""
-    memory = region.memory
-    if region.kind == "ring":
-        return memory.region_bases[0] + region.ring_bytes
-    planes = memory.num_layers * memory.tensors_per_layer
-    return memory.region_bases[0] + planes * memory.num_blocks * memory.plane_bytes

@@ -19,7 +19,7 @@ from pdflow.methods.staging import PagedStaging, RingStaging, Staging
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.wiring.engines import EngineWiring
-from pdflow_runtime.nodes.ranks import StagingFactory
+from pdflow_runtime.nodes.rank_memory import StagingFactory
 
 STEP_BYTES: Final = 4096
 """Parts of a ring begin at multiples of this."""

@@ -109,7 +109,7 @@ async def test_wrong_kv_gives_other_tokens() -> None:
         copied(p, d, blocks)
         if corrupt_at is not None:
             d.regions[0][corrupt_at] ^= 1
-        token = await d.token(PROMPT, 29, range(8), decodes=True, loaded=True)
+        token = await d.token(PROMPT, 29, range(8), decodes=True, loaded=(0, 1, 2, 3))
         assert d.runner.wrong == (token != expected)
         return token
 
@@ -126,7 +126,9 @@ async def test_wrong_kv_gives_other_tokens() -> None:
     assert all(token != expected for token in wrong.values()), wrong
     d = Bench()
     copied(p, d, [*range(8, 16)])
-    assert await d.token(PROMPT, 29, range(8), decodes=True, loaded=True) != expected, "whole, and another prompt's"
+    assert await d.token(PROMPT, 29, range(8), decodes=True, loaded=(0, 1, 2, 3)) != expected, (
+        "whole, and another prompt's"
+    )
 
 
 def test_a_cell_has_room_for_its_words() -> None:

@@ -22,7 +22,8 @@ from pdflow.protocol.events import ReadEnded, WordRead, WriteEnded
 from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, Reg, Shards
 from pdflow.protocol.messages import Done, Register
 from pdflow.protocol.values import Allocation
-from pdflow_runtime.nodes.ranks import WORD_BYTES, AdoptedMemory, LayoutBook, Rank, RankMetadata
+from pdflow_runtime.nodes.rank_memory import WORD_BYTES, AdoptedMemory
+from pdflow_runtime.nodes.ranks import LayoutBook, Rank, RankMetadata
 from pdflow_runtime.transports.adopting import Segment, address_of, own_start
 from pdflow_runtime.transports.base import MakeTransport, TransportError
 from pdflow_runtime.transports.nixl import INSTALL, NixlTransport

@@ -34,7 +34,8 @@ from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
 from pdflow_runtime.nodes.engine_node import LiveEngineNode, NodeConfig
 from pdflow_runtime.nodes.node import TIME_REACHED
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
-from pdflow_runtime.nodes.ranks import WORD_BYTES, LayoutBook, StagingFactory
+from pdflow_runtime.nodes.rank_memory import WORD_BYTES, StagingFactory
+from pdflow_runtime.nodes.ranks import LayoutBook
 from pdflow_runtime.transports.base import EventSink
 from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.engines.roles import WEIGHTS

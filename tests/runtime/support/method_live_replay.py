@@ -25,7 +25,7 @@ from pdflow.serving.events import ChunkStarted, LayerReady, PrefillFailed, RoomD
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow_runtime.nodes.engine_node import LiveEngineNode, NodeConfig
-from pdflow_runtime.nodes.ranks import StagingFactory
+from pdflow_runtime.nodes.rank_memory import StagingFactory
 from pdflow_runtime.nodes.staging_memory import staging_pages
 from pdflow_sim.check.engines.layered_role import LayeredPrefillRole, step_of
 from pdflow_sim.check.engines.roles import BEGUN, QUEUED

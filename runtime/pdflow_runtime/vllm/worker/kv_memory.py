@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pdflow.layout.shapes import KvShape, LayoutError
 from pdflow.layout.strided import strided_memory
-from pdflow_runtime.nodes.ranks import AdoptedMemory
+from pdflow_runtime.nodes.rank_memory import AdoptedMemory
 from pdflow_runtime.transports.adopting import Segment
 from pdflow_runtime.vllm.instance import KvGroup
 from pdflow_runtime.vllm.options import UnsupportedError

@@ -22,8 +22,9 @@ from pdflow.protocol.values import Address, EngineId, S
 from pdflow.serving.core import Port
 from pdflow.wiring.endpoints import consumer_rank, producer_rank, producer_scheduler
 from pdflow_runtime.clock import now_ns
+from pdflow_runtime.nodes.rank_memory import AdoptedMemory
 from pdflow_runtime.nodes.ranked_node import NodeConfig, RankedNode
-from pdflow_runtime.nodes.ranks import AdoptedMemory, LayoutBook
+from pdflow_runtime.nodes.ranks import LayoutBook
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.instance import Instance

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from pdflow.protocol.values import Address
-from pdflow_runtime.nodes.ranks import AdoptedMemory
+from pdflow_runtime.nodes.rank_memory import AdoptedMemory
 from pdflow_runtime.observe.transfer_samples import TransferSamples
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.events_file import events_file
