@@ -19,7 +19,7 @@ async def test_engines_that_end_at_the_same_moment_are_reported_to_the_router() 
     process = await trio.lowlevel.open_process(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    supervisor = Cluster(cluster(), "cluster.toml", (), Record())
+    supervisor = Cluster(cluster(), "cluster.toml", (), Record(), {})
     supervisor.router = ComponentProcess("router", process, b"")
     gone = [EngineGone(name) for name in ("prefill-0", "decode-0", "decode-1")]
     async with trio.open_nursery() as nursery:
