@@ -20,6 +20,7 @@ from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
 from pdflow_runtime.engines.loop import LiveEngine
+from pdflow_runtime.gpu.rules import gpu_problems
 from pdflow_runtime.nodes.decode_node import LiveDecodeNode
 from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
@@ -49,10 +50,6 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     transfer, router = scenario.transfer, scenario.router
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"is {transfer.dialect}; pdflow serve supports strict only")
-    if transfer.kv_buffer_device != "cuda":
-        wrong(
-            "transfer.kv_buffer_device", "is simulated only: a live engine sends KV from its own memory; remove the key"
-        )
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only; a live D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
@@ -70,6 +67,8 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
             wrong(f"pool.{index}.name", f"is {pool.name}, which names of store nodes begin with; rename the pool")
         if pool.engine != scenario.pools[0].engine:
             wrong(f"pool.{index}.engine", "must be the same in all pools: torch or synthetic")
+    for path, message in gpu_problems(scenario):
+        wrong(path, message)
     if problems:
         raise ScenarioError(problems)
 

@@ -168,6 +168,21 @@ class Pool:
             "the cost model says"
         ),
     )
+    device: Literal["cpu", "cuda"] = field(
+        default="cpu",
+        metadata=field_doc(
+            "`pdflow serve` only: where torch engines compute and keep KV. cuda: each engine is on one GPU of its "
+            "host, with all its ranks"
+        ),
+    )
+    devices: tuple[int, ...] = field(
+        default=(),
+        metadata=field_doc(
+            'with device = "cuda": the number of the GPU of each rank, engine by engine, as nvidia-smi counts them on '
+            "the host, or as an index into CUDA_VISIBLE_DEVICES if that is set; all ranks of an engine have the same. "
+            "Default, and for engines that are added at run time: all cuda engines take the host's GPUs in turn"
+        ),
+    )
 
     device: Literal["cpu", "cuda"] = field(
         default="cpu", metadata=field_doc("`pdflow serve` only: where torch engines compute and keep KV")

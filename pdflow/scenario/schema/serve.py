@@ -14,7 +14,7 @@ from attrs import field
 
 from pdflow.scenario.schema.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, field_doc
 
-TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl"]
+TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl", "cuda-ipc"]
 PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
 TTL = Bound(at_least=1, at_most=1e9)
@@ -77,8 +77,8 @@ class Serve:
     transport: TransportName = field(
         default="shm",
         metadata=field_doc(
-            "transport of KV: shared memory on one host, TCP, NIXL (UCX), Mooncake's Transfer Engine, or "
-            "NCCL (without a GPU: a stand-in)"
+            "transport of KV: shared memory on one host, TCP, NIXL (UCX), Mooncake's Transfer Engine, "
+            "NCCL (without a GPU: a stand-in), or CUDA IPC between the GPUs of one host"
         ),
     )
     store_url: str | None = field(

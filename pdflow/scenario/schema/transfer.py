@@ -70,7 +70,10 @@ class Transfer:
     )
     kv_buffer_device: Literal["cuda", "cpu"] = field(
         default="cuda",
-        metadata=field_doc("nixl-*, mooncake-v1: cpu copies every transfer through host memory on both sides"),
+        metadata=field_doc(
+            "nixl-*, mooncake-v1: cpu copies every transfer through host memory on both sides. `pdflow serve`: the "
+            'memory from which engines with device = "cuda" transfer KV, with any method'
+        ),
     )
     host_buffer_bytes: int = field(
         default=8_000_000_000,

@@ -42,6 +42,7 @@ def check(tables: ScenarioTables) -> Iterator[Complaint]:
     if complete:
         yield from _roles(pools)
     yield from _names(pools)
+    yield from _devices(pools)
     if tables.transfer is not None:
         yield from _timers(tables.transfer)
         yield from _dialect(tables.transfer)
@@ -88,6 +89,16 @@ def _names(pools: list[PlacedPool]) -> Iterator[Complaint]:
         if pool.name in seen:
             yield Complaint((*path, "name"), f'is "{pool.name}", the name of an earlier pool; choose another')
         seen.add(pool.name)
+
+
+def _devices(pools: list[PlacedPool]) -> Iterator[Complaint]:
+    for path, pool in pools:
+        if pool.device == "cuda" and pool.engine == "synthetic":
+            yield Complaint(
+                (*path, "device"), 'is "cuda", expected "cpu", or engine = "torch": a synthetic engine computes nothing'
+            )
+        if pool.devices and pool.device == "cpu":
+            yield Complaint((*path, "devices"), 'is set, expected it only with device = "cuda": it numbers GPUs')
 
 
 def _timers(transfer: Transfer) -> Iterator[Complaint]:

@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, need_torch, weights_bytes
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
+from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_exit_code
 from pdflow_runtime.router.front import listening
@@ -74,10 +75,18 @@ class ComponentProcess:
 
 class Cluster:
     """The processes of a cluster. Args: those that every process is started with: the scenario, its file, and what
-    replaces values of it."""
+    replaces values of it; and variables of the environment, by process."""
 
-    def __init__(self, scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
+    def __init__(
+        self,
+        scenario: ResolvedScenario,
+        file: str,
+        overrides: tuple[str, ...],
+        record: Record,
+        environments: Mapping[str, Environment],
+    ) -> None:
         self.scenario: Final = scenario
+        self.environments: Final = environments
         set_options = [arg for override in overrides for arg in ("--set", override)]
         self.common: Final = [file, *set_options, *record.component_arguments(), "--child"]
         self.engines: Final = [*engines_of(scenario.pools), *stores_of(scenario)]
@@ -156,7 +165,12 @@ class Cluster:
         """Start a process, and wait for the line in which it reports that it is up. StartError if none comes."""
         command = [sys.executable, "-m", module, *self.common, *args]
         # Engines keep to this host, so UCX does.
-        environment = {"UCX_NET_DEVICES": "lo", **os.environ, "OMP_NUM_THREADS": str(self.scenario.serve.threads)}
+        environment = {
+            "UCX_NET_DEVICES": "lo",
+            **os.environ,
+            "OMP_NUM_THREADS": str(self.scenario.serve.threads),
+            **self.environments.get(name, {}),
+        }
         process = await trio.lowlevel.open_process(
             command,
             stdin=subprocess.PIPE,
@@ -270,13 +284,14 @@ def end(process: trio.Process) -> None:
 async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
     """Run a cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
+    environments = gpu_environments(scenario)
     prepare(scenario)
     if is_synthetic(scenario):
         log.info(
             "engines are synthetic: they compute no model; each step lasts as long as the scenario's cost model says"
         )
     record.begin()
-    cluster = Cluster(scenario, file, overrides, record)
+    cluster = Cluster(scenario, file, overrides, record, environments)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")

@@ -6,6 +6,7 @@ end, so engines report to the router, by the rule of [router] heartbeat_s, wheth
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,8 +18,11 @@ from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.process.addresses import is_loopback
+from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import run_to_exit_code
+from pdflow_runtime.process.reports import ROUTER
 
 HEARTBEAT_S: Final = 3.0
 """Time between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
@@ -49,9 +53,19 @@ def run_component(asked: Namespace, who: str, serve: Callable[[ResolvedScenario]
     async def run() -> None:
         scenario = load(asked.scenario, overrides=asked.overrides)
         refuse_what_is_not_served(scenario)
+        if not asked.child and who != ROUTER:
+            # Before torch is imported. The supervisor has set it for the processes that it starts.
+            os.environ.update(own_environment(scenario, who))
         await serve(scenario if asked.child else reporting(scenario))
 
     return run_to_exit_code(run)
+
+
+def own_environment(scenario: ResolvedScenario, who: str) -> Environment:
+    """Return what the environment of this engine or node must contain. ScenarioError if this host lacks something. On
+    loopback all others are on this host, too, and are checked with it."""
+    names = None if is_loopback(scenario.serve.engine_host) else [who]
+    return gpu_environments(scenario, names).get(who, {})
 
 
 def reporting(scenario: ResolvedScenario) -> ResolvedScenario:

@@ -226,7 +226,7 @@ async def serve(
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.router.front", __doc__)
     asked = parser.parse_args(args)
-    return run_component(asked, "router", lambda scenario: front(scenario, asked.child, record_of(asked)))
+    return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked)))
 
 
 if __name__ == "__main__":
