@@ -16,6 +16,7 @@ from pdflow.methods.method import MemoryKind
 from pdflow.methods.staging import Staging
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.scenario.schema.scenario import MeasuredCost, Pool, ResolvedScenario
+from pdflow.scenario.schema.transfer import Transfer
 from pdflow.serving.sending import ProgressiveSending, Sending
 from pdflow.serving.staged_sending import StagedSending
 from pdflow.wiring.engines import EngineWiring
@@ -78,18 +79,13 @@ def engines_of(pools: Iterable[Pool]) -> list[str]:
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
-MOVE_GPU_MEMORY: Final = frozenset(("nixl", "cuda-ipc", "nccl"))
-"""Transports that move memory of GPUs."""
-
-
-def place_of(scenario: ResolvedScenario, pool: Pool) -> KvPlace:
+def place_of(pool: Pool, transfer: Transfer) -> KvPlace:
     """Return where the KV of a pool's engines lies."""
     if pool.device == "cpu":
         return "region"
-    on_gpu = scenario.transfer.kv_buffer_device == "cuda" and scenario.serve.transport in MOVE_GPU_MEMORY
-    if pool.role == "aggregated" and not on_gpu:
-        return "unshared"
-    return "gpu" if on_gpu else "mirrored"
+    if transfer.kv_buffer_device == "cuda":
+        return "gpu"
+    return "unshared" if pool.role == "aggregated" else "mirrored"
 
 
 class LiveBuilder(EngineWiring):
@@ -150,7 +146,7 @@ class LiveBuilder(EngineWiring):
             weights=model.weights,
             dtype=model.dtype,
             staging_factory=staging_factory,
-            place=place_of(self.scenario, pool),
+            place=place_of(pool, self.scenario.transfer),
         )
 
     def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:

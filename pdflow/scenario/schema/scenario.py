@@ -184,10 +184,6 @@ class Pool:
         ),
     )
 
-    device: Literal["cpu", "cuda"] = field(
-        default="cpu", metadata=field_doc("`pdflow serve` only: where torch engines compute and keep KV")
-    )
-
     @property
     def step_tokens(self) -> int:
         """The most tokens in one step, of which every sequence in it has at least one."""

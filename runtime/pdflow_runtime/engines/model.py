@@ -60,6 +60,8 @@ class StepInput:
     attending: Seq[Attends]
     logits_indices: Tensor
     """Rows whose logits are wanted."""
+    kv_rows: Tensor | None = None
+    """For each row, the row whose KV it writes; None: its own."""
 
 
 class Llama:
@@ -108,14 +110,20 @@ class Llama:
         heads, kv_heads = self._heads, self._kv_heads
         rows = len(step.tokens)
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, -1)
-        q, kv = self._do.rotated_qkv(qkv, cos, sin, heads, kv_heads)
+        q, kv = self._do.rotated_qkv(qkv, cos, sin, heads, kv_heads, step.kv_rows)
         cache.write(index, step.slot_mapping, kv[:rows].view(rows, 2, kv_heads, -1))
         if written is not None:
             written(index)
-        out = torch.zeros_like(q)
-        for batch in step.attending:
-            out[batch.rows] = batch.attend(index, q[batch.rows])
-        return F.linear(out.flatten(1), layer.out)
+        return F.linear(_attended(index, q, step.attending).flatten(1), layer.out)
+
+
+def _attended(layer: int, q: Tensor, attending: Seq[Attends]) -> Tensor:
+    if len(attending) == 1 and attending[0].rows == slice(0, len(q)):
+        return attending[0].attend(layer, q)
+    out = torch.zeros_like(q)
+    for batch in attending:
+        out[batch.rows] = batch.attend(layer, q[batch.rows])
+    return out
 
 
 def _rotations(config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:

@@ -47,9 +47,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, torch.cat((high, low), -1), sin)
 
 
-def rotated_qkv(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+def rotated_qkv(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, rows: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the queries `[rows, heads, head_dim]`, and K and V `[rows, 2 * kv_heads, head_dim]`, from
-    `[rows, heads + 2 * kv_heads, head_dim]`."""
+    `[rows, heads + 2 * kv_heads, head_dim]`: of these `rows`, or of all."""
+    if rows is not None:
+        qkv = qkv[rows]
     turned = rotated(qkv[:, : heads + kv_heads], cos, sin)
     return turned[:, :heads], torch.cat((turned[:, heads:], qkv[:, heads + kv_heads :]), 1)
 

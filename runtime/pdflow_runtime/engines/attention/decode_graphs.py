@@ -2,7 +2,7 @@
 
 A step of a small model is some 200 kernels of a few microseconds each, which Python launches more slowly than they
 run. A graph launches all at once. It is captured for 16, 32, 64, ... sequences. A batch takes the next size; the rows
-that it leaves over repeat its last sequence, read no context, and write what that one writes.
+that it leaves over read no context, and write what the batch's last row writes, where that one writes it.
 
 Attention reads the pages of the cache by torch's flex attention, for which a page is one head's part of a block, and a
 sequence's queries of one KV head are the rows of one product. Of blocks with 16 tokens it reads a third of the memory's
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Work
 from pdflow_runtime.engines.kv_cache import KvCache, Pages
 from pdflow_runtime.engines.model import Llama, StepInput
@@ -31,7 +30,7 @@ LEAST: Final = 16
 """The fewest rows of a graph; model.py pads to as many."""
 MOST: Final = 256
 HEAD: Final = 3
-"""The numbers of a row before its block table: token, position, and 1, or 0 for a row that is not used."""
+"""The numbers of a row before its block table: token, position, and the row whose KV it writes: itself, or the last."""
 
 
 class _Graph(NamedTuple):
@@ -62,15 +61,14 @@ class DecodeGraphs:
 
     def warm_up(self, sequences: int) -> None:
         """Capture the graphs for up to so many sequences. Writes to block 0."""
+        log.info("compiling kernels and capturing CUDA graphs for up to %d sequences", min(sequences, MOST))
         size = LEAST
-        begun = now_ns()
         while True:
             self._inputs.zero_()
             self._captured(size)
             if size >= min(sequences, MOST):
                 break
             size *= 2
-        log.info("captured CUDA graphs for up to %d sequences in %.1f s", size, (now_ns() - begun) / 1e9)
 
     def forward(self, works: Seq[Work]) -> Tensor:
         """Return the logits `[works, vocab]` of works that decode, at most MOST."""
@@ -87,11 +85,10 @@ class DecodeGraphs:
         """Return the step's rows, `[size, HEAD + blocks]` of int32."""
         tables = [self._table(work.blocks) for work in works]
         rows = np.zeros((size, HEAD + max(map(len, tables))), np.int32)
-        for row, work, table in zip(rows, works, tables, strict=False):
-            row[:HEAD] = work.tokens[0], work.start, 1
+        for number, (row, work, table) in enumerate(zip(rows, works, tables, strict=False)):
+            row[:HEAD] = work.tokens[0], work.start, number
             row[HEAD : HEAD + len(table)] = table
         rows[len(works) :] = rows[len(works) - 1]
-        rows[len(works) :, HEAD - 1] = 0
         if len(self._tables) > 4 * MOST:
             self._tables.clear()
         return rows
@@ -120,15 +117,18 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _forward(self, size: int) -> Tensor:
         rows = self._inputs[:size]
-        tokens, positions, used, tables = rows[:, 0].long(), rows[:, 1].long(), rows[:, 2], rows[:, HEAD:]
+        tokens, positions, written, tables = rows[:, 0].long(), rows[:, 1].long(), rows[:, 2].long(), rows[:, HEAD:]
+        numbers = torch.arange(size, device=self._device)
+        lengths = ((positions + 1) * (written == numbers)).int()
         block_size = self._cache.block_size
         blocks = tables.gather(1, (positions // block_size)[:, None])[:, 0].long()
         step = StepInput(
             tokens=tokens,
             positions=positions,
             slot_mapping=self._cache.slot_mapping(blocks, positions % block_size),
-            attending=(PagedAttention(self._cache, tables, (positions.int() + 1) * used, blocks.int(), self._flex),),
-            logits_indices=torch.arange(size, device=self._device),
+            attending=(PagedAttention(self._cache, tables, lengths, blocks.int(), self._flex),),
+            logits_indices=numbers,
+            kv_rows=written,
         )
         return self._model.forward(step, self._cache)
 
