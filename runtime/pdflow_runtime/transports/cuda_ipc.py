@@ -102,7 +102,7 @@ class GpuRegion(RegionBase):
             )
         return self._allocations.device.view(address + segment.address, segment.nbytes)
 
-    def word(self, address: int) -> int | None:
+    def word_value(self, address: int) -> int | None:
         """Return the word at this address; None where no word can be."""
         return word_at(self.words, address - self._words_at)
 
@@ -285,17 +285,19 @@ class CudaIpcTransport(UnixStreams, FetchingAgent):
         check_user(sock)
         return self._remote(hello)
 
-    def _remote(self, said: Description | AgentHello) -> GpuRegion:
-        whole = extent_of(said)
+    def _remote(self, described: Description | AgentHello) -> GpuRegion:
+        whole = extent_of(described)
         if isinstance(whole, Malformed):
             raise TransportError(f"the peer's description has {whole.reason}")
-        segments, number = said.segments, len(said.agent) // HANDLE_BYTES
+        segments, number = described.segments, len(described.agent) // HANDLE_BYTES
         # With one segment more than handles, the last one is of words.
-        if not number or len(said.agent) % HANDLE_BYTES or len(segments) - number not in (0, 1):
-            raise TransportError(f"the peer describes {len(segments)} segments by {len(said.agent):,} bytes of handles")
-        handles = [said.agent[HANDLE_BYTES * at : HANDLE_BYTES * (at + 1)] for at in range(number)]
+        if not number or len(described.agent) % HANDLE_BYTES or len(segments) - number not in (0, 1):
+            raise TransportError(
+                f"the peer describes {len(segments)} segments by {len(described.agent):,} bytes of handles"
+            )
+        handles = [described.agent[HANDLE_BYTES * at : HANDLE_BYTES * (at + 1)] for at in range(number)]
         has_words = len(segments) > number
-        words = map_region(said.memory, segments[-1].nbytes, self._folder) if has_words else memoryview(b"")
+        words = map_region(described.memory, segments[-1].nbytes, self._folder) if has_words else memoryview(b"")
         remote = GpuRegion(self._allocations, segments, handles, words)
         self._remotes.add(remote)
         return remote
@@ -325,4 +327,4 @@ class CudaIpcTransport(UnixStreams, FetchingAgent):
 
     def _post_word(self, op: int, link: AgentLink, address: int) -> None:
         assert isinstance(link.remote, GpuRegion)
-        self._on_event(WordArrived(op, link.remote.word(address)))
+        self._on_event(WordArrived(op, link.remote.word_value(address)))

@@ -189,8 +189,8 @@ def fake_vram_of(transport: StreamAgent, sizes: Sequence[int]) -> tuple[Segmente
     """The transport's region in segments of a fake GPU, and its words. All but the last are of one allocation."""
     shared, last = (FAKE_GPU.allocate(nbytes) for nbytes in (sum(sizes[:-1]) or 1, sizes[-1]))
     starts = accumulate(sizes[:-1], initial=0)
-    parts = [*(shared[start : start + size] for start, size in zip(starts, sizes[:-1], strict=False)), last]
-    return Segmented(parts), adopt(transport, [Segment(address_of(part), len(part), 0) for part in parts], OWN_BYTES)
+    views = [*(shared[start : start + size] for start, size in zip(starts, sizes[:-1], strict=False)), last]
+    return Segmented(views), adopt(transport, [Segment(address_of(view), len(view), 0) for view in views], OWN_BYTES)
 
 
 def memory_of(kind: str, transport: StreamAgent, nbytes: int) -> tuple[Any, Any, int]:
