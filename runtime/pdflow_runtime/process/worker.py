@@ -155,9 +155,8 @@ def transport_at(scenario: ResolvedScenario) -> MakeTransport:
     made = transport_named(serve_config.transport)
     if is_loopback(serve_config.engine_host):
         return made
-    named = serve_config.transport
-    if named in ("shm", "cuda-ipc") or (named == "nccl" and not gpus()):
-        what = "nccl without a GPU (the stand-in)" if named == "nccl" else named
+    if serve_config.transport == "shm" or (serve_config.transport == "nccl" and not gpus()):
+        what = "shm" if serve_config.transport == "shm" else "nccl without a GPU (the stand-in)"
         problem = (
             f"{what} works within one host only, and serve.engine_host is {serve_config.engine_host}; "
             "between hosts use tcp, nixl or mooncake"
