@@ -187,9 +187,11 @@ def segmented_of(transport: StreamAgent, borders: Sequence[int]) -> Segmented:
 
 def fake_vram_of(transport: StreamAgent, sizes: Sequence[int]) -> tuple[Segmented, memoryview]:
     """The transport's region in segments of a fake GPU, and its words. All but the last are of one allocation."""
-    shared, last = (FAKE_GPU.allocate(nbytes) for nbytes in (sum(sizes[:-1]) or 1, sizes[-1]))
-    starts = accumulate(sizes[:-1], initial=0)
-    views = [*(shared[start : start + size] for start, size in zip(starts, sizes[:-1], strict=False)), last]
+    *first, last = sizes
+    shared = FAKE_GPU.allocate(sum(first)) if first else memoryview(b"")
+    starts = accumulate(first, initial=0)
+    views = [shared[start : start + size] for start, size in zip(starts, first, strict=False)]
+    views.append(FAKE_GPU.allocate(last))
     return Segmented(views), adopt(transport, [Segment(address_of(view), len(view), 0) for view in views], OWN_BYTES)
 
 
