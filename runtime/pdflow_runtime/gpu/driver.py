@@ -68,22 +68,27 @@ def attach(gpu: int) -> None:
     _threads.gpu = gpu
 
 
+def allocation_of(address: int) -> tuple[int, int]:
+    """Return the address at which the allocation begins that an address is in, and its size. GpuError."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+    return base.value, size.value
+
+
 def export(address: int) -> tuple[bytes, int]:
     """Return the handle by which another process opens the allocation that an address is in, and the offset of the
     address in it. GpuError."""
-    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
-    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+    handle = _IpcHandle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-    return bytes(handle), address - base.value
+    return bytes(handle), address - allocation_of(address)[0]
 
 
 def open_exported(handle: bytes) -> tuple[int, int]:
     """Map another process's allocation; return its address here, and its size. It stays readable until
     `close_exported`, even if its owner ends. GpuError, also if its owner has ended already."""
-    address, base, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t()
+    address = ctypes.c_uint64()
     _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _IpcHandle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
-    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
-    return address.value, size.value
+    return address.value, allocation_of(address.value)[1]
 
 
 def close_exported(address: int) -> None:

@@ -47,7 +47,8 @@ def adopt(transport: Transport, segments: Sequence[Segment], own_bytes: int) -> 
     """Have a transport use memory that somebody else has allocated; see `Adopting.adopt`. TransportError."""
     if not isinstance(transport, Adopting):
         raise TransportError(
-            f"transport {transport.name} cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+            f"transport {transport.name} cannot adopt memory: it shares only what it has allocated; use nixl, "
+            "tcp, or cuda-ipc for memory of a GPU"
         )
     return transport.adopt(segments, own_bytes)
 

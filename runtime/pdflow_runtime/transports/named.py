@@ -12,6 +12,7 @@ from pdflow_runtime.transports.base import MakeTransport
 NAMED: Final = {
     "shm": "shm:ShmTransport",
     "tcp": "tcp:TcpTransport",
+    "cuda-ipc": "cuda_ipc:CudaIpcTransport",
     "nixl": "nixl:NixlTransport",
     "mooncake": "mooncake:MooncakeTransport",
     "nccl": "nccl.transport:NcclTransport",

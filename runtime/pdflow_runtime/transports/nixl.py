@@ -11,13 +11,17 @@ from, for as long as a WRITE of it is unanswered or a reader has said that it re
 and the first contact over any) bytes move only while both poll.
 
 Memory is this process's or, adopted, a GPU's; a READ of NIXL's is between memory of one kind and of one kind. UCX
-chooses its transports by its own variables: UCX_NET_DEVICES=lo keeps it on this machine.
+chooses its transports by its own variables: UCX_NET_DEVICES=lo keeps it on this machine. It leaves out cuda_ipc,
+without an error, where the thread that calls it has no current CUDA context (vllm#36475); so each call attaches to the
+GPU first. It also leaves out cuda_ipc for READs where it finds no active NVLink (ucx #7566, nixl #2208), and copies
+through the host and TCP then. So READs by cuda_ipc are switched on, unless the variable is set already.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +34,7 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
+from pdflow_runtime.gpu import driver
 from pdflow_runtime.transports.adopting import AdoptedRegion, Segment
 from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
 from pdflow_runtime.transports.registered import (
@@ -56,7 +61,8 @@ POLL_S: Final = 0.0002
 """The pause between two polls while something is in flight."""
 INLINE_BYTES: Final = 128 << 10
 INLINE_PIECES: Final = 64
-INSTALL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1"
+READ_BY_CUDA_IPC: Final = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+INSTALL: Final = "pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1 (with a torch for CUDA 13: nixl-cu13==1.5.1)"
 
 
 def require() -> None:
@@ -66,11 +72,12 @@ def require() -> None:
 
 
 class NixlAgent:
-    """A wrapper of our NIXL agent: one call at a time, and NIXL's errors become TransportError."""
+    """A wrapper of our NIXL agent: one call at a time, and NIXL's errors become TransportError. Where memory lies on a
+    GPU, every thread that calls has attached to it."""
 
     def __init__(self, name: str) -> None:
         try:
-            library: Any = import_module("nixl._api")
+            self._library: Final[Any] = import_module("nixl._api")
         except ImportError as error:
             raise MissingBackend(f"the transport 'nixl' needs NIXL ({error}): {INSTALL}") from None
         # It would print on stdout, where its user's first line is somebody's address.
@@ -78,15 +85,39 @@ class NixlAgent:
         theirs.handlers.clear()
         theirs.propagate = True
         theirs.setLevel(logging.WARNING)
+        self._name: Final = name
         self._lock: Final = threading.Lock()
-        self._agent: Any = library.nixl_agent(name, library.nixl_agent_config(enable_prog_thread=False))
+        self._agent: Any = None
+        self._gpu: int | None = None
+        """The GPU of the memory that is registered, or the first of several; None if all of it is this process's."""
         self._known: Counter[str] = Counter()
         """By remote agent, how many streams have brought its metadata."""
 
     def register(self, segments: Sequence[Segment]) -> None:
-        """Register segments that are all of one kind: on GPUs, or in the memory of this process."""
-        rows = [(segment.address, segment.nbytes, segment.gpu or 0, "") for segment in segments]
-        self._call("register_memory", rows, _kind(segments[0].gpu is not None))
+        """Register the first memory, and make NIXL's agent, whose UCX looks for GPUs as it begins; or register more."""
+        if self._agent is None:
+            self._gpu = next((segment.gpu for segment in segments if segment.gpu is not None), None)
+            if self._gpu is not None:
+                os.environ.setdefault(READ_BY_CUDA_IPC, "on")  # UCX reads it when its agent is made.
+            self._attach()
+            try:
+                config = self._library.nixl_agent_config(enable_prog_thread=False)
+                self._agent = self._library.nixl_agent(self._name, config)
+            except Exception as error:  # NIXL's errors have no base of their own
+                raise TransportError(f"NIXL: {error or type(error).__name__}") from None
+        for on_gpu in (False, True):
+            chosen = [segment for segment in segments if (segment.gpu is not None) == on_gpu]
+            if chosen:
+                rows = [(segment.address, segment.nbytes, segment.gpu or 0, "") for segment in chosen]
+                self._call("register_memory", rows, _kind(on_gpu))
+
+    def _attach(self) -> None:
+        """Have the GPU's context current in this thread. Cheap if it is already."""
+        if self._gpu is not None:
+            try:
+                driver.attach(self._gpu)
+            except driver.GpuError as error:
+                raise TransportError(f"NIXL cannot use GPU {self._gpu}: {error}") from None
 
     def metadata(self) -> bytes:
         """Return the metadata by which peers reach the memory that is registered."""
@@ -114,10 +145,11 @@ class NixlAgent:
         if not self._lock.acquire(blocking=wait):
             return None
         try:
+            self._attach()
             local, there = (self._agent.get_xfer_descs(t.rows, _kind(t.on_gpu[0])) for t in (targets, sources))
             handle = self._agent.initialize_xfer("READ", local, there, remote)
             self._agent.transfer(handle)
-        except Exception as error:  # NIXL's errors have no base of their own
+        except Exception as error:
             raise TransportError(f"NIXL: {error}") from None
         finally:
             self._lock.release()
@@ -126,6 +158,7 @@ class NixlAgent:
     def ended(self, handle: Any) -> bool | None:
         """True if a READ has ended well, False if it has failed; None while it runs."""
         with self._lock:
+            self._attach()
             self._agent.update_notifs()
             try:
                 state = self._agent.check_xfer_state(handle)
@@ -141,6 +174,8 @@ class NixlAgent:
     def close(self) -> None:
         """Release the NIXL agent: peers that still fetch from here learn that it is gone."""
         with self._lock:
+            if self._agent is not None:
+                self._attach()
             self._agent = None
 
     def poll(self) -> None:
@@ -148,6 +183,7 @@ class NixlAgent:
         if self._lock.acquire(blocking=False):
             try:
                 if self._agent is not None:
+                    self._attach()
                     self._agent.update_notifs()
             finally:
                 self._lock.release()
@@ -157,6 +193,7 @@ class NixlAgent:
             if self._agent is None:
                 raise TransportError("this agent is closed")
             try:
+                self._attach()
                 return getattr(self._agent, function)(*args)
             except Exception as error:
                 raise TransportError(f"NIXL: {error or type(error).__name__}") from None
@@ -225,7 +262,7 @@ class NixlTransport(RegisteredAgent):
             raise TransportError(f"cannot allocate a region of {own_bytes} bytes")
         whole, words_at = with_words(own_bytes)
         memory = AdoptedRegion(segments, whole[:own_bytes])
-        self._register_adopted(memory)
+        self._local.register(memory.adopted)
         own = self._over(whole, memory, words_at)
         described_bytes = len(self.describe())
         if described_bytes > MAX_HELLO_BYTES - MAX_NAME_BYTES - 64:
@@ -238,14 +275,8 @@ class NixlTransport(RegisteredAgent):
 
     def join(self, owner: RegisteredAgent) -> memoryview:
         if isinstance(owner._memory, AdoptedRegion):
-            self._register_adopted(owner._memory)
+            self._local.register(owner._memory.adopted)
         return super().join(owner)
-
-    def _register_adopted(self, memory: AdoptedRegion) -> None:
-        for on_gpu in (False, True):
-            segments = [segment for segment in memory.adopted if (segment.gpu is not None) == on_gpu]
-            if segments:
-                self._local.register(segments)
 
     def _register(self, whole: memoryview, address: int) -> bytes:
         self._local.register([Segment(address, len(whole))])

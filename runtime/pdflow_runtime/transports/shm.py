@@ -9,22 +9,18 @@ A READ needs nothing of the peer but its file, which stays as it is even when it
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 import socket
-import struct
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import trio
 
 from pdflow.protocol.values import Address
-from pdflow_runtime.transports.base import EventSink, TransportError, WordArrived
+from pdflow_runtime.transports.base import EventSink, WordArrived
 from pdflow_runtime.transports.copying import Copy, Mapped
 from pdflow_runtime.transports.moving import FetchingAgent
-from pdflow_runtime.transports.region import FOLDER, OwnedRegion, check_path, map_region, sweep
+from pdflow_runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
 from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
     VERSION,
@@ -36,25 +32,18 @@ from pdflow_runtime.transports.streams.messages import (
     ReadWordRequest,
     word_at,
 )
+from pdflow_runtime.transports.streams.over_unix import UnixStreams, check_user
 from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
-BACKLOG: Final = 128
-_CREDENTIALS: Final = struct.Struct("3i")
-"""pid, uid and gid of the process at the other end (SO_PEERCRED)."""
 
-
-class ShmTransport(FetchingAgent):
+class ShmTransport(UnixStreams, FetchingAgent):
     """The transport over shared memory. Args: `folder`, of a tmpfs; tests use another."""
 
     name: Final = "shm"
 
     def __init__(self, me: Address, on_event: EventSink, folder: Path = FOLDER) -> None:
-        super().__init__(me, on_event)
-        self._folder: Final = folder
+        super().__init__(me, on_event, folder)
         self._region: OwnedRegion | None = None
-        self._own: OwnedRegion | None = None
-        """The file whose name our socket has: the region's, or, where the region is another agent's, that of an empty
-        page."""
 
     def allocate(self, nbytes: int) -> memoryview:
         sweep(self._folder)
@@ -68,19 +57,11 @@ class ShmTransport(FetchingAgent):
 
     def _over(self, region: OwnedRegion, own: OwnedRegion) -> memoryview:
         assert self._region is None, "an agent has one region"
-        self._region, self._own = region, own
+        self._region = region
         self._memory = Mapped(region.view)
-        listener = self._listener = socket.socket(socket.AF_UNIX)
-        listener.setblocking(False)
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(str(self._socket_path))
-        listener.listen(BACKLOG)
+        # Where the region is another agent's, `own` is an empty page, for its name.
+        self._listen_beside(own)
         return region.view
-
-    @property
-    def _socket_path(self) -> Path:
-        assert self._own is not None
-        return self._own.path.with_suffix(".sock")
 
     def describe(self) -> bytes:
         assert self._region is not None, "call allocate first"
@@ -96,26 +77,6 @@ class ShmTransport(FetchingAgent):
             )
         )
 
-    def _hide(self) -> None:
-        if self._own is not None:
-            self._own.close()
-            self._socket_path.unlink(missing_ok=True)
-
-    async def _dial(self, description: Description) -> socket.socket:
-        check_path(description.host, "sock", self._folder)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        try:
-            # A full backlog refuses a Unix socket at once (EAGAIN) instead of letting it wait.
-            while (refused := sock.connect_ex(description.host)) == errno.EAGAIN:
-                await trio.sleep(0.001)
-            if refused:
-                raise OSError(refused, os.strerror(refused))
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
     def _hello(self, description: Description) -> AgentHello:
         assert self._region is not None
         path, nbytes = str(self._region.path), self._region.nbytes
@@ -125,9 +86,7 @@ class ShmTransport(FetchingAgent):
         return Mapped(map_region(description.memory, description.nbytes, self._folder))
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Mapped:
-        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid != os.geteuid():
-            raise TransportError(f"it runs as another user ({uid})")
+        check_user(sock)
         return Mapped(map_region(hello.memory, hello.nbytes, self._folder))
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:

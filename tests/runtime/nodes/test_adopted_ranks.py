@@ -358,7 +358,7 @@ def test_nothing_is_staged_beside_adopted_memory_nor_is_that_read_here() -> None
 
 def test_a_transport_that_adopts_nothing_is_one_sentence() -> None:
     with pytest.raises(
-        TransportError, match="shm cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+        TransportError, match="shm cannot adopt memory: it shares only what it has allocated; use nixl, tcp"
     ):
         made(Engine("LBHNC", 2).adopted, ShmTransport)
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,6 +22,7 @@ from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.transports.adopting import Segment, address_of, adopt
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import Ended, Flushed, NotificationArrived, TransportEvent
+from pdflow_runtime.transports.cuda_ipc import CudaIpcTransport
 from pdflow_runtime.transports.mooncake import INSTALL as INSTALL_MOONCAKE
 from pdflow_runtime.transports.mooncake import MooncakeTransport
 from pdflow_runtime.transports.nccl.library import real_library
@@ -31,6 +32,7 @@ from pdflow_runtime.transports.nixl import INSTALL as INSTALL_NIXL
 from pdflow_runtime.transports.nixl import NixlTransport
 from pdflow_runtime.transports.shm import ShmTransport
 from pdflow_runtime.transports.tcp import TcpTransport
+from tests.runtime.support.fake_gpu import FAKE_GPU, fake_allocations
 from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
 
@@ -50,6 +52,9 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "nixl, VRAM": NixlTransport,
     "mooncake": MooncakeTransport,
     "nccl": partial(NcclTransport, library=StandIn()),
+    "cuda-ipc, fake": partial(CudaIpcTransport, share=fake_allocations),
+    "cuda-ipc, fake in 5": partial(CudaIpcTransport, share=fake_allocations),
+    "cuda-ipc, VRAM": CudaIpcTransport,
     "local": LocalTransport,
     "closing": ClosingTransport,
     "nccl on GPUs": lambda me, on_event: NcclTransport(me, on_event, library=real_library()),
@@ -76,8 +81,12 @@ ADOPTED = [
     *(pytest.param(kind, marks=NIXL.marks) for kind in ("nixl, 1 segment", "nixl, 5 segments")),
 ]
 """Regions of memory that the agent has not allocated, but for their last OWN_BYTES."""
-VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")))
-ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, MOONCAKE, VRAM]
+FAKE_CUDA_IPC = ("cuda-ipc, fake", "cuda-ipc, fake in 5")
+"""Regions in one segment, and in five of two allocations."""
+ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU"))
+CUDA_IPC = pytest.param("cuda-ipc, VRAM", marks=ON_GPU)
+VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, *ON_GPU))
+ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, MOONCAKE, *FAKE_CUDA_IPC, CUDA_IPC, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("nixl") is not None))]
 """By the server that children are forked from. NIXL's Python imports torch."""
@@ -123,7 +132,7 @@ class Segmented:
     """A region of several memories that tests read and write as they do a memoryview."""
 
     def __init__(self, memories: Sequence[memoryview]) -> None:
-        self._memories = memories
+        self.memories = memories
         self.borders = list(accumulate(map(len, memories)))
 
     def __len__(self) -> int:
@@ -143,13 +152,13 @@ class Segmented:
 
     def _views(self, at: slice) -> Iterator[memoryview]:
         begin, end, _ = at.indices(len(self))
-        for memory, border in zip(self._memories, self.borders, strict=True):
+        for memory, border in zip(self.memories, self.borders, strict=True):
             start = border - len(memory)
             if begin < border and start < end:
                 yield memory[max(begin - start, 0) : end - start]
 
     def __bytes__(self) -> bytes:
-        return b"".join(map(bytes, self._memories))
+        return b"".join(map(bytes, self.memories))
 
     def __iter__(self) -> Iterator[int]:
         return iter(bytes(self))
@@ -176,12 +185,32 @@ def segmented_of(transport: StreamAgent, borders: Sequence[int]) -> Segmented:
     return Segmented([*foreign, own])
 
 
-def memory_of(kind: str, transport: StreamAgent, nbytes: int) -> Any:
-    """The memory of an agent of this kind, as its peers see it."""
+def fake_vram_of(transport: StreamAgent, sizes: Sequence[int]) -> tuple[Segmented, memoryview]:
+    """The transport's region in segments of a fake GPU, and its words. All but the last are of one allocation."""
+    *first, last = sizes
+    shared = FAKE_GPU.allocate(sum(first)) if first else memoryview(b"")
+    starts = accumulate(first, initial=0)
+    views = [shared[start : start + size] for start, size in zip(starts, first, strict=False)]
+    views.append(FAKE_GPU.allocate(last))
+    return Segmented(views), adopt(transport, [Segment(address_of(view), len(view), 0) for view in views], OWN_BYTES)
+
+
+def memory_of(kind: str, transport: StreamAgent, nbytes: int) -> tuple[Any, Any, int]:
+    """The memory of an agent of this kind, as its peers see it; the part that peers read words of, and its offset."""
     how = kind.partition(", ")[2]
+    if how.startswith("fake"):
+        borders = [*BORDERS["5 segments"][:-1], nbytes] if how == "fake in 5" else [nbytes]
+        fake, words = fake_vram_of(transport, [end - start for start, end in pairwise((0, *borders))])
+        return fake, words, nbytes
+    if kind == "cuda-ipc, VRAM":
+        tensor = Tensor(nbytes, "cuda")
+        words = adopt(transport, [Segment(tensor.bytes.data_ptr(), nbytes, 0)], OWN_BYTES)
+        return tensor, words, nbytes
     if not how:
-        return transport.allocate(nbytes)
-    return segmented_of(transport, BORDERS[how]) if how in BORDERS else tensor_of(transport, nbytes)
+        memory: Any = transport.allocate(nbytes)
+    else:
+        memory = segmented_of(transport, BORDERS[how]) if how in BORDERS else tensor_of(transport, nbytes)
+    return memory, memory, 0
 
 
 def within_segments(pieces: Sequence[tuple[int, int, int]], borders: Sequence[int]) -> list[Descriptor]:
@@ -207,7 +236,8 @@ class Agent:
         self.events: list[TransportEvent] = []
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._on_event)
-        self.memory: Any = memory_of(kind, self.transport, nbytes)
+        self.memory: Any
+        self.memory, self.words, self.words_at = memory_of(kind, self.transport, nbytes)
         self._last_op = 0
         self._wrote_to: dict[int, str] = {}
 
@@ -287,6 +317,8 @@ async def agents(kind: str, *names: str) -> AsyncIterator[list[Agent]]:
         yield made
         for agent in made:
             await agent.transport.aclose()
+            if isinstance(agent.memory, Segmented):
+                FAKE_GPU.free(agent.memory.memories)
 
 
 @asynccontextmanager

@@ -242,9 +242,9 @@ def test_transports_that_adopt_nothing_name_those_that_do(kind: str, name: str) 
     transport: Any = Nowhere() if kind == "nowhere" else KINDS[kind]("p.r0", lambda event: None)
     with pytest.raises(TransportError) as caught:
         adopt(transport, [Segment(4096, 4096)], 4096)
-    assert (
-        str(caught.value)
-        == f"transport {name} cannot adopt memory: it shares only what it has allocated; use nixl or tcp"
+    assert str(caught.value) == (
+        f"transport {name} cannot adopt memory: it shares only what it has allocated; use nixl, tcp, or cuda-ipc for "
+        "memory of a GPU"
     )
 
 

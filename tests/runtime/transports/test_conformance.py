@@ -132,10 +132,11 @@ async def test_both_directions_of_a_pair_at_once(kind: str) -> None:
 
 async def test_a_lease_word_is_read(kind: str) -> None:
     async with pair(kind) as (p, d):
-        p.memory[64:72] = (2**64 - 2).to_bytes(8, "little")
-        d.transport.read_word(1, "p.r0", 64)
+        p.words[64:72] = (2**64 - 2).to_bytes(8, "little")
+        d.transport.read_word(1, "p.r0", p.words_at + 64)
         await d.wait_for(WordArrived(1, 2**64 - 2))
-        for op, address in enumerate((-8, 4, REGION_BYTES - 7, REGION_BYTES, 2**64), start=2):
+        end = p.words_at + len(p.words)
+        for op, address in enumerate((-8, p.words_at + 4, end - 7, end, 2**64), start=2):
             d.transport.read_word(op, "p.r0", address)
             await d.wait_for(WordArrived(op, None))
         d.transport.read_word(9, "nobody.r0", 0)

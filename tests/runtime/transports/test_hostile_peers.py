@@ -44,7 +44,7 @@ from pdflow_runtime.transports.streams.messages import (
     parse_description,
     unpack_pieces,
 )
-from tests.runtime.transports.agents import EMBEDDED, REGION_BYTES, TCP_ADOPTED, Agent, agents, untouched
+from tests.runtime.transports.agents import EMBEDDED, FAKE_CUDA_IPC, REGION_BYTES, TCP_ADOPTED, Agent, agents, untouched
 
 ONE = pack([Descriptor(0, 0, 8)])
 BEYOND = pack([Descriptor(0, REGION_BYTES, 1)])
@@ -55,7 +55,7 @@ def a_group() -> bytes:
     return StandIn().ncclGetUniqueId().internal
 
 
-@pytest.fixture(params=[*EMBEDDED, *TCP_ADOPTED])
+@pytest.fixture(params=[*EMBEDDED, *TCP_ADOPTED, *FAKE_CUDA_IPC])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -64,12 +64,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 def unauthenticated_stream(description: bytes) -> Iterator[tuple[Description, trio.SocketStream, AgentHello]]:
     """A stream to an agent on which nothing has been said, and what a peer would say first."""
     described = msgspec.msgpack.decode(description, type=Description)
-    unix = described.transport == "shm"
+    unix = described.transport in ("shm", "cuda-ipc")
     sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     sock.connect(described.host if unix else (described.host, described.port))
     region = OwnedRegion(REGION_BYTES) if unix else None
     path, group = str(region.path) if region else "", b"" if described.transport != NCCL else a_group()
     hello = AgentHello(VERSION, "x.r0", 1, described.incarnation, described.token, path, REGION_BYTES, group)
+    if described.transport == "cuda-ipc":  # Whoever has this description can name the memory that it is of.
+        same = {name: getattr(described, name) for name in ("memory", "nbytes", "agent", "segments")}
+        hello = msgspec.structs.replace(hello, **same)
     with sock:
         yield described, trio.SocketStream(trio.socket.from_stdlib_socket(sock)), hello
     if region is not None:
@@ -227,7 +230,7 @@ async def nonsense(x: Agent, reply: bytes) -> AsyncIterator[bytes]:
                 pass
 
     described = msgspec.msgpack.decode(x.transport.describe(), type=Description)
-    unix = described.transport == "shm"
+    unix = described.transport in ("shm", "cuda-ipc")
     sock = trio.socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     path = described.host.replace("pdflow-", "pdflow-1")
     await sock.bind(path if unix else ("127.0.0.1", 0))

@@ -11,7 +11,7 @@ import trio
 from pdflow_runtime.transports.base import Fenced, TransportError
 from pdflow_runtime.transports.joint import join
 from pdflow_runtime.transports.tcp import TcpTransport
-from tests.runtime.transports.agents import ALL, KINDS, Agent, Segmented, agents, untouched
+from tests.runtime.transports.agents import ALL, KINDS, Agent, agents, untouched
 
 pytestmark = pytest.mark.trio
 
@@ -29,7 +29,7 @@ class Joined(Agent):
         self._news = trio.Event()
         self.transport = KINDS[kind](name, self._on_event)
         view = join(self.transport, owner.transport)
-        self.memory = owner.memory if isinstance(owner.memory, Segmented) else view
+        self.memory = view if isinstance(owner.memory, memoryview) else owner.memory
         self._last_op = 0
         self._wrote_to = {}
 

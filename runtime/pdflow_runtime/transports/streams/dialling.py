@@ -43,6 +43,7 @@ async def open_stream(
         with trio.move_on_after(GREETING_S):
             stream = SocketStream(await dial(description))
             stream.post(OutgoingMessage(frame(hello)))
+            await stream.drain()  # With many segments it is more than a Unix socket takes at once.
             answer = await stream.message(MAX_HELLO_BYTES)
             if isinstance(answer, Welcome):
                 welcomed, stream = stream, None

@@ -46,11 +46,11 @@ class AgentLink:
 
     def __init__(self, peer: Address, description: Description, stream: SocketStream, remote: Remote | None) -> None:
         self.peer: Final = peer
-        extent = extent_of(description)
+        extent = remote.extent if remote is not None else extent_of(description)
         assert not isinstance(extent, Malformed), "parse_description has checked it"
         self.description: Final = description
         self.extent: Final = extent
-        """The bounds of the peer's memory."""
+        """The bounds of what can be moved to and from the peer's memory."""
         self.stream: Final = stream
         self.remote: Final = remote
         """The peer's memory, if it can be reached without the peer's agent."""

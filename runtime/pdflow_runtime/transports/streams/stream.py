@@ -91,15 +91,19 @@ class SocketStream:
     async def pump(self) -> None:
         """Send what `post` could not, for as long as it runs."""
         while not self.closed:
-            while self._outgoing:
-                try:
-                    await trio.lowlevel.wait_writable(self.sock)
-                except trio.ClosedResourceError:
-                    return
-                if self._outgoing:  # They may have been taken back meanwhile.
-                    self._send()
+            try:
+                await self.drain()
+            except trio.ClosedResourceError:
+                return
             self._bell = trio.Event()
             await self._bell.wait()
+
+    async def drain(self) -> None:
+        """Send what `post` could not. trio.ClosedResourceError if the stream is closed meanwhile."""
+        while self._outgoing:
+            await trio.lowlevel.wait_writable(self.sock)
+            if self._outgoing:  # They may have been taken back meanwhile.
+                self._send()
 
     def end_sending(self) -> None:
         """Tell the peer that nothing follows. A message that was only partly sent stays so: the peer drops it."""
