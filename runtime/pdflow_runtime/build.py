@@ -27,7 +27,7 @@ from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.layered_prefill_node import LiveLayeredPrefillNode
 from pdflow_runtime.nodes.models import ServedModel, shape_of
 from pdflow_runtime.nodes.prefill_node import LivePrefillNode
-from pdflow_runtime.nodes.rank_memory import KvPlace, StagingFactory
+from pdflow_runtime.nodes.rank_memory import KvLocation, StagingFactory
 from pdflow_runtime.nodes.ranked_node import NodeConfig
 from pdflow_runtime.nodes.ranks import LayoutBook
 from pdflow_runtime.nodes.staged_decode_node import LiveStagedDecodeNode
@@ -79,7 +79,7 @@ def engines_of(pools: Iterable[Pool]) -> list[str]:
     return [f"{pool.name}-{number}" for pool in pools for number in range(pool.replicas)]
 
 
-def place_of(pool: Pool, transfer: Transfer) -> KvPlace:
+def location_of(pool: Pool, transfer: Transfer) -> KvLocation:
     """Return where the KV of a pool's engines lies."""
     if pool.device == "cpu":
         return "region"
@@ -146,7 +146,7 @@ class LiveBuilder(EngineWiring):
             weights=model.weights,
             dtype=model.dtype,
             staging_factory=staging_factory,
-            place=place_of(pool, self.scenario.transfer),
+            location=location_of(pool, self.scenario.transfer),
         )
 
     def empty_prefill_node(self, config: NodeConfig, staging: Staging | None) -> LivePrefillNode:

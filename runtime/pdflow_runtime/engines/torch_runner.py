@@ -61,36 +61,35 @@ class TorchRunner:
 
     def compute(self, works: Seq[Work], written: Callable[[int], None] | None = None) -> list[Sampled | None]:
         """Compute a step; when this returns, all of its KV is in its blocks, and in the mirror if that is kept."""
-        # Those with one token by the size of their contexts: neighbours attend together.
-        order = sorted(range(len(works)), key=lambda at: (len(works[at].tokens) > 1, works[at].start))
         chosen: dict[int, Sampled] = {}
         with self._device.computing():
             self._load(works)
             self._clear_ends(works)
             layers = _Layers(self._device, written, self._store(works))
-            for part, forward in self._parts(works, order):
-                logits = forward([works[at] for at in part], layers)
-                to_sample = [at for at in part if works[at].token_request is not None]
+            for numbers, forward in self._batches(works):
+                logits = forward([works[at] for at in numbers], layers)
+                to_sample = [at for at in numbers if works[at].token_request is not None]
                 requests = [request for at in to_sample if (request := works[at].token_request)]
                 chosen |= zip(to_sample, sample(logits, requests), strict=True)
             layers.finish()
         return [chosen.get(at) for at in range(len(works))]
 
-    def _parts(
-        self, works: Seq[Work], order: list[int]
-    ) -> list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]]:
-        """Return the works that are computed together, and by what: a graph of kernels decodes only."""
+    def _batches(self, works: Seq[Work]) -> list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]]:
+        """Return the numbers of works that are computed together, and the function that does: a graph decodes only."""
+        numbers = list(range(len(works)))
         graphs = self._graphs
         if graphs is None:
-            return [(order, self._forward)]
-        decodes = [at for at in order if works[at].decodes]
-        prompts = [at for at in order if not works[at].decodes]
-        parts: list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]] = []
+            # Those with one token by the size of their contexts: neighbours attend together.
+            numbers.sort(key=lambda at: (len(works[at].tokens) > 1, works[at].start))
+            return [(numbers, self._forward)]
+        prompts = [at for at in numbers if not works[at].decodes]
+        decodes = [at for at in numbers if works[at].decodes]
+        batches: list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]] = []
         if prompts:
-            parts.append((prompts, self._forward))
+            batches.append((prompts, self._forward))
         for first in range(0, len(decodes), graphs.most):
-            parts.append((decodes[first : first + graphs.most], lambda part, layers: graphs.forward(part)))
-        return parts
+            batches.append((decodes[first : first + graphs.most], lambda batch, layers: graphs.forward(batch)))
+        return batches
 
     def _forward(self, works: list[Work], layers: _Layers) -> Tensor:
         return self._model.forward(self._input(works), self._cache, layers.queued)

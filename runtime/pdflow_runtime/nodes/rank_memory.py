@@ -1,7 +1,7 @@
 """The memory of one rank: its KV blocks, behind them the lease words, and behind these what a method keeps beside the
 blocks. Where these lie depends on the engine's device and on what the transport moves.
 
-| place | the engine computes in | the transport moves |
+| location | the engine computes in | the transport moves |
 | --- | --- | --- |
 | region | the transport's region, in memory of this process | that |
 | gpu | memory of a GPU | that, adopted; the words are in memory of the transport's own |
@@ -33,7 +33,7 @@ PAGE_BYTES: Final = 4096
 GPU: Final = 0
 """The GPU of this process: CUDA_VISIBLE_DEVICES puts it first (`process/devices.py`)."""
 
-KvPlace: TypeAlias = Literal["region", "gpu", "mirrored", "unshared"]
+KvLocation: TypeAlias = Literal["region", "gpu", "mirrored", "unshared"]
 StagingFactory: TypeAlias = Callable[[RankMemory, int], KvRegion]
 """Makes the staging memory of a rank, given the memory of its blocks and where the staging memory begins."""
 
@@ -92,21 +92,26 @@ class HeldMemory:
 
 
 def hold(
-    place: KvPlace, transport: Transport, memory: RankMemory, kv_bytes: int, slots: int, staging: StagingFactory | None
+    location: KvLocation,
+    transport: Transport,
+    memory: RankMemory,
+    kv_bytes: int,
+    slots: int,
+    staging: StagingFactory | None,
 ) -> HeldMemory:
     """Allocate a rank's memory. `slots`: the number of lease words. TransportError if there is not enough."""
     word_bytes = slots * WORD_BYTES
-    if place == "unshared":
+    if location == "unshared":
         words = transport.allocate(word_bytes)
         return HeldMemory(words=words, words_at=0, kv=gpu_memory.allocate(kv_bytes, GPU))
-    if place == "gpu":
+    if location == "gpu":
         return _on_gpu(transport, memory, kv_bytes, word_bytes, staging)
     words_at = _next(kv_bytes, WORD_BYTES)
     end = words_at + word_bytes
     kv_region = None if staging is None else staging(memory, _next(end, PAGE_BYTES))
     view = transport.allocate(end if kv_region is None else end_of(kv_region))
     own: dict[str, Any] = {"kv": view[:kv_bytes]}
-    if place == "mirrored":
+    if location == "mirrored":
         mirror = gpu_memory.pinned(view[:kv_bytes], GPU)
         own = {"kv": gpu_memory.allocate(kv_bytes, GPU), "mirror": mirror}
     return HeldMemory(words=view[words_at:end], words_at=words_at, view=view, kv_region=kv_region, **own)

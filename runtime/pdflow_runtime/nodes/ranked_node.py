@@ -23,7 +23,7 @@ from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
-from pdflow_runtime.nodes.rank_memory import AdoptedMemory, KvPlace, StagingFactory
+from pdflow_runtime.nodes.rank_memory import AdoptedMemory, KvLocation, StagingFactory
 from pdflow_runtime.nodes.ranks import LayoutBook, Rank
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
@@ -51,7 +51,7 @@ class NodeConfig:
     """The number of leases that may be open at once, unless blocks say so."""
     adopted: AdoptedMemory | None = None
     """The memory that a rank's KV lies in, unless it is to be allocated: of a node with one rank in this process."""
-    place: KvPlace = "region"
+    location: KvLocation = "region"
     """Where the memory of the ranks is allocated."""
 
 
@@ -104,7 +104,7 @@ class RankedNode(LiveNode):
             owner,
             config.dtype,
             config.adopted,
-            config.place,
+            config.location,
         )
         if isinstance(endpoint, ProducerRank):
             declared = rank.transport.done_means

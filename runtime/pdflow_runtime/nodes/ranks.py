@@ -38,7 +38,7 @@ from pdflow_runtime.nodes.rank_memory import (
     WORD_BYTES,
     AdoptedMemory,
     HeldMemory,
-    KvPlace,
+    KvLocation,
     StagingFactory,
     check_adopted,
     hold,
@@ -91,7 +91,7 @@ class Rank:
     that reports its events to the sink it is given; `put` hands an event to this rank's endpoint; `incarnation` is the
     engine's; `staging_factory` makes the memory beside the blocks; `slots`, how many lease words there may be, unless
     blocks say so; `owner`, the rank of this process whose memory this one shares, if it has none of its own; `dtype`,
-    of its KV, if that is known; `adopted`, the memory that its KV lies in, unless it is to be allocated at `place`."""
+    of its KV, if that is known; `adopted`, the memory that its KV lies in; `location`, where else it is allocated."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Rank:
         owner: Rank | None = None,
         dtype: str = "",
         adopted: AdoptedMemory | None = None,
-        place: KvPlace = "region",
+        location: KvLocation = "region",
     ) -> None:
         shards = engine.shards
         self.address: Final = rank_address(engine.engine, rank)
@@ -122,7 +122,7 @@ class Rank:
         self.kv_bytes: Final = planes * num_blocks * self.memory.plane_bytes
         self.slots: Final = num_blocks + 1 if slots is None else slots
         self.transport: Final = transport(self.address, self.on_transport_event)
-        self.held: Final = self._hold(owner, adopted, place, staging_factory)
+        self.held: Final = self._hold(owner, adopted, location, staging_factory)
         self.words_at: Final = self.held.words_at
         self.kv_region: Final = self.held.kv_region
         self._words: Final = self.held.words
@@ -159,13 +159,13 @@ class Rank:
         )
 
     def _hold(
-        self, owner: Rank | None, adopted: AdoptedMemory | None, place: KvPlace, staging: StagingFactory | None
+        self, owner: Rank | None, adopted: AdoptedMemory | None, location: KvLocation, staging: StagingFactory | None
     ) -> HeldMemory:
         if owner is not None:
             return hold_jointly(owner.held, self.transport, owner.transport)
         if adopted is not None:
             return hold_adopted(adopted, self.transport, self.slots)
-        return hold(place, self.transport, self.memory, self.kv_bytes, self.slots, staging)
+        return hold(location, self.transport, self.memory, self.kv_bytes, self.slots, staging)
 
     @property
     def view(self) -> memoryview:

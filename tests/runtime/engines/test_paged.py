@@ -21,7 +21,7 @@ SIZE = 16
 BLOCKS = 60
 
 
-def by_pages(q: Any, k: Any, v: Any, block_mask: Any) -> Any:
+def by_pages(q: Any, k: Any, v: Any, block_mask: Any, kernel_options: Any) -> Any:
     """What a block mask means: whole pages, then what the mask lets pass of the others."""
     size, out = block_mask.BLOCK_SIZE[1], torch.zeros_like(q)
     for row in range(len(q)):

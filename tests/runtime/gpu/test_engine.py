@@ -61,8 +61,8 @@ class OnGpu:
             for number, prompt in enumerate(prompts):
                 if at < len(prompt):
                     last = at + chunk >= len(prompt)
-                    part = tuple(prompt[at : at + chunk])
-                    works.append(Work(part, at, tables[number], asked if last else None))
+                    chunk_tokens = tuple(prompt[at : at + chunk])
+                    works.append(Work(chunk_tokens, at, tables[number], asked if last else None))
                     numbers.append(number)
             self._append(tokens, numbers, self.runner.compute(works))
         for _ in range(output - 1):
