@@ -47,7 +47,7 @@ def decode(sequences: int, block_size: int, dtype: str = "bfloat16", context: in
     return {"clock_ms": clock_ms, "gpu_ms": gpu_ms, "limit_ms": limit_ms}
 
 
-def main() -> None:
+def main() -> int:
     print(f"Decode of a 1B-shaped random model, context {CONTEXT}, greedy")
     print("| dtype | sequences | block_size | step by the clock | on the GPU | limit | clock / limit |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -68,3 +68,4 @@ def main() -> None:
             flush=True,
         )
         torch.cuda.empty_cache()
+    return 0

@@ -8,7 +8,7 @@ from benchmarks.gpu.random_model import ONE_B, random_model
 from pdflow_runtime.engines.job import GREEDY, TokenRequest, Work
 
 
-def main() -> None:
+def main() -> int:
     print("Prefill of a 1B-shaped random model, bfloat16, blocks of 64 tokens")
     print("| prompts x tokens | time | tokens/s | TFLOP/s of the products with weights |")
     print("| --- | --- | --- | --- |")
@@ -31,3 +31,4 @@ def main() -> None:
             f"| {prompts} x {tokens} | {elapsed * 1e3:.1f} ms | {rate:,.0f} | {flops:.0f} |",
             flush=True,
         )
+    return 0

@@ -45,8 +45,12 @@ class TorchRunner:
         self._graphs: Final = _graphs(model, cache) if self._kernels else None
 
     def warm_up(self, sequences: int) -> None:
-        """Compile what decoding up to so many sequences at once takes. To be called before any block is in use."""
-        if self._graphs is not None:
+        """Compile what prompts take, and what decoding up to so many sequences at once does. Only a GPU needs that. To
+        be called before any block is in use."""
+        if not self._kernels:
+            return
+        self.compute([Work((0,) * self._cache.block_size, 0, (0,), None)])
+        if self._graphs is not None and sequences:
             with self._device.computing():
                 self._graphs.warm_up(sequences)
                 self._device.record().synchronize()

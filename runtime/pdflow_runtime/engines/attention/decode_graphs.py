@@ -176,9 +176,7 @@ class PagedAttention:
         size, lengths = self._cache.block_size, self._lengths.repeat_interleave(heads)
         numbers = torch.arange(heads, dtype=torch.int32, device=lengths.device)
         whole = (self._tables[:, None] * pages.step + numbers[None, :, None]).flatten(0, 1)[:, None, None].contiguous()
-        at_end = (
-            (self._last[:, None] * pages.step + numbers).flatten()[:, None, None, None].expand_as(whole).contiguous()
-        )
+        last = (self._last[:, None] * pages.step + numbers).flatten()[:, None, None, None]
         tails = lengths % size
 
         def within(row: Tensor, head: Tensor, query: Tensor, at: Tensor) -> Tensor:
