@@ -115,6 +115,9 @@ class Tensor:
     def __bytes__(self) -> bytes:
         return bytes(self.bytes.cpu().numpy())
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(bytes(self))
+
     def __eq__(self, other: object) -> bool:
         return bytes(self) == other
 
