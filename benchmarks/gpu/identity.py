@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=5, help="clusters at once (default: 5)")
     asked = parser.parse_args(arguments)
     good = True
-    chosen = [case for case in (*cases(), *cases("bf16")) if all(word in str(case) for word in asked.only.split())]
+    chosen = [case for case in (*cases(), *cases("bf16")) if all(term in str(case) for term in asked.only.split())]
     for dtype in sorted({case.dtype for case in chosen}, reverse=True):
         expected, again = run(alone(dtype), asked.requests, 2)
         itself = differing(expected, again)

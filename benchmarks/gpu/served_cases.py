@@ -64,8 +64,8 @@ class ServedCase(NamedTuple):
         return SCENARIO.format(pools=pools, model=model, **self._asdict())
 
     def __str__(self) -> str:
-        way = f"{self.transport}, KV buffer on {self.buffer}"
-        return f"one engine {self.dtype}" if self.alone else f"{self.method:18} {way:28} {self.dtype}"
+        route = f"{self.transport}, KV buffer on {self.buffer}"
+        return f"one engine {self.dtype}" if self.alone else f"{self.method:18} {route:28} {self.dtype}"
 
 
 def cases(dtype: str = "fp32") -> list[ServedCase]:

@@ -55,7 +55,9 @@ def rotated_qkv(
     if rows is not None:
         qkv = qkv[rows]
     turned = rotated(qkv[:, : heads + kv_heads], cos, sin)
-    return turned[:, :heads], torch.cat((turned[:, heads:], qkv[:, heads + kv_heads :]), 1)
+    # Compiled, it is written so; else a copy would follow it.
+    q = turned[:, :heads].contiguous() if qkv.is_cuda else turned[:, :heads]
+    return q, torch.cat((turned[:, heads:], qkv[:, heads + kv_heads :]), 1)
 
 
 def gated(gate_up: Tensor) -> Tensor:

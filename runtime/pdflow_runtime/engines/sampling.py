@@ -19,6 +19,8 @@ from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, TokenRequest
 def sample(logits: Tensor, token_requests: Seq[TokenRequest]) -> list[Sampled]:
     """Return a token for each row of `[token_requests, vocab]`."""
     likeliest = logits.argmax(-1).tolist()
+    if all(each.sampling.temperature == 0 and each.sampling.logprobs is None for each in token_requests):
+        return [Sampled(token) for token in likeliest]
     sampled = []
     for row, (token_request, greedy) in enumerate(zip(token_requests, likeliest, strict=True)):
         sampling = token_request.sampling

@@ -55,7 +55,18 @@ class Weights:
 
 def read_weights(folder: Path, config: ModelConfig, dtype: str, device: str = "cpu") -> Weights:
     """Read the weights of a model. Raises ModelError if files or tensors are missing, or of other shapes than the
-    config says."""
+    config says, or too large for the device."""
+    try:
+        return _weights(folder, config, dtype, device)
+    except torch.OutOfMemoryError:
+        free, whole = torch.cuda.mem_get_info()
+        raise ModelError(
+            f"{folder}: the GPU has no room for the model's weights: {free >> 20:,} of {whole >> 20:,} MiB are free; "
+            "give each engine its own GPU with devices in [[pool]], or use a smaller model"
+        ) from None
+
+
+def _weights(folder: Path, config: ModelConfig, dtype: str, device: str) -> Weights:
     found = _read(folder, DTYPES[dtype], device)
     hidden, q, kv = config.hidden_size, config.num_attention_heads * config.head_dim, 0
     kv = config.num_key_value_heads * config.head_dim

@@ -16,9 +16,16 @@ from pdflow_runtime.gpu import driver
 
 
 def allocate(nbytes: int, gpu: int) -> Any:
-    """Return zeroed memory of a GPU, a tensor of uint8 `[nbytes]`. torch.OutOfMemoryError."""
+    """Return zeroed memory of a GPU, a tensor of uint8 `[nbytes]`. GpuError if the GPU has not so much free."""
     torch: Any = import_module("torch")
-    return torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{gpu}")
+    try:
+        return torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{gpu}")
+    except torch.OutOfMemoryError:
+        free, _ = torch.cuda.mem_get_info(gpu)
+        raise driver.GpuError(
+            f"cannot allocate {nbytes >> 20:,} MiB for KV on GPU {gpu}, which has {free >> 20:,} MiB free: set a lower "
+            "kv_tokens in [[pool]], or give each engine its own GPU with devices"
+        ) from None
 
 
 def tensor_at(address: int, nbytes: int, gpu: int) -> Any:
@@ -31,7 +38,13 @@ def pinned(memory: memoryview, gpu: int) -> Any:
     """Pin memory of this process until it ends, and return a tensor over it as the GPU reaches it. GpuError."""
     address: int = np.frombuffer(memory, np.uint8).ctypes.data
     driver.attach(gpu)
-    driver.pin(address, len(memory))
+    try:
+        driver.pin(address, len(memory))
+    except driver.GpuError as error:
+        raise driver.GpuError(
+            f"cannot pin {len(memory) >> 20:,} MiB of host memory for KV ({error}): lower kv_tokens in [[pool]], or "
+            'set transfer.kv_buffer_device = "cuda"'
+        ) from None
     return tensor_at(address, len(memory), gpu)
 
 

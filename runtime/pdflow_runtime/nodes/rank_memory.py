@@ -23,9 +23,10 @@ from pdflow.layout.descriptors import Descriptor, RankMemory
 from pdflow.layout.regions import KvRegion
 from pdflow.layout.shapes import LayoutError
 from pdflow_runtime.gpu import memory as gpu_memory
+from pdflow_runtime.gpu.driver import GpuError
 from pdflow_runtime.gpu.pieces import copy_pieces
 from pdflow_runtime.transports.adopting import Segment, adopt, is_within_one, own_start
-from pdflow_runtime.transports.base import Transport
+from pdflow_runtime.transports.base import Transport, TransportError
 from pdflow_runtime.transports.joint import join
 
 WORD_BYTES: Final = 8
@@ -100,7 +101,20 @@ def hold(
     staging: StagingFactory | None,
 ) -> HeldMemory:
     """Allocate a rank's memory. `slots`: the number of lease words. TransportError if there is not enough."""
-    word_bytes = slots * WORD_BYTES
+    try:
+        return _hold(location, transport, memory, kv_bytes, slots * WORD_BYTES, staging)
+    except GpuError as error:
+        raise TransportError(str(error)) from None
+
+
+def _hold(
+    location: KvLocation,
+    transport: Transport,
+    memory: RankMemory,
+    kv_bytes: int,
+    word_bytes: int,
+    staging: StagingFactory | None,
+) -> HeldMemory:
     if location == "unshared":
         words = transport.allocate(word_bytes)
         return HeldMemory(words=words, words_at=0, kv=gpu_memory.allocate(kv_bytes, GPU))
