@@ -19,7 +19,9 @@ from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports import host
 from pdflow_runtime.transports.base import PeerGone, TransportError
 from pdflow_runtime.transports.nccl import transport as nccl
+from pdflow_runtime.transports.nccl.staging import CHUNK_BYTES
 from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.nccl.transport import SIZE_BYTES
 from pdflow_runtime.transports.region import OwnedRegion
 from pdflow_runtime.transports.streams.messages import (
     FEW_PIECES,
@@ -52,7 +54,7 @@ NCCL = "nccl stand-in"
 
 
 def a_group() -> bytes:
-    return StandIn().ncclGetUniqueId().internal
+    return StandIn().ncclGetUniqueId().internal + CHUNK_BYTES.to_bytes(SIZE_BYTES, "little")
 
 
 @pytest.fixture(params=[*EMBEDDED, *TCP_ADOPTED, *FAKE_CUDA_IPC])
