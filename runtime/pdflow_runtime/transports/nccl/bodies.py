@@ -20,6 +20,7 @@ from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.copying import Motion, RegionBase
 from pdflow_runtime.transports.nccl.groups import NcclGroup
 from pdflow_runtime.transports.nccl.staging import NcclStaging
+from pdflow_runtime.transports.segments import Extent
 from pdflow_runtime.transports.streams.messages import PackedPieces
 from pdflow_runtime.transports.streams.sockets import is_whole
 from pdflow_runtime.transports.streams.stream import MAX_OUTGOING, SocketStream, StreamBrokenError
@@ -69,9 +70,9 @@ class NcclReceive(Motion):
 class Bodies:
     """The bodies that go through one group, one after the other, beside the stream on which they are announced."""
 
-    def __init__(self, nbytes: int, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
-        self.extent: Final = nbytes
-        """The size of the peer's memory."""
+    def __init__(self, extent: Extent, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
+        self.extent: Final = extent
+        """The bounds of the peer's memory."""
         self._label: Final = label
         self._group: Final = group
         self._stage: Final = stage

@@ -22,7 +22,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any, Final
 
 from pdflow_runtime.transports.nccl.library import IN_PROGRESS, UINT8, Library
@@ -60,9 +59,8 @@ class NcclGroup:
             staging.attach()
             ident = self._library.unique_id_from_bytes(self._ident)
             self._comm = self._library.ncclCommInitRankConfig(self._ranks, ident, self._rank)
-            deadline = monotonic() + OPEN_TIMEOUT_S
-            for _ in self._until_issued():
-                if monotonic() > deadline:
+            for waited_s in self._until_issued():
+                if waited_s > OPEN_TIMEOUT_S:
                     raise RuntimeError(f"the other rank did not join the group within {OPEN_TIMEOUT_S:g} s")
 
     def send(self, nbytes: int) -> None:
@@ -137,13 +135,14 @@ class NcclGroup:
             self._library.ncclCommGetAsyncError(self._comm)  # It raises what the kernel will wait for in vain.
         self._library.ncclCommGetAsyncError(self._comm)
 
-    def _until_issued(self) -> Iterator[None]:
-        """Wait until NCCL has done what the last call asks for, but for what is on the stream. Yields in between."""
+    def _until_issued(self) -> Iterator[float]:
+        """Wait until NCCL has done what the last call asks for, but for what is on the stream. Yields, in between, for
+        how many seconds."""
         pause = PollInterval(self._aborted)
         while self._library.ncclCommGetAsyncError(self._comm) == IN_PROGRESS:
             pause.wait()
             self._check()
-            yield
+            yield pause.waited_s
 
     @property
     def _other(self) -> int:
@@ -156,7 +155,9 @@ class PollInterval:
     def __init__(self, over: threading.Event) -> None:
         self._over: Final = over
         self._next_s = FIRST_PAUSE_S
+        self.waited_s = 0.0
 
     def wait(self) -> None:
         self._over.wait(self._next_s)
+        self.waited_s += self._next_s
         self._next_s = min(2 * self._next_s, LAST_PAUSE_S)

@@ -16,8 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,7 +24,7 @@ import trio
 from pdflow_runtime.gpu.memory import pinned, tensor_at
 from pdflow_runtime.gpu.pieces import copy_rows, gather_rows, rows_of
 from pdflow_runtime.transports.adopting import AdoptedRegion, Segment
-from pdflow_runtime.transports.base import MissingBackend, TransportError
+from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.copying import Copy, Mapped, Motion, RegionBase
 from pdflow_runtime.transports.nccl.standin import StandInStream
 from pdflow_runtime.transports.streams.messages import WORD_BYTES, PackedPieces
@@ -39,7 +37,6 @@ and 0.7 ms over PCIe; each group has a buffer, and while it scatters one more of
 _pinned: Final[list[memoryview]] = []
 """Kept for as long as they are pinned, which is until the process ends: what is allocated at the address of pinned
 memory that was given back would count as pinned, and the GPU would reach other pages than the CPU."""
-INSTALL_TORCH: Final = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 
 
 class NcclStaging(Protocol):
@@ -135,7 +132,7 @@ class TensorRegion(AdoptedRegion):
             for segment, view in zip(self.described, self.host_views, strict=False)
         ]
 
-    def parts(self, offsets: Any) -> Iterator[tuple[Any, Any, Any]]:
+    def tensors_of(self, offsets: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yield the segments that these offsets lie in: the tensor over each, which of them do, and where in it. Arrays
         of u64."""
         index = np.searchsorted(self._starts, offsets, "right") - 1
@@ -217,11 +214,11 @@ class RowCopy(Motion):
     def _post(self) -> None:
         sources, targets, lengths = self._pieces.columns()
         ours = sources if self._gathers else targets
-        parts = list(self._memory.parts(ours))
-        for tensor, chosen, within in parts:
+        spread = list(self._memory.tensors_of(ours))
+        for tensor, chosen, within in spread:
             if not self._gathers:
                 self._copy_rows(self._staging.buffer, tensor, sources[chosen], within, lengths[chosen])
-            elif len(parts) > 1:
+            elif len(spread) > 1:
                 self._copy_rows(tensor, self._staging.buffer, within, targets[chosen], lengths[chosen])
             else:
                 self._gather_rows(tensor, within, targets, lengths)
@@ -309,20 +306,3 @@ def gpu_errors(what: str) -> Iterator[None]:
     except (AssertionError, RuntimeError, ImportError) as error:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise TransportError(f"{what}: {reason}") from None
-
-
-def need_torch_for_cuda() -> None:
-    """Raise MissingBackend unless torch is installed, and built for CUDA. It is not imported, which takes seconds."""
-    found = find_spec("torch")
-    if found is None or found.origin is None:
-        raise MissingBackend(f"the transport 'nccl' needs torch where there are GPUs: {INSTALL_TORCH}")
-    spec = spec_from_file_location("torch_version", Path(found.origin).with_name("version.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    version = module_from_spec(spec)
-    spec.loader.exec_module(version)
-    if version.cuda is None:
-        raise MissingBackend(
-            f"the transport 'nccl' needs a torch for CUDA where there are GPUs, and torch {version.__version__} is "
-            f"built for the CPU: {INSTALL_TORCH}"
-        )

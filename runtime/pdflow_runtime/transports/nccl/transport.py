@@ -23,9 +23,10 @@ from typing import Final
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.gpu.driver import gpus
+from pdflow_runtime.gpu.torch_build import torch_problem
 from pdflow_runtime.transports.adopting import Segment, address_of, cannot_adopt
 from pdflow_runtime.transports.asking import AskingAgent, anonymous
-from pdflow_runtime.transports.base import EventSink, TransportError
+from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.nccl.bodies import Bodies, NcclReceive
 from pdflow_runtime.transports.nccl.groups import NcclGroup
@@ -38,9 +39,9 @@ from pdflow_runtime.transports.nccl.staging import (
     HostStaging,
     KernelDevice,
     TensorRegion,
-    need_torch_for_cuda,
 )
 from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.segments import Extent
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
     VERSION,
@@ -50,6 +51,7 @@ from pdflow_runtime.transports.streams.messages import (
     PackedPieces,
     Ready,
     Write,
+    extent_of,
     frame,
     unpack_pieces,
 )
@@ -68,8 +70,8 @@ def library_here() -> Library:
 
 def require() -> None:
     """Raise MissingBackend if there are GPUs, and no NCCL, or no torch that can use them."""
-    if gpus():
-        need_torch_for_cuda()
+    if gpus() and (why := torch_problem()) is not None:
+        raise MissingBackend(f"the transport 'nccl' copies by torch where there are GPUs, but {why}")
     library_here()
 
 
@@ -98,6 +100,8 @@ class NcclTransport(AskingAgent):
         self._stands_in: Final = isinstance(self._library, StandIn)
         self._device: Final = device or (None if self._stands_in else CudaDevice)
         """By a GPU's number, the device whose kernels gather and scatter; None where the CPU does."""
+        self._allocated: memoryview | None = None
+        """The region, if this agent or one that it joined has allocated it for kernels."""
         if not self._stands_in:
             follow_host(host)
 
@@ -112,10 +116,16 @@ class NcclTransport(AskingAgent):
     def allocate(self, nbytes: int) -> memoryview:
         if self._device is None:
             return super().allocate(nbytes)
-        memory = anonymous(nbytes)
+        self._allocated = memory = anonymous(nbytes)
         segment = Segment(address_of(memory), nbytes)
         self._over(TensorRegion([segment], memoryview(bytearray()), self._device(0)))
         return memory
+
+    def join(self, owner: AskingAgent) -> memoryview:
+        assert isinstance(owner, NcclTransport)
+        own = super().join(owner)
+        self._allocated = owner._allocated
+        return own if self._allocated is None else self._allocated
 
     def adopt(self, segments: Sequence[Segment], own_bytes: int) -> memoryview:
         """Use memory of one GPU that somebody else has allocated, or of this process, which is pinned then; see
@@ -150,7 +160,9 @@ class NcclTransport(AskingAgent):
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> Bodies:
-        return self._bodies(description.nbytes, hello.agent, 0)
+        extent = extent_of(description)
+        assert not isinstance(extent, Malformed), "parse_description has checked it"
+        return self._bodies(extent, hello.agent, 0)
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Bodies:
         tune(sock)
@@ -161,10 +173,10 @@ class NcclTransport(AskingAgent):
             raise TransportError(f"it cuts bodies into chunks of {theirs} bytes, this rank of {self._chunk_bytes}")
         return self._bodies(hello.nbytes, hello.agent, 1)
 
-    def _bodies(self, nbytes: int, ident: bytes, rank: int) -> Bodies:
+    def _bodies(self, extent: Extent, ident: bytes, rank: int) -> Bodies:
         memory = self._memory
         stage = memory.device.staging if isinstance(memory, TensorRegion) else HostStaging
-        return Bodies(nbytes, self.label, NcclGroup(self._library, ident[:ID_BYTES], rank), stage)
+        return Bodies(extent, self.label, NcclGroup(self._library, ident[:ID_BYTES], rank), stage)
 
     async def _attend_link(self, link: AgentLink) -> None:
         assert isinstance(link.remote, Bodies)
