@@ -29,7 +29,8 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow_runtime.transports.adopting import Segment
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.mooncake import local_on, require
-from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, HostStaging, NcclGroup
+from pdflow_runtime.transports.nccl.groups import NcclGroup
+from pdflow_runtime.transports.nccl.staging import CHUNK_BYTES, HostStaging
 from pdflow_runtime.transports.nccl.standin import StandIn
 from pdflow_runtime.transports.nixl import NixlAgent
 from pdflow_runtime.transports.region import OwnedRegion

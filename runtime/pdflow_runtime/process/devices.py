@@ -14,21 +14,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import combinations
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.gpu.rules import KeyProblem
+from pdflow_runtime.gpu.torch_build import torch_problem
 from pdflow_runtime.store.build import stores_of
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 NVIDIA_SMI_ORDER: Final = "PCI_BUS_ID"
 """The order of GPUs in which CUDA counts them as nvidia-smi does."""
-INSTALL_CUDA: Final = "pip install torch, without the index of CPU builds"
 _COUNT: Final = "from pdflow_runtime.gpu.driver import gpus; print(gpus())"
 
 Environment: TypeAlias = Mapping[str, str]
@@ -101,19 +99,6 @@ def count_gpus() -> int:
     """Return the number of GPUs that a process of this environment has."""
     counted = subprocess.run([sys.executable, "-c", _COUNT], stdout=subprocess.PIPE, text=True, check=False)
     return 0 if counted.returncode else int(counted.stdout)
-
-
-def torch_problem() -> str | None:
-    """Return why torch cannot compute on GPUs here: it is missing, or was built without CUDA. It is not imported."""
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        return f"torch is not installed: {INSTALL_CUDA}"
-    found = spec_from_file_location("torch_version", Path(spec.submodule_search_locations[0], "version.py"))
-    assert found is not None
-    assert found.loader is not None
-    version = module_from_spec(found)
-    found.loader.exec_module(version)
-    return None if version.cuda else f"torch {version.__version__} is built without CUDA: {INSTALL_CUDA}"
 
 
 def _host_problems(scenario: ResolvedScenario, here: list[GpuUser], gpus: int) -> Iterator[KeyProblem]:

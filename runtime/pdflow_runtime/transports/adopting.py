@@ -46,11 +46,15 @@ class Adopting(Protocol):
 def adopt(transport: Transport, segments: Sequence[Segment], own_bytes: int) -> memoryview:
     """Have a transport use memory that somebody else has allocated; see `Adopting.adopt`. TransportError."""
     if not isinstance(transport, Adopting):
-        raise TransportError(
-            f"transport {transport.name} cannot adopt memory: it shares only what it has allocated; use nixl, "
-            "tcp, or cuda-ipc for memory of a GPU"
-        )
+        raise cannot_adopt(transport.name)
     return transport.adopt(segments, own_bytes)
+
+
+def cannot_adopt(name: str) -> TransportError:
+    return TransportError(
+        f"transport {name} cannot adopt memory: it shares only what it has allocated; use nixl, tcp, or cuda-ipc for "
+        "memory of a GPU"
+    )
 
 
 def own_start(segments: Sequence[Segment]) -> int:
@@ -74,7 +78,7 @@ class AdoptedRegion(RegionBase):
     """A region of adopted segments, with memory of the agent's own behind them. TransportError for what cannot be
     one."""
 
-    __slots__ = ("adopted", "described", "map", "own")
+    __slots__ = ("adopted", "described", "host_views", "map", "own")
 
     def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
         if not segments:
@@ -93,6 +97,19 @@ class AdoptedRegion(RegionBase):
         self.own: Final = own
         self.described: Final = tuple(described)
         self.map: Final = found
+        self.host_views: Final = [*(_foreign(segment) if segment.gpu is None else None for segment in segments), own]
+        """The memory of each segment, and the agent's own; None for a segment on a GPU."""
+
+    def word_value(self, address: int) -> int | None:
+        """Return the word at this address; None where no word can be, and on a GPU: words lie in memory of the
+        process."""
+        if address % WORD_BYTES or not 0 <= address <= self.nbytes - WORD_BYTES:
+            return None
+        if self.map.is_crossed([address], [WORD_BYTES]):
+            return None
+        index = self.map.index(address)
+        view, at = self.host_views[index], address - self.map.starts[index]
+        return None if view is None else int.from_bytes(view[at : at + WORD_BYTES], "little")
 
 
 class MappedSegments(AdoptedRegion):
@@ -102,7 +119,8 @@ class MappedSegments(AdoptedRegion):
 
     def __init__(self, segments: Sequence[Segment], own: memoryview) -> None:
         super().__init__(segments, own)
-        self._views: Final = [*(_foreign(segment) for segment in segments), own]
+        self._views: Final = [view for view in self.host_views if view is not None]
+        assert len(self._views) == len(self.host_views), "a segment lies on a GPU"
 
     def views(self, offsets: list[int], lengths: list[int]) -> Iterable[memoryview]:
         """Return these pieces of it, but for those of no length."""
@@ -112,14 +130,6 @@ class MappedSegments(AdoptedRegion):
             for index, at, length in zip(found, offsets, lengths, strict=True)
             if length
         )
-
-    def word_value(self, address: int) -> int | None:
-        """Return the word at this address; None where no word can be."""
-        if address % WORD_BYTES or not 0 <= address <= self.nbytes - WORD_BYTES:
-            return None
-        if self.map.is_crossed([address], [WORD_BYTES]):
-            return None
-        return int.from_bytes(b"".join(self.views([address], [WORD_BYTES])), "little")
 
 
 def address_of(memory: memoryview) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
-from pdflow_runtime.transports.adopting import MappedSegments
+from pdflow_runtime.transports.adopting import AdoptedRegion
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped
 from pdflow_runtime.transports.segments import DescribedSegment
@@ -52,10 +52,10 @@ class AskingAgent(TcpStreams):
 
     def join(self, owner: AskingAgent) -> memoryview:
         """Use another agent's region as this one's, too."""
-        assert isinstance(owner._memory, Mapped | MappedSegments), "call allocate first"
+        assert isinstance(owner._memory, Mapped | AdoptedRegion), "call allocate first"
         return self._over(owner._memory)
 
-    def _over(self, memory: Mapped | MappedSegments) -> memoryview:
+    def _over(self, memory: Mapped | AdoptedRegion) -> memoryview:
         assert self._memory is None, "an agent has one region"
         self._memory = memory
         self._listener = listening(self._host)
@@ -68,7 +68,7 @@ class AskingAgent(TcpStreams):
         # Addresses are nobody else's matter: who wants bytes asks for them.
         segments = (
             tuple(DescribedSegment(segment.start, segment.nbytes) for segment in self._memory.described)
-            if isinstance(self._memory, MappedSegments)
+            if isinstance(self._memory, AdoptedRegion)
             else ()
         )
         return msgspec.msgpack.encode(
@@ -86,7 +86,7 @@ class AskingAgent(TcpStreams):
             self._word_arrived(link, op, None)
 
     def _serve_read(self, guest: Guest, message: ReadRequest | ReadWordRequest | ReadOver) -> OutgoingMessage:
-        assert isinstance(self._memory, Mapped | MappedSegments)
+        assert isinstance(self._memory, Mapped | AdoptedRegion)
         if isinstance(message, ReadOver):
             raise StreamBrokenError("the peer says that it has read bytes, which over this transport it must ask for")
         if isinstance(message, ReadWordRequest):

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from pdflow.errors import EXIT_BAD_INPUT, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
+from pdflow_runtime.gpu import torch_build
 from pdflow_runtime.gpu.driver import gpus as gpus_here
+from pdflow_runtime.gpu.torch_build import torch_problem
 from pdflow_runtime.process import component, devices
 from pdflow_runtime.process.devices import (
     ORDER,
@@ -25,7 +27,6 @@ from pdflow_runtime.process.devices import (
     gpu_environments,
     gpu_of_each,
     gpu_users,
-    torch_problem,
 )
 from pdflow_runtime.router.routing import seats_of
 from tests.runtime.support.live_pair import cluster
@@ -173,7 +174,7 @@ def test_torch_says_without_an_import_what_it_was_built_for(
 
 
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch_build, "find_spec", lambda name: None)
     assert torch_problem() == "torch is not installed: pip install torch, without the index of CPU builds"
 
 

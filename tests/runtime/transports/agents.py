@@ -35,6 +35,7 @@ from pdflow_runtime.transports.tcp import TcpTransport
 from tests.runtime.support.fake_gpu import FAKE_GPU, fake_allocations
 from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
+from tests.runtime.transports.kernels import CpuDevice
 
 REGION_BYTES = 8 << 20
 TIMEOUT_S = 60
@@ -55,9 +56,16 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "cuda-ipc, fake": partial(CudaIpcTransport, share=fake_allocations),
     "cuda-ipc, fake in 5": partial(CudaIpcTransport, share=fake_allocations),
     "cuda-ipc, VRAM": CudaIpcTransport,
+    **dict.fromkeys(
+        ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 5 segments"),
+        partial(NcclTransport, library=StandIn(), device=CpuDevice),
+    ),
     "local": LocalTransport,
     "closing": ClosingTransport,
-    "nccl on GPUs": lambda me, on_event: NcclTransport(me, on_event, library=real_library()),
+    **dict.fromkeys(
+        ("nccl on GPUs", "nccl on GPUs, VRAM"),
+        lambda me, on_event: NcclTransport(me, on_event, library=real_library()),
+    ),
 }
 EMBEDDED = ("shm", "tcp", "nccl")
 UNLIKE_THEM = ("local", "closing")
@@ -81,15 +89,20 @@ ADOPTED = [
     *(pytest.param(kind, marks=NIXL.marks) for kind in ("nixl, 1 segment", "nixl, 5 segments")),
 ]
 """Regions of memory that the agent has not allocated, but for their last OWN_BYTES."""
+BY_KERNELS = [
+    pytest.param(kind, marks=pytest.mark.skipif(find_spec("torch") is None, reason="no torch"))
+    for kind in ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 5 segments")
+]
+"""Regions that are tensors, gathered and scattered by torch's kernels, on the CPU and over NCCL's stand-in."""
 FAKE_CUDA_IPC = ("cuda-ipc, fake", "cuda-ipc, fake in 5")
 """Regions in one segment, and in five of two allocations."""
 ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU"))
 CUDA_IPC = pytest.param("cuda-ipc, VRAM", marks=ON_GPU)
 VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, *ON_GPU))
-ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, MOONCAKE, *FAKE_CUDA_IPC, CUDA_IPC, VRAM]
+ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, *BY_KERNELS, MOONCAKE, *FAKE_CUDA_IPC, CUDA_IPC, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
-IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("nixl") is not None))]
-"""By the server that children are forked from. NIXL's Python imports torch."""
+IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("torch") is not None))]
+"""By the server that children are forked from. NIXL's Python imports torch, as do tests of kernels."""
 
 
 class Tensor:

@@ -39,7 +39,17 @@ from pdflow_runtime.transports.streams.messages import (
 )
 from pdflow_runtime.transports.streams.stream import OutgoingMessage
 from pdflow_runtime.transports.tcp import TcpTransport
-from tests.runtime.transports.agents import ADOPTED, BORDERS, KINDS, NIXL, TIMEOUT_S, Segmented, agents, pair
+from tests.runtime.transports.agents import (
+    ADOPTED,
+    BORDERS,
+    BY_KERNELS,
+    KINDS,
+    NIXL,
+    TIMEOUT_S,
+    Segmented,
+    agents,
+    pair,
+)
 
 SIZES = (4099, 16, 70_000)
 """They end within a page: between them and the agent's own memory is a gap."""
@@ -47,7 +57,7 @@ OWN = own_start([Segment(0, size) for size in SIZES])
 OWN_BYTES = 100
 
 
-@pytest.fixture(params=["tcp", NIXL])
+@pytest.fixture(params=["tcp", NIXL, BY_KERNELS[0]])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -310,7 +320,7 @@ async def test_as_many_segments_as_are_allowed(kind: str) -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("kind", ADOPTED)
+@pytest.mark.parametrize("kind", [*ADOPTED, *BY_KERNELS[1:]])
 async def test_own_memory_comes_last(kind: str) -> None:
     async with pair(kind) as (p, d):
         assert isinstance(p.memory, Segmented)

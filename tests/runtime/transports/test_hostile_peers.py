@@ -18,8 +18,10 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.transports import host
 from pdflow_runtime.transports.base import PeerGone, TransportError
-from pdflow_runtime.transports.nccl import transport as nccl
+from pdflow_runtime.transports.nccl import bodies
+from pdflow_runtime.transports.nccl.staging import CHUNK_BYTES
 from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.nccl.transport import SIZE_BYTES
 from pdflow_runtime.transports.region import OwnedRegion
 from pdflow_runtime.transports.streams.messages import (
     FEW_PIECES,
@@ -52,7 +54,7 @@ NCCL = "nccl stand-in"
 
 
 def a_group() -> bytes:
-    return StandIn().ncclGetUniqueId().internal
+    return StandIn().ncclGetUniqueId().internal + CHUNK_BYTES.to_bytes(SIZE_BYTES, "little")
 
 
 @pytest.fixture(params=[*EMBEDDED, *TCP_ADOPTED, *FAKE_CUDA_IPC])
@@ -285,7 +287,7 @@ async def test_a_description_of_nobody_is_one_sentence(kind: str, description: b
 async def test_bodies_that_the_peer_does_not_read_are_not_kept_without_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(nccl, "MAX_BODIES", 4)
+    monkeypatch.setattr(bodies, "MAX_BODIES", 4)
     async with agents("nccl", "d.r0", "x.r0") as (d, x):
         with unauthenticated_stream(d.transport.describe()) as (_, stream, hello):
             await stream.send_all(frame(hello) + b"".join(frame(ReadRequest(op, ONE)) for op in range(5)))

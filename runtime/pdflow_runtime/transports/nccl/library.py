@@ -1,7 +1,10 @@
-"""The functions of NCCL that are used here, by the names of vLLM's pynccl, and the libraries that provide them.
+"""The functions of NCCL that are used here, by NCCL's own names, and the libraries that provide them.
 
-Where vLLM is installed its NCCLLibrary is used; else this binding of the same few functions; and on a machine without a
-GPU, where NCCL refuses to open a group, a stand-in (nccl/standin.py).
+Groups are opened without blocking, since a call that waits for a rank which never comes could not be ended: calls
+return at once, and `ncclCommGetAsyncError` tells when NCCL has done what they ask for. vLLM's NCCLLibrary has no such
+calls, and takes "in progress" for an error. So where vLLM is installed, its NCCLLibrary finds and loads NCCL, as it
+does for vLLM itself, and this binding calls the library that it has loaded. On a machine without a GPU, where NCCL
+refuses to open a group, a stand-in is used (nccl/standin.py).
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ from typing import Any, Final, Protocol
 
 from pdflow_runtime.transports.base import MissingBackend
 
-INSTALL: Final = "pip install nvidia-nccl-cu12"
+INSTALL: Final = "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13"
 ID_BYTES: Final = 128
 UINT8: Final = 1
+SUCCESS: Final = 0
+IN_PROGRESS: Final = 7
 _PYNCCL: Final = "vllm.distributed.device_communicators.pynccl_wrapper"
+_SYSTEM: Final = "libnccl.so.2"
 
 
 class Library(Protocol):
     """The functions of NCCL that are used. Failures are RuntimeErrors. Sends and receives may return before their bytes
-    have moved: the CUDA stream tells when."""
+    have moved: the CUDA stream tells when, after NCCL has put them there."""
 
     def ncclGetVersion(self) -> str: ...
 
@@ -31,8 +37,11 @@ class Library(Protocol):
 
     def unique_id_from_bytes(self, data: bytes) -> Any: ...
 
-    def ncclCommInitRank(self, world_size: int, unique_id: Any, rank: int) -> Any:
-        """Join a group, and return its communicator when all ranks have called this."""
+    def ncclCommInitRankConfig(self, world_size: int, unique_id: Any, rank: int) -> Any:
+        """Begin to join a group without blocking, and return its communicator."""
+
+    def ncclCommGetAsyncError(self, comm: Any) -> int:
+        """Return SUCCESS if all that was asked of the communicator has been put on its stream, or IN_PROGRESS."""
 
     def ncclSend(self, sendbuff: Any, count: int, datatype: int, dest: int, comm: Any, stream: Any) -> None: ...
 
@@ -42,36 +51,67 @@ class Library(Protocol):
 
     def ncclGroupEnd(self) -> None: ...
 
-    def ncclCommAbort(self, comm: Any) -> None: ...
+    def ncclCommAbort(self, comm: Any) -> None:
+        """End what the communicator's kernels wait for, and free it. No other call may use it from then on."""
 
 
 class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_byte * ID_BYTES),)
 
 
+class _Config(ctypes.Structure):
+    """ncclConfig_t as NCCL 2.14 had it. Later ones take its version as a sign that the fields behind are not set."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
+
+
 class Nccl:
-    """A binding of the NCCL library itself. RuntimeError for whatever it refuses, with its own words."""
+    """A binding of the NCCL library at a path. RuntimeError for whatever it refuses, with its own words. MissingBackend
+    if it cannot be loaded, or is older than 2.14."""
 
     def __init__(self, path: str) -> None:
-        self._library: Final = ctypes.CDLL(path)
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        try:
+            # Not an object that others have made for the same library: the types of arguments are set on it.
+            self._library: Final = ctypes.CDLL(path)
+        except OSError as error:
+            raise MissingBackend(f"the transport 'nccl' cannot load NCCL ({error}): {INSTALL}") from None
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         for name, kinds in {
+            "ncclGetErrorString": (number,),
+            "ncclGetLastError": (pointer,),
             "ncclGetVersion": (ctypes.POINTER(number),),
             "ncclGetUniqueId": (ctypes.POINTER(UniqueId),),
-            "ncclCommInitRank": (ctypes.POINTER(pointer), number, UniqueId, number),
+            "ncclCommInitRankConfig": (ctypes.POINTER(pointer), number, UniqueId, number, ctypes.POINTER(_Config)),
+            "ncclCommGetAsyncError": (pointer, ctypes.POINTER(number)),
             "ncclSend": (pointer, size, number, number, pointer, pointer),
             "ncclRecv": (pointer, size, number, number, pointer, pointer),
             "ncclGroupStart": (),
             "ncclGroupEnd": (),
             "ncclCommAbort": (pointer,),
         }.items():
-            getattr(self._library, name).argtypes = kinds
+            try:
+                getattr(self._library, name).argtypes = kinds
+            except AttributeError:
+                raise MissingBackend(
+                    f"the transport 'nccl' needs NCCL 2.14 or later, and {path} has no {name}: {INSTALL}"
+                ) from None
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        self._library.ncclGetLastError.restype = ctypes.c_char_p
 
     def _call(self, name: str, *args: Any) -> None:
-        result = getattr(self._library, name)(*args)
-        if result:
-            raise RuntimeError(f"NCCL error: {self._library.ncclGetErrorString(result).decode()}")
+        self._check(getattr(self._library, name)(*args))
+
+    def _check(self, result: int) -> None:
+        if result in (SUCCESS, IN_PROGRESS):
+            return
+        error = self._library.ncclGetErrorString(result).decode()
+        warning = " ".join((self._library.ncclGetLastError(None) or b"").decode(errors="replace").split())
+        raise RuntimeError(f"NCCL error: {error}" + (f"; its last warning: {warning}" if warning else ""))
 
     def ncclGetVersion(self) -> str:
         version = ctypes.c_int()
@@ -86,10 +126,17 @@ class Nccl:
     def unique_id_from_bytes(self, data: bytes) -> UniqueId:
         return UniqueId.from_buffer_copy(data)
 
-    def ncclCommInitRank(self, world_size: int, unique_id: UniqueId, rank: int) -> ctypes.c_void_p:
+    def ncclCommInitRankConfig(self, world_size: int, unique_id: UniqueId, rank: int) -> ctypes.c_void_p:
         comm = ctypes.c_void_p()
-        self._call("ncclCommInitRank", ctypes.byref(comm), world_size, unique_id, rank)
+        config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 2_14_00, 0)
+        self._call("ncclCommInitRankConfig", ctypes.byref(comm), world_size, unique_id, rank, ctypes.byref(config))
         return comm
+
+    def ncclCommGetAsyncError(self, comm: ctypes.c_void_p) -> int:
+        state = ctypes.c_int()
+        self._call("ncclCommGetAsyncError", comm, ctypes.byref(state))
+        self._check(state.value)
+        return state.value
 
     def ncclSend(self, sendbuff: Any, count: int, datatype: int, dest: int, comm: Any, stream: Any) -> None:
         self._call("ncclSend", sendbuff, count, datatype, dest, comm, stream)
@@ -108,19 +155,28 @@ class Nccl:
 
 
 def library_path() -> str | None:
-    """Return the path at which NCCL is installed: that of vLLM's variable, or pip's. None if it is not installed."""
+    """Return the path at which NCCL is installed: that of vLLM's variable, pip's, or the system's. None if it is not
+    installed."""
     configured = os.environ.get("VLLM_NCCL_SO_PATH")
+    if configured:
+        return configured
     packages = find_spec("nvidia")
     folders = (packages.submodule_search_locations or ()) if packages else ()
-    found = [path for folder in folders if (path := Path(folder, "nccl", "lib", "libnccl.so.2")).exists()]
-    return configured or (str(found[0]) if found else None)
+    for folder in folders:
+        path = Path(folder, "nccl", "lib", _SYSTEM)
+        if path.exists():
+            return str(path)
+    try:
+        ctypes.CDLL(_SYSTEM)
+    except OSError:
+        return None
+    return _SYSTEM
 
 
 def real_library() -> Library:
-    """Return vLLM's binding of NCCL, or this one. MissingBackend if NCCL is not installed."""
+    """Return a binding of the NCCL that vLLM uses, or of the one that is installed. MissingBackend without any."""
     if find_spec("vllm") is not None:
-        found: Library = import_module(_PYNCCL).NCCLLibrary()
-        return found
+        return Nccl(import_module(_PYNCCL).NCCLLibrary().lib._name)
     path = library_path()
     if path is None:
         raise MissingBackend(f"the transport 'nccl' needs NCCL where there are GPUs: {INSTALL}")

@@ -3,8 +3,9 @@ says.
 
 Send and receive take two: a WRITE is a message on a TCP stream of ours, with descriptors and generation; its receiver
 refuses it, and nothing is sent, or says that it is ready; a READ is a question, whose answer announces its bytes. Both
-then tell NCCL so (groups.py). Bytes are gathered into a buffer, sent, received into a buffer, and scattered by the
-receiver, which checks before every chunk whether it is still wanted: `fences` is revoke, `done_means` remote.
+then tell NCCL so (bodies.py, groups.py). Bytes are gathered into a buffer, sent, received into a buffer, and scattered
+by the receiver (staging.py): `fences` is revoke, `done_means` remote. Lease words are not sent by NCCL, but asked for
+on the stream of messages, and lie in memory of the process.
 
 A fence of ours against a writer waits for no body: what comes when it is not wanted any more stays in the buffer. A
 fence of ours as the writer, and a stream that ends, abort the group on both sides. What is given up so cannot be used
@@ -14,26 +15,33 @@ again: the peers must connect anew, and have a new group then. To give one up fo
 
 from __future__ import annotations
 
-import logging
 import socket
-from collections import deque
-from collections.abc import Callable, Iterator
-from functools import cache, partial
-from itertools import pairwise
-from typing import Any, Final
-
-import numpy as np
-import trio
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.gpu.driver import gpus
-from pdflow_runtime.transports.asking import AskingAgent
-from pdflow_runtime.transports.base import EventSink, TransportError
-from pdflow_runtime.transports.copying import Copy, Mapped, Motion
-from pdflow_runtime.transports.nccl.groups import CHUNK_BYTES, CudaStaging, HostStaging, NcclGroup, NcclStaging
+from pdflow_runtime.gpu.torch_build import torch_problem
+from pdflow_runtime.transports.adopting import Segment, address_of, cannot_adopt
+from pdflow_runtime.transports.asking import AskingAgent, anonymous
+from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
+from pdflow_runtime.transports.copying import Mapped
+from pdflow_runtime.transports.nccl.bodies import Bodies, NcclReceive
+from pdflow_runtime.transports.nccl.groups import NcclGroup
+from pdflow_runtime.transports.nccl.interfaces import follow_host
 from pdflow_runtime.transports.nccl.library import ID_BYTES, Library, real_library
+from pdflow_runtime.transports.nccl.staging import (
+    CHUNK_BYTES,
+    GPU_CHUNK_BYTES,
+    CudaDevice,
+    HostStaging,
+    KernelDevice,
+    TensorRegion,
+)
 from pdflow_runtime.transports.nccl.standin import StandIn
+from pdflow_runtime.transports.segments import Extent
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
     VERSION,
@@ -43,19 +51,15 @@ from pdflow_runtime.transports.streams.messages import (
     PackedPieces,
     Ready,
     Write,
+    extent_of,
     frame,
     unpack_pieces,
 )
-from pdflow_runtime.transports.streams.sockets import is_whole, tune
-from pdflow_runtime.transports.streams.stream import MAX_OUTGOING, OutgoingMessage, SocketStream, StreamBrokenError
+from pdflow_runtime.transports.streams.sockets import tune
+from pdflow_runtime.transports.streams.stream import OutgoingMessage, StreamBrokenError
 
-log = logging.getLogger(__name__)
-
-MAX_BODIES: Final = MAX_OUTGOING
-"""The most bodies that wait to go through one group; beyond it the peer takes part in none of what it asks for or
-announces."""
-LOOK_S: Final = 0.02
-"""The interval of checks whether the other side of a body is still there."""
+SIZE_BYTES: Final = 8
+"""What follows a group's id in a greeting: the size of chunks, in which both ranks must cut bodies."""
 
 
 @cache
@@ -65,6 +69,9 @@ def library_here() -> Library:
 
 
 def require() -> None:
+    """Raise MissingBackend if there are GPUs, and no NCCL, or no torch that can use them."""
+    if gpus() and (why := torch_problem()) is not None:
+        raise MissingBackend(f"the transport 'nccl' copies by torch where there are GPUs, but {why}")
     library_here()
 
 
@@ -76,148 +83,27 @@ def caution() -> str:
     )
 
 
-class NcclReceive(Motion):
-    """The motion of a body that is received. Halted, it ends at once, unless it is being scattered; its bytes come all
-    the same."""
-
-    __slots__ = ("_copy", "over")
-
-    def __init__(self, owner: object, peer: str, generation: int) -> None:
-        super().__init__(owner, peer, generation)
-        self.over: Final = trio.Event()
-        self._copy: Copy | None = None
-
-    def halt(self) -> None:
-        super().halt()
-        if self._copy is None:
-            self.over.set()
-        else:
-            self._copy.halt()
-
-    async def run(self) -> None:
-        await self.over.wait()
-
-    async def scatter(self, staged: Mapped, memory: Mapped, pieces: PackedPieces) -> None:
-        if self.halted:
-            return
-        self._copy = Copy(self, self.peer, self.generation, staged, memory, pieces)
-        await self._copy.run()
-        self._copy = None
-        if self.halted:
-            self.over.set()
-
-
-class Bodies:
-    """The bodies that go through one group, one after the other, beside the stream on which they are announced."""
-
-    def __init__(self, nbytes: int, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
-        self.extent: Final = nbytes
-        """The size of the peer's memory."""
-        self._label: Final = label
-        self._group: Final = group
-        self._stage: Final = stage
-        self._staged: Mapped | None = None
-        self._waiting: deque[tuple[PackedPieces | int, NcclReceive | None]] = deque()
-        self._bell = trio.Event()
-        self._called = trio.Event()
-        """Set while a thread waits for NCCL."""
-        self._limiter: Final = trio.CapacityLimiter(1)
-
-    def send(self, pieces: PackedPieces) -> None:
-        self._put(pieces, None)
-
-    def receive(self, nbytes: int, pieces: PackedPieces | None, landing: NcclReceive | None) -> None:
-        """Receive a body into these pieces, or discard it if there are none. StreamBrokenError, as `send`, if too many
-        wait."""
-        self._put(nbytes if pieces is None else pieces, landing)
-
-    def _put(self, what: PackedPieces | int, landing: NcclReceive | None) -> None:
-        if len(self._waiting) >= MAX_BODIES:
-            raise StreamBrokenError(f"{MAX_BODIES} announced transfers wait for the peer, which is the limit")
-        self._waiting.append((what, landing))
-        self._bell.set()
-
-    def abort(self) -> None:
-        self._group.abort()
-
-    async def run(self, stream: SocketStream, memory: Mapped) -> None:
-        """Move the bodies. Returns when NCCL has failed, or either side has given up."""
-        why: object = "one side closed the connection"
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, stream, nursery.cancel_scope)
-                try:
-                    await self._move_all(memory)
-                except RuntimeError as error:
-                    why = error
-                    nursery.cancel_scope.cancel()
-            log.warning("%s: a transfer was lost: %s", self._label, why)
-        finally:
-            self.abort()
-            for _, landing in self._waiting:
-                if landing is not None:
-                    landing.failed = not landing.halted
-                    landing.over.set()
-
-    async def _move_all(self, memory: Mapped) -> None:
-        while True:
-            while self._waiting:
-                await self._move(*self._waiting[0], memory)
-                self._waiting.popleft()
-            self._bell = trio.Event()
-            await self._bell.wait()
-
-    async def _move(self, what: PackedPieces | int, landing: NcclReceive | None, memory: Mapped) -> None:
-        if self._staged is None:
-            await self._call(self._open)
-            self._staged = self._group.staging.host
-        if isinstance(what, int):
-            for begin in range(0, what, CHUNK_BYTES):
-                await self._call(partial(self._group.receive, min(CHUNK_BYTES, what - begin)))
-        elif landing is None:
-            sources, _, lengths = what.columns()
-            for chunk in split(sources, lengths):
-                await Copy(self, "", 0, memory, self._staged, chunk).run()
-                await self._call(partial(self._group.send, chunk.nbytes))
-        else:
-            _, targets, lengths = what.columns()
-            for chunk in split(targets, lengths, into_region=True):
-                await self._call(partial(self._group.receive, chunk.nbytes))
-                await landing.scatter(self._staged, memory, chunk)
-            landing.over.set()
-
-    def _open(self) -> None:
-        self._group.open(self._stage())
-
-    async def _call(self, call: Callable[[], None]) -> None:
-        """Wait for a call of NCCL in a thread. RuntimeError."""
-        self._called.set()
-        await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
-        self._called = trio.Event()
-
-    async def _watch(self, stream: SocketStream, scope: trio.CancelScope) -> None:
-        """Abort when the stream has ended: NCCL may wait for ever for a rank that is gone, when it opens a group even
-        after an abort."""
-        while True:
-            await self._called.wait()
-            while self._called.is_set():
-                if not is_whole(stream.sock):
-                    self.abort()
-                    scope.cancel()
-                    return
-                await trio.sleep(LOOK_S)
-
-
 class NcclTransport(AskingAgent):
     """The transport over NCCL. Args: `host`, an address of this machine that peers can reach, for the streams of
-    messages; `library`, if it is not to be this machine's own."""
+    messages and for NCCL; `library` and `device`, if they are not to be this machine's own."""
 
     def __init__(
-        self, me: Address, on_event: EventSink, host: str = "127.0.0.1", library: Library | None = None
+        self,
+        me: Address,
+        on_event: EventSink,
+        host: str = "127.0.0.1",
+        library: Library | None = None,
+        device: Callable[[int], KernelDevice] | None = None,
     ) -> None:
         super().__init__(me, on_event, host)
         self._library: Final = library or library_here()
         self._stands_in: Final = isinstance(self._library, StandIn)
+        self._device: Final = device or (None if self._stands_in else CudaDevice)
+        """By a GPU's number, the device whose kernels gather and scatter; None where the CPU does."""
+        self._allocated: memoryview | None = None
+        """The region, if this agent or one that it joined has allocated it for kernels."""
+        if not self._stands_in:
+            follow_host(host)
 
     @property
     def name(self) -> str:
@@ -227,9 +113,41 @@ class NcclTransport(AskingAgent):
     def label(self) -> str:
         return f"{self.me} ({self.name})"
 
+    def allocate(self, nbytes: int) -> memoryview:
+        if self._device is None:
+            return super().allocate(nbytes)
+        self._allocated = memory = anonymous(nbytes)
+        segment = Segment(address_of(memory), nbytes)
+        self._over(TensorRegion([segment], memoryview(bytearray()), self._device(0)))
+        return memory
+
+    def join(self, owner: AskingAgent) -> memoryview:
+        assert isinstance(owner, NcclTransport)
+        own = super().join(owner)
+        self._allocated = owner._allocated
+        return own if self._allocated is None else self._allocated
+
+    def adopt(self, segments: Sequence[Segment], own_bytes: int) -> memoryview:
+        """Use memory of one GPU that somebody else has allocated, or of this process, which is pinned then; see
+        `transports/adopting.py`."""
+        if self._device is None:
+            raise cannot_adopt(self.name)
+        numbers = sorted({segment.gpu for segment in segments if segment.gpu is not None})
+        if len(numbers) > 1:
+            raise TransportError(
+                f"nccl moves memory of one GPU for each rank, and the segments lie on GPUs {numbers}: adopt those of "
+                "one"
+            )
+        own = anonymous(own_bytes) if own_bytes else memoryview(bytearray())
+        return self._over(TensorRegion(segments, own, self._device(numbers[0] if numbers else 0)))
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return CHUNK_BYTES if self._stands_in else GPU_CHUNK_BYTES
+
     def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
-        ident = bytes(self._library.ncclGetUniqueId().internal)
+        ident = bytes(self._library.ncclGetUniqueId().internal) + self._chunk_bytes.to_bytes(SIZE_BYTES, "little")
         return AgentHello(
             VERSION,
             self.me,
@@ -242,27 +160,33 @@ class NcclTransport(AskingAgent):
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> Bodies:
-        return self._bodies(description.nbytes, hello.agent, 0)
+        extent = extent_of(description)
+        assert not isinstance(extent, Malformed), "parse_description has checked it"
+        return self._bodies(extent, hello.agent, 0)
 
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Bodies:
         tune(sock)
-        if len(hello.agent) != ID_BYTES:
+        if len(hello.agent) != ID_BYTES + SIZE_BYTES:
             raise TransportError("it names no NCCL group")
+        theirs = int.from_bytes(hello.agent[ID_BYTES:], "little")
+        if theirs != self._chunk_bytes:
+            raise TransportError(f"it cuts bodies into chunks of {theirs} bytes, this rank of {self._chunk_bytes}")
         return self._bodies(hello.nbytes, hello.agent, 1)
 
-    def _bodies(self, nbytes: int, ident: bytes, rank: int) -> Bodies:
-        stage = HostStaging if self._stands_in else CudaStaging
-        return Bodies(nbytes, self.label, NcclGroup(self._library, ident, rank), stage)
+    def _bodies(self, extent: Extent, ident: bytes, rank: int) -> Bodies:
+        memory = self._memory
+        stage = memory.device.staging if isinstance(memory, TensorRegion) else HostStaging
+        return Bodies(extent, self.label, NcclGroup(self._library, ident[:ID_BYTES], rank), stage)
 
     async def _attend_link(self, link: AgentLink) -> None:
         assert isinstance(link.remote, Bodies)
-        assert isinstance(self._memory, Mapped)
+        assert isinstance(self._memory, Mapped | TensorRegion)
         await link.remote.run(link.stream, self._memory)
         self._lose(link)
 
     async def _accompany(self, guest: Guest) -> None:
         assert isinstance(guest.remote, Bodies)
-        assert isinstance(self._memory, Mapped)
+        assert isinstance(self._memory, Mapped | TensorRegion)
         await guest.remote.run(guest.stream, self._memory)
         guest.stream.close()
 
@@ -312,20 +236,3 @@ class NcclTransport(AskingAgent):
         assert isinstance(guest.remote, Bodies)
         guest.remote.send(pieces)
         return OutgoingMessage(frame(Data(op, pieces.nbytes)))
-
-
-def split(offsets: Any, lengths: Any, *, into_region: bool = False) -> Iterator[PackedPieces]:
-    """Yield the copies from these offsets in a region into the staging buffer, or back, as much as it holds at once."""
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    total = int(ends[-1]) if len(ends) else 0
-    borders = np.arange(0, total, CHUNK_BYTES, dtype=np.uint64)
-    boundaries = np.union1d(begins[lengths > 0], borders)
-    sizes = np.diff(boundaries, append=np.uint64(total))
-    piece = np.searchsorted(ends, boundaries, "right")
-    positions = [offsets[piece] + boundaries - begins[piece], boundaries % np.uint64(CHUNK_BYTES)]
-    rows = np.stack((*(reversed(positions) if into_region else positions), sizes), axis=1)
-    chunks = np.append(np.searchsorted(boundaries, borders), len(boundaries)).tolist()
-    for first, last in pairwise(chunks):
-        chunk = slice(first, last)
-        yield PackedPieces(rows[chunk].tobytes(), int(sizes[chunk].sum()))
