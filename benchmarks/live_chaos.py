@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Chaos:
             answer = await self.cluster.ask(prompt=tokens, max_tokens=12, ignore_eos=True)
             assert answer.status == 200, answer.body
             self.right.append(answer.tokens)
-        left = iter(range(self.requests))
+        left = self.requests_to_send()
         begun = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.harm)
@@ -83,14 +84,18 @@ class Chaos:
         summary = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
         sys.stdout.write(
-            f"{self.requests:,} requests in {lasted:.0f} s: {summary}\n{done}, {self.bytes_lost:,} bytes lost\n"
+            f"{self.outcomes.total():,} requests in {lasted:.0f} s: {summary}\n{done}, {self.bytes_lost:,} bytes lost\n"
             f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
         )
         if exceptions:
             sys.stdout.write(log[max(0, log.index("Traceback") - 2000) :][:6000])
         return not (self.wrong or self.unanswered or leaked or exceptions)
 
-    async def client(self, left: Any) -> None:
+    def requests_to_send(self) -> Iterator[int]:
+        """One item for each request; all clients take from it."""
+        return iter(range(self.requests))
+
+    async def client(self, left: Iterator[int]) -> None:
         for _ in left:
             number = self.random.randrange(len(self.prompts))
             hang_up_after_s = self.random.uniform(0, 0.3) if self.random.random() < 0.1 else None

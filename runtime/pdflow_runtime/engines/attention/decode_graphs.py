@@ -55,8 +55,9 @@ class DecodeGraphs:
         """The rows of the step, where graphs read them."""
         self._graphs: dict[int, _Graph] = {}
         self._pool: Any = None
-        self._tables: dict[int, tuple[tuple[int, ...], Any]] = {}
-        """By the identity of a block table, the table and the same as an array: most stay what they are for a step."""
+        self._host_rows: Final = np.zeros((MOST, HEAD + self._width), np.int32)
+        self._tables: list[tuple[int, ...]] = [()] * MOST
+        """The block table in each row. Most stay where they are from step to step."""
         # One for each size of batch, and for each number of heads at a rank.
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         self._flex: Final = torch.compile(flex_attention, dynamic=False)
@@ -85,25 +86,18 @@ class DecodeGraphs:
 
     def _rows(self, works: Seq[Work], size: int) -> Any:
         """Return the step's rows, `[size, HEAD + blocks]` of int32."""
-        count = len(works)
-        tables = [self._table(work.blocks) for work in works]
-        rows = np.empty((size, HEAD + max(map(len, tables))), np.int32)
-        rows[:count, 0] = [work.tokens[0] for work in works]
-        rows[:count, 1] = [work.start for work in works]
-        rows[:count, 2] = range(count)
-        for row, table in zip(rows, tables, strict=False):
-            row[HEAD : HEAD + len(table)] = table
-            row[HEAD + len(table) :] = 0
-        rows[count:] = rows[count - 1]
-        if len(self._tables) > 4 * MOST:
-            self._tables.clear()
-        return rows
-
-    def _table(self, blocks: tuple[int, ...]) -> Any:
-        known = self._tables.get(id(blocks))
-        if known is None:
-            known = self._tables[id(blocks)] = (blocks, np.array(blocks[: self._width], np.int32))
-        return known[1]
+        last = len(works) - 1
+        rows = self._host_rows
+        rows[: last + 1, 0] = [work.tokens[0] for work in works]
+        rows[: last + 1, 1] = [work.start for work in works]
+        rows[: last + 1, 2] = range(last + 1)
+        rows[last + 1 : size, :HEAD] = rows[last, :HEAD]
+        for number in range(size):
+            blocks = works[min(number, last)].blocks
+            if blocks is not self._tables[number]:
+                self._tables[number] = blocks
+                rows[number, HEAD : HEAD + len(blocks)] = blocks[: self._width]
+        return rows[:size, : HEAD + max(len(work.blocks) for work in works)]
 
     def _captured(self, size: int) -> _Graph:
         """Capture the graph of a size. It is run once before, with the step's own rows: what that writes to the cache
