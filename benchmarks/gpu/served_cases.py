@@ -35,6 +35,7 @@ weight_dtype = "{dtype}"
 {pools}
 [transfer]
 method = "{method}"
+progressive = {progressive}
 kv_buffer_device = "{buffer}"
 
 [network]
@@ -57,24 +58,30 @@ class ServedCase(NamedTuple):
     dtype: str = "fp32"
     replicas: int = 1
     alone: bool = False
+    progressive: bool = False
+    """Whether P sends each layer of each chunk as soon as it is computed."""
 
     def scenario(self, model: str) -> str:
         roles = [("both", "aggregated")] if self.alone else [("prefill", "prefill"), ("decode", "decode")]
         pools = "".join(POOL.format(name=name, role=role, replicas=self.replicas) for name, role in roles)
-        return SCENARIO.format(pools=pools, model=model, **self._asdict())
+        progressive = str(self.progressive).lower()
+        return SCENARIO.format(pools=pools, model=model, **self._asdict() | {"progressive": progressive})
 
     def __str__(self) -> str:
         route = f"{self.transport}, KV buffer on {self.buffer}"
-        return f"one engine {self.dtype}" if self.alone else f"{self.method:18} {route:28} {self.dtype}"
+        method = self.method + (", by layer" if self.progressive else "")
+        return f"one engine {self.dtype}" if self.alone else f"{method:19} {route:27} {self.dtype}"
 
 
 def cases(dtype: str = "fp32") -> list[ServedCase]:
-    return [
+    found = [
         ServedCase(method, transport, buffer, dtype)
         for method in METHODS
         for transport, buffer in WAYS
         if buffer == "cpu" or method not in IN_HOST_MEMORY
     ]
+    by_layer = [ServedCase("nixl-push", transport, buffer, dtype, progressive=True) for transport, buffer in WAYS]
+    return found + by_layer
 
 
 def alone(dtype: str) -> ServedCase:

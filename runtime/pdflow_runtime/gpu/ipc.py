@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from pdflow_runtime.gpu import driver
 from pdflow_runtime.gpu.driver import GpuError
+from pdflow_runtime.gpu.memory import tensor_at
 from pdflow_runtime.gpu.pieces import RowCopies, copy_rows
 
 log = logging.getLogger(__name__)
@@ -133,8 +134,8 @@ class CudaIpc:
 
     def view(self, address: int, nbytes: int) -> Any:
         """Return the memory as a tensor of this GPU, even where it lies on another: its kernels reach that all the
-        same. torch would copy the memory if it were told its GPU by `__cuda_array_interface__`."""
-        return tensor_over(address, nbytes, f"cuda:{self._gpu}")
+        same."""
+        return tensor_at(address, nbytes, f"cuda:{self._gpu}")
 
     def stream(self) -> CudaStream:
         return CudaStream(self._gpu)
@@ -154,11 +155,3 @@ class CudaStream:
             over.record(self._stream)
         wait: Callable[[], None] = over.synchronize
         return wait
-
-
-def tensor_over(address: int, nbytes: int, device: str) -> Any:
-    """Return a tensor of uint8 `[nbytes]` over memory that a device reaches at this address, whatever it belongs to."""
-    torch: Any = import_module("torch")
-    # torch has no public constructor that does not look up, and copy from, the device that the address belongs to.
-    storage = torch._C._construct_storage_from_data_pointer(address, torch.device(device), nbytes)
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

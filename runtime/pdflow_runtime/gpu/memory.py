@@ -14,6 +14,9 @@ import numpy as np
 
 from pdflow_runtime.gpu import driver
 
+_kept: Final[list[memoryview]] = []
+"""Memory that is pinned: it must stay where it is as long as it is."""
+
 
 def allocate(nbytes: int, gpu: int) -> Any:
     """Return zeroed memory of a GPU, a tensor of uint8 `[nbytes]`. GpuError if the GPU has not so much free."""
@@ -28,14 +31,18 @@ def allocate(nbytes: int, gpu: int) -> Any:
         ) from None
 
 
-def tensor_at(address: int, nbytes: int, gpu: int) -> Any:
-    """Return a tensor of uint8 `[nbytes]` over memory that a GPU reaches at this address. It keeps nothing alive."""
+def tensor_at(address: int, nbytes: int, device: str) -> Any:
+    """Return a tensor of uint8 `[nbytes]` over memory that a device reaches at this address, whatever that belongs to.
+    It keeps nothing alive."""
     torch: Any = import_module("torch")
-    return torch.as_tensor(_Exposed(address, nbytes), device=f"cuda:{gpu}")
+    # By `__cuda_array_interface__`, torch looks up whose an address is, and copies the memory of another device.
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device(device), nbytes)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
 def pinned(memory: memoryview, gpu: int) -> Any:
-    """Pin memory of this process until it ends, and return a tensor over it as the GPU reaches it. GpuError."""
+    """Pin memory of this process, and keep it, until the process ends; return a tensor over it as the GPU reaches it.
+    GpuError."""
     address: int = np.frombuffer(memory, np.uint8).ctypes.data
     driver.attach(gpu)
     try:
@@ -45,17 +52,5 @@ def pinned(memory: memoryview, gpu: int) -> Any:
             f"cannot pin {len(memory) >> 20:,} MiB of host memory for KV ({error}): lower kv_tokens in [[pool]], or "
             'set transfer.kv_buffer_device = "cuda"'
         ) from None
-    return tensor_at(address, len(memory), gpu)
-
-
-class _Exposed:
-    """Memory by NumPy's array interface for CUDA, version 3."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__: Final = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-        }
+    _kept.append(memory)
+    return tensor_at(address, len(memory), f"cuda:{gpu}")

@@ -14,7 +14,8 @@ import trio
 from pdflow.layout.descriptors import Descriptor
 from pdflow_runtime.gpu import pieces
 from pdflow_runtime.gpu.driver import HANDLE_BYTES, GpuError
-from pdflow_runtime.gpu.ipc import Allocations, tensor_over
+from pdflow_runtime.gpu.ipc import Allocations
+from pdflow_runtime.gpu.memory import tensor_at
 from pdflow_runtime.gpu.pieces import RowCopies
 from pdflow_runtime.transports import cuda_ipc
 from pdflow_runtime.transports.adopting import Segment, address_of, adopt, own_start
@@ -376,7 +377,7 @@ async def test_a_thread_that_has_not_attached_copies_nothing(monkeypatch: pytest
 def test_a_tensor_over_memory_is_that_memory() -> None:
     pytest.importorskip("torch")
     memory = np.arange(256, dtype=np.uint8)
-    tensor = tensor_over(memory.ctypes.data + 8, 200, "cpu")
+    tensor = tensor_at(memory.ctypes.data + 8, 200, "cpu")
     tensor[0] = 99
     assert (memory[8], len(tensor), int(tensor[199])) == (99, 200, 207)
     assert tensor.data_ptr() == memory.ctypes.data + 8

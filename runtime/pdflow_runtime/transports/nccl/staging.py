@@ -247,7 +247,7 @@ class CudaDevice:
 
     def over_vram(self, address: int, nbytes: int) -> Any:
         with gpu_errors(f"cannot use memory of GPU {self._gpu}"):
-            return tensor_at(address, nbytes, self._gpu)
+            return tensor_at(address, nbytes, f"cuda:{self._gpu}")
 
     def over_host(self, memory: memoryview) -> Any:
         _pinned.append(memory)
