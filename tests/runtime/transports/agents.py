@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]]
     "cuda-ipc, fake in 5": partial(CudaIpcTransport, share=fake_allocations),
     "cuda-ipc, VRAM": CudaIpcTransport,
     **dict.fromkeys(
-        ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 5 segments"),
+        ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 3 segments"),
         partial(NcclTransport, library=StandIn(), device=CpuDevice),
     ),
     "local": LocalTransport,
@@ -91,7 +91,7 @@ ADOPTED = [
 """Regions of memory that the agent has not allocated, but for their last OWN_BYTES."""
 BY_KERNELS = [
     pytest.param(kind, marks=pytest.mark.skipif(find_spec("torch") is None, reason="no torch"))
-    for kind in ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 5 segments")
+    for kind in ("nccl by kernels", "nccl by kernels, 1 segment", "nccl by kernels, 3 segments")
 ]
 """Regions that are tensors, gathered and scattered by torch's kernels, on the CPU and over NCCL's stand-in."""
 FAKE_CUDA_IPC = ("cuda-ipc, fake", "cuda-ipc, fake in 5")
@@ -189,6 +189,7 @@ OWN_BYTES = 64 << 10
 BORDERS = {
     "1 segment": [REGION_BYTES - OWN_BYTES],
     "5 segments": [4099, 70_000, (2 << 20) + 13, (5 << 20) + 1, REGION_BYTES - OWN_BYTES],
+    "3 segments": [64 << 10, (2 << 20) + 4096, REGION_BYTES - OWN_BYTES],
 }
 """The offsets behind the last byte of each adopted segment: own memory follows the last one without a gap."""
 
