@@ -34,9 +34,6 @@ CHUNK_BYTES: Final = 4 << 20
 GPU_CHUNK_BYTES: Final = 32 << 20
 """The size of a buffer on a GPU. A chunk costs some 0.2 ms besides the time of its bytes, which is 0.1 ms over NVLink
 and 0.7 ms over PCIe; each group has a buffer, and while it scatters one more of this size."""
-_pinned: Final[list[memoryview]] = []
-"""Kept for as long as they are pinned, which is until the process ends: what is allocated at the address of pinned
-memory that was given back would count as pinned, and the GPU would reach other pages than the CPU."""
 
 
 class NcclStaging(Protocol):
@@ -250,7 +247,6 @@ class CudaDevice:
             return tensor_at(address, nbytes, f"cuda:{self._gpu}")
 
     def over_host(self, memory: memoryview) -> Any:
-        _pinned.append(memory)
         with gpu_errors(f"cannot pin {len(memory) >> 20:,} MiB of memory for GPU {self._gpu}"):
             return pinned(memory, self._gpu)
 
