@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 
 from pdflow_runtime.engines.config import ModelConfig
 from pdflow_runtime.engines.kv_cache import KvCache
-from pdflow_runtime.engines.rows import RowFunctions, at_least_float32, padded
+from pdflow_runtime.engines.rows import RowFunctions, padded
 from pdflow_runtime.engines.weights import Layer, Weights
 
 # With AMX, oneDNN cuts a bfloat16 product's sums by how many rows there are: a prompt that is computed in other chunks,
@@ -76,7 +76,7 @@ class Llama:
 
     @torch.inference_mode()
     def forward(self, step: StepInput, cache: KvCache, written: Callable[[int], None] | None = None) -> Tensor:
-        """Return the logits `[len(logits_indices), vocab]`, in float32 or better; the rows' KV is then in the cache.
+        """Return the logits `[len(logits_indices), vocab]`; the rows' KV is then in the cache.
         `written` is called with each layer whose KV is, or, on a GPU, will be when what has been queued is done."""
         weights, eps, do = self.weights, self.config.rms_norm_eps, self._do
         x = F.embedding(padded(step.tokens), weights.embedding)
@@ -94,7 +94,7 @@ class Llama:
         assert more is not None
         logits_indices = step.logits_indices
         x = do.norm((x + more)[padded(logits_indices)], weights.norm, eps)
-        return F.linear(x, weights.head)[: len(logits_indices)].to(at_least_float32(x.dtype))
+        return F.linear(x, weights.head)[: len(logits_indices)]
 
     def _attention(
         self,

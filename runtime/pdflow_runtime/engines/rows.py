@@ -70,7 +70,8 @@ class RowFunctions:
 
     def __init__(self, device: torch.device) -> None:
         def on_device(function: Callable[P, R]) -> Callable[P, R]:
-            return torch.compile(function, dynamic=True) if device.type == "cuda" else function
+            # For the first number of rows; with the second one, for any number. Other sizes stay constants.
+            return torch.compile(function) if device.type == "cuda" else function
 
         self.norm: Final = on_device(norm)
         self.added_norm: Final = on_device(added_norm)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pdflow_runtime.engines.job import Logprobs, Sampled, Sampling, TokenRequest
+from pdflow_runtime.engines.rows import at_least_float32
 
 
 def sample(logits: Tensor, token_requests: Seq[TokenRequest]) -> list[Sampled]:
@@ -60,6 +61,6 @@ def _at(reached: Tensor, drawn: float) -> int:
 def _logprobs(logits: Tensor, token: int, count: int | None) -> Logprobs | None:
     if count is None:
         return None
-    every = logits.log_softmax(-1)
+    every = logits.log_softmax(-1, at_least_float32(logits.dtype))
     values, tokens = every.topk(min(count, len(every)))
     return Logprobs(float(every[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))

@@ -20,6 +20,7 @@ from pdflow_runtime.engines.job import LayerDone, Sampled, Work
 from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.malloc import keep_what_is_freed
 from pdflow_runtime.engines.model import Attends, Llama, StepInput
+from pdflow_runtime.engines.rows import ROWS
 from pdflow_runtime.engines.sampling import sample
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ class TorchRunner:
         be called before any block is in use."""
         if not self._kernels:
             return
-        self.compute([Work((0,) * self._cache.block_size, 0, (0,), None)])
+        # Two numbers of rows: what is compiled for the second one is for any.
+        for rows in (ROWS, 3 * ROWS):
+            blocks = -(-rows // self._cache.block_size)
+            if blocks <= self._cache.num_blocks:
+                self.compute([Work((0,) * rows, 0, tuple(range(blocks)), None)])
         if self._graphs is not None and sequences:
             with self._device.computing():
                 self._graphs.warm_up(sequences)
