@@ -44,7 +44,19 @@ def test_names() -> None:
         "rtx-pro-6000",
     }
     assert set(presets("links")) == {
-        *("ideal", "nvlink", "pcie4", "pcie5", "rdma-400g", "efa-100g", "efa-200g", "tcp-25g", "tcp-100g", "nvme-of"),
+        *(
+            "ideal",
+            "nvlink",
+            "pcie4",
+            "pcie5",
+            "rdma-400g",
+            "efa-100g",
+            "efa-200g",
+            "tcp-25g",
+            "tcp-100g",
+            "nvme-of",
+            "cuda-ipc",
+        ),
     }
 
 
