@@ -1,8 +1,8 @@
 """Memory that GPUs reach, as tensors of torch: allocated on a GPU, another process's, or this process's own, pinned.
 
 All are at one address for the host and for kernels, so a kernel can gather what lies in host memory, and scatter into
-it, at the speed of PCIe. On an H200 that is 44 to 50 GB/s from pieces of 512 bytes on, where one copy call for each
-piece takes 9 to 12 us (`python -m benchmarks.gpu copies`).
+it, at the speed of PCIe. On an H200 that is 47 to 51 GB/s from pieces of 512 bytes on, where one copy call for each
+piece takes 6 to 8 us (`python -m benchmarks.gpu copies`).
 """
 
 from __future__ import annotations

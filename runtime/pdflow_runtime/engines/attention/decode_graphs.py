@@ -29,8 +29,8 @@ LEAST: Final = 16
 """The fewest rows of a graph; model.py pads to as many."""
 MOST: Final = 256
 KERNEL_OPTIONS: Final = {dtype: {"num_warps": 1, "num_stages": 4} for dtype in (torch.bfloat16, torch.float16)}
-"""The fastest of 15 settings on an H200: 45 us for a layer of 64 sequences at 1,024 tokens in blocks of 16, where
-torch's own choice takes 100."""
+"""The fastest of 15 settings that were tried on an H200. torch's own choice took twice as long with blocks of 16 tokens
+(`python -m benchmarks.gpu attention` shows both)."""
 HEAD: Final = 3
 """The numbers of a row before its block table: token, position, and the row whose KV it writes: itself, or the last."""
 
