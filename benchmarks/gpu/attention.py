@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
-from pytest import MonkeyPatch
 from torch.nn import functional as F  # noqa: N812  (its name everywhere)
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -27,9 +27,7 @@ def main() -> int:
     bandwidth = copy_bytes_per_s()
     flex: Any = torch.compile(flex_attention, dynamic=False)
     print(f"{SEQUENCES} sequences at {CONTEXT} tokens, {HEADS} heads on {KV_HEADS}, head_dim {WIDTH}; one layer")
-    print(
-        "| dtype | block_size | over pages | with torch's options | the KV at the bandwidth of a copy | gather, SDPA |"
-    )
+    print("| dtype | block_size | over pages | torch's options | the KV at a copy's bandwidth | gather, SDPA |")
     print("| --- | --- | --- | --- | --- | --- |")
     for dtype, size in (("bfloat16", 16), ("bfloat16", 32), ("bfloat16", 64), ("bfloat16", 128), ("float32", 64)):
         blocks_each = CONTEXT // size
@@ -50,7 +48,7 @@ def main() -> int:
             return F.scaled_dot_product_attention(q.view(SEQUENCES, KV_HEADS, -1, WIDTH), k, v)
 
         us = in_graph_us(lambda paged=paged, q=q: paged.attend(0, q), 10)
-        with MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decode_graphs, "KERNEL_OPTIONS", {})
             own_us = in_graph_us(lambda paged=paged, q=q: paged.attend(0, q), 10)
         least = len(region) / bandwidth * 1e6
