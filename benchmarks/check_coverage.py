@@ -1,9 +1,9 @@
-"""Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--json FILE]
+"""Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--page FILE]
 
-Every scope of `pdflow check all`, the data paths of all methods, and N random walks of each dialect run in this process
+Every scope of `pdflow check all`, the data paths of all methods, the races, and N random walks of each dialect run here
 under coverage.py, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the share that
-was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached from it. It
-takes about four times the CPU time of `pdflow check all`.
+was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached from it.
+With --page, writes docs/check-coverage.md, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
+import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from coverage import Coverage
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+REASONS: Final = Path(__file__).with_name("check_coverage_reasons.toml")
 PACKAGES: Final = ("protocol", "routing", "serving")
 
 
@@ -44,6 +48,8 @@ def explored(walks: int, show: Callable[[str], None]) -> None:
     from pdflow.methods.catalogue import METHODS
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
     from pdflow_sim.check.datapath.rows import row, selected_rows
+    from pdflow_sim.check.races.catalogue import RACES
+    from pdflow_sim.check.races.verdict import rows as look_at_races
     from pdflow_sim.check.scopes.catalogue import SCOPES
     from pdflow_sim.check.search.campaign import WalkTask
     from pdflow_sim.check.search.campaign import walks as walk
@@ -57,6 +63,8 @@ def explored(walks: int, show: Callable[[str], None]) -> None:
     for method, dialect in selected_rows(list(METHODS), None):
         show(f"data path of {method.name}, {dialect}")
         row(method, dialect)
+    for race in look_at_races(float("inf"), list(RACES), [], time.monotonic):
+        show(f"race {race.race.number}")
     for dialect in (STRICT, VLLM_COMPAT):
         show(f"{walks:,} walks of {dialect.name}")
         walk(WalkTask(dialect=dialect), range(1, walks + 1))
@@ -105,10 +113,63 @@ def measure(walks: int, show: Callable[[str], None]) -> list[FileCoverage]:
     return [found for path in paths if (found := of_file(measured, path)).branches]
 
 
+class Reason(NamedTuple):
+    title: str
+    pattern: str
+    why: str
+
+    def fits(self, branch: Branch) -> bool:
+        text = f"{branch.file} {branch.function}: {branch.text} -> {branch.target}"
+        return re.search(self.pattern, text) is not None
+
+
+def page(found: list[FileCoverage], walks: int) -> str:
+    """Return docs/check-coverage.md."""
+    reasons = [Reason(**each) for each in tomllib.loads(REASONS.read_text())["reason"]]
+    missed = [branch for each in found for branch in each.missed]
+    by_reason: dict[str, list[Branch]] = {reason.title: [] for reason in reasons}
+    unexplained = []
+    for branch in missed:
+        reason = next((each for each in reasons if each.fits(branch)), None)
+        (unexplained if reason is None else by_reason[reason.title]).append(branch)
+    total = sum(each.branches for each in found)
+    lines = [
+        "# Branches that the checker takes",
+        "",
+        f"`python -m benchmarks.check_coverage --walks {walks} --page docs/check-coverage.md` writes this page:",
+        "the branches of pdflow/protocol, pdflow/routing and pdflow/serving that the scopes of `pdflow check all`,",
+        f"the data paths, the races and {walks:,} walks of each dialect take together.",
+        f"{total - len(missed):,} of {total:,} are taken.",
+        "",
+        "| file | branches | taken |",
+        "| --- | ---: | ---: |",
+        *(f"| {each.file} | {each.branches} | {each.branches - len(each.missed)} |" for each in found),
+        "",
+        "## Why the others are not",
+    ]
+    for reason in reasons:
+        branches = by_reason[reason.title]
+        if branches:
+            lines += ["", f"**{reason.title}** ({len(branches)} branches). {reason.why}"]
+    lines += ["", f"## Not explained yet ({len(unexplained)} branches)", "", "| function | line | never followed by |"]
+    lines += ["| --- | --- | --- |"]
+    lines += [
+        f"| {branch.function} ({Path(branch.file).name}) | `{_cell(branch.text)}` | `{_cell(branch.target)}` |"
+        for branch in unexplained
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return code as the cell of a table takes it."""
+    return text.partition("  # ")[0].replace("|", "\\|")[:80]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--walks", type=int, default=10_000, help="random walks of each dialect (default: 10,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the branches that were not taken to FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of the documents to FILE")
     asked = parser.parse_args()
 
     def show(what: str) -> None:
@@ -125,6 +186,8 @@ def main() -> int:
     print(f"in all: {branches - missed:,} of {branches:,} branches, {1 - missed / branches:.1%}")
     if asked.json is not None:
         asked.json.write_text(json.dumps([branch._asdict() for each in found for branch in each.missed], indent=1))
+    if asked.page is not None:
+        asked.page.write_text(page(found, asked.walks))
     return 0
 
 
