@@ -253,6 +253,19 @@ class Lanes(Generic[K]):
         """Return the pieces of an open operation that are posted and have not ended."""
         return tuple(self._open[key].posted)
 
+    def leftovers(self) -> dict[str, int]:
+        """Return the size of everything that must be empty at rest and is not (L8), by name: operations, prompts that
+        pieces are offered to, pieces of prompts, and lanes that are taken."""
+        lanes = zip((self.rules.writes, self.rules.reads), self._free, strict=True)
+        taken = sum(abs((limit or 0) - (free or 0)) for limit, free in lanes)
+        sizes = {
+            "open operations": len(self._open),
+            "prompts with operations": len(self._of_prompt),
+            "prompts with pieces": len(self._ready),
+            "taken lanes": taken,
+        }
+        return {name: size for name, size in sizes.items() if size}
+
     def fork(self) -> Lanes[K]:
         other: Lanes[K] = Lanes(self.rules)
         other._open = {key: _forked(operation) for key, operation in self._open.items()}

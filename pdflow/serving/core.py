@@ -154,4 +154,6 @@ class Core:
         return tuple([cast(Any, port.endpoint).fingerprint() for port in self.ports.values()])
 
     def assert_empty(self, whose: str) -> None:
-        """Assert, at rest, that no state of any request is kept."""
+        """Assert, at rest, that no state of any request is kept (L8): each role adds its own."""
+        kept = (self.queue, self.pending_effects, self.handled, self.busy)
+        assert not any(kept), f"{whose} is still in a turn: {kept}"

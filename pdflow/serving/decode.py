@@ -179,5 +179,6 @@ class DecodeCore(Core):
         return super().fingerprint(), self.requests.fingerprint(), self.landing.fingerprint()
 
     def assert_empty(self, whose: str) -> None:
+        super().assert_empty(whose)
         self.requests.assert_empty(whose)
         self.landing.assert_empty(whose)

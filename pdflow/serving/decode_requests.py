@@ -80,5 +80,5 @@ class DecodeRequests:
         return requests, tuple(self.awaited), tuple(self.dropping.items())
 
     def assert_empty(self, whose: str) -> None:
-        kept = (self.awaited, self.dropping)
+        kept = (self.by_handle, self.awaited, self.dropping)
         assert not any(kept), f"{whose} still holds {kept}"

@@ -148,5 +148,6 @@ class PrefillCore(Core):
         return super().fingerprint(), self.requests.fingerprint(), self.sending.fingerprint()
 
     def assert_empty(self, whose: str) -> None:
+        super().assert_empty(whose)
         self.requests.assert_empty(whose)
         self.sending.assert_empty(whose)

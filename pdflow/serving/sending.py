@@ -200,3 +200,7 @@ class ProgressiveSending(Sending):
 
     def fingerprint(self) -> Hashable:
         return self.steps.fingerprint()
+
+    def assert_empty(self, whose: str) -> None:
+        kept = (self.steps.chunks, self.steps.ready)
+        assert not any(kept), f"{whose} still computes {kept}"

@@ -331,5 +331,5 @@ class StagedSending(Sending):
         return self.staging.fingerprint(), self.steps.fingerprint(), outgoing
 
     def assert_empty(self, whose: str) -> None:
-        kept = (self.staging.held, self.staging.waiting, self.outgoing)
+        kept = (self.staging.held, self.staging.waiting, self.outgoing, self.steps.chunks, self.steps.ready)
         assert not any(kept), f"{whose} still holds {kept}"

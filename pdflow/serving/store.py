@@ -145,4 +145,5 @@ class StoreCore(Core):
         return super().fingerprint(), self.ledger.fingerprint(), self.asked
 
     def assert_empty(self, whose: str) -> None:
+        super().assert_empty(whose)
         self.ledger.assert_empty(whose)

@@ -43,8 +43,8 @@ def test_a_deadline_that_comes_nearer_wakes_its_endpoint(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ConsumerCells, "put", asleep)
     counterexample = broken(Scope(abort=0, deadline=0))
-    assert counterexample.broken.name == "L"
-    assert counterexample.broken.what == "D wants STALL earlier than before, but schedules no wake-up for it"
+    assert counterexample.broken.name == "S10"
+    assert counterexample.broken.what == "at D, STALL of u0-d0000000 is armed, but schedules no wake-up"
 
 
 @pytest.mark.parametrize("dropped", ["open", "interest"])

@@ -31,7 +31,13 @@ SCOPES = {repr(m.scope): m for m in reversed(MUTANTS.values()) if m.scope not in
 LONG = {"one-flush-is-enough", "fence-counts-as-flush", "readers-counted", "first-reader-frees", "floor-too-high"}
 LONG |= {"completions-counted", "last-handle-decides", "floor-forgotten", "p-restart-unnoticed", "lost-wake-up"}
 LONG |= {"new-incarnation-settles-orphans", "compat-drops-early-completions", "release-while-registered-forgotten"}
-LONG |= {"last-write-hides-a-stop", "stop-cuts-posted-pieces", "freed-under-a-copy", "staging-kept-when-aborted"}
+LONG |= {
+    "pieces-kept-when-withdrawn",
+    "last-write-hides-a-stop",
+    "stop-cuts-posted-pieces",
+    "freed-under-a-copy",
+    "staging-kept-when-aborted",
+}
 LONG |= {
     "pieces-of-any-attempt-pass",
     "first-piece-is-not-reported",

@@ -208,6 +208,7 @@ def test_what_has_begun_and_is_computed_no_more_is_free_when_it_is_released() ->
         done += bench.protocol(RELEASE) if first is None else []
         assert done == [Released("x", Code.NONE), WithdrawPieces("x"), FreePrompt("x"), Forget("x")]
         assert bench.take_events() == [PrefillAborted("x", Code.CANCELLED)]
+        assert bench.role(LayerReady(0, 0), LayerReady(0, 1)) == []
         bench.core.assert_empty("P")
 
 
@@ -224,6 +225,7 @@ def test_what_is_released_before_all_of_it_is_computed_is_answered_all_the_same(
     assert bench.role(PromptComputed("x", BLOCKS)) == [Computed("x")]
     assert bench.take_events() == [FINISHED]
     assert bench.protocol(ANSWER) == [ANSWER, FreePrompt("x"), Forget("x")]
+    assert bench.role(LayerReady(0, 0), LayerReady(0, 1)) == []
     bench.core.assert_empty("P")
 
 

@@ -36,7 +36,10 @@ from pdflow.protocol.events import (
     TimeReached,
 )
 from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
+from pdflow.protocol.invariants.accounting import miscounted
 from pdflow.protocol.invariants.oracle import Oracle
+from pdflow.protocol.invariants.rest import leftovers
+from pdflow.protocol.invariants.timers import unscheduled
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from tests.support.endpoints import Agreed, engine_info
@@ -182,6 +185,8 @@ class Cluster(Network):
     def observe(self, node: str, event: Any, effects: tuple[Any, ...]) -> None:
         if self.oracle is not None:
             self.oracle.observe(node, event, effects, self.now)
+            wrong = unscheduled(self.endpoints[node]) or miscounted(self.endpoints[node])
+            assert not wrong, f"after {event!r}, at {node}, {wrong}"
 
     def do(self, node: str, effect: Any) -> None:
         """What an effect does within its engine."""
@@ -244,5 +249,5 @@ class Cluster(Network):
             self.oracle.finish(self.now)
         assert not self.pending
         for node, endpoint in self.endpoints.items():
-            cells = getattr(endpoint, "cells", None) or getattr(endpoint, "products", None)
-            assert not cells, (node, cells)
+            left = leftovers(endpoint)
+            assert not left, (node, left, endpoint.unfinished())

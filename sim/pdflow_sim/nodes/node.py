@@ -14,6 +14,9 @@ from pdflow.methods.shipment import Piece
 from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
+from pdflow.protocol.invariants.accounting import miscounted
+from pdflow.protocol.invariants.rest import leftovers
+from pdflow.protocol.invariants.timers import unscheduled
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_sim.clock import DEADLINE, Clock
@@ -106,11 +109,16 @@ class SimNode:
         raise NotImplementedError
 
     def open_transfers(self) -> str:
-        """Describe, in words, what its endpoints remember of a transfer that is still open; "" if nothing."""
+        """Describe, in words, what its endpoints must not have at rest and have (L8), such as a transfer that is still
+        open, or what is wrong with their counts and wake-ups (S10, S11); "" if nothing."""
         for port in self.ports.values():
-            left = {} if port.endpoint is None else port.endpoint.unfinished()
+            left = leftovers(port.endpoint)
             if left:
-                return f"{port.address} still holds {left}"
+                of = "" if port.endpoint is None else f", of {port.endpoint.unfinished()}"
+                return f"{port.address} still has {left}{of}"
+            wrong = unscheduled(port.endpoint) or miscounted(port.endpoint)
+            if wrong:
+                return f"at {port.address}, {wrong}"
         return ""
 
     # Its core.

@@ -43,7 +43,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Verdict(Struct, frozen=True):
     invariant: str
-    """S1 to S9, or L for liveness."""
+    """S1 to S11, or L for liveness."""
     what: str
 
 

@@ -78,6 +78,10 @@ class LayeredPrefillRole(PrefillRole):
     def cells(self) -> dict[Handle, Any]:
         return {**super().cells, **self.outgoing, **kept(self.staging), **{one.handle: one for one in self.copies}}
 
+    def leftovers(self) -> dict[str, int]:
+        left = super().leftovers()
+        return {**left, "steps that run": len(self.steps.chunks)} if self.steps.chunks else left
+
     def fork(self) -> LayeredPrefillRole:
         other = LayeredPrefillRole(self.engine, self.plan, None if self.staging is None else self.staging.fork())
         self.copied_to(other)

@@ -165,6 +165,15 @@ class Role:
         """Return the tables that must be empty at rest."""
         return {**self.seqs, **self.requests, **self.awaited}
 
+    def leftovers(self) -> dict[str, int]:
+        """Return the size of everything that must be empty at rest and is not (L8), by name."""
+        sizes = {
+            "sequences, requests or room": len(self.cells),
+            "sequences that are being dropped": len(self.dropping),
+            "admissions to report": len(self.unreported),
+        }
+        return {name: size for name, size in sizes.items() if size}
+
     def armed(self) -> tuple[Any, ...]:
         return ()
 

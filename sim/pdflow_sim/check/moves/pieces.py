@@ -81,6 +81,7 @@ class PieceOperations:
         self.slot = space.claim((self.of_ranks.of(lanes),), self._lanes_by_value)
         self._posting: dict[int, bool] = {}
         self._tidied: dict[tuple[int, int, int], int] = {}
+        space.at_rest.append(self._left)
 
     def acts(self) -> Acts:
         return {**self.whole.acts(), "read": self.read, "land": self.land, "ended": self.ended}
@@ -101,6 +102,14 @@ class PieceOperations:
         if number == len(self.lane_bodies):
             self.lane_bodies.append(lanes)
         return number
+
+    def _left(self, state: State) -> list[str]:
+        """Return, in words, what the lanes of ranks have left in a state at rest."""
+        found: list[str] = []
+        for rank, number in zip(self.ranks, self.of_ranks.values[state[self.slot]], strict=True):
+            left = self.lane_bodies[number].leftovers()
+            found += [f"{rank} has {size} {name}" for name, size in left.items()]
+        return found
 
     def lanes(self, state: State | Draft, rank: Address) -> Lanes[Op]:
         """Return a copy of a rank's lanes, to be changed and put back."""

@@ -40,7 +40,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.producer.cell import CancelReceived, ProducerCell, ProducerContext
 from pdflow.protocol.producer.cell import Stepped as ProducerStepped
 from pdflow.protocol.producer.writes import cancelled, cancelled_in_flight, end_registration
-from pdflow.protocol.values import Instant
+from pdflow.protocol.values import NEVER, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap, TableRow
 from pdflow_sim.check.scopes.scope import Scope
 
@@ -62,7 +62,10 @@ def _failed_and_freed(cell: ConsumerCell, event: PairFailed, now: Instant, ctx: 
 
 
 def _resolved_twice(cell: ConsumerCell, event: RequestFailed, now: Instant, ctx: ConsumerContext) -> Stepped:
-    return cell, (Resolve(cell.request_id, Outcome.FAILED, event.code),)
+    once = cell.with_progress(cell.best, NEVER)
+    if event.code is Code.DEADLINE:
+        once = msgspec.structs.replace(cell, deadline_until=NEVER)
+    return once, (Resolve(cell.request_id, Outcome.FAILED, event.code),)
 
 
 def _first_answer_frees(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdflow_sim.check.mutants.answers import ANSWERS
 from pdflow_sim.check.mutants.blocks import BLOCKS
+from pdflow_sim.check.mutants.bookkeeping import BOOKKEEPING
 from pdflow_sim.check.mutants.compat import COMPAT
 from pdflow_sim.check.mutants.completion import COMPLETION
 from pdflow_sim.check.mutants.cores import CORES
@@ -28,6 +29,7 @@ GROUPS: dict[str, tuple[Mutant, ...]] = {
     "Requests in an engine": CORES,
     "Early sending and staging memory": STAGING,
     "The answer to a client": ANSWERS,
+    "Timers, counts and memory": BOOKKEEPING,
     "vllm-compat": COMPAT,
 }
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for group in GROUPS.values() for mutant in group}

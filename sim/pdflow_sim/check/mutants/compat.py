@@ -97,7 +97,7 @@ COMPAT: tuple[Mutant, ...] = (
         source="C6; R21; R23; L4",
         patches=(TableRow(RULES, (WAITING, RequestFailed)),),
         scope=Scope(dialect=VLLM_COMPAT, drop=1),
-        breaks="L",
+        breaks="S10",
     ),
     Mutant(
         name="compat-quarantine-never-ends",

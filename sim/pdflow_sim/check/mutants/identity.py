@@ -229,14 +229,14 @@ IDENTITY: tuple[Mutant, ...] = (
         source="spec 2.7",
         patches=(Swap(ConsumerCells._close, _floor_too_high),),
         scope=Scope(requests=3, delay=1, concurrent=False, abort=0, clocks=False),
-        breaks="L1",
+        breaks="S11",
     ),
     Mutant(
         name="floor-never-rises",
         drops="D raises its floor. Without it, P remembers every registration that has ended.",
         source="spec 2.7; S9",
         patches=(Swap(ConsumerCells._close, _floor_never_rises),),
-        survives="Memory grows by one word a request, and P limits even that (WINDOW). A scope has two requests.",
+        breaks="S11",
     ),
     Mutant(
         name="no-window",
@@ -251,7 +251,7 @@ IDENTITY: tuple[Mutant, ...] = (
         source="spec 2.7",
         patches=(Swap(_admitted, _seq_repeated),),
         scope=Scope(requests=2, concurrent=False, abort=0, deadline=0, stall=0),
-        breaks="L",
+        breaks="S11",
     ),
     Mutant(
         name="any-incarnation",

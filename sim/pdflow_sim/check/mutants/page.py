@@ -24,11 +24,13 @@ all mutants again. `python docs/generate.py` writes this page, and a test compar
 - S1: a writer reaches only blocks that its request holds. S2: a source keeps its blocks until every READ or WRITE of it
   has ended. S3: D commits only complete KV. S4: D commits only its own prompt's KV. S6: a request has one outcome. S7:
   P reports as sent only what has landed. S8: a frame of a former incarnation changes nothing. S9: state is bounded.
+- S10: a driver would not fire an armed timer in time. S11: a count or an index of an endpoint is not what its cells
+  say.
 - L: after the last fault something never ends, although D repeats SYNCs and CANCELs.
 - L1, L2 and L3, in scopes with "no clocks": something ends only by a timer. There, nothing takes as long as any timer,
   so no timer may be needed. In other scopes, L1 means that a request waits for a P that has refused D, or that a lease
   or a stall timer runs while P computes the prompt.
-- L6: a peer that fails delays the requests of another peer.
+- L6: a peer that fails delays the requests of another peer. L8: at rest something is left.
 - crash: an endpoint raises an exception.
 
 *Scope* lists what differs from the smallest scope. In a scope with clocks, a timer fires when it is due, and ticks

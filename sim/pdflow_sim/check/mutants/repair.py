@@ -136,7 +136,7 @@ REPAIR: tuple[Mutant, ...] = (
         source="M13; spec 2.9; L3; L5",
         patches=(Swap(cancel_due, _cancelled_once), Swap(cancel_again, _not_cancelled_again)),
         scope=Scope(drop=2, deadline=0, stall=0),
-        breaks="L",
+        breaks="S10",
     ),
     Mutant(
         name="cancel-waits-for-its-timer",
@@ -277,6 +277,6 @@ REPAIR: tuple[Mutant, ...] = (
         source="M16; R29",
         patches=(Swap(ProducerCells.connect, _connected_by_another),),
         scope=Scope(requests=2, abort=0, clocks=False),
-        breaks="L1",
+        breaks="S11",
     ),
 )

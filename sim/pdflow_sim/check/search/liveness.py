@@ -17,6 +17,7 @@ from pdflow_sim.check.moves.alarms import fires_by_clocks
 from pdflow_sim.check.moves.clocks import Clocks
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.search.promptness import prompt
+from pdflow_sim.check.search.rest import check_rest
 from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage
 from pdflow_sim.check.state.space import State
 
@@ -37,6 +38,7 @@ def live(world: Transitions, states: Iterable[State], good: set[State] | None = 
         return
     good = set() if good is None else good
     for state in states:
+        check_rest(world, state)
         # Of states that differ only in what is left of the budgets, one schedule is followed.
         begin = world.space.spent(state)
         if begin not in good:

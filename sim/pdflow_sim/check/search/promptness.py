@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
+from pdflow_sim.check.search.rest import check_rest
 from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import State
 
@@ -41,6 +42,7 @@ def prompt(world: Transitions, states: Iterable[State]) -> None:
             if found is not None:
                 found.state = state
                 raise found
+            check_rest(world, state)
 
 
 def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | None:

@@ -18,6 +18,7 @@ from pdflow_sim.check.moves.ordered import PRICES, Ordered, RelationCache
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.liveness import settle
 from pdflow_sim.check.search.promptness import amiss
+from pdflow_sim.check.search.rest import check_rest, come_to_rest
 from pdflow_sim.check.search.schedulers import MoveScheduler, node, scheduler_of
 from pdflow_sim.check.search.swarm import Hold, Manner, budget_of, cluster_of, manner_of, quiet, with_budget
 from pdflow_sim.check.state.digest import digest
@@ -167,10 +168,13 @@ def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     if not world.space.scope.clocks:
         return _promptly(world, state, budget)
     if world.space.settled(state):
+        check_rest(world, come_to_rest(world, state))
         return 0
     for world.twist in TWISTS:
         try:
-            return len(settle(world, state)) - 1
+            chain = settle(world, state)
+            check_rest(world, come_to_rest(world, chain[-1]))
+            return len(chain) - 1
         except Broken as broken:
             if broken.name != "L" or world.twist == TWISTS[-1]:
                 raise
@@ -187,6 +191,7 @@ def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
     found = amiss(world, state, budget)
     if found is not None:
         raise found
+    check_rest(world, state)
     return steps
 
 

@@ -8,10 +8,11 @@ turns.py applies events to endpoints; relation.py lists the possible moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
 from pdflow.protocol.ids import engine_of
+from pdflow.protocol.invariants.rest import leftovers
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.scopes.scope import FaultKind
@@ -66,9 +67,14 @@ class StateSpace:
         self.over: tuple[int, ...] = cluster.over
         self.chans.of(())
         self.bags.of(())
+        self.tasks.of(())
 
         self.clients: RoutedClients | None = None
         """The router's clients, where there is a router; None: no request needs an answer."""
+        self.at_rest: list[Callable[[State], Iterable[str]]] = []
+        """Return what components have left in a state at rest, in words."""
+        self._left: dict[int, tuple[str, ...]] = {}
+        """By endpoint, what is left in it, in words."""
         self._further: list[int] = []
         self._by_value: list[Callable[[State], dict[str, Any]]] = []
         self._fault_free: list[tuple[int, int]] = []
@@ -238,6 +244,25 @@ class StateSpace:
         if not resolved or any(self.holding[end] for end in state[: self.living]):
             return False
         return not self.unanswered(state)
+
+    def is_quiet(self, state: State) -> bool:
+        """True if no frame is under way, also none that is late, and no handshake, fence or flush: their slots have the
+        number of an empty value, 0."""
+        return not any(state[self.first_link : self.op])
+
+    def leftovers(self, state: State) -> list[str]:
+        """Return, in words, what a state at rest still has and must not have; an orphan may."""
+        found: list[str] = []
+        for node, end in zip(self.cluster.nodes, state[: self.living], strict=False):
+            left = self._left.get(end)
+            if left is None:
+                body = self.bodies[end]
+                sizes = body.leftovers() if hasattr(body, "leftovers") else leftovers(body)
+                left = self._left[end] = tuple(f"{node} has {size} {name}" for name, size in sizes.items())
+            found += left
+        for component in self.at_rest:
+            found += component(state)
+        return found
 
     def unanswered(self, state: State) -> list[str]:
         """Return a description of each request that a router has not ended; none without a router."""

@@ -14,14 +14,13 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from pdflow.protocol.effects import Note, Send, SendLocal
-from pdflow.protocol.events import FrameOrdered, HandshakeEnded, Received
+from pdflow.protocol.events import FrameOrdered, Received, TimerFired
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.former import acts_on_former_incarnation
+from pdflow_sim.check.state.endpoint_checks import admits_right, counts_right, ignores_former_incarnation, is_woken
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
-from pdflow_sim.check.state.wake import overslept
 
 SENDING_EFFECTS = (Send, SendLocal)
 """Effects of an orphan that reach no endpoint: its connections and its scheduler are gone."""
@@ -76,7 +75,7 @@ class TurnRunner:
         self.checked: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
-        self.checks: list[StepCheck] = [_is_woken, _ignores_former_incarnation]
+        self.checks: list[StepCheck] = [ignores_former_incarnation]
         """Checks of every step of an endpoint."""
         self.http: Http | None = None
         self.posting: Posting | None = None
@@ -239,10 +238,18 @@ class TurnRunner:
             try:
                 body = before.fork()
                 effects = body.handle(what, 0)
+                known = len(self.space.bodies)
                 after = self.space.endpoint(node, body)
             except Exception as error:
                 # That the core raises on what it ought to bear is a violation like any other.
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+            if after == known:
+                counts_right(node, body)
+            fired = what.timer if type(what) is TimerFired else None
+            if after != end or fired is not None:
+                is_woken(node, before, self.space.armed[end], fired, body)
+            if after != end:
+                admits_right(node, before, body)
             for check in self.checks:
                 check(node, before, body, what, effects)
             hit = self.steps[end, event] = (after, effects)
@@ -269,18 +276,6 @@ class TurnRunner:
             space.ops.of(tuple(sorted(draft.ops))),
             space.tasks.of(tuple(sorted(draft.tasks))),
             space.shadows.of(draft.shadow()),
-        )
-
-
-def _is_woken(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-    if (timer := overslept(before, after)) is not None:
-        raise Broken("L", f"{node} wants {timer.kind.name} earlier than before, but schedules no wake-up for it")
-
-
-def _ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-    if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
-        raise Broken(
-            "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
         )
 
 

@@ -1,0 +1,52 @@
+"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11 and L8.
+
+A step is an endpoint and an event; each is run, and checked, once. For wake-ups and for D's scheduler that is more than
+once for each state of an endpoint, and it has to be: heaps and its counts are in no fingerprint, so two steps may lead
+to what counts as one state. The counts of all other endpoints are checked once for each state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.events import HandshakeEnded
+from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
+from pdflow.protocol.invariants.timers import assume_scheduled, unscheduled
+from pdflow.protocol.timers import Timer
+from pdflow.protocol.values import Address
+from pdflow_sim.check.state.former import acts_on_former_incarnation
+from pdflow_sim.check.state.shadow_state import Broken
+
+
+def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], fired: Timer | None, after: Any) -> None:
+    """Check that a driver would fire every armed timer in time (S10), if it would have before. The heap of `after` has
+    what the event has pushed alone. `armed`: what was armed before; `fired`: the event."""
+    assume_scheduled(after, before, armed, fired)
+    if why := unscheduled(after):
+        raise Broken("S10", f"at {node}, {why}")
+
+
+def admits_right(node: Address, before: Any, after: Any) -> None:
+    """Check that D's scheduler counts right (S11), and that admission keeps to its limits: no engine binds more (L6),
+    and no request waits that they allow (S11)."""
+    if not isinstance(after, ConsumerScheduler):
+        return
+    if why := overadmitted(before, after):
+        raise Broken("L6", f"at {node}, {why}")
+    if why := miscounted(after) or underadmitted(before, after, 0):
+        raise Broken("S11", f"at {node}, {why}")
+
+
+def counts_right(node: Address, after: Any) -> None:
+    """Check that counts and indexes of a new state of an endpoint equal what its cells say (S11)."""
+    if why := miscounted(after):
+        raise Broken("S11", f"at {node}, {why}")
+
+
+def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    """Check that a copy of the endpoint does nothing about a frame of a former incarnation (S8)."""
+    if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
+        raise Broken(
+            "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
+        )
