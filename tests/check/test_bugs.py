@@ -81,3 +81,8 @@ def test_p_reports_a_prompt_as_sent_when_all_of_it_has_landed(monkeypatch: pytes
     counterexample = broken(Scope(p_tp=2, abort=0, deadline=0, stall=0))
     assert counterexample.broken.name == "S7"
     assert counterexample.broken.what == "P reports x0 as sent, but not all of it has landed"
+
+
+def test_the_longest_time_between_two_cancels_is_no_missing_wake_up() -> None:
+    """In a scope without clocks a CANCEL may be repeated at once, with the same next deadline as before."""
+    assert shortest(relation(Scope(drop=1, deadline=0, stall=0, cancel=7))) is None

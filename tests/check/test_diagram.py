@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pdflow.protocol import effects
 from pdflow.protocol.consumer.cell import QUARANTINED, CancelDue
 from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
+from pdflow.protocol.consumer.rules import cancel_due
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING
 from pdflow.protocol.events import PairMissing, PairReported
@@ -208,6 +209,8 @@ def test_what_lags_within_an_engine_is_on_no_wire() -> None:
 def test_a_request_that_never_ends_is_the_last_line_of_a_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
     for event in (CancelDue, PairMissing, PairReported):
         monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
+    unsent = lambda cell, event, now, ctx: (cancel_due(cell, event, now, ctx)[0], NOTHING)  # noqa: E731
+    monkeypatch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), unsent)
     world = relation(Scope(drop=2, deadline=0, stall=0))
     found = shortest(world)
     assert found is not None

@@ -76,6 +76,7 @@ def test_the_path_back_leads_to_the_violation_and_none_is_shorter() -> None:
 
 def test_a_counterexample_leads_to_the_state_that_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateSpace, "settled", lambda space, state: not space.ops_of(state))
+    monkeypatch.setattr(StateSpace, "leftovers", lambda space, state: [])
     monkeypatch.setattr("pdflow_sim.check.search.liveness.quiet_schedule", lambda world, state: iter(()))
     world = relation(Scope())
     counterexample = shortest(world)

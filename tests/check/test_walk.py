@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from pdflow.protocol.consumer.cell import QUARANTINED, WAITING, CancelDue, RequestFailed
 from pdflow.protocol.consumer.rules import RULES as CONSUMER_RULES
-from pdflow.protocol.consumer.rules import freed
+from pdflow.protocol.consumer.rules import cancel_due, freed
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT, Dialect
 from pdflow.protocol.effects import NOTHING, Outcome, Resolve
 from pdflow.protocol.events import PairMissing, PairReported, WriteEnded
@@ -201,7 +202,13 @@ def cancel_is_not_repeated() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for event in (CancelDue, PairMissing, PairReported):
             patch.setitem(CONSUMER_RULES, (QUARANTINED, event), lambda cell, event, now, ctx: (cell, NOTHING))
+        patch.setitem(CONSUMER_RULES, (QUARANTINED, CancelDue), cancel_later)
         yield
+
+
+def cancel_later(cell: Any, event: Any, now: Any, ctx: Any) -> Any:
+    """Schedule the next CANCEL, and send none now."""
+    return cancel_due(cell, event, now, ctx)[0], NOTHING
 
 
 @contextmanager

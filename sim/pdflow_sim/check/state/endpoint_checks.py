@@ -10,19 +10,32 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.events import HandshakeEnded
+from pdflow.protocol.events import HandshakeEnded, TimerFired
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
 from pdflow.protocol.invariants.timers import assume_scheduled, unscheduled
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import acts_on_former_incarnation
-from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.shadow_state import CRASH, Broken
 
 
-def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], fired: Timer | None, after: Any) -> None:
-    """Check that a driver would fire every armed timer in time (S10), if it would have before. The heap of `after` has
-    what the event has pushed alone. `armed`: what was armed before; `fired`: the event."""
-    assume_scheduled(after, before, armed, fired)
+def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], after: Any) -> None:
+    """Check that a driver would fire every armed timer in time (S10), if it would have before an event. The heap of
+    `after` has what the event has pushed alone. `armed`: what was armed before."""
+    assume_scheduled(after, before, armed)
+    if why := unscheduled(after):
+        raise Broken("S10", f"at {node}, {why}")
+
+
+def is_woken_again(node: Address, before: Any, armed: tuple[Timer, ...], event: TimerFired) -> None:
+    """Check the same after a timer has fired, in a copy in which it fires when it is due, as with any driver. Where
+    time stands still it fires earlier, and the next deadline may then be no other than this one."""
+    after = before.fork()
+    try:
+        after.handle(event, max(0, before.deadline(event.timer)))
+    except Exception as error:
+        raise Broken(CRASH, f"{event.timer.kind.name} fires when it is due: {type(error).__name__}: {error}") from error
+    assume_scheduled(after, before, armed, event.timer)
     if why := unscheduled(after):
         raise Broken("S10", f"at {node}, {why}")
 

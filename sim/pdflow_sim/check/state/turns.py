@@ -18,7 +18,13 @@ from pdflow.protocol.events import FrameOrdered, Received, TimerFired
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.endpoint_checks import admits_right, counts_right, ignores_former_incarnation, is_woken
+from pdflow_sim.check.state.endpoint_checks import (
+    admits_right,
+    counts_right,
+    ignores_former_incarnation,
+    is_woken,
+    is_woken_again,
+)
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 
@@ -245,9 +251,10 @@ class TurnRunner:
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
             if after == known:
                 counts_right(node, body)
-            fired = what.timer if type(what) is TimerFired else None
-            if after != end or fired is not None:
-                is_woken(node, before, self.space.armed[end], fired, body)
+            if type(what) is TimerFired:
+                is_woken_again(node, before, self.space.armed[end], what)
+            elif after != end:
+                is_woken(node, before, self.space.armed[end], body)
             if after != end:
                 admits_right(node, before, body)
             for check in self.checks:
