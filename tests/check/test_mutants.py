@@ -33,6 +33,7 @@ LONG |= {"completions-counted", "last-handle-decides", "floor-forgotten", "p-res
 LONG |= {"new-incarnation-settles-orphans", "compat-drops-early-completions", "release-while-registered-forgotten"}
 LONG |= {"last-write-hides-a-stop", "stop-cuts-posted-pieces", "freed-under-a-copy", "staging-kept-when-aborted"}
 LONG |= {
+    "floor-removes-its-own-tombstone",
     "pieces-of-any-attempt-pass",
     "first-piece-is-not-reported",
     "error-after-first-piece",

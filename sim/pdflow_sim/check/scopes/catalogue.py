@@ -16,6 +16,7 @@ from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
 from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
+from pdflow_sim.check.scopes.several_scopes import SEVERAL
 
 COMPAT = VLLM_COMPAT
 SCOPES = (
@@ -193,15 +194,14 @@ SCOPES = (
         72028,
         194281,
     ),
-    # Larger ones.
     Named(
         "push, with unlimited clocks",
         Scope(horizon=ENDLESS, abort=0),
         EVERY_END | resolved("DEADLINE", "EXPIRED", "PEER_DEAD", "STALLED"),
         412960,
         1277988,
-        nightly=True,
     ),
+    # Larger ones.
     Named(
         "compat, with clocks and an abort", Scope(dialect=COMPAT, horizon=ENDLESS), ENDS, 529618, 1562826, nightly=True
     ),
@@ -354,6 +354,7 @@ SCOPES = (
         EVERY_END | {"late REG refused"},
         nightly=True,
     ),
+    *SEVERAL,
     *ROUTED,
     *CORES,
     *ENGINES,
