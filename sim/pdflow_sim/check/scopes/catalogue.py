@@ -13,6 +13,7 @@ from pdflow_sim.check.scopes.group_scopes import GROUPS
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
+from pdflow_sim.check.scopes.pairs import PAIRS
 from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
@@ -362,6 +363,7 @@ SCOPES = (
     *REFUSALS,
     *GROUPS,
     *BY_METHOD,
+    *PAIRS,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)
