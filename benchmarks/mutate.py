@@ -266,13 +266,17 @@ def search_mutated(budget_s: float) -> dict[str, object]:
             return answer(None, named.name)
         if missed := sorted(named.goals - world.space.checker.seen.keys()):
             return answer("goals not reached", named.name, ", ".join(missed))
-        if (found.states, found.transitions) != (named.states, named.transitions):
+        if named.states and (found.states, found.transitions) != (named.states, named.transitions):
             differs.append(f"{named.name}: {found.states} states, not {named.states}")
         return None
 
-    order = sorted((named for named in SCOPES if not named.nightly), key=lambda named: named.states)
+    def size(named: Named) -> int:
+        """Pairs of faults, whose states are not counted, come after the small scopes."""
+        return named.states or SMALL_STATES + 1
+
+    order = sorted((named for named in SCOPES if not named.nightly), key=size)
     for named in order:
-        if named.states <= SMALL_STATES and (ended := through(named)) is not None:
+        if size(named) <= SMALL_STATES and (ended := through(named)) is not None:
             return ended
     for dialect in (STRICT, VLLM_COMPAT):
         until_s = min(time.monotonic() + WALK_S / 2, began + budget_s)
@@ -280,7 +284,7 @@ def search_mutated(budget_s: float) -> dict[str, object]:
         for name, failure in walked.failures.items():
             return answer(name, f"walks of {dialect.name}, seed {failure.seed}", failure.what)
     for named in order:
-        if named.states > SMALL_STATES and (ended := through(named)) is not None:
+        if size(named) > SMALL_STATES and (ended := through(named)) is not None:
             return ended
     return answer(None, "all of it")
 

@@ -7,6 +7,7 @@
     docs/architecture.md   the lifecycle of one request, from the events of a run
     docs/spec.md           messages, state tables, timers and guards, from the protocol's own tables (pdflow/protocol);
                            the outcome of every race in each dialect, from searching them all: half a minute
+    docs/check.md          which pairs of faults are covered by which searches, from the scopes' budgets
     docs/mutants.md        what became of every mutant, from hunting them all: some seconds
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
@@ -38,6 +39,8 @@ from pdflow.scenario.costs.step_costs import Shelf, cost_tables
 from pdflow.scenario.schema.jsonschema import schema_json
 from pdflow_sim.check.mutants.page import page as mutants_page
 from pdflow_sim.check.races.page import races_part
+from pdflow_sim.check.scopes.catalogue import SCOPES
+from pdflow_sim.check.scopes.pair_coverage import covered, pair_lines
 from pdflow_sim.observe.text_trace import one_request
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +59,7 @@ def pages() -> dict[str, str]:
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
         "docs/spec.md": {**protocol_parts(), "races": races_part()},
+        "docs/check.md": {"pairs": fenced("\n".join(pair_lines(covered(SCOPES, {}))) + "\n")},
     }
     return {
         **{name: written((ROOT / name).read_text(encoding="utf-8"), inside) for name, inside in generated.items()},

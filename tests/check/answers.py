@@ -39,13 +39,17 @@ def no_clock() -> float:
 
 
 def explored(named: Named) -> Explored:
-    """Every state; where there are too many to count, one of those that are alike. Raises Broken."""
+    """Every state, or as many as its search is limited to; where there are too many to count, one of those that are
+    alike. Raises Broken."""
     row = _saved_rows("scopes", "scope").get(named.name)
-    if row is not None and not (row["stopped_by"] or row["missed"] or row["counterexample"] or row["reductions"]):
+    if row is not None and not any(
+        row[key] for key in ("stopped_by", "missed", "counterexample", "reductions", "truncated")
+    ):
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
-    covered = explore(world, limit=1 << 62, symmetry=None if named.states else Symmetry(world.space))
-    assert covered.complete
+    symmetry = None if named.states else Symmetry(world.space)
+    covered = explore(world, limit=named.max_states or 1 << 62, symmetry=symmetry)
+    assert covered.complete or named.truncated
     return Explored(covered.states, covered.transitions, frozenset(world.space.checker.seen))
 
 

@@ -39,6 +39,7 @@ LONG |= {
     "staging-kept-when-aborted",
 }
 LONG |= {
+    "floor-removes-its-own-tombstone",
     "pieces-of-any-attempt-pass",
     "first-piece-is-not-reported",
     "error-after-first-piece",

@@ -65,7 +65,10 @@ def check(what: str, options: CheckOptions, trace: str | None = None) -> int:
         console.print("interrupted: the results above hold; the rest was not checked", soft_wrap=True)
         interrupted = True
     if options.json:
-        _print_line(json.dumps({name: answer.rows for name, answer in answers.items()}))
+        found = {name: answer.rows for name, answer in answers.items()}
+        for answer in answers.values():
+            found |= answer.more
+        _print_line(json.dumps(found))
     codes = {answer.code for answer in answers.values()}
     order = (EXIT_NOT_SO, EXIT_INTERRUPTED, EXIT_BUDGET) if interrupted else (EXIT_NOT_SO, EXIT_BUDGET)
     return EXIT_INTERRUPTED if interrupted else next((code for code in order if code in codes), EXIT_DONE)

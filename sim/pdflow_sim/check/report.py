@@ -92,7 +92,9 @@ def scopes_table(ended: Sequence[Searched]) -> Table:
     states, transitions = sum(one.states for one in ended), sum(one.transitions for one in ended)
     held = sum(one.holds for one in ended)
     table.add_section()
-    table.add_row(f"{held} of {len(ended)} hold", f"{states:,}", f"{transitions:,}", "", "", "")
+    truncated = sum(one.truncated for one in ended)
+    totals = f"{held} of {len(ended)} hold" + f", {truncated} truncated" * (truncated > 0)
+    table.add_row(totals, f"{states:,}", f"{transitions:,}", "", "", "")
     return table
 
 
@@ -110,8 +112,10 @@ def _result(one: Searched) -> str:
         return f"{verdict.invariant if verdict else '?'} broken in {len(one.counterexample.steps)} steps"
     if one.missed:
         return f"goals not reached: {', '.join(one.missed)}"
+    if one.truncated:
+        return "truncated"
     return f"stopped: {one.stopped_by}" if one.stopped_by else "holds"
 
 
 def _style(one: Searched) -> str:
-    return "bold red" if one.counterexample or one.missed else "yellow" if one.stopped_by else ""
+    return "bold red" if one.counterexample or one.missed else "yellow" if one.stopped_by or one.truncated else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heappop
+
 import msgspec
 
 from pdflow.protocol.consumer.cell import ConsumerCell, bit_of
@@ -71,6 +73,16 @@ def _no_tombstone(self: Tombstones, item: SyncItem) -> None:
 
 def _floor_forgotten(self: Tombstones, reg: Reg) -> SyncItem | None:
     return self.verdicts.get(reg.seq)
+
+
+def _floor_ends_its_own(self: Tombstones, floor: int) -> None:
+    if floor > self.floor:
+        _raise_floor(self, floor)
+        if self.order and self.order[0] == floor:
+            del self.verdicts[heappop(self.order)]
+
+
+_raise_floor = Tombstones.raise_floor
 
 
 def _without_window(self: Tombstones, reg: Reg) -> bool:
@@ -221,6 +233,15 @@ IDENTITY: tuple[Mutant, ...] = (
         patches=(Swap(Tombstones.find, _floor_forgotten),),
         scope=Scope(requests=2, same_product=True, concurrent=False, dup=1, deadline=0, stall=0),
         breaks="S1",
+    ),
+    Mutant(
+        name="floor-removes-its-own-tombstone",
+        drops="D's floor removes the tombstones below it. Without it, the floor removes the tombstone of its own seq "
+        "too, and P writes again for a late REG of a registration that D still asks for.",
+        source="spec 2.7",
+        patches=(Swap(Tombstones.raise_floor, _floor_ends_its_own),),
+        scope=Scope(requests=2, same_product=True, dup=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="S3",
     ),
     Mutant(
         name="floor-too-high",

@@ -13,9 +13,11 @@ from pdflow_sim.check.scopes.group_scopes import GROUPS
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
+from pdflow_sim.check.scopes.pairs import PAIRS
 from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
+from pdflow_sim.check.scopes.several_scopes import SEVERAL
 
 COMPAT = VLLM_COMPAT
 SCOPES = (
@@ -193,15 +195,14 @@ SCOPES = (
         72028,
         194281,
     ),
-    # Larger ones.
     Named(
         "push, with unlimited clocks",
         Scope(horizon=ENDLESS, abort=0),
         EVERY_END | resolved("DEADLINE", "EXPIRED", "PEER_DEAD", "STALLED"),
         412960,
         1277988,
-        nightly=True,
     ),
+    # Larger ones.
     Named(
         "compat, with clocks and an abort", Scope(dialect=COMPAT, horizon=ENDLESS), ENDS, 529618, 1562826, nightly=True
     ),
@@ -354,6 +355,7 @@ SCOPES = (
         EVERY_END | {"late REG refused"},
         nightly=True,
     ),
+    *SEVERAL,
     *ROUTED,
     *CORES,
     *ENGINES,
@@ -361,6 +363,7 @@ SCOPES = (
     *REFUSALS,
     *GROUPS,
     *BY_METHOD,
+    *PAIRS,
 )
 
 assert len({named.name for named in SCOPES}) == len(SCOPES)

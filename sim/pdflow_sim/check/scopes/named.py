@@ -18,7 +18,8 @@ def resolved(*codes: str) -> frozenset[str]:
 @attrs.frozen
 class Named:
     """A scope with a name and goals. `states` and `transitions` are what a complete search of it finds; 0 where there
-    are too many to assert in every run."""
+    are too many to assert in every run. The search stops, incomplete, at `max_states`, if that is not 0; only
+    where `truncated` is true may that happen."""
 
     name: str
     scope: Scope
@@ -26,3 +27,5 @@ class Named:
     states: int = 0
     transitions: int = 0
     nightly: bool = False
+    max_states: int = 0
+    truncated: bool = False

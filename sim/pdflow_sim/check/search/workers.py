@@ -52,16 +52,18 @@ class Searched:
     seconds: float = 0.0
     peak_bytes: int = 0
     stopped_by: str = ""
-    """"time" or "memory"; empty for a search that saw everything, or found something."""
+    """"time" or "memory"; empty for a search that saw everything, found something, or was truncated."""
+    truncated: bool = False
+    """Whether the search stopped at the scope's own limit of states."""
     goals: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
-    """Goals that a complete search never reached."""
+    """Goals that a complete search, or one that was truncated, never reached."""
     counterexample: CounterexampleFile | None = None
     """The shortest way to a violated invariant; None if there is none."""
 
     @property
     def holds(self) -> bool:
-        return not (self.stopped_by or self.missed or self.counterexample)
+        return not (self.stopped_by or self.truncated or self.missed or self.counterexample)
 
 
 Progress = Callable[[str, Coverage, int], None]
@@ -92,11 +94,12 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
     counterexample = None
     look = Search(world, symmetry)
     try:
-        look.run(1 << 62, tick, lively=True)
+        look.run(what.max_states or 1 << 62, tick, lively=True)
     except Broken as broken:
         moves = named(world, look.counterexample(broken).moves)
         counterexample = record(world, moves, information=Information(scheduler="breadth first"))
     coverage, reached = look.found, world.space.checker.seen
+    truncated = not (coverage.complete or stopped_by or counterexample)
     return Searched(
         name=what.name,
         scope=what.scope,
@@ -108,8 +111,9 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
         seconds=time.process_time() - began,
         peak_bytes=peak_bytes(),
         stopped_by=stopped_by,
+        truncated=truncated,
         goals=tuple(sorted(reached)),
-        missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete else (),
+        missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete or truncated else (),
         counterexample=counterexample,
     )
 
@@ -129,7 +133,7 @@ def search_all(
             gc.collect()
         return
     # The larger ones first: the last to end is then one of the small.
-    order = sorted(scopes, key=lambda what: -(what.states or 1 << 30))
+    order = sorted(scopes, key=lambda what: -(what.states or what.max_states or 1 << 30))
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     with context.Manager() as manager:

@@ -23,6 +23,8 @@ from pdflow_sim.check.state.shadow_state import ORPHAN, PIECE, Interned, PromptS
 State: TypeAlias = tuple[int, ...]
 Draft: TypeAlias = list[int]
 """A state while a move changes it."""
+EVERY_FAULT = "every fault of the budgets occurs"
+"""The goal that is reached when a run has spent all of its budgets."""
 FLAGS = (1 << PIECE) - 1
 """An operation's flags, without its pieces and its age."""
 
@@ -184,6 +186,8 @@ class StateSpace:
         if found is None:
             left = list(self.left(draft))
             left[fault] -= 1
+            if not any(left):
+                self.checker.goal(EVERY_FAULT)
             found = self._spent[key] = self.budgets.of(tuple(left))
         draft[self.budget] = found
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow_sim.check.report import Board, reductions, scopes_table
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.scopes.pair_coverage import OPEN, covered, pair_lines, pair_rows
+from pdflow_sim.check.scopes.pairs import IN_CI, NIGHTLY, TRUNCATED
 from pdflow_sim.check.search.workers import Searched, search_all
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, keep
 
@@ -53,7 +56,29 @@ def scopes(options: CheckOptions, console: Console) -> SuiteResult:
     if left_out and options.max_states is None:
         what = "" if options.only is None else f" of those that match {options.only!r}"
         console.print(f"not searched{what}: {_nightly(left_out)}", soft_wrap=True)
-    return result
+    return result if _narrowed(options) else with_pairs(result, console)
+
+
+def _narrowed(options: CheckOptions) -> bool:
+    return not (options.only is None and options.dialect is None and options.max_states is None)
+
+
+def with_pairs(result: SuiteResult, console: Console) -> SuiteResult:
+    """Print which scopes cover which pairs of faults, and add the rows of it. Scopes that were searched count as they
+    ended, others as the catalogue says."""
+    known = {named.name: named for named in SCOPES}
+    letters = {row["scope"]: _letter(row, known[row["scope"]]) for row in result.rows}
+    best = covered(SCOPES, letters)
+    console.print()
+    for line in pair_lines(best):
+        console.print(line, soft_wrap=True)
+    return evolve(result, more={"pairs": pair_rows(best)})
+
+
+def _letter(row: dict[str, Any], named: Named) -> str:
+    if row["stopped_by"] or row["missed"] or row["counterexample"]:
+        return OPEN
+    return TRUNCATED if row["truncated"] else NIGHTLY if named.nightly else IN_CI
 
 
 def searched(selected: Sequence[Named], options: CheckOptions, console: Console) -> SuiteResult:
@@ -95,6 +120,7 @@ def _row(one: Searched, counterexample: str | None) -> dict[str, Any]:
         "collision_probability": one.odds,
         "seconds": round(one.seconds, 3),
         "stopped_by": one.stopped_by or None,
+        "truncated": one.truncated,
         "goals": list(one.goals),
         "missed": list(one.missed),
         "counterexample": counterexample,

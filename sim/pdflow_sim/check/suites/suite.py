@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ class CheckOptions:
 
 @attrs.frozen
 class SuiteResult:
-    """The exit code of one suite, and its rows for --json."""
+    """The exit code of one suite, and its rows for --json. `more`: further lists of rows, by their name in --json."""
 
     code: int
     rows: list[dict[str, Any]]
+    more: Mapping[str, list[dict[str, Any]]] = attrs.Factory(dict)
 
 
 def answer(rows: list[dict[str, Any]], *, not_so: bool, stopped: bool) -> SuiteResult:
