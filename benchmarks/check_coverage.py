@@ -59,7 +59,7 @@ def explored(walks: int, show: Callable[[str], None]) -> None:
     for number, named in enumerate(chosen, 1):
         show(f"scope {number} of {len(chosen)}: {named.name}")
         found = search(named, SearchLimits(), lambda *_: None)
-        assert found.holds, f"{named.name} does not hold"
+        assert found.counterexample is None, f"{named.name} does not hold"
     for method, dialect in selected_rows(list(METHODS), None):
         show(f"data path of {method.name}, {dialect}")
         row(method, dialect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import Self
 
@@ -104,6 +105,12 @@ def reductions(ended: Sequence[Searched]) -> list[str]:
     lines = [f"{one.name}: {', '.join(one.reductions)}" for one in ended if one.reductions]
     odds = sum(one.odds for one in ended)
     return [*lines, f"64-bit hashing; collision probability <= {odds:.0e}"]
+
+
+def liveness(ended: Sequence[Searched]) -> str:
+    """Return a line with the number of scopes by what was shown of their runs without further faults."""
+    counts = Counts(one.liveness for one in ended if one.holds)
+    return "after the last fault: " + ", ".join(f"{what}: {count}" for what, count in counts.most_common())
 
 
 def _result(one: Searched) -> str:

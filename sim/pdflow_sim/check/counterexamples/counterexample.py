@@ -23,8 +23,10 @@ from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.races.owners import VARIANTS
 from pdflow_sim.check.scopes.fields import FIELDS, ScopeFieldError, scope_of
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.fairness import Repeats
 
 VERSION = 1
+REPEATS = tuple(repeats.value for repeats in Repeats)
 
 
 class CounterexampleError(PdflowError):
@@ -72,6 +74,9 @@ class CounterexampleFile(Struct, frozen=True):
     verdict: Verdict | None = None
     mutant: str | None = None
     """The named patch of sim/pdflow_sim/check/mutants that must be in place."""
+    repeats: str = ""
+    """The assumption about repeating timers (`Repeats`) under which a fair run does not resolve; empty where no run
+    is judged but that of liveness.py."""
     own_world: str = ""
     """The world of sim/pdflow_sim/check/races/owners.py in which it happens, if not the explored one."""
     information: Information = msgspec.field(default_factory=Information)
@@ -94,6 +99,7 @@ class _Document(Struct, frozen=True):
     start: str | None = None
     verdict: Verdict | None = None
     mutant: str | None = None
+    repeats: str = ""
     own_world: str = ""
     information: Information = msgspec.field(default_factory=Information)
 
@@ -105,6 +111,7 @@ def encode(counterexample: CounterexampleFile) -> str:
         "pdflow_counterexample": VERSION,
         "information": msgspec.to_builtins(counterexample.information),
         "mutant": counterexample.mutant,
+        **({"repeats": counterexample.repeats} if counterexample.repeats else {}),
         **({"own_world": counterexample.own_world} if counterexample.own_world else {}),
         "verdict": msgspec.to_builtins(counterexample.verdict),
         "scope": scope | {"dialect": counterexample.scope.dialect.name},
@@ -138,6 +145,8 @@ def decode(text: str | bytes, file: str = "counterexample") -> CounterexampleFil
         document = msgspec.convert(tree, _Document)
     except msgspec.ValidationError as error:
         raise CounterexampleError(file, *_located(str(error))) from None
+    if document.repeats and document.repeats not in REPEATS:
+        raise CounterexampleError(file, "repeats", str(one_of(document.repeats, REPEATS)))
     if document.own_world and document.own_world not in VARIANTS:
         raise CounterexampleError(file, "own_world", str(one_of(document.own_world, VARIANTS)))
     return CounterexampleFile(
@@ -146,6 +155,7 @@ def decode(text: str | bytes, file: str = "counterexample") -> CounterexampleFil
         start=document.start,
         verdict=document.verdict,
         mutant=document.mutant,
+        repeats=document.repeats,
         own_world=document.own_world,
         information=document.information,
     )

@@ -16,11 +16,14 @@ from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information, ReplayStep, Verdict
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
+from pdflow_sim.check.search.fairness import Fairness, Repeats
 from pdflow_sim.check.search.liveness import live
 from pdflow_sim.check.state.digest import digest
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
+FAIR_STATES = 1_000_000
+"""Limit of the states of the fair runs from one state."""
 SHOWN = 40
 """Possible moves that a mismatch lists: more than any small scope has."""
 
@@ -128,7 +131,7 @@ def strict(world: Transitions, counterexample: CounterexampleFile) -> Replayed:
         state = stride.after
         if mismatch := _differs(world, state, stride.number, step.move, step.after):
             return ended(mismatch)
-    return ended(None, _final_verdict(world, state))
+    return ended(None, _final_verdict(world, state, counterexample.repeats))
 
 
 def lenient(world: Transitions, moves: Iterable[str], lively: bool = True) -> Replayed:
@@ -163,7 +166,12 @@ def named(world: Transitions, moves: Iterable[Move]) -> list[str]:
 
 
 def record(
-    world: Transitions, moves: Iterable[str], *, mutant: str | None = None, information: Information | None = None
+    world: Transitions,
+    moves: Iterable[str],
+    *,
+    mutant: str | None = None,
+    repeats: str = "",
+    information: Information | None = None,
 ) -> CounterexampleFile:
     """Replay moves leniently and return what happened as a counterexample, which replays strictly."""
     state = world.turns.start()
@@ -181,15 +189,18 @@ def record(
         scope=world.space.scope,
         steps=tuple(steps),
         start=start,
-        verdict=verdict or _final_verdict(world, state),
+        verdict=verdict or _final_verdict(world, state, repeats),
         mutant=mutant,
+        repeats=repeats,
         information=information or Information(),
     )
 
 
-def _final_verdict(world: Transitions, state: State) -> Verdict | None:
+def _final_verdict(world: Transitions, state: State, repeats: str = "") -> Verdict | None:
     try:
         live(world, [state])
+        if repeats:
+            Fairness(world, Repeats(repeats), FAIR_STATES).check([state])
     except Broken as broken:
         return Verdict(invariant=broken.name, what=broken.what)
     return None

@@ -9,16 +9,24 @@ import msgspec
 from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext, everything
 from pdflow.protocol.consumer.cell import Stepped as ConsumerStepped
 from pdflow.protocol.consumer.rules import landed, reported
-from pdflow.protocol.effects import NOTHING, Commit, Effects
+from pdflow.protocol.effects import NOTHING, Commit, Effects, Flush
 from pdflow.protocol.events import FlushEnded, PairLanded, PairReported, WriteEnded
 from pdflow.protocol.ids import Reg, rank_of
-from pdflow.protocol.messages import Code, Progress, Register
+from pdflow.protocol.messages import Cancel, Code, Progress, Register
 from pdflow.protocol.producer.cell import SETTLING, PeerQuiet, ProducerCell, ProducerContext, Stepped
+from pdflow.protocol.producer.frames import ProducerFrames
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.producer.writes import end_registration, peer_quiet, post, registered, write_ended
-from pdflow.protocol.values import Instant
+from pdflow.protocol.producer.writes import (
+    end_registration,
+    peer_quiet,
+    post,
+    registered,
+    write_ended,
+)
+from pdflow.protocol.values import Address, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.fairness import Repeats
 
 # P: handles.
 
@@ -67,6 +75,27 @@ def _any_flush_settles(self: ProducerRank, event: FlushEnded, now: Instant) -> E
         if isinstance(key, Reg) and cell.phase is SETTLING and cell.in_flight_mask >> rank_of(event.peer) & 1:
             effects += store.apply(key, cell, PeerQuiet(rank_of(event.peer), event.ok, False), now)
     return effects
+
+
+def _flush_begun_again(self: ProducerFrames, sender: Address, message: Cancel, now: Instant) -> Effects:
+    """Note at each CANCEL that the flush under way is not enough: a second entry of the same registration."""
+    store = self.store
+    cell, waiting = store.cells.get(message.reg), store.flushes.get(sender, ())
+    if cell is not None and cell.phase is SETTLING and waiting == (message.reg,):
+        store.flushes[sender] = (*waiting, message.reg)
+    return _cancelled(self, sender, message, now)
+
+
+def _flush_must_be_begun_again(self: ProducerRank, event: FlushEnded, now: Instant) -> Effects:
+    waiting = self.store.flushes.get(event.peer, ())
+    if len(waiting) > 1:
+        self.store.flushes[event.peer] = waiting[1:]
+        return (Flush(event.peer),)
+    return _flushed(self, event, now)
+
+
+_cancelled = ProducerFrames._cancelled
+_flushed = ProducerRank._flushed
 
 
 def _written_again(cell: ProducerCell, event: Register, now: Instant, ctx: ProducerContext) -> Stepped:
@@ -212,6 +241,19 @@ COMPLETION: tuple[Mutant, ...] = (
         patches=(Swap(ProducerRank._flushed, _any_flush_settles),),
         scope=Scope(done_is_remote=False, requests=2, concurrent=False, deadline=0, stall=0),
         survives="In these scopes a flush also waits for later WRITEs. tests/protocol/test_fixed.py covers it.",
+    ),
+    Mutant(
+        name="cancel-restarts-the-flush",
+        drops="A repeated CANCEL leaves the flush that is under way alone. Without it, P starts another flush, and "
+        "waits for the end of the newest: where a flush takes longer than a period of CANCELs, P never answers.",
+        source="spec 2.5; spec 2.9; L3",
+        patches=(
+            Swap(ProducerFrames._cancelled, _flush_begun_again),
+            Swap(ProducerRank._flushed, _flush_must_be_begun_again),
+        ),
+        repeats=Repeats.LINKS_QUIET,
+        scope=Scope(done_is_remote=False, drop=1, deadline=0, stall=0),
+        breaks="L",
     ),
     Mutant(
         name="same-registration-writes-again",

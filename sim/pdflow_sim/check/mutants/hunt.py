@@ -13,7 +13,9 @@ import attrs
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.mutants.mutant import Mutant
+from pdflow_sim.check.search.fairness import Fairness
 from pdflow_sim.check.search.search import Coverage, shortest
 
 LIMIT = 2_000_000
@@ -53,7 +55,9 @@ def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> 
 
     with mutant.applied():
         world = mutant.world()
-        found = shortest(world, LIMIT, tick=tick)
+        fairness = _fairness(mutant, world)
+        found = shortest(world, LIMIT, tick=tick, fairness=fairness)
+        stopped = stopped or any(check.given_up for check in fairness)
         seconds = clock() - began
         if found is None:
             return Kill(mutant=mutant.name, search=searched(mutant), seconds=seconds, stopped=stopped)
@@ -68,6 +72,10 @@ def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> 
         )
 
 
+def _fairness(mutant: Mutant, world: Relation) -> tuple[Fairness, ...]:
+    return () if mutant.repeats is None else (Fairness(world, mutant.repeats, LIMIT),)
+
+
 def searched(mutant: Mutant) -> str:
     scope = mutant.scope
     return "exhaustive, with clocks" if scope.horizon else "exhaustive" if scope.clocks else "exhaustive, no clocks"
@@ -76,13 +84,23 @@ def searched(mutant: Mutant) -> str:
 def counterexample(mutant: Mutant, kill: Kill) -> CounterexampleFile:
     """Return the result of a hunt as a counterexample file that replays with this mutant in place."""
     with mutant.applied():
-        return record(mutant.world(), kill.moves, mutant=mutant.name, information=Information(note=mutant.drops))
+        return record(
+            mutant.world(),
+            kill.moves,
+            mutant=mutant.name,
+            repeats="" if mutant.repeats is None else mutant.repeats.value,
+            information=Information(note=mutant.drops),
+        )
 
 
 def alarm(mutant: Mutant) -> str:
     """Return what the machine without the mutant violates in the mutant's scope; must be empty, or catching the mutant
     proves nothing."""
-    found = shortest(relation(mutant.scope), LIMIT)
+    world = relation(mutant.scope)
+    fairness = _fairness(mutant, world)
+    found = shortest(world, LIMIT, fairness=fairness)
+    if any(check.given_up for check in fairness):
+        return "the fair runs of the scope are too many"
     return "" if found is None else str(found.broken)
 
 

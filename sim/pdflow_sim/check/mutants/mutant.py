@@ -25,6 +25,7 @@ from pdflow.version import compiled
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.fairness import Repeats
 from pdflow_sim.check.state.cluster import ScopeCluster
 
 MISSING: Any = object()
@@ -64,6 +65,8 @@ class Mutant:
     patches: tuple[Patch, ...] = ()
     guards: tuple[str, ...] = ()
     """Guards of the scope's dialect that are turned off."""
+    repeats: Repeats | None = None
+    """Whether and how the hunt checks fair runs too."""
     scope: Scope = attrs.field(factory=Scope)
     """The smallest scope in which the search must catch the mutant."""
     breaks: str = ""

@@ -26,7 +26,8 @@ all mutants again. `python docs/generate.py` writes this page, and a test compar
   P reports as sent only what has landed. S8: a frame of a former incarnation changes nothing. S9: state is bounded.
 - S10: a driver would not fire an armed timer in time. S11: a count or an index of an endpoint is not what its cells
   say.
-- L: after the last fault something never ends, although D repeats SYNCs and CANCELs.
+- L: after the last fault something never ends, although D repeats SYNCs and CANCELs. Where the scope says "fair runs",
+  one schedule from each state does end, and only the check of fair runs ([check](check.md#fair-runs)) notices it.
 - L1, L2 and L3, in scopes with "no clocks": something ends only by a timer. There, nothing takes as long as any timer,
   so no timer may be needed. In other scopes, L1 means that a request waits for a P that has refused D, or that a lease
   or a stall timer runs while P computes the prompt.
@@ -78,8 +79,9 @@ TABLE = (
 def row(mutant: Mutant) -> str:
     kill = hunt(mutant, lambda: 0.0)
     caught = kill.invariant or "nothing"
+    fair = "" if mutant.repeats is None else "; fair runs"
     return (
-        f"| {mutant.name} | {mutant.drops} | {mutant.source} | {described(mutant.scope)} "
+        f"| {mutant.name} | {mutant.drops} | {mutant.source} | {described(mutant.scope)}{fair} "
         f"| {caught} | {kill.states:,} | {kill.steps} |\n"
     )
 

@@ -129,12 +129,12 @@ def quiet_schedule(world: Transitions, state: State) -> Iterator[State]:
             return
         for at, node in enumerate(world.space.cluster.nodes):
             for timer in world.space.armed[state[at]]:
-                if timer.kind in kinds and timer in world.space.armed[state[at]] and _may_fire(world, state, timer):
+                if timer.kind in kinds and timer in world.space.armed[state[at]] and may_fire(world, state, timer):
                     state = world.turns.feed(state, node, TimerFired(timer))
                     yield state
 
 
-def _may_fire(world: Transitions, state: State, timer: Timer) -> bool:
+def may_fire(world: Transitions, state: State, timer: Timer) -> bool:
     """True if the schedule may fire this timer. A deadline that SYNCs would postpone for ever may not fire: no liveness
     may depend on it."""
     if not world.space.scope.dialect.control_frames:

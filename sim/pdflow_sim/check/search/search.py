@@ -17,6 +17,7 @@ import attrs
 from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import ENDLESS
+from pdflow_sim.check.search.fairness import Fairness
 from pdflow_sim.check.search.liveness import live
 from pdflow_sim.check.state.counting import Counting
 from pdflow_sim.check.state.shadow_state import Broken
@@ -85,10 +86,11 @@ def shortest(
     lively: bool = True,
     tick: Tick | None = None,
     symmetry: Symmetry | None = None,
+    fairness: Sequence[Fairness] = (),
 ) -> Counterexample | None:
     """Return the shortest way to a violated invariant; failing that, to a state from which not everything ends; None if
     there is neither."""
-    search = Search(world, symmetry)
+    search = Search(world, symmetry, fairness)
     try:
         search.run(limit, tick, lively)
     except Broken as broken:
@@ -99,8 +101,10 @@ def shortest(
 class Search:
     """A breadth-first search of one world, which can return the way to what it found."""
 
-    def __init__(self, world: Transitions, symmetry: Symmetry | None = None) -> None:
+    def __init__(self, world: Transitions, symmetry: Symmetry | None = None, fairness: Sequence[Fairness] = ()) -> None:
         self.world = world
+        self.fairness = fairness
+        """The checks of fair runs, beside that of one schedule from each state."""
         self.start = world.turns.start()
         self.symmetry = symmetry
         self.others = () if symmetry is None else symmetry.others
@@ -192,6 +196,8 @@ class Search:
             self.live_states.clear()
         try:
             live(self.world, chunk, self.live_states)
+            for fairness in self.fairness:
+                fairness.check(chunk)
         except Broken as broken:
             if broken.state is None:
                 raise

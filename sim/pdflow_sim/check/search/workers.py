@@ -15,8 +15,10 @@ import attrs
 from pdflow_sim.check.counterexamples.counterexample import CounterexampleFile, Information
 from pdflow_sim.check.counterexamples.replay import named, record
 from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.fairness import Fairness, Repeats, supports
 from pdflow_sim.check.search.host_resources import peak_bytes, used_bytes
 from pdflow_sim.check.search.search import Coverage, Search
 from pdflow_sim.check.state.shadow_state import Broken
@@ -25,6 +27,16 @@ from pdflow_sim.check.state.symmetry import Symmetry
 MEMORY_BYTES = 6_000_000_000
 """Memory budget of all processes together."""
 PROGRESS_S = 0.25
+FAIR_STATES = 26_200
+"""The largest scopes whose fair runs are checked with timers that repeat at rest, which takes about as long as their
+search."""
+NIGHTLY_FAIR_STATES = 200_000
+FAIR_BUSY_STATES = 3_600
+"""The largest scopes whose fair runs are checked with timers that repeat while work is under way, too. Where an
+engine may restart, numbers of SYNCs drift apart without end."""
+FAIR_GROWTH = 4
+"""Fair runs that lead to this many times the states of their scope are given up."""
+CAN_SETTLE = "can settle"
 
 
 @attrs.frozen
@@ -34,6 +46,8 @@ class SearchLimits:
     until_s: float = float("inf")
     memory_bytes: int = MEMORY_BYTES
     """Memory limit of one process."""
+    fair_states: int = FAIR_STATES
+    """The largest scopes whose fair runs are checked."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +69,9 @@ class Searched:
     """"time" or "memory"; empty for a search that saw everything, found something, or was truncated."""
     truncated: bool = False
     """Whether the search stopped at the scope's own limit of states."""
+    liveness: str = CAN_SETTLE
+    """What was shown of runs without further faults: the value of a `Repeats` (every fair run resolves), or only that
+    one schedule settles from every state."""
     goals: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
     """Goals that a complete search, or one that was truncated, never reached."""
@@ -92,12 +109,15 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
         return bool(stopped_by)
 
     counterexample = None
-    look = Search(world, symmetry)
+    fairness = fairness_of(what, world, limits.fair_states)
+    look = Search(world, symmetry, fairness)
     try:
         look.run(what.max_states or 1 << 62, tick, lively=True)
     except Broken as broken:
         moves = named(world, look.counterexample(broken).moves)
-        counterexample = record(world, moves, information=Information(scheduler="breadth first"))
+        counterexample = record(
+            world, moves, repeats=broken.repeats, information=Information(scheduler="breadth first")
+        )
     coverage, reached = look.found, world.space.checker.seen
     truncated = not (coverage.complete or stopped_by or counterexample)
     return Searched(
@@ -112,21 +132,40 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
         peak_bytes=peak_bytes(),
         stopped_by=stopped_by,
         truncated=truncated,
+        liveness=next((c.repeats.value for c in fairness if coverage.complete and not c.given_up), CAN_SETTLE),
         goals=tuple(sorted(reached)),
         missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete or truncated else (),
         counterexample=counterexample,
     )
 
 
+def fairness_of(what: Named, world: Transitions, largest: int) -> tuple[Fairness, ...]:
+    """Return the checks of the fair runs of a scope, the one that shows most first; none where they are too many."""
+    found: list[Repeats] = []
+    if what.states and supports(what.scope):
+        restarts = what.scope.p_restart or what.scope.d_restart
+        small = what.states <= min(FAIR_BUSY_STATES, largest) and (
+            not restarts or not what.scope.dialect.control_frames
+        )
+        found += [Repeats.LINKS_QUIET] * small
+        found += [Repeats.AT_REST] * (what.states <= largest)
+    return tuple(Fairness(world, repeats, FAIR_GROWTH * what.states + 1000) for repeats in found)
+
+
 def search_all(
-    scopes: Sequence[Named], jobs: int, until_s: float, progress: Progress, waiting: Callable[[], None]
+    scopes: Sequence[Named],
+    jobs: int,
+    until_s: float,
+    progress: Progress,
+    waiting: Callable[[], None],
+    fair_states: int = FAIR_STATES,
 ) -> Iterator[Searched]:
     """Yield the result of each scope as its search ends; scopes not begun when the time ran out are stopped by "time".
 
     Args:
         waiting: called again and again until all searches have ended.
     """
-    limits = SearchLimits(until_s, MEMORY_BYTES // max(1, jobs))
+    limits = SearchLimits(until_s, MEMORY_BYTES // max(1, jobs), fair_states)
     if jobs == 1:
         for what in scopes:
             yield search(what, limits, progress)

@@ -21,6 +21,8 @@ class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of er
         self.what = what
         self.state: tuple[int, ...] | None = None
         """The state from which not everything ends, or ends well; None if the violation is of another kind."""
+        self.repeats = ""
+        """Of a fair run that does not resolve, the assumption about repeating timers (fairness.py)."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"

@@ -199,7 +199,9 @@ class Slots:
         nodes, links, renames = space.cluster.nodes, space.cluster.links, names.renames
         self.node = [space.cluster.at[renames.get(node, node)] for node in nodes]
         self.engine = [space.cluster.number[renames.get(engine, engine)] for engine in space.cluster.engines]
-        self.link = [space.cluster.link_of[renames.get(a, a), renames.get(b, b)] for a, b in links]
+        # Links of a router's clients have no entry. They stay: its requests are never renamed.
+        link_of = space.cluster.link_of
+        self.link = [link_of.get((renames.get(a, a), renames.get(b, b)), i) for i, (a, b) in enumerate(links)]
         self.frame = Renumbering(self._frame)
         self.operation = Renumbering(self._operation)
         ends, chans, unnamed = Renumbering(self._end), Renumbering(self._chan), Renumbering(int)

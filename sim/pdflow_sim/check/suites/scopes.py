@@ -9,12 +9,12 @@ from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.report import Board, reductions, scopes_table
+from pdflow_sim.check.report import Board, liveness, reductions, scopes_table
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.pair_coverage import OPEN, covered, pair_lines, pair_rows
 from pdflow_sim.check.scopes.pairs import IN_CI, NIGHTLY, TRUNCATED
-from pdflow_sim.check.search.workers import Searched, search_all
+from pdflow_sim.check.search.workers import FAIR_STATES, NIGHTLY_FAIR_STATES, Searched, search_all
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer, keep
 
 
@@ -84,15 +84,17 @@ def _letter(row: dict[str, Any], named: Named) -> str:
 def searched(selected: Sequence[Named], options: CheckOptions, console: Console) -> SuiteResult:
     """Search these scopes, print the table, and write counterexamples."""
     ended: list[Searched] = []
+    fair_states = NIGHTLY_FAIR_STATES if options.large else FAIR_STATES
     try:
         with Board(len(selected), quiet=options.json) as board:
-            for one in search_all(selected, options.jobs, options.until_s, board.searching, board.refresh):
+            for one in search_all(selected, options.jobs, options.until_s, board.searching, board.refresh, fair_states):
                 ended.append(one)
                 board.ended(one)
     finally:
         order = {named.name: at for at, named in enumerate(selected)}
         ended.sort(key=lambda one: order[one.name])
         console.print(scopes_table(ended))
+        console.print(liveness(ended), soft_wrap=True)
         for line in reductions(ended):
             console.print(line, soft_wrap=True)
         paths = {
@@ -121,6 +123,7 @@ def _row(one: Searched, counterexample: str | None) -> dict[str, Any]:
         "seconds": round(one.seconds, 3),
         "stopped_by": one.stopped_by or None,
         "truncated": one.truncated,
+        "liveness": one.liveness,
         "goals": list(one.goals),
         "missed": list(one.missed),
         "counterexample": counterexample,
