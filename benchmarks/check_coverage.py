@@ -1,9 +1,9 @@
 """Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--page FILE]
 
 Every scope of `pdflow check all`, the data paths of all methods, the races, and N random walks of each dialect run here
-under coverage.py, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the share that
+under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the share that
 was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached from it.
-With --page, writes docs/check-coverage.md, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU minutes.
+With --page, writes a page in Markdown, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU minutes.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Reason(NamedTuple):
 
 
 def page(found: list[FileCoverage], walks: int) -> str:
-    """Return docs/check-coverage.md."""
+    """Return the page, in Markdown."""
     reasons = [Reason(**each) for each in tomllib.loads(REASONS.read_text())["reason"]]
     missed = [branch for each in found for branch in each.missed]
     by_reason: dict[str, list[Branch]] = {reason.title: [] for reason in reasons}
@@ -136,7 +136,7 @@ def page(found: list[FileCoverage], walks: int) -> str:
     lines = [
         "# Branches that the checker takes",
         "",
-        f"`python -m benchmarks.check_coverage --walks {walks} --page docs/check-coverage.md` writes this page:",
+        f"`python -m benchmarks.check_coverage --walks {walks} --page FILE` writes this page:",
         "the branches of pdflow/protocol, pdflow/routing and pdflow/serving that the scopes of `pdflow check all`,",
         f"the data paths, the races and {walks:,} walks of each dialect take together.",
         f"{total - len(missed):,} of {total:,} are taken.",
