@@ -1,9 +1,10 @@
 """Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--page FILE]
 
 Every scope of `pdflow check all`, the data paths of all methods, the races, and N random walks of each dialect run here
-under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the share that
-was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached from it.
-With --page, writes a page in Markdown, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU minutes.
+under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the
+share that was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached
+from it. With --page, writes a page in Markdown, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU
+minutes.
 """
 
 from __future__ import annotations
