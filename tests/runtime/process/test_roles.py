@@ -160,7 +160,8 @@ async def test_components_find_each_other_and_recover(components: ComponentProce
 
     components.signal("decode-0", signal.SIGTERM)
     assert await components.ended("decode-0") == 0
-    assert (await components.exchange("GET", "/health"))[0] == 503
+    # On a busy machine its last report may be given up; then the router misses the next one.
+    await components.healthy(False)
     log = components.log("router").read_text()
     assert "decode-0 is down: removed from routing" in log
     assert "Traceback" not in components.logs()
