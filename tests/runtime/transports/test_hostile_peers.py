@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -234,7 +235,8 @@ async def nonsense(x: Agent, reply: bytes) -> AsyncIterator[bytes]:
     described = msgspec.msgpack.decode(x.transport.describe(), type=Description)
     unix = described.transport in ("shm", "cuda-ipc")
     sock = trio.socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
-    path = described.host.replace("pdflow-", "pdflow-1")
+    # Another name with the same pid: agents of other processes remove the files of processes that are gone.
+    path = re.sub(r"[0-9a-f]{16}(?=\.sock$)", lambda name: name[0][::-1], described.host)
     await sock.bind(path if unix else ("127.0.0.1", 0))
     sock.listen()
     where = {"host": path} if unix else {"port": sock.getsockname()[1]}

@@ -70,7 +70,7 @@ NO_GPU = "no GPU found"
 
 
 def group_files() -> set[Path]:
-    return set(FOLDER.glob("pdflow-*.kv"))
+    return set(FOLDER.glob(f"pdflow-{os.getpid()}-*.kv"))
 
 
 def both(ident: bytes) -> tuple[NcclGroup, NcclGroup]:

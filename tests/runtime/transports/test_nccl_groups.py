@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -216,14 +217,14 @@ def test_an_opening_that_never_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_abort_ends_an_opening() -> None:
-    before = set(FOLDER.glob("pdflow-*.kv"))
+    before = set(FOLDER.glob(f"pdflow-{os.getpid()}-*.kv"))
     stand_in = StandIn()
     group = NcclGroup(stand_in, stand_in.ncclGetUniqueId().internal, 0)
     opening = Call(lambda: group.open(HostStaging()))
     assert opening.runs()
     group.close()
     assert opening.ended() == "the group was aborted"
-    assert set(FOLDER.glob("pdflow-*.kv")) <= before
+    assert set(FOLDER.glob(f"pdflow-{os.getpid()}-*.kv")) <= before
 
 
 def test_the_stand_in_tells_a_use_of_what_was_freed() -> None:
