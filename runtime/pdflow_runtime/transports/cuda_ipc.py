@@ -41,7 +41,6 @@ from pdflow_runtime.transports.region import FOLDER, OwnedRegion, map_region, sw
 from pdflow_runtime.transports.segments import MAX_SEGMENTS, DescribedSegment, SegmentMap
 from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
-    VERSION,
     AgentHello,
     Description,
     PackedPieces,
@@ -266,16 +265,12 @@ class CudaIpcTransport(UnixStreams, FetchingAgent):
     def _hello(self, description: Description) -> AgentHello:
         assert self._region is not None
         region = self._region
-        return AgentHello(
-            VERSION,
-            self.me,
-            self.incarnation,
-            description.incarnation,
-            description.token,
-            str(self._words_file.path),
-            region.nbytes,
-            b"".join(region.handles),
-            region.described,
+        return msgspec.structs.replace(
+            super()._hello(description),
+            memory=str(self._words_file.path),
+            nbytes=region.nbytes,
+            agent=b"".join(region.handles),
+            segments=region.described,
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> GpuRegion:

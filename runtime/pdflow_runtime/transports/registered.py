@@ -24,7 +24,7 @@ from pdflow_runtime.transports.copying import Mapped, Motion
 from pdflow_runtime.transports.moving import FetchingAgent
 from pdflow_runtime.transports.segments import DescribedSegment, DescribedSegments, SegmentMap, parse_segments
 from pdflow_runtime.transports.streams.links import AgentLink, Remote
-from pdflow_runtime.transports.streams.messages import VERSION, WORD_BYTES, AgentHello, Description, PackedPieces
+from pdflow_runtime.transports.streams.messages import WORD_BYTES, AgentHello, Description, PackedPieces
 from pdflow_runtime.transports.streams.over_tcp import TcpStreams
 from pdflow_runtime.transports.streams.sockets import listening, tune
 
@@ -163,16 +163,11 @@ class RegisteredAgent(TcpStreams, FetchingAgent):
 
     def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
-        return AgentHello(
-            VERSION,
-            self.me,
-            self.incarnation,
-            description.incarnation,
-            description.token,
-            "",
-            self._memory.nbytes,
-            self._agent_metadata,
-            self._segments,
+        return msgspec.structs.replace(
+            super()._hello(description),
+            nbytes=self._memory.nbytes,
+            agent=self._agent_metadata,
+            segments=self._segments,
         )
 
     def _reach(self, description: Description, hello: AgentHello) -> RemoteMemory:

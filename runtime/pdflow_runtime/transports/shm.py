@@ -23,7 +23,6 @@ from pdflow_runtime.transports.moving import FetchingAgent
 from pdflow_runtime.transports.region import FOLDER, OwnedRegion, map_region, sweep
 from pdflow_runtime.transports.streams.links import AgentLink, Guest, Remote
 from pdflow_runtime.transports.streams.messages import (
-    VERSION,
     AgentHello,
     Description,
     PackedPieces,
@@ -79,8 +78,8 @@ class ShmTransport(UnixStreams, FetchingAgent):
 
     def _hello(self, description: Description) -> AgentHello:
         assert self._region is not None
-        path, nbytes = str(self._region.path), self._region.nbytes
-        return AgentHello(VERSION, self.me, self.incarnation, description.incarnation, description.token, path, nbytes)
+        region = self._region
+        return msgspec.structs.replace(super()._hello(description), memory=str(region.path), nbytes=region.nbytes)
 
     def _reach(self, description: Description, hello: AgentHello) -> Mapped:
         return Mapped(map_region(description.memory, description.nbytes, self._folder))

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
+import msgspec
+
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.gpu.driver import gpus
@@ -44,7 +46,6 @@ from pdflow_runtime.transports.nccl.standin import StandIn
 from pdflow_runtime.transports.segments import Extent
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
 from pdflow_runtime.transports.streams.messages import (
-    VERSION,
     AgentHello,
     Data,
     Description,
@@ -148,16 +149,7 @@ class NcclTransport(AskingAgent):
     def _hello(self, description: Description) -> AgentHello:
         assert self._memory is not None
         ident = bytes(self._library.ncclGetUniqueId().internal) + self._chunk_bytes.to_bytes(SIZE_BYTES, "little")
-        return AgentHello(
-            VERSION,
-            self.me,
-            self.incarnation,
-            description.incarnation,
-            description.token,
-            "",
-            self._memory.nbytes,
-            ident,
-        )
+        return msgspec.structs.replace(super()._hello(description), nbytes=self._memory.nbytes, agent=ident)
 
     def _reach(self, description: Description, hello: AgentHello) -> Bodies:
         extent = extent_of(description)
