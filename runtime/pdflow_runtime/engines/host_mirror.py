@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from pdflow.layout.descriptors import RankMemory
 from pdflow.layout.shapes import KvShape
 from pdflow_runtime.engines.device import Device
 from pdflow_runtime.engines.shards import shards
+from pdflow_runtime.gpu.pieces import as_rows
 
 
 class HostMirror:
@@ -80,6 +80,5 @@ class _RankMirror:
 def _as_blocks(memory: RankMemory, region: Tensor) -> Tensor:
     planes, nbytes = memory.num_layers * memory.tensors_per_layer, memory.plane_bytes
     base = memory.region_bases[0]
-    rows = region[base : base + planes * memory.num_blocks * nbytes].view(-1, nbytes)
-    # In words where a block consists of them: a kernel moves an element at a time.
-    return rows.view(torch.int64) if nbytes % 8 == 0 and rows.data_ptr() % 8 == 0 else rows
+    rows: Tensor = as_rows(region[base : base + planes * memory.num_blocks * nbytes], nbytes)
+    return rows

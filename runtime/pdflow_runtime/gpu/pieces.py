@@ -56,7 +56,7 @@ def copy_rows(source: Any, target: Any, rows: RowCopies) -> None:
     torch: Any = import_module("torch")
     gpu = target.device
     at, to = (torch.from_numpy(numbers).to(gpu, non_blocking=True) for numbers in (rows.sources, rows.targets))
-    _as_rows(target, rows.nbytes).index_copy_(0, to, _as_rows(source, rows.nbytes).index_select(0, at))
+    as_rows(target, rows.nbytes).index_copy_(0, to, as_rows(source, rows.nbytes).index_select(0, at))
 
 
 def copy_pieces(memory: Any, columns: Any) -> None:
@@ -85,11 +85,11 @@ def gather_rows(source: Any, target: Any, rows: RowCopies) -> None:
     """Copy rows to the beginning of a tensor, one behind the other."""
     torch: Any = import_module("torch")
     at = torch.from_numpy(rows.sources).to(target.device, non_blocking=True)
-    out = _as_rows(target, rows.nbytes)[: len(rows.sources)]
-    torch.index_select(_as_rows(source, rows.nbytes), 0, at, out=out)
+    out = as_rows(target, rows.nbytes)[: len(rows.sources)]
+    torch.index_select(as_rows(source, rows.nbytes), 0, at, out=out)
 
 
-def _as_rows(memory: Any, nbytes: int) -> Any:
+def as_rows(memory: Any, nbytes: int) -> Any:
     """Return the tensor as rows, in the widest words that a row consists of; what is left at its end is left out."""
     torch: Any = import_module("torch")
     aligned = memory.data_ptr() | nbytes
