@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.random_llama import products, random_llama
 from pdflow.layout.descriptors import rank_memory
 from pdflow_runtime.engines.config import ModelConfig
 from pdflow_runtime.engines.job import GREEDY, TokenRequest, Work
 from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.model import Llama
 from pdflow_runtime.engines.torch_runner import TorchRunner
-from pdflow_runtime.engines.weights import DTYPES, Layer, Weights
+from pdflow_runtime.engines.weights import DTYPES
 
 BLOCK_SIZE = 16
 SHAPES = {
@@ -52,24 +56,7 @@ def model(shape: tuple[int, ...], dtype: torch.dtype) -> Llama:
         dtype="float32",
     )
 
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return (torch.randn(rows, columns) * columns**-0.5).to(dtype)
-
-    embedding = matrix(vocab, hidden)
-    made = tuple(
-        Layer(
-            input_norm=torch.ones(hidden, dtype=dtype),
-            qkv=matrix((heads + 2 * kv_heads) * width, hidden),
-            qkv_bias=None,
-            out=matrix(hidden, heads * width),
-            mlp_norm=torch.ones(hidden, dtype=dtype),
-            gate_up=matrix(2 * inner, hidden),
-            down=matrix(hidden, inner),
-        )
-        for _ in range(layers)
-    )
-    norm = torch.ones(hidden, dtype=dtype)
-    return Llama(config, Weights(embedding=embedding, layers=made, norm=norm, head=embedding))
+    return random_llama(config, dtype)
 
 
 def median_ms(act: Callable[[], object], least: int = 3, seconds: float = 1.0) -> float:
@@ -84,7 +71,7 @@ def median_ms(act: Callable[[], object], least: int = 3, seconds: float = 1.0) -
 
 def products_ms(llama: Llama, rows: int, logits_rows: int) -> float:
     weights = llama.weights
-    matrices = [each for layer in weights.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    matrices = products(llama)
     inputs = {width: torch.randn(rows, width).to(weights.dtype) for width in {each.shape[1] for each in matrices}}
     last = torch.randn(logits_rows, weights.head.shape[1]).to(weights.dtype)
 
