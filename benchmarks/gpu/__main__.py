@@ -6,7 +6,7 @@
     decode      a 1B-shaped model against the bandwidth of the memory
     prefill     its prompts
     transfers   bandwidth and cost of a descriptor between two processes, by transport
-    overlap     copies to host memory beside computation
+    overlap     copies to host memory during computation
     identity    the same tokens by every method and way
     deaths      engines killed and stopped with transfers under way
     all         every one, in this order

@@ -42,7 +42,7 @@ NEEDED: Final = (
     "sortedcontainers",
     "trio",
 )
-"""All that pdflow imports beside torch, numpy, safetensors, tokenizers and pytest, and what these packages need."""
+"""What pdflow imports, except torch, numpy, safetensors, tokenizers and pytest, and what these packages need."""
 PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 LEFT_OUT: Final = "nixl_ep_cu13/"
 

@@ -4,8 +4,8 @@ A cluster of one prefill and one decode engine on the same GPU, in processes of 
 concurrency of 16, for each method and each way that KV can go. Its tokens are compared with those of one engine, asked
 the same at the same concurrency, and with transformers: each token must be the likeliest after those before it.
 
-In bfloat16 one engine's tokens depend on who else is in a step. There the number of answers that differ is shown beside
-the number that differ between two runs of one engine.
+In bfloat16 one engine's tokens depend on the other sequences in a step. So in bfloat16 compare the number of answers
+that differ with the number that differ between two runs of one engine, which is printed too.
 """
 
 from __future__ import annotations

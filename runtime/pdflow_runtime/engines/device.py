@@ -40,7 +40,8 @@ class Device(Protocol):
         """Queue what is called in this context as computation."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Queue what is called in this context as a copy: behind all computation so far, beside what follows."""
+        """Queue what is called in this context as a copy. It begins when all computation queued so far has ended,
+        and runs at the same time as later computation."""
 
     def record(self) -> DeviceEvent:
         """Return an event behind what the current context has queued so far."""

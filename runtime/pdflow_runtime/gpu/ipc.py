@@ -3,8 +3,8 @@
 CUDA opens no allocation of the process's own, and maps another's once in a process. So `Allocations` counts who uses
 each, and closes it behind the last one. What it needs of CUDA is `IpcDevice`; tests have another one, without a GPU.
 
-CUDA maps for reading and writing alike: whoever has a handle can write. A handle opens nothing once its process has
-ended, and what was opened before stays as it is.
+CUDA maps memory for reading and writing alike: a process that has a handle can write. Once the process that exported an
+allocation has ended, its handle opens nothing; what was opened before stays mapped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class CopyStream(Protocol):
-    """A stream of copies, which run in their order, beside all others of the GPU."""
+    """A stream of copies, which run in order, at the same time as other streams."""
 
     def copy(self, source: Any, target: Any, rows: RowCopies) -> Callable[[], None]:
         """Enqueue a copy between two views, and return what waits until it is over. RuntimeError, from either, if

@@ -1,5 +1,5 @@
-"""The memory of one rank: its KV blocks, behind them the lease words, and behind these what a method keeps beside the
-blocks. Where these lie depends on the engine's device and on what the transport moves.
+"""The memory of one rank: its KV blocks, then the lease words, then the staging memory of methods that have one. Where
+these lie depends on the engine's device and on what the transport moves.
 
 | location | the engine computes in | the transport moves |
 | --- | --- | --- |

@@ -33,7 +33,7 @@ announces."""
 LOOK_S: Final = 0.02
 """The interval of checks whether the other side of a body is still there."""
 CLOSE_S: Final = 10.0
-"""The time that NCCL has to free a group, before whoever closes the connection goes on without."""
+"""The time that NCCL has to free a group. After it, the connection is closed without waiting any longer."""
 
 
 class NcclReceive(Motion):
@@ -68,7 +68,7 @@ class NcclReceive(Motion):
 
 
 class Bodies:
-    """The bodies that go through one group, one after the other, beside the stream on which they are announced."""
+    """The bodies that go through one group, one after the other. Another stream announces them."""
 
     def __init__(self, extent: Extent, label: str, group: NcclGroup, stage: Callable[[], NcclStaging]) -> None:
         self.extent: Final = extent

@@ -4,9 +4,9 @@ Two kinds. In front of the stand-in the buffer is memory of this process, and so
 In front of NCCL itself the buffer is memory of the GPU. Kernels gather pieces into it and scatter them out of it, from
 and into VRAM, or host memory that is pinned: both are tensors to them, and no byte is copied by the CPU.
 
-Whatever is asked of a staging buffer is done in the order of its own stream, and no other stream is waited for. So a
-region's bytes must be there before a transfer of them is posted: whoever posts it has waited for the event of the
-kernels that wrote them.
+All work on a staging buffer runs in the order of its own stream, and waits for no other stream. So a region's bytes
+must be there before a transfer of them is posted: the engine that posts it has waited for the event of the kernels that
+wrote them.
 """
 
 from __future__ import annotations

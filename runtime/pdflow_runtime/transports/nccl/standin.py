@@ -2,9 +2,9 @@
 
 It is no NCCL: it shows that what calls NCCL calls it in the right order, and how KV moves through it, not how fast. As
 with the real one, ranks meet when all have asked to, no call waits, a send ends with its receive, what stands between
-group start and end goes together, and what this rank aborts the other one is not told of. What the real one does on a
-CUDA stream is done here by whoever asks a StandInStream what is left of it. A communicator that has been freed raises,
-where the real one would read freed memory.
+group start and end goes together, and the other rank is not notified of an abort. The real one moves bytes on a CUDA
+stream; here each call that asks a StandInStream what is left moves some. A communicator that has been freed raises an
+error, where the real one would read freed memory.
 
 Ranks meet in a file under /dev/shm which is gone from there when all have come. In it, a ring for each pair of ranks,
 with one writer and one reader; their counters are in the order in which x86 stores them.
