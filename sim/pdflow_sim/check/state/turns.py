@@ -256,7 +256,7 @@ class TurnRunner:
             elif after != end:
                 is_woken(node, before, self.space.armed[end], body)
             if after != end:
-                admits_right(node, before, body)
+                admits_right(node, before, body, counted=after == known)
             for check in self.checks:
                 check(node, before, body, what, effects)
             hit = self.steps[end, event] = (after, effects)
