@@ -19,6 +19,8 @@ class Finding(Enum):
     STALE = "bytes of another request read"
     KEPT = "memory not released at the end"
     STUCK = "a request that cannot end"
+    OVERTAKEN = "a request overtaken"
+    ANSWER = "a call not answered once"
 
 
 class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py

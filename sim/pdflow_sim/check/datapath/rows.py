@@ -13,7 +13,7 @@ from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.search import Explorable, Explored, explore
 from pdflow_sim.check.datapath.setting import Setting
-from pdflow_sim.check.datapath.store import StoreWorld
+from pdflow_sim.check.datapath.store import SETTINGS, StoreWorld
 
 STRICT: Final = "strict"
 _PUT: Final = frozenset({Finding.SKIPPED, Finding.DEAF, Finding.PEER})
@@ -50,10 +50,10 @@ class DataPathRow:
 
 
 def explorables(method: Method, dialect: str) -> list[Explorable]:
-    """Return the worlds of a method: two requests of one P, and of a P each."""
+    """Return the worlds of a method: two requests of one P, and of a P each; of a store, its settings."""
     pipeline_policy = method.pipeline_policy(dialect)
     if method.stores:
-        return [StoreWorld(pipeline_policy)]
+        return [StoreWorld(pipeline_policy, setting) for setting in SETTINGS]
     return [Acts(Setting(method, pipeline_policy, ps)) for ps in (1, 2)]
 
 
@@ -81,7 +81,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
         return {finding.value for finding in known if not any(finding in one.counterexamples for one in each)}
     due = {"ask", "compute", "post", "land", "lose", "die", "admit", "load", "end"}
     if method.stores:
-        due = {"put", "written", "lapse", "get", "read"}
+        due = {"put", "room", "written", "lapse", "get", "read", "give_up", "free"}
     elif method.p_memory is not MemoryKind.BLOCKS:
         due.add("copy")
     ended = set() if all(one.ends for one in each) else {"an end"}
