@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from pdflow.protocol.effects import Note, Send, SendLocal
+from pdflow.protocol.effects import Note, PostWrite, Send, SendLocal
 from pdflow.protocol.events import FrameOrdered, Received, TimerFired
 from pdflow.protocol.ids import engine_of
-from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
+from pdflow.protocol.messages import CancelAck, Done, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.endpoint_checks import (
     admits_right,
@@ -27,6 +27,7 @@ from pdflow_sim.check.state.endpoint_checks import (
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
+from pdflow_sim.check.state.wire_checks import passes_the_codec
 
 SENDING_EFFECTS = (Send, SendLocal)
 """Effects of an orphan that reach no endpoint: its connections and its scheduler are gone."""
@@ -198,7 +199,7 @@ class TurnRunner:
                     sends.setdefault(slot, []).append(space.frames.of(effect.event))
                 elif kind is Send:
                     slot = space.first_link + links[node, effect.to]
-                    sends.setdefault(slot, []).append(space.frames.of(self._on_the_wire(effect.message)))
+                    sends.setdefault(slot, []).append(self._frame(node, effect.message))
                     if _claims(effect.message):
                         batch.append((node, effect, what))
                 elif kind is not Note:
@@ -259,8 +260,20 @@ class TurnRunner:
                 admits_right(node, before, body, counted=after == known)
             for check in self.checks:
                 check(node, before, body, what, effects)
+            for effect in effects:
+                if type(effect) is PostWrite and type(effect.notification) is Done:
+                    passes_the_codec(node, effect.notification)
             hit = self.steps[end, event] = (after, effects)
         return hit
+
+    def _frame(self, node: Address, message: Any) -> int:
+        """Return the number of a frame on a link between engines. A frame of strict passes the codec when it is new."""
+        frames = self.space.frames
+        known, what = len(frames.values), self._on_the_wire(message)
+        number = frames.of(what)
+        if number == known and self.space.scope.dialect.control_frames:
+            passes_the_codec(node, what)
+        return number
 
     def _on_the_wire(self, message: Any) -> Any:
         """Return a message without the fields that the dialect lacks on the wire: vLLM's PUSH_REG names neither the
