@@ -1,7 +1,7 @@
 """Bugs that somebody could have written: name, file of pdflow/protocol, what stands there, what would.
 
 None is among sim/pdflow_sim/check/mutants, which drop rules; these are slips, ten for each run of docs/bugs.md, written
-before it. `python benchmarks/mutate.py --hand` looks for them.
+before it. `python -m benchmarks.mutation hunt --hand` looks for them.
 """
 
 FIRST = (

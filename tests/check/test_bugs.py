@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.hand_bugs import FIRST, HAND, SECOND
-from benchmarks.mutate import by_hand, diff
+from benchmarks.mutation.sample import ROOT, by_hand, diff
 from pdflow.protocol.consumer.cells import ConsumerCells
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, SendLocal
@@ -24,7 +24,7 @@ from pdflow_sim.check.search.search import Counterexample, shortest
 def test_every_bug_that_was_written_still_applies() -> None:
     assert len(FIRST) == len(SECOND) == 10
     assert len({name for name, *_ in HAND}) == 20
-    assert all(diff(bug) for bug in by_hand())
+    assert all(diff(bug, (ROOT / "pdflow" / bug.file).read_bytes()) for bug in by_hand(ROOT))
 
 
 def broken(scope: Scope) -> Counterexample:

@@ -1,0 +1,65 @@
+"""Bugs that nobody chose, and what notices them: python -m benchmarks.mutation COMMAND
+
+    draw      draw a sample of bugs from a revision; its hash is the seed
+    reach     make every search of `pdflow check all` of a revision once, and record its steps
+    hunt      put each bug of the sample into a revision, and search until something is noticed
+
+Each command can be interrupted and continued. All write into a folder (--work), in which revisions are extracted too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.mutation.sample import ROOT, by_hand, draw, extract, load
+from benchmarks.mutation.score import Reach, measure_reach, score, working_copy
+
+BEFORE = "1139c5f5"
+"""The last commit before the checker's net was widened."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("draw", "reach", "hunt"))
+    parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--drawn-from", default=BEFORE, metavar="REVISION", help=f"default: {BEFORE}")
+    parser.add_argument("--revision", default="HEAD", help="the revision that is searched (default: HEAD)")
+    parser.add_argument("--bugs", type=int, default=400, help="size of the sample (default: 400)")
+    parser.add_argument("--hand", action="store_true", help="hunt the bugs of benchmarks/hand_bugs.py instead")
+    parser.add_argument("--share", default="0/1", metavar="K/N", help="hunt every N-th bug, from number K on")
+    asked = parser.parse_args()
+    work: Path = asked.work.resolve()
+    drawn_from, before = tree_of(asked.drawn_from, work)
+    sample = work / "sample.jsonl"
+    if asked.command == "draw":
+        draw(drawn_from, asked.bugs, before).save(sample)
+        return 0
+    revision, tree = tree_of(asked.revision, work)
+    reach = work / f"reach-{revision[:8]}"
+    if asked.command == "reach":
+        measure_reach(tree, reach)
+        return 0
+    turn, processes = map(int, asked.share.split("/"))
+    copy = working_copy(tree, work / f"copy-{revision[:8]}-{turn}")
+    results = work / f"{'hand' if asked.hand else 'hunt'}-{revision[:8]}-{turn}.jsonl"
+    bugs = by_hand(tree) if asked.hand else load(sample).bugs
+    score(bugs, tree if asked.hand else before, copy, Reach(reach), results, (turn, processes))
+    return 0
+
+
+def tree_of(revision: str, work: Path) -> tuple[str, Path]:
+    """Return the full hash of a revision, and the folder with its files."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--verify", f"{revision}^{{commit}}"]
+    full = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    tree = work / f"tree-{full[:8]}"
+    if not tree.exists():
+        tree.mkdir(parents=True)
+        extract(full, tree)
+    return full, tree
+
+
+if __name__ == "__main__":
+    sys.exit(main())
