@@ -159,8 +159,8 @@ def moved(bug: Bug, before: bytes, now: bytes) -> Bug | None:
 def by_hand(tree: Path) -> tuple[Bug, ...]:
     """Return the bugs of benchmarks/hand_bugs.py."""
     found = []
-    for name, part, old, new in HAND:
-        file = f"protocol/{part}"
+    for name, path, old, new in HAND:
+        file = f"protocol/{path}"
         source = (tree / "pdflow" / file).read_text()
         assert source.count(old) == 1, f"{file}: {old!r} stands there {source.count(old)} times"
         start = len(source[: source.index(old)].encode())
