@@ -1,4 +1,4 @@
-"""S10, S11 and L8 on endpoints that are driven by hand: what they notice, and what they let pass.
+"""S10, S11, L8, L11 and L12 on endpoints that are driven by hand: what they notice, and what they let pass.
 
 The checker asserts them in every step and state at rest (sim/pdflow_sim/check); planted faults of the rules are its
 mutants (sim/pdflow_sim/check/mutants/bookkeeping.py).
@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from pdflow.protocol.consumer.cell import HELD, QUEUED
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
+from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.rest import leftovers
-from pdflow.protocol.invariants.timers import assume_scheduled, unscheduled
+from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
 from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.timers import Timer, TimerKind
 from tests.support.cluster import Cluster
@@ -35,6 +37,7 @@ def in_order(cluster: Cluster) -> None:
     for endpoint in cluster.endpoints.values():
         assert unscheduled(endpoint) == ""
         assert miscounted(endpoint) == ""
+        assert too_late(endpoint, cluster.now) == ""
 
 
 def test_at_rest_nothing_is_left_but_what_is_kept_on_purpose() -> None:
@@ -154,3 +157,57 @@ def test_admission_beyond_a_limit_and_below_it_is_noticed() -> None:
     assert underadmitted(before, scheduler, 0) == ""
     scheduler.store.pool_blocks = 8
     assert underadmitted(before, scheduler, 0) == "s is held back, but P binds only 4 blocks of 8"
+
+
+def test_a_repetition_that_is_put_off_for_too_long_is_noticed() -> None:
+    cluster = waiting()
+    scheduler = cluster.endpoints["D"]
+    peer = scheduler.store.peers["P"]
+    peer.sync_at += 1
+    assert too_late(scheduler, cluster.now) == "the next SYNC to P is due in 1000000001, later than 1000000000"
+    peer.sync_at -= 1
+    cluster.abort("r")
+    cell = scheduler.store.cells["r"]
+    assert too_late(scheduler, cluster.now) == ""
+    scheduler.store.cells["r"] = cell.with_cancel(cluster.now + 2_000_000_001, cell.cancel_wait)
+    assert too_late(scheduler, cluster.now) == "the next CANCEL of r is due in 2000000001, later than 2000000000"
+
+
+@pytest.mark.parametrize("address", ["D.r0", "P.r0"])
+def test_a_back_off_beyond_its_limit_and_one_that_is_not_reset_are_noticed(address: str) -> None:
+    cluster = waiting()
+    rank = cluster.endpoints[address]
+    timers = cluster.endpoints["D"].store.context.timers
+    for _ in range(20):
+        rank.peers.unreached("X.r0", cluster.now, timers)
+    assert too_late(rank, cluster.now) == ""
+    rank.peers.retry_at["X.r0"] = cluster.now + timers.backoff_last_ns + 1
+    assert "X.r0 is tried again in 60000000001" in too_late(rank, cluster.now)
+    rank.peers.answered("X.r0", 1)
+    assert too_late(rank, cluster.now) == ""
+    rank.peers.failures["X.r0"] = 1
+    assert "failed handshakes with them still count" in too_late(rank, cluster.now)
+
+
+def test_a_held_request_that_is_overtaken_is_noticed() -> None:
+    cluster = waiting()
+    scheduler = cluster.endpoints["D"]
+    scheduler.store.pool_blocks = 7
+    for name in ("y", "z"):
+        cluster.prefill(name)
+        cluster.finish(name)
+        cluster.decode(f"of {name}", name)
+    assert [scheduler.cells[name].phase for name in ("of y", "of z")] == [HELD, HELD]
+    before = scheduler.fork()
+    assert overtaken(before, scheduler) == ""
+    scheduler.store.cells["of z"] = scheduler.cells["of z"].becoming_queued()
+    assert overtaken(before, scheduler) == "of z has overtaken of y, which came before it and still waits"
+    scheduler.store.cells["of y"] = scheduler.cells["of y"].becoming_queued()
+    assert scheduler.cells["of y"].phase is QUEUED
+    assert overtaken(before, scheduler) == ""
+
+
+def test_what_left_a_queue_before_is_not_taken_for_overtaking() -> None:
+    assert overtaken_in(["a", "b", "c"], {"b"}, {"a"}) == ""
+    assert overtaken_in(["a", "b", "c"], {"b"}, {"c"}) == "c has overtaken b, which came before it and still waits"
+    assert overtaken_in(["a", "b", "c"], {"b"}, set()) == ""

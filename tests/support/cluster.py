@@ -39,7 +39,7 @@ from pdflow.protocol.ids import EngineInfo, KvParams, engine_of, rank_address
 from pdflow.protocol.invariants.accounting import miscounted
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.invariants.rest import leftovers
-from pdflow.protocol.invariants.timers import unscheduled
+from pdflow.protocol.invariants.timers import too_late, unscheduled
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Allocation
 from tests.support.endpoints import Agreed, engine_info
@@ -185,7 +185,8 @@ class Cluster(Network):
     def observe(self, node: str, event: Any, effects: tuple[Any, ...]) -> None:
         if self.oracle is not None:
             self.oracle.observe(node, event, effects, self.now)
-            wrong = unscheduled(self.endpoints[node]) or miscounted(self.endpoints[node])
+            endpoint = self.endpoints[node]
+            wrong = unscheduled(endpoint) or miscounted(endpoint) or too_late(endpoint, self.now)
             assert not wrong, f"after {event!r}, at {node}, {wrong}"
 
     def do(self, node: str, effect: Any) -> None:

@@ -1,20 +1,25 @@
-"""A check that an endpoint's driver wakes it in time (S10): every armed timer stands in the heap of deadlines.
+"""Checks of an endpoint's timers: its driver wakes it in time (S10), and what it repeats, it repeats soon enough (L12).
 
 A driver has only the heap, whose entries may be too early, never too late (`pdflow/protocol/deadlines.py`). An entry is
 removed when its timer fires, so a timer that fires and moves on must be pushed again; so must one that moves nearer.
+
+A SYNC (in vllm-compat, a heartbeat), a CANCEL and a handshake are repeated after a period that has a limit, so that one
+peer's outage delays a request by no more than that after it has ended. An answer ends a back-off.
 
 Off the hot path: drivers never call this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify
 
+from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.peers import Peers
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Instant
+from pdflow.protocol.timers import Timer, TimerKind, Timers
+from pdflow.protocol.values import NEVER, Instant
 
 STANDS_FOR = {TimerKind.EXPECT: TimerKind.REGISTRATION}
 """Kinds without entries of their own, each with the kind whose deadline is never later: P's rank has one entry for both
@@ -48,6 +53,39 @@ def unscheduled(endpoint: object) -> str:
         if entry > due or wake_at is None or wake_at > due:
             return f"{timer.kind.name} of {timer.key} is due at {due}, but its wake-up is later"
     return ""
+
+
+def too_late(endpoint: object, now: Instant) -> str:
+    """Return, in words, what an endpoint repeats later than its largest period allows, or has not reset (L12); "" if
+    nothing."""
+    if isinstance(endpoint, ConsumerScheduler):
+        return next(_late_repetitions(endpoint, now), "")
+    if isinstance(endpoint, (ConsumerRank, ProducerRank)):
+        timers = endpoint.timers if isinstance(endpoint, ConsumerRank) else endpoint.store.context.timers
+        return next(_late_handshakes(endpoint.peers, timers, now), "")
+    return ""
+
+
+def _late_repetitions(scheduler: ConsumerScheduler, now: Instant) -> Iterator[str]:
+    context = scheduler.store.context
+    timers = context.timers
+    period = timers.sync_ns if context.dialect.control_frames else timers.heartbeat_ns
+    for engine, peer in scheduler.store.peers.items():
+        if peer.sync_at is not None and peer.sync_at > now + period:
+            yield f"the next SYNC to {engine} is due in {peer.sync_at - now}, later than {period}"
+    for request_id, cell in scheduler.cells.items():
+        if now + timers.cancel_last_ns < cell.cancel_at < NEVER:
+            due = cell.cancel_at - now
+            yield f"the next CANCEL of {request_id} is due in {due}, later than {timers.cancel_last_ns}"
+
+
+def _late_handshakes(peers: Peers, timers: Timers, now: Instant) -> Iterator[str]:
+    for peer, at in peers.retry_at.items():
+        if at > now + timers.backoff_last_ns:
+            yield f"{peer} is tried again in {at - now}, later than {timers.backoff_last_ns}"
+    remembered = peers.connected & (peers.failures.keys() | peers.retry_at.keys())
+    if remembered:
+        yield f"{sorted(remembered)} have answered, but failed handshakes with them still count"
 
 
 def _instant(entry: tuple[Instant, int, Timer]) -> Instant:

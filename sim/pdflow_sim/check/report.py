@@ -113,6 +113,14 @@ def liveness(ended: Sequence[Searched]) -> str:
     return "after the last fault: " + ", ".join(f"{what}: {count}" for what, count in counts.most_common())
 
 
+def needless(ended: Sequence[Searched]) -> str:
+    """Return a line with the number of scopes in which L9 was judged, themselves or in a scope whose part is equal."""
+    here = {one.name for one in ended if one.needless_states}
+    states = sum(one.needless_states or 0 for one in ended)
+    judged = sum(one.needless_in in here for one in ended)
+    return f"needless failures (L9): judged for {judged} of {len(ended)} scopes, in {states:,} states of {len(here)}"
+
+
 def _result(one: Searched) -> str:
     if one.counterexample is not None:
         verdict = one.counterexample.verdict

@@ -16,7 +16,7 @@ from pdflow.protocol.effects import Note
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.invariants.accounting import miscounted
 from pdflow.protocol.invariants.rest import leftovers
-from pdflow.protocol.invariants.timers import unscheduled
+from pdflow.protocol.invariants.timers import too_late, unscheduled
 from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow.serving.core import Core, Endpoint, Port
 from pdflow_sim.clock import DEADLINE, Clock
@@ -110,13 +110,14 @@ class SimNode:
 
     def open_transfers(self) -> str:
         """Describe, in words, what its endpoints must not have at rest and have (L8), such as a transfer that is still
-        open, or what is wrong with their counts and wake-ups (S10, S11); "" if nothing."""
+        open, or what is wrong with their counts and wake-ups (S10, S11, L12); "" if nothing."""
         for port in self.ports.values():
             left = leftovers(port.endpoint)
             if left:
                 of = "" if port.endpoint is None else f", of {port.endpoint.unfinished()}"
                 return f"{port.address} still has {left}{of}"
             wrong = unscheduled(port.endpoint) or miscounted(port.endpoint)
+            wrong = wrong or too_late(port.endpoint, self.local_clock.now)
             if wrong:
                 return f"at {port.address}, {wrong}"
         return ""

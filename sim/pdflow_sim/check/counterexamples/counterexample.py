@@ -24,9 +24,10 @@ from pdflow_sim.check.races.owners import VARIANTS
 from pdflow_sim.check.scopes.fields import FIELDS, ScopeFieldError, scope_of
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.fairness import Repeats
+from pdflow_sim.check.search.needless import NEEDLESS
 
 VERSION = 1
-REPEATS = tuple(repeats.value for repeats in Repeats)
+REPEATS = (*(repeats.value for repeats in Repeats), NEEDLESS)
 
 
 class CounterexampleError(PdflowError):

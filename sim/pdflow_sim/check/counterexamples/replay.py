@@ -18,6 +18,7 @@ from pdflow_sim.check.moves.acts import Move
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.search.fairness import Fairness, Repeats
 from pdflow_sim.check.search.liveness import live
+from pdflow_sim.check.search.needless import NEEDLESS, NeedlessFailures
 from pdflow_sim.check.state.digest import digest
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
@@ -199,7 +200,9 @@ def record(
 def _final_verdict(world: Transitions, state: State, repeats: str = "") -> Verdict | None:
     try:
         live(world, [state])
-        if repeats:
+        if repeats == NEEDLESS:
+            NeedlessFailures(world, FAIR_STATES).check(state)
+        elif repeats:
             Fairness(world, Repeats(repeats), FAIR_STATES).check([state])
     except Broken as broken:
         return Verdict(invariant=broken.name, what=broken.what)

@@ -11,14 +11,17 @@ from collections.abc import Hashable
 from heapq import heapify
 
 from pdflow.methods.lanes import Lanes
-from pdflow.protocol.consumer.cell import HELD, QUARANTINED, ConsumerCell
+from pdflow.methods.staging import Staging
+from pdflow.protocol.consumer.cell import HELD, QUARANTINED, CancelDue, ConsumerCell, ConsumerContext, Stepped
 from pdflow.protocol.consumer.cells import ConsumerCells, PrefillPeer
+from pdflow.protocol.consumer.rules import cancel_due
 from pdflow.protocol.deadlines import Deadlines
 from pdflow.protocol.effects import Effects
 from pdflow.protocol.events import FlushEnded
+from pdflow.protocol.peers import Peers
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import NEVER, Instant, Xid
+from pdflow.protocol.timers import Timer, TimerKind, Timers
+from pdflow.protocol.values import NEVER, Address, Allocation, Instant, Xid
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.events import EngineDropped
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
@@ -63,6 +66,47 @@ def _last_wake_up(self: Deadlines) -> Instant | None:
 _put = ConsumerCells.put
 _sync_again = ConsumerCells.sync_again
 _fire = ProducerRank._fire
+
+# Periods and queues.
+
+
+def _back_off_unlimited(self: Peers, peer: Address, now: Instant, timers: Timers) -> None:
+    failures = self.failures.get(peer, 0)
+    _unreached(self, peer, now, timers)
+    self.retry_at[peer] = now + (timers.backoff_first_ns << failures)
+
+
+def _back_off_kept(self: Peers, peer: Address, incarnation: int) -> int | None:
+    failures = self.failures.get(peer, 0)
+    before = _answered(self, peer, incarnation)
+    if failures:
+        self.failures[peer] = failures
+    return before
+
+
+def _cancels_ever_later(cell: ConsumerCell, event: CancelDue, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = cancel_due(cell, event, now, ctx)
+    wait = cell.cancel_wait * 2
+    return after.with_cancel(now + wait, wait), effects
+
+
+def _last_held_first(self: ConsumerCells, peer: PrefillPeer, now: Instant) -> Effects:
+    peer.held.reverse()
+    effects = _make_room(self, peer, now)
+    peer.held.reverse()
+    return effects
+
+
+def _last_staged_first(self: Staging) -> tuple[str, Allocation] | None:
+    if self.waiting:
+        self.waiting.move_to_end(next(reversed(self.waiting)), last=False)
+    return _admit_next(self)
+
+
+_unreached = Peers.unreached
+_answered = Peers.answered
+_make_room = ConsumerCells.make_room
+_admit_next = Staging.admit_next
 
 # Counts.
 
@@ -148,6 +192,50 @@ BOOKKEEPING: tuple[Mutant, ...] = (
         patches=(Swap(Deadlines.wake_at, _last_wake_up),),
         scope=Scope(abort=0, deadline=0, stall=0),
         breaks="S10",
+    ),
+    Mutant(
+        name="back-off-without-limit",
+        drops="The pause after failed handshakes has a limit. Without it, a peer that was away for long is not tried "
+        "again for as long.",
+        source="spec 2.10; C9; L12",
+        patches=(Swap(_unreached, _back_off_unlimited),),
+        scope=Scope(pulls=True, unreachable=3, horizon=3, abort=0),
+        breaks="L12",
+    ),
+    Mutant(
+        name="back-off-never-reset",
+        drops="A handshake that succeeds ends the back-off of its peer. Without it, the next failure counts as one of "
+        "a long row.",
+        source="spec 2.10; C9; L12",
+        patches=(Swap(_answered, _back_off_kept),),
+        scope=Scope(unreachable=1, sync=1, deadline=0, stall=0),
+        breaks="L12",
+    ),
+    Mutant(
+        name="cancels-ever-later",
+        drops="The pause between two CANCELs has a limit. Without it, blocks stay in quarantine long after an outage.",
+        source="spec 2.9; L3; L12",
+        patches=(Swap(cancel_due, _cancels_ever_later),),
+        scope=Scope(cancel=4, deadline=0, stall=0),
+        breaks="L12",
+    ),
+    Mutant(
+        name="last-held-first",
+        drops="Requests that an engine's limit holds back are admitted in their order. Without it, new requests "
+        "overtake the first one for as long as they come.",
+        source="spec 2.13; L11",
+        patches=(Swap(_make_room, _last_held_first),),
+        scope=Scope(requests=3, pool_blocks=2, concurrent=False, abort=0, clocks=False),
+        breaks="L11",
+    ),
+    Mutant(
+        name="last-staged-first",
+        drops="Prompts get staging memory in the order in which they asked for it. Without it, a prompt is "
+        "overtaken for as long as others come.",
+        source="pdflow/methods/staging.py; L11",
+        patches=(Swap(_admit_next, _last_staged_first),),
+        scope=Scope(method="cpu-staged", requests=2, pool=1, concurrent=False, abort=0, clocks=False),
+        breaks="L11",
     ),
     Mutant(
         name="quarantine-count-kept",

@@ -16,6 +16,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.mutants.mutant import Mutant
 from pdflow_sim.check.search.fairness import Fairness
+from pdflow_sim.check.search.needless import NEEDLESS, NeedlessFailures
 from pdflow_sim.check.search.search import Coverage, shortest
 
 LIMIT = 2_000_000
@@ -56,8 +57,11 @@ def hunt(mutant: Mutant, clock: Callable[[], float], budget_s: float = 60.0) -> 
     with mutant.applied():
         world = mutant.world()
         fairness = _fairness(mutant, world)
+        needless = NeedlessFailures(world, LIMIT)
         found = shortest(world, LIMIT, tick=tick, fairness=fairness)
-        stopped = stopped or any(check.given_up for check in fairness)
+        if mutant.needless and found is None:
+            found = needless.search()
+        stopped = stopped or needless.given_up or any(check.given_up for check in fairness)
         seconds = clock() - began
         if found is None:
             return Kill(mutant=mutant.name, search=searched(mutant), seconds=seconds, stopped=stopped)
@@ -88,7 +92,7 @@ def counterexample(mutant: Mutant, kill: Kill) -> CounterexampleFile:
             mutant.world(),
             kill.moves,
             mutant=mutant.name,
-            repeats="" if mutant.repeats is None else mutant.repeats.value,
+            repeats=NEEDLESS if mutant.needless else "" if mutant.repeats is None else mutant.repeats.value,
             information=Information(note=mutant.drops),
         )
 
@@ -98,8 +102,9 @@ def alarm(mutant: Mutant) -> str:
     proves nothing."""
     world = relation(mutant.scope)
     fairness = _fairness(mutant, world)
-    found = shortest(world, LIMIT, fairness=fairness)
-    if any(check.given_up for check in fairness):
+    needless = NeedlessFailures(world, LIMIT)
+    found = shortest(world, LIMIT, fairness=fairness) or (needless.search() if mutant.needless else None)
+    if needless.given_up or any(check.given_up for check in fairness):
         return "the fair runs of the scope are too many"
     return "" if found is None else str(found.broken)
 

@@ -156,7 +156,13 @@ def _retired_may_return(self: Peers, peer: Address, incarnation: int) -> int | N
     return _answered(self, peer, incarnation)
 
 
+def _every_report_of_a_restart(self: ConsumerScheduler, event: PeerRestarted, now: Instant) -> Effects:
+    self.retired.discard((event.engine, event.retired))
+    return _restarted(self, event, now)
+
+
 _answered = Peers.answered
+_restarted = ConsumerScheduler._restarted
 
 
 def _orphan_like_any(self: ConsumerCell) -> ConsumerCell:
@@ -327,6 +333,15 @@ IDENTITY: tuple[Mutant, ...] = (
         patches=(Swap(ConsumerScheduler._restarted, _restart_unnoticed),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
+    ),
+    Mutant(
+        name="every-report-of-a-restart",
+        drops="Of D's reports that P has restarted, only the first counts. Without it, the report of a second D rank "
+        "fails requests that came after the restart.",
+        source="spec 1.3; L10",
+        patches=(Swap(_restarted, _every_report_of_a_restart),),
+        scope=Scope(p_restart=1, sync=1),
+        breaks="L10",
     ),
     Mutant(
         name="new-incarnation-settles-orphans",

@@ -67,6 +67,8 @@ class Mutant:
     """Guards of the scope's dialect that are turned off."""
     repeats: Repeats | None = None
     """Whether and how the hunt checks fair runs too."""
+    needless: bool = False
+    """Whether the hunt judges L9 too: no request fails without need."""
     scope: Scope = attrs.field(factory=Scope)
     """The smallest scope in which the search must catch the mutant."""
     breaks: str = ""

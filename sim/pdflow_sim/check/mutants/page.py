@@ -32,6 +32,9 @@ all mutants again. `python docs/generate.py` writes this page, and a test compar
   so no timer may be needed. In other scopes, L1 means that a request waits for a P that has refused D, or that a lease
   or a stall timer runs while P computes the prompt.
 - L6: a peer that fails delays the requests of another peer. L8: at rest something is left.
+- L9: after repairable faults, a request fails, or only a timer ends it. Where the scope says "L9", this is judged when
+  nothing else is found. L10: a request ends because of a restart that it did not meet. L11: a request that waits is
+  overtaken. L12: something is repeated later than its longest period allows.
 - crash: an endpoint raises an exception.
 
 *Scope* lists what differs from the smallest scope. In a scope with clocks, a timer fires when it is due, and ticks
@@ -79,7 +82,7 @@ TABLE = (
 def row(mutant: Mutant) -> str:
     kill = hunt(mutant, lambda: 0.0)
     caught = kill.invariant or "nothing"
-    fair = "" if mutant.repeats is None else "; fair runs"
+    fair = "; L9" if mutant.needless else "" if mutant.repeats is None else "; fair runs"
     return (
         f"| {mutant.name} | {mutant.drops} | {mutant.source} | {described(mutant.scope)}{fair} "
         f"| {caught} | {kill.states:,} | {kill.steps} |\n"

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import msgspec
 
-from pdflow.protocol.consumer.cell import ConsumerCell, ConsumerContext, Stepped
+from pdflow.protocol.consumer.cell import WAITING, ConsumerCell, ConsumerContext, RequestFailed, Stepped
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.rules import fenced, freed, reconnect_refused
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import NOTHING, Effects, Outcome, Resolve
 from pdflow.protocol.events import ConnectionLost, HandshakeEnded, PeerFenced, ReconnectRefused
-from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Instant
+from pdflow.protocol.ids import engine_of
+from pdflow.protocol.messages import Code, Message, Sync
+from pdflow.protocol.values import Address, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import Scope
 
@@ -42,7 +43,23 @@ def _connection_lost_unnoticed(self: ConsumerScheduler, event: ConnectionLost, n
     return NOTHING
 
 
+def _lost_connection_fails(self: ConsumerScheduler, event: ConnectionLost, now: Instant) -> Effects:
+    """Fail the requests that wait for a peer with which a connection is lost."""
+    effects = _connection_lost(self, event, now)
+    peer = self.store.peers.get(engine_of(event.peer))
+    for request_id in () if peer is None else tuple(peer.requests):
+        cell = self.store.cells[request_id]
+        if cell.phase is WAITING:
+            effects += self.store.apply(cell, RequestFailed(Code.UNREACHABLE), now)
+    return effects
+
+
+def _sync_needs_a_connection(self: ConsumerRank, peer: Address, message: Message, now: Instant) -> Effects:
+    return NOTHING if type(message) is Sync else _defer(self, peer, message, now)
+
+
 _handshake_ended = ConsumerRank._handshake_ended
+_defer = ConsumerRank._defer
 _connection_lost = ConsumerScheduler._connection_lost
 
 DOWN = Scope(p_restart=1, down=True, sync=1)
@@ -56,6 +73,26 @@ REFUSALS: tuple[Mutant, ...] = (
         patches=(Swap(_connection_lost, _connection_lost_unnoticed),),
         scope=Scope(lose=1, err=1, horizon=3, concurrent=False, abort=0),
         survives="Everything ends, only a second later. tests/protocol/test_lost_connection.py checks the time.",
+    ),
+    Mutant(
+        name="lost-connection-fails-requests",
+        drops="A lost connection ends no request. Without it, requests fail that P would still have served over the "
+        "next connection.",
+        source="spec 2.10; L9",
+        patches=(Swap(_connection_lost, _lost_connection_fails),),
+        needless=True,
+        scope=Scope(lose=1, abort=0, deadline=0, stall=0),
+        breaks="L9",
+    ),
+    Mutant(
+        name="sync-needs-a-connection",
+        drops="D connects to send a SYNC. Without it, a REG that was lost with its connection stays lost, until P's "
+        "lease ends the request.",
+        source="spec 2.8; spec 2.10; L5; L9",
+        patches=(Swap(_defer, _sync_needs_a_connection),),
+        needless=True,
+        scope=Scope(d_tp=2, lose=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="L9",
     ),
     Mutant(
         name="refusal-unnoticed",

@@ -9,11 +9,18 @@ from pdflow.protocol.consumer.frames import ConsumerFrames
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.consumer.rules import cancel_again, cancel_due, missing
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.effects import NOTHING, Effects, Handshake
+from pdflow.protocol.effects import NOTHING, Effects, Handshake, Send
 from pdflow.protocol.events import PairMissing, PrefillEnded, PrefillMissing
 from pdflow.protocol.ids import rank_address
 from pdflow.protocol.messages import Code, Fail, Message, Register, Sync, SyncItem, SyncReply
-from pdflow.protocol.producer.cell import OPEN, ProducerCell, ProducerContext, RegistrationRefused, Stepped
+from pdflow.protocol.producer.cell import (
+    OPEN,
+    ProducerCell,
+    ProducerContext,
+    RegistrationRefused,
+    Stepped,
+    progress_of,
+)
 from pdflow.protocol.producer.cells import ProducerCells
 from pdflow.protocol.producer.frames import ProducerFrames
 from pdflow.protocol.producer.rules import RULES
@@ -56,6 +63,21 @@ def _missing_unnoticed(self: ConsumerFrames, sender: Address, message: SyncReply
 def _replies_without_verdicts(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
     known = tuple([reg for reg in message.open if reg in self.store.cells])
     return _synced(self, sender, Sync(message.seq, message.floor, message.interest, known), now)
+
+
+def _replies_about_siblings(self: ProducerFrames, sender: Address, message: Sync, now: Instant) -> Effects:
+    """Answer a SYNC with every registration that is open here, whichever D rank's REG has arrived."""
+    *before, reply = _synced(self, sender, message, now)
+    assert isinstance(reply, Send)
+    assert isinstance(reply.message, SyncReply)
+    known = {item.reg for item in reply.message.items}
+    cells = self.store.cells
+    others = [
+        SyncItem(reg, progress_of(cells[reg]), Code.NONE, False)
+        for reg in message.open
+        if reg in cells and reg not in known
+    ]
+    return (*before, Send(sender, SyncReply(message.seq, (*reply.message.items, *others))))
 
 
 def _verdict_not_sent(self: ProducerFrames, sender: Address, verdict: SyncItem) -> Effects:
@@ -187,6 +209,16 @@ REPAIR: tuple[Mutant, ...] = (
         patches=(Swap(_synced, _replies_without_verdicts),),
         scope=Scope(drop=1, err=1),
         survives="D treats an absent registration as missing and repeats its REG, and the tombstone answers that.",
+    ),
+    Mutant(
+        name="sync-reply-about-siblings",
+        drops="P lists a registration only to a D rank whose own REG has arrived. Without it, that rank does not learn "
+        "that its REG is lost, and P waits for it until the lease ends the request.",
+        source="spec 2.8; L5; L9; found by random walks",
+        patches=(Swap(_synced, _replies_about_siblings),),
+        needless=True,
+        scope=Scope(d_tp=2, drop=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="L9",
     ),
     Mutant(
         name="tombstone-silent",

@@ -97,7 +97,7 @@ class Fairness:
             if self.given_up:
                 return
             root = self.space.spent(state)
-            name = self._name(root)
+            name = self.name(root)
             if name in self.closed:
                 continue
             self.whole[name] = root
@@ -112,7 +112,8 @@ class Fairness:
                 broken.state, broken.repeats = state, self.repeats.value
                 raise
 
-    def _name(self, state: Sequence[int]) -> int:
+    def name(self, state: Sequence[int]) -> int:
+        """Return the hash by which a state is known."""
         return hash(tuple(state if self.counting is None else self.counting.canonical(state)))
 
     # The graph.
@@ -151,7 +152,7 @@ class Fairness:
             self.stops.add(name)
         for move in moves:
             after = self.apply(state, move)
-            other = self._name(after)
+            other = self.name(after)
             if other == name:
                 self.loops.add(name)
             elif other not in self.closed:
@@ -197,7 +198,7 @@ class Fairness:
         armed: dict[int, frozenset[Label]] = {}
         for name, state in states.items():
             moves = self.moves(state)
-            taken[name] = [(self._label(state, move), self._name(self.apply(state, move))) for move in moves]
+            taken[name] = [(self._label(state, move), self.name(self.apply(state, move))) for move in moves]
             demanded[name] = {self._label(state, move) for move in moves if self._is_demanded(state, move)}
             edges[name] = [other for _, other in taken[name] if other in states]
             armed[name] = self._armed(state)

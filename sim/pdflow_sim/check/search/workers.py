@@ -20,7 +20,8 @@ from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.fairness import Fairness, Repeats, supports
 from pdflow_sim.check.search.host_resources import peak_bytes, used_bytes
-from pdflow_sim.check.search.search import Coverage, Search
+from pdflow_sim.check.search.needless import NeedlessFailures, judged_in
+from pdflow_sim.check.search.search import Counterexample, Coverage, Search
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.symmetry import Symmetry
 
@@ -47,7 +48,7 @@ class SearchLimits:
     memory_bytes: int = MEMORY_BYTES
     """Memory limit of one process."""
     fair_states: int = FAIR_STATES
-    """The largest scopes whose fair runs are checked."""
+    """The largest scopes whose fair runs are checked, and the most states in which L9 is judged."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +73,10 @@ class Searched:
     liveness: str = CAN_SETTLE
     """What was shown of runs without further faults: the value of a `Repeats` (every fair run resolves), or only that
     one schedule settles from every state."""
+    needless_states: int | None = None
+    """Number of states in which L9 was judged; None: in none."""
+    needless_in: str | None = None
+    """Name of the scope whose judgement of L9 counts for this one; None: L9 is not judged in it."""
     goals: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
     """Goals that a complete search, or one that was truncated, never reached."""
@@ -87,9 +92,13 @@ Progress = Callable[[str, Coverage, int], None]
 """Called with a scope's name, the coverage of its search, and its process's memory in bytes."""
 
 
-def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
+def search(what: Named, limits: SearchLimits, progress: Progress, needless_in: str | None = None) -> Searched:
     """Search one scope until every state was seen, a limit is reached or an invariant breaks. In nightly scopes, of the
-    states that differ by a renaming only, one is visited."""
+    states that differ by a renaming only, one is visited.
+
+    Args:
+        needless_in: name of the scope whose judgement of L9 counts for this one; its own name: judge it here.
+    """
     world = relation(what.scope)
     symmetry = Symmetry(world.space) if what.nightly else None
     began = time.process_time()
@@ -108,18 +117,18 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
             progress(what.name, coverage, used_bytes())
         return bool(stopped_by)
 
-    counterexample = None
+    found: Counterexample | None = None
     fairness = fairness_of(what, world, limits.fair_states)
     look = Search(world, symmetry, fairness)
     try:
         look.run(what.max_states or 1 << 62, tick, lively=True)
     except Broken as broken:
-        moves = named(world, look.counterexample(broken).moves)
-        counterexample = record(
-            world, moves, repeats=broken.repeats, information=Information(scheduler="breadth first")
-        )
-    coverage, reached = look.found, world.space.checker.seen
-    truncated = not (coverage.complete or stopped_by or counterexample)
+        found = look.counterexample(broken)
+    coverage, reached = look.found, tuple(world.space.checker.seen)
+    truncated = not (coverage.complete or stopped_by or found)
+    needless = NeedlessFailures(world, limits.fair_states)
+    if needless_in == what.name and found is None and not stopped_by:
+        found = needless.search()
     return Searched(
         name=what.name,
         scope=what.scope,
@@ -133,10 +142,17 @@ def search(what: Named, limits: SearchLimits, progress: Progress) -> Searched:
         stopped_by=stopped_by,
         truncated=truncated,
         liveness=next((c.repeats.value for c in fairness if coverage.complete and not c.given_up), CAN_SETTLE),
+        needless_states=needless.states or None,
+        needless_in=needless_in,
         goals=tuple(sorted(reached)),
-        missed=tuple(sorted(what.goals - reached.keys())) if coverage.complete or truncated else (),
-        counterexample=counterexample,
+        missed=tuple(sorted(what.goals.difference(reached))) if coverage.complete or truncated else (),
+        counterexample=None if found is None else _recorded(world, found),
     )
+
+
+def _recorded(world: Transitions, found: Counterexample) -> CounterexampleFile:
+    information = Information(scheduler="breadth first")
+    return record(world, named(world, found.moves), repeats=found.broken.repeats, information=information)
 
 
 def fairness_of(what: Named, world: Transitions, largest: int) -> tuple[Fairness, ...]:
@@ -166,9 +182,10 @@ def search_all(
         waiting: called again and again until all searches have ended.
     """
     limits = SearchLimits(until_s, MEMORY_BYTES // max(1, jobs), fair_states)
+    needless_in = judged_in(scopes)
     if jobs == 1:
         for what in scopes:
-            yield search(what, limits, progress)
+            yield search(what, limits, progress, needless_in.get(what.name))
             gc.collect()
         return
     # The larger ones first: the last to end is then one of the small.
@@ -178,7 +195,9 @@ def search_all(
     with context.Manager() as manager:
         news = manager.Queue()
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_hired, initargs=(news,)) as pool:
-            pending: set[Future[Searched]] = {pool.submit(_search, what, limits) for what in order}
+            pending: set[Future[Searched]] = {
+                pool.submit(_search, what, limits, needless_in.get(what.name)) for what in order
+            }
             try:
                 while pending:
                     done, pending = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
@@ -203,9 +222,9 @@ def _hired(news: Any) -> None:
     _news = news
 
 
-def _search(what: Named, limits: SearchLimits) -> Searched:
+def _search(what: Named, limits: SearchLimits, needless_in: str | None) -> Searched:
     gc.collect()  # A world refers to itself, and the last one may have been large.
-    return search(what, limits, lambda *seen: _news.put(seen))
+    return search(what, limits, lambda *seen: _news.put(seen), needless_in)
 
 
 def _drained(news: Any) -> Iterator[tuple[str, Coverage, int]]:

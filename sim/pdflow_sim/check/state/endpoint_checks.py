@@ -1,4 +1,4 @@
-"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11 and L8.
+"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11, L8 and L10 to L12.
 
 A step is an endpoint and an event; each is run, and checked, once. For wake-ups and for D's scheduler that is more than
 once for each state of an endpoint, and it has to be: heaps and its counts are in no fingerprint, so two steps may lead
@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.events import HandshakeEnded, TimerFired
+from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
-from pdflow.protocol.invariants.timers import assume_scheduled, unscheduled
+from pdflow.protocol.invariants.queues import overtaken, overtaken_in
+from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.former import acts_on_former_incarnation
+from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
 from pdflow_sim.check.state.shadow_state import CRASH, Broken
 
 
@@ -42,19 +43,45 @@ def is_woken_again(node: Address, before: Any, armed: tuple[Timer, ...], event: 
 
 def admits_right(node: Address, before: Any, after: Any, counted: bool) -> None:
     """Check that D's scheduler counts right (S11), and that admission keeps to its limits: no engine binds more (L6),
-    and no request waits that they allow (S11). `counted`: `counts_right` has checked this state."""
+    no request waits that they allow (S11), and none is overtaken (L11). `counted`: `counts_right` has checked this
+    state."""
     if not isinstance(after, ConsumerScheduler):
         return
     if why := overadmitted(before, after):
         raise Broken("L6", f"at {node}, {why}")
     if why := ("" if counted else miscounted(after)) or underadmitted(before, after, 0):
         raise Broken("S11", f"at {node}, {why}")
+    if why := overtaken(before, after):
+        raise Broken("L11", f"at {node}, {why}")
 
 
 def counts_right(node: Address, after: Any) -> None:
-    """Check that counts and indexes of a new state of an endpoint equal what its cells say (S11)."""
+    """Check that counts and indexes of a new state of an endpoint equal what its cells say (S11), and that what it
+    repeats is not put off for longer than its largest period (L12)."""
     if why := miscounted(after):
         raise Broken("S11", f"at {node}, {why}")
+    if why := too_late(after, 0):
+        raise Broken("L12", f"at {node}, {why}")
+
+
+def gives_room_in_order(node: Address, before: Any, after: Any) -> None:
+    """Check that an engine's core gives staging memory to prompts in the order in which they asked (L11)."""
+    queue, now = getattr(before, "staging", None), getattr(after, "staging", None)
+    if queue is None or now is None or not now.waiting:
+        return
+    had = {name for name, _ in queue.held.values()}
+    granted = {name for name, _ in now.held.values()} - had
+    order = dict.fromkeys((*queue.waiting, *now.waiting, *sorted(granted)))
+    if why := overtaken_in(order, now.waiting, granted):
+        raise Broken("L11", f"at {node}, {why}")
+
+
+def spares_later_requests(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    """Check that P's restart fails no request that has come since D knows of it (L10), when another rank reports it."""
+    if type(event) is PeerRestarted and fails_for_former_restart(after, event):
+        raise Broken(
+            "L10", f"another report that {event.engine} has restarted fails requests that came after the first"
+        )
 
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:

@@ -324,7 +324,7 @@ class InvariantChecker:
         engine = self.cluster.number[p_engine]
         died, refused = draft.restarts[engine], draft.refused and draft.refused[engine]
         if effect.code is Code.PEER_RESTARTED and not died:
-            raise Broken("L6", f"{effect.request_id} is resolved PEER_RESTARTED, but its P engine has not restarted")
+            raise Broken("L10", f"{effect.request_id} is resolved PEER_RESTARTED, but its P engine has not restarted")
         if effect.code is Code.PEER_DEAD and not (died or refused or self.cluster.scope.horizon):
             raise Broken(
                 "L6",

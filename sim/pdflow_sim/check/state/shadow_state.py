@@ -13,7 +13,7 @@ CRASH = "crash"
 
 
 class Broken(AssertionError):  # noqa: N818 (what happened, not which kind of error)
-    """An invariant does not hold. `name` is S1 to S11, L1 to L8, L for liveness in general, or CRASH."""
+    """An invariant does not hold. `name` is S1 to S11, L1 to L12, L for liveness in general, or CRASH."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)

@@ -21,9 +21,11 @@ from pdflow.protocol.values import Address
 from pdflow_sim.check.state.endpoint_checks import (
     admits_right,
     counts_right,
+    gives_room_in_order,
     ignores_former_incarnation,
     is_woken,
     is_woken_again,
+    spares_later_requests,
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
@@ -82,7 +84,7 @@ class TurnRunner:
         self.checked: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
-        self.checks: list[StepCheck] = [ignores_former_incarnation]
+        self.checks: list[StepCheck] = [ignores_former_incarnation, spares_later_requests]
         """Checks of every step of an endpoint."""
         self.http: Http | None = None
         self.posting: Posting | None = None
@@ -219,8 +221,9 @@ class TurnRunner:
         key = (after[at - first], event)
         hit = self.role_steps.get(key)
         if hit is None:
+            before = self.space.bodies[key[0]]
             try:
-                body = self.space.bodies[key[0]].fork()
+                body = before.fork()
                 effects = body.handle(what, 0)
                 hit = self.role_steps[key] = (self.space.endpoint(self.cluster.nodes[at], body), effects)
             except AssertionError as error:
@@ -229,6 +232,7 @@ class TurnRunner:
                 raise Broken("S6", f"{type(what).__name__} of {error}, which its engine has already ended") from error
             except Exception as error:
                 raise Broken(CRASH, f"{type(error).__name__}: {error}") from error
+            gives_room_in_order(self.cluster.nodes[at], before, body)
         after[at - first], effects = hit
         for effect in effects:
             if type(effect) is SendLocal:

@@ -9,7 +9,7 @@ from attrs import evolve
 from rich.console import Console
 
 from pdflow.errors import Problem, ScenarioError
-from pdflow_sim.check.report import Board, liveness, reductions, scopes_table
+from pdflow_sim.check.report import Board, liveness, needless, reductions, scopes_table
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.pair_coverage import OPEN, covered, pair_lines, pair_rows
@@ -95,6 +95,7 @@ def searched(selected: Sequence[Named], options: CheckOptions, console: Console)
         ended.sort(key=lambda one: order[one.name])
         console.print(scopes_table(ended))
         console.print(liveness(ended), soft_wrap=True)
+        console.print(needless(ended), soft_wrap=True)
         for line in reductions(ended):
             console.print(line, soft_wrap=True)
         paths = {
@@ -124,6 +125,8 @@ def _row(one: Searched, counterexample: str | None) -> dict[str, Any]:
         "stopped_by": one.stopped_by or None,
         "truncated": one.truncated,
         "liveness": one.liveness,
+        "needless_states": one.needless_states,
+        "needless_in": one.needless_in,
         "goals": list(one.goals),
         "missed": list(one.missed),
         "counterexample": counterexample,
