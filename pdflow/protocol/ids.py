@@ -75,6 +75,8 @@ class KvParams(Value, frozen=True, gc=False):
     """The version of the weights that the prompt's KV was computed with: a pulling D compares before it reads (S4)."""
     groups: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     """As of an Allocation, with `blocks`. Not recorded where there is one group, as before there were several."""
+    incarnation: int | UnsetType = UNSET
+    """The incarnation of P that has computed the prompt, by P's answer. Not recorded where no answer has named it."""
 
 
 @lru_cache(maxsize=65536)

@@ -25,6 +25,7 @@ class Extras:
     pp: int | None = param(RANKS, "P's pipeline-parallel size, where the original D asks P for it", default=None)
     digest: int = param(U64, "digest of the content that P's KV was computed from", default=0)
     weights: int = param(U64, "the version of P's weights", default=0)
+    incarnation: int | None = param(U64, "incarnation of P that has computed the prompt", default=None)
     lease: tuple[tuple[int, int], ...] = param(LEASE_WORDS, "pull: index of P's lease word, and its value", default=())
     groups: tuple[tuple[int, ...], ...] | None = param(
         GROUPS, "pull: P's block table of each KV cache group, from token 0 on, if there are several", default=None

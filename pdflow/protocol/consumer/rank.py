@@ -256,7 +256,7 @@ class ConsumerRank:
         if before is not None:
             # What waited here was meant for the life that is over.
             effects = (SendLocal(self.scheduler, PeerRestarted(engine_of(peer), before)),)
-            effects += self.reading.fail_waiting(peer, Code.PEER_RESTARTED)
+            effects += self.reading.fail_waiting(peer, Code.PEER_RESTARTED, event.incarnation)
             pending = tuple(m for m in pending if type(m) is not Register)
         if peer in self.fencing:
             # This connection is part of what is being closed. Only the life that its reply has shown counts (S8).

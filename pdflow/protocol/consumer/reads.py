@@ -91,11 +91,17 @@ class ConsumerReads:
             effects += self.post(self.reads[op])
         return effects
 
-    def fail_waiting(self, peer: Address, code: Code) -> Effects:
-        """Fail the READs that wait for a connection to this peer, each with this code."""
+    def fail_waiting(self, peer: Address, code: Code, shown: int | None = None) -> Effects:
+        """Fail the READs that wait for a connection to this peer, each with this code; but not those of prompts that
+        the incarnation `shown` by a handshake has computed."""
         effects: Effects = NOTHING
-        for op in self.waiting.pop(peer, ()):
-            effects += self.failed(op, code)
+        waiting = self.waiting.pop(peer, ())
+        spared = tuple([op for op in waiting if self.reads[op].params.incarnation == shown])
+        if spared:
+            self.waiting[peer] = spared
+        for op in waiting:
+            if op not in spared:
+                effects += self.failed(op, code)
         return effects
 
     def drop_waiting(self, peer: Address) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeAlias, TypeVar, cast
 
+from msgspec import UNSET
+
 from pdflow.protocol.consumer.cell import (
     HELD,
     QUARANTINED,
@@ -243,7 +245,8 @@ class ConsumerScheduler:
 
     def _restarted(self, event: PeerRestarted, now: Instant) -> Effects:
         """Fail what was registered with a retired incarnation. Every rank reports it; only the first report counts, so
-        that requests registered with the new incarnation are not affected."""
+        that requests registered with the new incarnation are not affected. Nor is a request whose prompt another
+        incarnation has computed, by P's answer: the next SYNC repairs a REG that the retired one has not answered."""
         retired = (event.engine, event.retired)
         store = self.store
         peer = store.peers.get(event.engine)
@@ -253,11 +256,16 @@ class ConsumerScheduler:
         effects: list[Effect] = []
         for request_id in tuple(peer.requests):
             cell = store.cells.get(request_id)
-            if cell is not None:
+            if cell is not None and self._computed_by_retired(cell):
                 queued = cell.phase in (HELD, QUEUED)
                 cell_event = RequestFailed(Code.PEER_RESTARTED) if queued else PrefillRestarted()
                 effects += store.apply(cell, cell_event, now)
         return tuple(effects)
+
+    def _computed_by_retired(self, cell: ConsumerCell) -> bool:
+        """Whether a retired incarnation of P has computed the prompt of a cell, or nobody has said which."""
+        computed_by = cell.params.incarnation
+        return computed_by is UNSET or (cell.params.prefill.engine, computed_by) in self.retired
 
     # Time.
 

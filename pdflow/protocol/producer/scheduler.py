@@ -160,7 +160,10 @@ class ProducerScheduler:
         else:
             del self.products[xid]
         blocks, groups = allocation.blocks, allocation.groups or UNSET
-        params = KvParams(self.engine, xid, request_id, num_tokens, blocks, rank_words, digest, weights, groups)
+        incarnation = self.incarnation if self.dialect.control_frames else UNSET
+        params = KvParams(
+            self.engine, xid, request_id, num_tokens, blocks, rank_words, digest, weights, groups, incarnation
+        )
         return (*local_events, AnswerPrefill(request_id, params))
 
     def _mint_words(self) -> tuple[LeaseWord, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import attrs
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.mooncake import MOONCAKE_V1
@@ -78,7 +78,13 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
     """Return the mapping for a decode leg, which is also what P answers."""
     engine, shards = params.prefill.engine, params.prefill.shards
     if method == MOONCAKE_V1.name:
-        known = Extras(xid=params.xid, block_size=shards.block_size, tp=shards.tp, pp=shards.pp)
+        known = Extras(
+            xid=params.xid,
+            block_size=shards.block_size,
+            tp=shards.tp,
+            pp=shards.pp,
+            incarnation=None if params.incarnation is UNSET else params.incarnation,
+        )
         bootstrap = f"http://{at.host}:{at.port}"
         return to_json(
             MooncakeV1Decode(
@@ -90,6 +96,7 @@ def decode_json(params: KvParams, at: Coordinates, method: str) -> dict[str, Any
         block_size=shards.block_size,
         digest=params.digest,
         weights=params.weights,
+        incarnation=None if params.incarnation is UNSET else params.incarnation,
         lease=tuple((lease_word.index, lease_word.value) for lease_word in params.rank_words),
         groups=params.groups or None if METHODS[method].pulls else None,
         ranks=at.ranks or None,
@@ -123,7 +130,8 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         except ValueError:
             raise ParamsError("remote_bootstrap_addr", "has no port", "http://HOST:PORT") from None
         shards = Shards(extras.tp or 1, extras.pp or 1, extras.block_size)
-        known = KvParams(EngineInfo(parsed.remote_engine_id, shards), extras.xid, "", 0)
+        info = EngineInfo(parsed.remote_engine_id, shards)
+        known = KvParams(info, extras.xid, "", 0, incarnation=_incarnation(extras))
         return known, at
     assert isinstance(parsed, NixlPullDecode | NixlPushDecode)
     info = EngineInfo(parsed.remote_engine_id, Shards(parsed.tp_size, parsed.pp_size, extras.block_size))
@@ -140,8 +148,13 @@ def read_decode(method: str, mapping: object) -> tuple[KvParams, Coordinates]:
         extras.digest,
         extras.weights,
         groups or UNSET,
+        _incarnation(extras),
     )
     ranks = extras.ranks or ()
     if ranks and len(ranks) != info.shards.ranks:
         raise ParamsError("pdflow.ranks", f"has {len(ranks)} entries", f"one for each of {info.shards.ranks} ranks")
     return params, Coordinates(parsed.remote_host, parsed.remote_port, ranks)
+
+
+def _incarnation(extras: Extras) -> int | UnsetType:
+    return UNSET if extras.incarnation is None else extras.incarnation

@@ -14,7 +14,15 @@ from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_jso
 AT = Coordinates("127.0.0.1", 5600)
 ASKED = KvParams(EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "", 0)
 ANSWERED = KvParams(
-    EngineInfo("prefill-0", Shards(2, 1, 32)), "x1", "r1", 40, (3, 4), (LeaseWord(1, 2**63), LeaseWord(2, 7)), 11, 12
+    EngineInfo("prefill-0", Shards(2, 1, 32)),
+    "x1",
+    "r1",
+    40,
+    (3, 4),
+    (LeaseWord(1, 2**63), LeaseWord(2, 7)),
+    11,
+    12,
+    incarnation=2**64 - 1,
 )
 
 
@@ -25,6 +33,12 @@ def test_params_are_read_as_written(method: str) -> None:
     if method != "mooncake-v1":
         params = msgspec.structs.replace(params, request_id="r1")
     assert read_decode(method, via_json(decode_json(params, AT, method))) == (params, AT)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_incarnation_that_p_answers_reaches_d(method: str) -> None:
+    params = msgspec.structs.replace(ASKED, request_id="r1", incarnation=2**64 - 1)
+    assert read_decode(method, via_json(decode_json(params, AT, method)))[0].incarnation == 2**64 - 1
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.pulls])

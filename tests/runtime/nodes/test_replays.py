@@ -82,6 +82,7 @@ def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
         "a-fence-counts-for-a-later-read": lagging,
         "a-heartbeat-that-waited-for-its-connection": "only strict is spoken live",
         "a-lost-p-that-writes": "only strict is spoken live",
+        "failed-for-a-restart-before-its-prompt": "the router's driver has tests of its own",
         "taken-before-the-rank-knew-of-it": lagging,
     }
     assert REPLAYABLE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import UNSET
+
 from pdflow.protocol.ids import KvParams
 from pdflow.serving.events import DecodeRequested, PrefillReported, RequestAborted
 from pdflow_sim.check.engines.roles import Admits, Computes, Ends, Fails, Preempts, Reports
@@ -151,7 +153,10 @@ class Engines:
         if self.scope.pulls and answered:
             params = self.checker.params[xid]
         else:
-            params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS)
+            # A router that has waited for P's answer passes on the incarnation that it names.
+            known = answered and not self.scope.concurrent
+            incarnation = self.checker.params[xid].incarnation if known else UNSET
+            params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS, incarnation=incarnation)
         space.put_shadow(draft, "stages", i, RequestStage.KNOWN)
         self.requested_at_d(draft, i, params)
         now = space.shadow_of(draft).products[product]

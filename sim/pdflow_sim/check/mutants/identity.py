@@ -143,6 +143,10 @@ def _old_incarnation_kept(self: ProducerRank, engine: EngineId, incarnation: int
     return NOTHING
 
 
+def _computed_by_anybody(self: ConsumerScheduler, cell: ConsumerCell) -> bool:
+    return True
+
+
 def _restart_unnoticed(self: ConsumerScheduler, event: PeerRestarted, now: Instant) -> Effects:
     return NOTHING
 
@@ -162,6 +166,7 @@ def _every_report_of_a_restart(self: ConsumerScheduler, event: PeerRestarted, no
 
 
 _answered = Peers.answered
+_computed_by_retired = ConsumerScheduler._computed_by_retired
 _restarted = ConsumerScheduler._restarted
 
 
@@ -333,6 +338,15 @@ IDENTITY: tuple[Mutant, ...] = (
         patches=(Swap(ConsumerScheduler._restarted, _restart_unnoticed),),
         scope=Scope(p_restart=1, sync=1),
         breaks="S1",
+    ),
+    Mutant(
+        name="restart-fails-later-prompts",
+        drops="P's answer names its incarnation, so a restart fails only what the former one has computed. Without it, "
+        "the first request to a restarted P fails at each D that had connected to the former one.",
+        source="spec 1.3; L10",
+        patches=(Swap(_computed_by_retired, _computed_by_anybody),),
+        scope=Scope(attempts=2, p_restart=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="L10",
     ),
     Mutant(
         name="every-report-of-a-restart",

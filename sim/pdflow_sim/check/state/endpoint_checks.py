@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.effects import Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
+from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
@@ -77,8 +81,17 @@ def gives_room_in_order(node: Address, before: Any, after: Any) -> None:
 
 
 def spares_later_requests(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-    """Check that P's restart fails no request that has come since D knows of it (L10), when another rank reports it."""
-    if type(event) is PeerRestarted and fails_for_former_restart(after, event):
+    """Check that P's restart fails no request of a later incarnation (L10): of none whose prompt that incarnation has
+    computed, and of none that has come since D knows of the restart, when another rank reports it."""
+    if type(event) is not PeerRestarted:
+        return
+    for effect in effects:
+        if type(effect) is Resolve and effect.code is Code.PEER_RESTARTED:
+            computed_by = before.store.cells[effect.request_id].params.incarnation
+            # Incarnations are counted here.
+            if computed_by is not UNSET and computed_by > event.retired:
+                raise Broken("L10", f"{effect.request_id} is resolved PEER_RESTARTED, but P has computed it since")
+    if fails_for_former_restart(after, event):
         raise Broken(
             "L10", f"another report that {event.engine} has restarted fails requests that came after the first"
         )
