@@ -25,6 +25,7 @@ from pdflow_sim.check.routed.invariant_checker import RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import ScopeCluster
+from pdflow_sim.check.state.endpoint_checks import dies_of_silence
 from pdflow_sim.check.state.invariant_checker import InvariantChecker
 from pdflow_sim.check.state.space import StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -98,6 +99,8 @@ def routed(scope: Scope) -> Components:
 
 def timed(base: Components) -> Components:
     """Add clocks to a world: timers fire when they are due."""
+    if not base.space.scope.abort:
+        base.turns.checks.append(dies_of_silence)
     timers = DueTimers(base.space, base.turns)
     clocks = Clocks(base.space, timers)
     acts = base.acts | timers.acts() | clocks.acts()

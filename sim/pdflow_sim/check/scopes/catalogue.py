@@ -18,6 +18,7 @@ from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 from pdflow_sim.check.scopes.several_scopes import SEVERAL
+from pdflow_sim.check.scopes.timed_scopes import TIMED
 
 COMPAT = VLLM_COMPAT
 SCOPES = (
@@ -356,6 +357,7 @@ SCOPES = (
         nightly=True,
     ),
     *SEVERAL,
+    *TIMED,
     *ROUTED,
     *CORES,
     *ENGINES,

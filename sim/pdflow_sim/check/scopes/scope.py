@@ -145,6 +145,14 @@ class Scope:
         COUNT,
     )
     skew: int = setting(1, "ticks by which one engine's clock may be ahead of the other's", range(1, ENDLESS + 1))
+    drift: int = setting(
+        0,
+        "with horizon: D's clock advances by so many ticks more than P's each time; -1: P's by one more than D's",
+        range(-1, 3),
+    )
+    idle: bool = setting(
+        False, "with horizon: D's driver may stand still while no request is open, so that its SYNC is overdue"
+    )
     drop: int = budget("frames and notices that are lost")
     delay: int = budget("frames that later frames overtake")
     dup: int = budget("frames that arrive a second time, at any later moment")

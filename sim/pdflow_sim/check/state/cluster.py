@@ -290,6 +290,8 @@ def _check(scope: Scope) -> None:
     """Check that the fields of a scope go together, whatever its method. Raises ValueError."""
     if scope.streams and not scope.attempts:
         raise ValueError("streams=true needs attempts: without the router's endpoint nothing forwards tokens")
+    if (scope.drift or scope.idle) and not scope.horizon:
+        raise ValueError("drift and idle need horizon: without it engines have no clocks")
     if scope.orphan and (scope.horizon or scope.attempts):
         raise ValueError("orphan=true excludes horizon and attempts")
     if scope.down and (scope.orphan or scope.attempts or scope.method):

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
+from pdflow.protocol.effects import Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
+from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
@@ -47,7 +49,7 @@ def admits_right(node: Address, before: Any, after: Any, counted: bool) -> None:
     state."""
     if not isinstance(after, ConsumerScheduler):
         return
-    if why := overadmitted(before, after):
+    if why := overadmitted(before, after, 0):
         raise Broken("L6", f"at {node}, {why}")
     if why := ("" if counted else miscounted(after)) or underadmitted(before, after, 0):
         raise Broken("S11", f"at {node}, {why}")
@@ -90,3 +92,14 @@ def ignores_former_incarnation(node: Address, before: Any, after: Any, event: An
         raise Broken(
             "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
         )
+
+
+def dies_of_silence(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    """Check that a request ends as PEER_DEAD only if some request has been open to that P for `dead_ns` (L6): while
+    none is, D sends P no SYNC. Holds where no client aborts, so that a request ends early only if P has answered."""
+    dead = {effect.request_id for effect in effects if type(effect) is Resolve and effect.code is Code.PEER_DEAD}
+    if type(event) is not TimerFired or not dead:
+        return
+    opened = [cell.deadline_until - before.store.context.timers.deadline_ns for cell in before.cells.values()]
+    if min(opened) > -before.store.context.timers.dead_ns:
+        raise Broken("L6", f"at {node}, {min(dead)} is resolved PEER_DEAD, but D has not waited for P so long")
