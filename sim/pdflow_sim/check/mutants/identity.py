@@ -309,11 +309,12 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="retired-incarnation-returns",
-        drops="An incarnation that has been replaced never counts again.",
-        source="spec 1.3",
+        drops="An incarnation that has been replaced never counts again. Without it, D acts on frames of two engines "
+        "of one id.",
+        source="spec 1.3; S8",
         patches=(Swap(_answered, _retired_may_return),),
-        scope=Scope(p_restart=1, sync=1, stall=0),
-        survives="It needs two live engines with one id. tests/protocol/test_fixed.py covers it.",
+        scope=Scope(twin=True, lose=2, sync=1, abort=0, deadline=0, stall=0),
+        breaks="S8",
     ),
     Mutant(
         name="dead-d-still-registered",

@@ -7,6 +7,7 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from pdflow_sim.check.scopes.cluster_scopes import CLUSTERS
 from pdflow_sim.check.scopes.core_scopes import CORES
 from pdflow_sim.check.scopes.engine_scopes import ENGINES
 from pdflow_sim.check.scopes.group_scopes import GROUPS
@@ -358,6 +359,7 @@ SCOPES = (
     ),
     *SEVERAL,
     *TIMED,
+    *CLUSTERS,
     *ROUTED,
     *CORES,
     *ENGINES,

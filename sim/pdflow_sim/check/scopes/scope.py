@@ -174,6 +174,10 @@ class Scope:
         "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it "
         "never restarts",
     )
+    twin: bool = setting(
+        False,
+        "a second engine with P's id and another incarnation runs too; each handshake of D reaches either",
+    )
     sync: int = budget("SYNCs or heartbeats that a timer sends")
     cancel: int = budget("repetitions of a CANCEL")
     deadline: int = budget("requests whose deadline passes", 1)

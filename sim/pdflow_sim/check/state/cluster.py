@@ -67,6 +67,9 @@ tick ahead of the other differ by two over a time, and one more is the tick in w
 ORPHAN = "orphan "
 """Prefix of the address of a rank process that outlives its engine."""
 
+SECOND = "second "
+"""Prefix of the addresses of the processes of a second engine that has P's id."""
+
 
 class Nobody:
     """A placeholder in the slot of a process that does not exist yet, or not any more. What reaches it is lost."""
@@ -123,6 +126,9 @@ class ScopeCluster:
         """By the address at which an orphan (a rank process of P's first incarnation) goes on, the address that it had
         before."""
         self.nodes += self.orphans
+        self.seconds = {SECOND + node: node for node in ("P", *self.p_ranks)} if scope.twin else {}
+        """By the address of a process of the second engine of one id, the address by which its peers know it."""
+        self.nodes += self.seconds
         self.at = {name: i for i, name in enumerate(self.nodes)}
         self._name(scope)
         self.p_of = [self.ps[i % scope.p_engines] for i in range(len(self.xids))]
@@ -130,6 +136,9 @@ class ScopeCluster:
         self.d_of = [self.ds[i // scope.p_engines % scope.d_engines] for i in range(len(self.requests))]
         """By request, the engine that decodes it."""
         self.links = self._links(scope)
+        for second, rank in self.seconds.items():
+            ends = [to for sender, to in self.links if sender == rank]
+            self.links += [link for to in ends for link in ((second, to), (to, second))]
         self.between_engines = len(self.links)
         if scope.lagging:
             for engine, ranks in self.ranks.items():
@@ -237,7 +246,8 @@ class ScopeCluster:
     def endpoints(self) -> list[Any]:
         """Return the endpoints and cores of every engine's first incarnation, in the order of `nodes`."""
         bodies = [body for engine in self.engines for body in self.born(engine, 0)]
-        return [*bodies, *(Nobody() for _ in self.orphans)]
+        seconds = self.engine("P", 1) if self.seconds else []
+        return [*bodies, *(Nobody() for _ in self.orphans), *seconds]
 
     def born(self, name: EngineId, restarts: int) -> list[Any]:
         """Return the endpoints of an engine after this many restarts, and its core."""
@@ -296,6 +306,10 @@ def _check(scope: Scope) -> None:
         raise ValueError("orphan=true excludes horizon and attempts")
     if scope.down and (scope.orphan or scope.attempts or scope.method):
         raise ValueError("down=true excludes orphan, attempts and method")
+    if scope.twin and (scope.p_engines > 1 or scope.p_restart or scope.lagging or scope.horizon):
+        raise ValueError("twin=true excludes p_engines=2, p_restart, lagging and horizon")
+    if scope.twin and (scope.attempts or scope.method or scope.pulls or not scope.dialect.control_frames):
+        raise ValueError("twin=true excludes attempts, method and pulls, and needs dialect=strict")
     if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
         raise ValueError("groups=2 excludes method, and needs dialect=strict")
     if scope.groups > 1 and scope.d_block > SHAPE.block_size:

@@ -12,6 +12,7 @@ from typing import Any
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
+from pdflow.protocol.ids import engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
@@ -88,7 +89,10 @@ def spares_later_requests(node: Address, before: Any, after: Any, event: Any, ef
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
     """Check that a copy of the endpoint does nothing about a frame of a former incarnation (S8)."""
-    if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
+    if type(event) is not HandshakeEnded:
+        return
+    known = before.peers.incarnations.get(engine_of(event.peer), 0)
+    if acts_on_former_incarnation(after, event, known):
         raise Broken(
             "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
         )
