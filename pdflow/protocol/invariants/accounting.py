@@ -28,7 +28,6 @@ from pdflow.protocol.producer.cell import OPEN, READY, SETTLING
 from pdflow.protocol.producer.cells import EARLY_LIMIT, Key, ProducerCells
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.values import EngineId, Instant, RequestId, Xid
 
 
@@ -225,7 +224,7 @@ def _memory(store: ProducerCells) -> Iterator[str]:
         seqs = sorted(tombs.order)
         if seqs != sorted(tombs.verdicts):
             yield f"the tombstones of {engine} are not those that its floor would remove"
-        if seqs and not tombs.floor <= seqs[0] <= seqs[-1] < tombs.floor + WINDOW:
+        if seqs and not tombs.floor <= seqs[0] <= seqs[-1] < tombs.floor + tombs.window:
             yield f"tombstones {seqs[0]} to {seqs[-1]} of {engine} are not within the window of {tombs.floor}"
         buried = [reg for reg in store.cells if isinstance(reg, Reg) and reg.engine == engine and _buried(store, reg)]
         if buried:

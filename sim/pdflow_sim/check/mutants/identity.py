@@ -267,10 +267,12 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-window",
-        drops="P keeps at most 65,536 registrations above a floor.",
+        drops="P keeps at most 65,536 registrations above a floor. Without it, a D that never raises its floor fills "
+        "P's memory.",
         source="spec 2.7; S9",
         patches=(Swap(Tombstones.beyond, _without_window),),
-        survives="No scope has 65,536 requests. tests/protocol/test_fixed.py covers it.",
+        scope=Scope(requests=2, window=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="S11",
     ),
     Mutant(
         name="seq-repeated",

@@ -32,7 +32,31 @@ CLUSTERS = (
         1398,
         4522,
     ),
+    # D registers further above its floor than P's window allows: P drops the REG, and D repeats it (spec 2.7).
+    Named(
+        "two requests, a window of one",
+        Scope(requests=2, window=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | {"released after use", "beyond the window"} | resolved("EXPIRED"),
+        17258,
+        53304,
+    ),
     # Larger ones.
+    Named(
+        "two requests, a window of one, and an abort",
+        Scope(requests=2, window=1, sync=1, concurrent=False, deadline=0, stall=0),
+        EVERY_END | {"beyond the window"},
+        141144,
+        483882,
+        nightly=True,
+    ),
+    Named(
+        "three requests, a window of two",
+        Scope(requests=3, window=2, concurrent=False, abort=0, deadline=0, stall=0),
+        ENDS | {"beyond the window"},
+        325523,
+        1306584,
+        nightly=True,
+    ),
     Named(
         "two engines of one id, two requests",
         Scope(twin=True, lose=2, requests=2, concurrent=False, abort=0, deadline=0, stall=0),

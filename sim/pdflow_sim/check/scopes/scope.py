@@ -91,8 +91,8 @@ class Scope:
         False, "with a method that writes blocks: P writes blocks while it computes the next ones"
     )
     pulls: bool = setting(False, "D reads the blocks from P; otherwise P writes them to D")
-    p_engines: int = setting(1, "P engines; prompts go to them in turn", range(1, 3))
-    d_engines: int = setting(1, "D engines; requests go to them in turn", range(1, 3))
+    p_engines: int = setting(1, "P engines; prompts go to them in turn", range(1, 4))
+    d_engines: int = setting(1, "D engines; requests go to them in turn", range(1, 4))
     p_tp: int = setting(1, "ranks of each P engine", range(1, 9))
     d_tp: int = setting(1, "ranks of each D engine", range(1, 9))
     requests: int = setting(1, "requests", range(1, 9))
@@ -114,6 +114,7 @@ class Scope:
         "tokens of a prompt in D's prefix cache at admission; 32: the whole prompt, and nothing is transferred",
         (0, BLOCK_TOKENS, TOKENS),
     )
+    window: int = setting(0, "registrations of D that P accepts above D's floor; 0: 65,536", COUNT)
     groups: int = setting(
         1,
         "KV cache groups that share a pool; the second has a sliding window and keeps the last tokens of a prompt",

@@ -17,6 +17,7 @@ from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import NO_BLOCK, Address, Allocation, EngineId, Instant, RequestId, Xid, allocation_of
 from pdflow.serving.events import PrefillRequested
@@ -28,7 +29,7 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
 from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage, ShadowState
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
-FIRST_INCARNATION = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
+FIRST_INCARNATION = {"P": 101, "P0": 101, "P1": 151, "P2": 301, "D": 201, "D0": 201, "D1": 251, "D2": 351}
 """Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
@@ -282,6 +283,7 @@ class ScopeCluster:
             done_is_remote=scope.done_is_remote,
             in_pieces=self.method is not None and self.method.in_pieces,
             into_staging=self.method is not None and self.method.staged_at_d,
+            window=scope.window or WINDOW,
         )
         ranks = [
             ProducerRank(info.engine, incarnation, msgspec.structs.replace(first, rank=r)) for r in range(scope.p_tp)
@@ -314,6 +316,8 @@ def _check(scope: Scope) -> None:
         raise ValueError("groups=2 excludes method, and needs dialect=strict")
     if scope.groups > 1 and scope.d_block > SHAPE.block_size:
         raise ValueError(f"groups=2 needs d_block={SHAPE.block_size} or less: windows end inside a larger one")
+    if scope.window and not scope.dialect.floor:
+        raise ValueError("window needs dialect=strict")
     if scope.hit_tokens % scope.d_block:
         raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
 

@@ -7,10 +7,10 @@ to what counts as one state. The counts of all other endpoints are checked once 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.effects import Resolve
+from pdflow.protocol.effects import Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
@@ -21,6 +21,12 @@ from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
 from pdflow_sim.check.state.shadow_state import CRASH, Broken
+
+
+class GoalRecorder(Protocol):
+    """Records which goals a search has reached."""
+
+    def goal(self, name: str) -> None: ...
 
 
 def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], after: Any) -> None:
@@ -107,3 +113,11 @@ def dies_of_silence(node: Address, before: Any, after: Any, event: Any, effects:
     opened = [cell.deadline_until - before.store.context.timers.deadline_ns for cell in before.cells.values()]
     if min(opened) > -before.store.context.timers.dead_ns:
         raise Broken("L6", f"at {node}, {min(dead)} is resolved PEER_DEAD, but D has not waited for P so long")
+
+
+def notes_window(
+    goals: GoalRecorder, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]
+) -> None:
+    """Record that P has dropped a frame whose registration is beyond D's window."""
+    if any(type(effect) is Note and effect.name.endswith("too far above the floor") for effect in effects):
+        goals.goal("beyond the window")
