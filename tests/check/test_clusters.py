@@ -1,4 +1,4 @@
-"""Two engines of one id: which of them a handshake and a frame of D reach."""
+"""Two engines of one id: which of them a handshake and a frame of D reach. Three engines of a kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 from pdflow_sim.check.counterexamples.names import find, name
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.relation import Relation
+from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.search import shortest
 from pdflow_sim.check.state.space import State
 
 TWIN = Scope(twin=True, lose=2, sync=1, abort=0, deadline=0, stall=0)
@@ -40,6 +42,14 @@ def test_d_refuses_both_once_a_replaced_one_has_answered() -> None:
     assert (peers.incarnations["P"], peers.retired["P"], peers.duplicates) == (101, frozenset({102}), set())
     state = after(world, state, "deliver RegisterAck u0-d0000000 QUEUED second P.r0 -> D.r0", "second D.r0 -> P.r0")
     assert world.space.body(state, "D.r0").peers.duplicates == {"P"}
+
+
+def test_one_of_three_engines_is_limited_too() -> None:
+    scope = Scope(p_engines=3, requests=4, pool_blocks=8, concurrent=False, abort=0, clocks=False)
+    with MUTANTS["no-limit-for-a-peer"].applied():
+        found = shortest(relation(scope))
+    assert found is not None
+    assert found.broken.name == "L6"
 
 
 @pytest.mark.parametrize("other", [{"p_engines": 2}, {"p_restart": 1}, {"lagging": True}, {"horizon": 1}])

@@ -1,5 +1,5 @@
-"""Named scopes of clusters with more engines or other processes than one P and one D, and the goals that each must
-reach: two engines of one id that both run."""
+"""Named scopes of unusual clusters, and the goals that each must reach: two engines of one id that both run, a D whose
+registrations exceed P's window, and three engines of a kind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, res
 from pdflow_sim.check.scopes.scope import Scope
 
 REPLACED = frozenset({"of two engines of one id, one replaces the other"})
+ELSEWHERE = frozenset({"delivered after a crash elsewhere"})
 REFUSED = REPLACED | {"of two engines of one id, both have answered"}
 
 CLUSTERS = (
@@ -40,7 +41,38 @@ CLUSTERS = (
         17258,
         53304,
     ),
+    # Three engines of a kind.
+    Named(
+        "no timer, three P engines",
+        Scope(p_engines=3, requests=3, concurrent=False, clocks=False, abort=0),
+        DELIVERED,
+        33501,
+        134505,
+    ),
+    Named(
+        "no timer, three D engines, one starts again",
+        Scope(d_engines=3, requests=3, d_restart=1, concurrent=False, clocks=False, abort=0),
+        DELIVERED | ELSEWHERE,
+        27455,
+        119952,
+    ),
     # Larger ones.
+    Named(
+        "no timer, three P engines, one starts again",
+        Scope(p_engines=3, requests=3, p_restart=1, concurrent=False, clocks=False, abort=0),
+        DELIVERED | ELSEWHERE,
+        128346,
+        553080,
+        nightly=True,
+    ),
+    Named(
+        "pull, three P engines, one starts again",
+        Scope(pulls=True, p_engines=3, requests=3, p_restart=1, clocks=False, abort=0),
+        DELIVERED | ELSEWHERE | resolved("STALE"),
+        24434,
+        69147,
+        nightly=True,
+    ),
     Named(
         "two requests, a window of one, and an abort",
         Scope(requests=2, window=1, sync=1, concurrent=False, deadline=0, stall=0),
