@@ -216,7 +216,7 @@ TIMING: tuple[Mutant, ...] = (
         source="spec 2.7; C3",
         patches=(Swap(ProducerRank._fire, _asked_for_again),),
         scope=Scope(d_restart=1, horizon=5, abort=0),
-        breaks="L",
+        breaks="S10",
     ),
     Mutant(
         name="quarantine-ends-by-the-clock",
