@@ -144,9 +144,9 @@ def test_admission_beyond_a_limit_and_below_it_is_noticed() -> None:
     cluster.prefill("y")
     cluster.finish("y")
     cluster.decode("s", "y")
-    assert overadmitted(before, scheduler) == underadmitted(before, scheduler, 0) == ""
+    assert overadmitted(before, scheduler, 0) == underadmitted(before, scheduler, 0) == ""
     scheduler.store.pool_blocks = 7
-    assert overadmitted(before, scheduler) == "['s'] are admitted, and P binds 8 blocks of 7"
+    assert overadmitted(before, scheduler, 0) == "['s'] are admitted, and P binds 8 blocks of 7"
     cluster = waiting()
     scheduler = cluster.endpoints["D"]
     scheduler.store.pool_blocks = 7

@@ -28,7 +28,6 @@ from pdflow.protocol.producer.cell import OPEN, READY, SETTLING
 from pdflow.protocol.producer.cells import EARLY_LIMIT, Key, ProducerCells
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.values import EngineId, Instant, RequestId, Xid
 
 
@@ -90,15 +89,15 @@ def _peer_of_d(store: ConsumerCells, peer: PrefillPeer, cells: list[ConsumerCell
         yield f"{engine} is expected to respond, but no SYNC is due"
 
 
-def overadmitted(before: object, after: object) -> str:
-    """Return, in words, which request an event has admitted beyond its engine's limit (L6); "" if none. `before` and
-    `after` are an endpoint before and after the event."""
+def overadmitted(before: object, after: object, now: Instant) -> str:
+    """Return, in words, which request an event has admitted beyond its engine's limit, or although its engine was
+    suspect before and after it (L6); "" if none. `before` and `after` are an endpoint before and after the event."""
     if not isinstance(before, ConsumerScheduler) or not isinstance(after, ConsumerScheduler):
         return ""
     if not after.store.context.dialect.limits_peers:
         return ""
     for peer in after.store.peers.values():
-        if found := _over(before.store, after.store, peer):
+        if found := _over(before.store, after.store, peer, now):
             return found
     return ""
 
@@ -119,11 +118,14 @@ def limit_of(store: ConsumerCells) -> int:
     return store.pool_blocks if len(store.peers) == 1 else store.peer_limit
 
 
-def _over(before: ConsumerCells, after: ConsumerCells, peer: PrefillPeer) -> str:
-    if peer.blocks <= limit_of(after):
+def _over(before: ConsumerCells, after: ConsumerCells, peer: PrefillPeer, now: Instant) -> str:
+    suspect = _is_suspect(after, peer, now) and _was_suspect(before, peer, now)
+    if peer.blocks <= limit_of(after) and not suspect:
         return ""
     admitted = [request_id for request_id in peer.requests if after.cells[request_id].phase is not HELD]
     new = [name for name in admitted if name not in before.cells or before.cells[name].phase is HELD]
+    if new and suspect:
+        return f"{new} are admitted, and {peer.info.engine} is suspect"
     if new and len(admitted) > 1:
         return f"{new} are admitted, and {peer.info.engine} binds {peer.blocks} blocks of {limit_of(after)}"
     return ""
@@ -146,6 +148,11 @@ def _under(before: ConsumerCells, after: ConsumerCells, peer: PrefillPeer, now: 
 
 def _has_room(store: ConsumerCells, peer: PrefillPeer, request_id: RequestId) -> bool:
     return not peer.blocks or peer.blocks + store.cells[request_id].num_blocks <= limit_of(store)
+
+
+def _was_suspect(before: ConsumerCells, peer: PrefillPeer, now: Instant) -> bool:
+    known = before.peers.get(peer.info.engine)
+    return known is not None and _is_suspect(before, known, now)
 
 
 def _is_suspect(store: ConsumerCells, peer: PrefillPeer, now: Instant) -> bool:
@@ -217,7 +224,7 @@ def _memory(store: ProducerCells) -> Iterator[str]:
         seqs = sorted(tombs.order)
         if seqs != sorted(tombs.verdicts):
             yield f"the tombstones of {engine} are not those that its floor would remove"
-        if seqs and not tombs.floor <= seqs[0] <= seqs[-1] < tombs.floor + WINDOW:
+        if seqs and not tombs.floor <= seqs[0] <= seqs[-1] < tombs.floor + tombs.window:
             yield f"tombstones {seqs[0]} to {seqs[-1]} of {engine} are not within the window of {tombs.floor}"
         buried = [reg for reg in store.cells if isinstance(reg, Reg) and reg.engine == engine and _buried(store, reg)]
         if buried:

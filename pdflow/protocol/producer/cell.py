@@ -24,6 +24,7 @@ from pdflow.protocol.messages import (
     SyncItem,
 )
 from pdflow.protocol.phases import ProducerPhase
+from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import NEVER, Address, Instant, RequestId, Value, Xid
 
@@ -45,6 +46,8 @@ class ProducerContext(Value, frozen=True, gc=False):
     into_staging: bool = False
     """D grants staging memory beside its blocks, in parts of its own."""
     connected: bool = False
+    window: int = WINDOW
+    """How far above its floor a D may register."""
 
 
 class ProducerCell(Value, frozen=True, gc=False):

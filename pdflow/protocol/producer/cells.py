@@ -278,7 +278,7 @@ class ProducerCells:
         """Return the tombstones of this incarnation of a D engine; a new incarnation begins without any."""
         tombs = self.tombs.get(engine)
         if tombs is None or tombs.incarnation != incarnation:
-            tombs = self.tombs[engine] = Tombstones(incarnation)
+            tombs = self.tombs[engine] = Tombstones(incarnation, self.context.window)
         return tombs
 
     def add_tombstone(self, item: SyncItem) -> None:

@@ -21,10 +21,11 @@ risen."""
 class Tombstones:
     """The tombstones of one incarnation of one D engine, at one P rank."""
 
-    __slots__ = ("floor", "incarnation", "order", "verdicts")
+    __slots__ = ("floor", "incarnation", "order", "verdicts", "window")
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, window: int = WINDOW) -> None:
         self.incarnation = incarnation
+        self.window = window
         self.floor = 0
         self.verdicts: dict[int, SyncItem] = {}
         self.order: list[int] = []
@@ -50,10 +51,10 @@ class Tombstones:
         return self.verdicts.get(reg.seq)
 
     def beyond(self, reg: Reg) -> bool:
-        return reg.seq >= self.floor + WINDOW
+        return reg.seq >= self.floor + self.window
 
     def fork(self) -> Tombstones:
-        other = Tombstones(self.incarnation)
+        other = Tombstones(self.incarnation, self.window)
         other.floor = self.floor
         other.verdicts = self.verdicts.copy()
         other.order = self.order.copy()

@@ -71,7 +71,7 @@ def collect(counterexample: CounterexampleFile) -> Diagram:
     cluster = recorder.space.cluster
     prefill = [node for p in cluster.ps for node in (p.engine, *cluster.ranks[p.engine])]
     decode = tuple(node for d in cluster.ds for node in (*cluster.ranks[d.engine], d.engine))
-    return Diagram(_title(counterexample), (*prefill, *cluster.orphans), decode, lines)
+    return Diagram(_title(counterexample), (*prefill, *cluster.orphans, *cluster.seconds), decode, lines)
 
 
 def _title(counterexample: CounterexampleFile) -> str:

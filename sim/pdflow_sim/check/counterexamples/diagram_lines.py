@@ -190,6 +190,7 @@ MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "unreachable": _of_task(Style.LOST),
     "refused": _of_task(Style.LOST),
     "falsely refused": _of_task(Style.LOST),
+    "second": _of_task(Style.SENT),
     "flush fails": _of_task(Style.LOST),
     "lose": lambda world, state, move: (Style.NOTE, world.space.cluster.links[move[1]][0], None),
     "restart": _restart,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pdflow.protocol.ids import engine_of
 from pdflow_sim.check.counterexamples.diagram import Diagram
 from pdflow_sim.check.counterexamples.diagram_lines import CLIENT, ROUTER, WIRE, Line, Style
-from pdflow_sim.check.state.cluster import ORPHAN
+from pdflow_sim.check.state.cluster import ORPHAN, SECOND
 
 ARROWS = {Style.CALL: "->>", Style.SENT: "-)", Style.LOST: "-x", Style.BYTES: "-->>"}
 RED = "rgb(255, 205, 205)"
@@ -53,7 +53,7 @@ def _group_key(line: Line) -> tuple[bool, str, str | None, bool]:
 
 
 def _engine(name: str, lifelines: tuple[str, ...]) -> Iterator[str]:
-    engines = {engine_of(lifeline.removeprefix(ORPHAN)) for lifeline in lifelines}
+    engines = {engine_of(lifeline.removeprefix(ORPHAN).removeprefix(SECOND)) for lifeline in lifelines}
     yield f"    box {name}{'s' if len(engines) > 1 else ''}"
     for lifeline in lifelines:
         yield f"    participant {_id(lifeline)} as {lifeline}"

@@ -7,6 +7,10 @@ its own, in ticks, and either may be ahead of the other by `skew`. Between two t
 a tick waits for frames on their way, for timers that are due, and for an operation that would otherwise outlast the
 transport's bound. What takes longer than that, a fault has to delay.
 
+With `drift`, one clock advances by several ticks at a time while the other advances by one, so that no number of
+ticks bounds the difference between the two. Which of the rates is right does not matter; the transport's bound is
+that of the slower clock. With `idle`, D's clock does not wait for a SYNC that is due while no request is open.
+
 Only differences of time count (tests/protocol/test_cells.py holds that), so a clock stands still at 0 and everything
 else moves: a tick brings each of the engine's instants one nearer, and the space is finite without an end of time.
 """
@@ -97,6 +101,8 @@ class Clocks:
         self._overdue: dict[tuple[int, int], bool] = {}
         nodes = space.cluster.nodes
         self._slots = [[at for at, node in enumerate(nodes) if role_of(node) == name] for name in "PD"]
+        self.rates = (1 + max(0, -self.scope.drift), 1 + max(0, self.scope.drift))
+        """Ticks by which the clocks of P and D advance with each move."""
 
     def _by_value(self, state: State) -> dict[str, Any]:
         return {"clocks": state[self.ahead : self.ahead + 2]}
@@ -117,7 +123,8 @@ class Clocks:
     def _waited_for(self, state: State, engine: int) -> bool:
         """True if something has to happen before this clock goes on: 0 is the P engines', 1 the D engines'."""
         for node in self._slots[engine]:
-            if self.space.armed[state[node]] and self.timers.due_at(node, state[node]):
+            end = state[node]
+            if self.space.armed[end] and self.timers.due_at(node, end) and not self._stands_still(end):
                 return True
         if self._undispatched(state):
             return True
@@ -131,6 +138,10 @@ class Clocks:
                 for op, flags in self.space.ops_of(state)
             )
         return overdue
+
+    def _stands_still(self, end: int) -> bool:
+        """True if nothing makes this endpoint's driver fire its timers in time: D's scheduler has no request."""
+        return self.scope.idle and type(self.space.bodies[end]) is ConsumerScheduler and not self.space.holding[end]
 
     def _undispatched(self, state: State) -> bool:
         """True if a pull's decode leg is still to be dispatched. It follows the prefill leg at once: D cannot know how
@@ -149,7 +160,8 @@ class Clocks:
     def tick(self, draft: Draft, move: Move) -> None:
         space, engine = self.space, move[1]
         for node in self._slots[engine]:
-            draft[node] = self._older(draft[node], space.cluster.nodes[node])
+            for _ in range(self.rates[engine]):
+                draft[node] = self._older(draft[node], space.cluster.nodes[node])
         key = (engine, draft[space.op])
         older = self._aged_ops.get(key)
         if older is None:

@@ -6,6 +6,8 @@ clocks (`horizon`) and a transfer method (`method`) each add components, or repl
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 
 from pdflow_sim.check.moves.acts import MoveSource, Reads
@@ -25,6 +27,7 @@ from pdflow_sim.check.routed.invariant_checker import RoutedInvariantChecker
 from pdflow_sim.check.routed.routed import RouterDriver
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.state.cluster import ScopeCluster
+from pdflow_sim.check.state.endpoint_checks import dies_of_silence, notes_window
 from pdflow_sim.check.state.invariant_checker import InvariantChecker
 from pdflow_sim.check.state.space import StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -52,6 +55,8 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
     tasks = Tasks(space, turns, operations)
     timers = Alarms(space, turns)
     deaths = Deaths(space, turns, engines, operations)
+    if space.scope.window:
+        turns.checks.append(partial(notes_window, space.checker))
     components = (engines, frames, tasks, operations, timers, deaths)
     return Components(
         space=space,
@@ -98,6 +103,8 @@ def routed(scope: Scope) -> Components:
 
 def timed(base: Components) -> Components:
     """Add clocks to a world: timers fire when they are due."""
+    if not base.space.scope.abort:
+        base.turns.checks.append(dies_of_silence)
     timers = DueTimers(base.space, base.turns)
     clocks = Clocks(base.space, timers)
     acts = base.acts | timers.acts() | clocks.acts()

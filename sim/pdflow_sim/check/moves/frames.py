@@ -121,4 +121,4 @@ class Frames:
         name, peer = self.cluster.links[move[1]]
         self.space.spend(draft, FaultKind.LOSE)
         draft[self.space.first_link + move[1]] = 0
-        self.turns.event(draft, name, PeerLost(peer))
+        self.turns.event(draft, name, PeerLost(self.cluster.seconds.get(peer, peer)))

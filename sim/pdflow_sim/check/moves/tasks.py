@@ -4,6 +4,7 @@ an engine that has died, which each peer finds broken."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pdflow.protocol.effects import ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, PeerLost, SourceReady, WordRead
@@ -12,6 +13,8 @@ from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
 from pdflow_sim.check.scopes.scope import FaultKind
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
+from pdflow_sim.check.state.former import acts_on
 from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
@@ -37,6 +40,10 @@ class Tasks:
             "stop": operations.stop,
         }
         """The act of a task that ends well, by its kind."""
+        d_ranks = self.cluster.d_ranks if self.cluster.seconds else ()
+        first = space.claim((0,) * len(d_ranks), self._by_value) if d_ranks else 0
+        self.replaced = {rank: slot for slot, rank in enumerate(d_ranks, first)}
+        """With two engines of P's id, by D rank: the slot that tells which of them another has replaced."""
 
     def acts(self) -> Acts:
         return {
@@ -44,6 +51,7 @@ class Tasks:
             "unreachable": self.unreachable,
             "refused": self.refused,
             "falsely refused": self.falsely_refused,
+            "second": self.second,
             "flush fails": self.flush_fails,
         }
 
@@ -65,6 +73,8 @@ class Tasks:
             yield ("refused", i)
         else:
             yield ("task", i)
+            if cluster.seconds and SECOND + cluster.nodes[target] in cluster.seconds:
+                yield ("second", i)
             if left[FaultKind.REFUSED] and cluster.nodes[node] in cluster.d_ranks:
                 yield ("falsely refused", i)
         if left[FaultKind.UNREACHABLE]:
@@ -77,7 +87,31 @@ class Tasks:
     def connected(self, draft: Draft, node: int, peer: int) -> None:
         name, to = self.cluster.nodes[node], self.cluster.nodes[peer]
         incarnation = self.space.incarnation(self.space.shadow_of(draft), to)
+        if name in self.replaced:
+            self.answered(draft, name, to, incarnation)
+        else:
+            self.turns.event(draft, name, HandshakeEnded(to, True, incarnation))
+
+    def second(self, draft: Draft, move: Move) -> None:
+        """Let the second engine of P's id answer a handshake of D."""
+        _, node, peer = self.space.take_task(draft, move[1])
+        self.answered(draft, self.cluster.nodes[node], self.cluster.nodes[peer], FIRST_INCARNATION["P"] + 1)
+
+    def answered(self, draft: Draft, name: Address, to: Address, incarnation: int) -> None:
+        """Let one of two engines of one id answer. One that the other has replaced must never count again (S8)."""
+        slot, bit = self.replaced[name], 1 << incarnation - FIRST_INCARNATION["P"]
+        known = self.space.body(draft, name).peers.incarnations.get(engine_of(to), incarnation)
+        if known != incarnation:
+            draft[slot] |= 3 & ~bit
+            self.space.checker.goal("of two engines of one id, one replaces the other")
         self.turns.event(draft, name, HandshakeEnded(to, True, incarnation))
+        if draft[slot] & bit:
+            self.space.checker.goal("of two engines of one id, both have answered")
+            if acts_on(self.space.body(draft, name), to, incarnation):
+                raise Broken("S8", f"{name} acts on frames of an incarnation of {to} that another has replaced")
+
+    def _by_value(self, state: State) -> dict[str, Any]:
+        return {"replaced": [state[slot] for slot in self.replaced.values()]}
 
     def lost(self, draft: Draft, node: int, peer: int) -> None:
         self.turns.event(draft, self.cluster.nodes[node], PeerLost(self.cluster.nodes[peer]))

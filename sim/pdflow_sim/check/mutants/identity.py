@@ -272,10 +272,12 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="no-window",
-        drops="P keeps at most 65,536 registrations above a floor.",
+        drops="P keeps at most 65,536 registrations above a floor. Without it, a D that never raises its floor fills "
+        "P's memory.",
         source="spec 2.7; S9",
         patches=(Swap(Tombstones.beyond, _without_window),),
-        survives="No scope has 65,536 requests. tests/protocol/test_fixed.py covers it.",
+        scope=Scope(requests=2, window=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
+        breaks="S11",
     ),
     Mutant(
         name="seq-repeated",
@@ -314,11 +316,12 @@ IDENTITY: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="retired-incarnation-returns",
-        drops="An incarnation that has been replaced never counts again.",
-        source="spec 1.3",
+        drops="An incarnation that has been replaced never counts again. Without it, D acts on frames of two engines "
+        "of one id.",
+        source="spec 1.3; S8",
         patches=(Swap(_answered, _retired_may_return),),
-        scope=Scope(p_restart=1, sync=1, stall=0),
-        survives="It needs two live engines with one id. tests/protocol/test_fixed.py covers it.",
+        scope=Scope(twin=True, lose=2, sync=1, abort=0, deadline=0, stall=0),
+        breaks="S8",
     ),
     Mutant(
         name="dead-d-still-registered",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerContext, RequestFailed
-from pdflow.protocol.consumer.cells import PrefillPeer
+import msgspec
+
+from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerCell, ConsumerContext, RequestFailed, Stepped
+from pdflow.protocol.consumer.cells import ConsumerCells, PrefillPeer
 from pdflow.protocol.consumer.rank import ConsumerRank
-from pdflow.protocol.consumer.rules import freed, reclaim_at
+from pdflow.protocol.consumer.rules import freed, reclaim_at, resolve
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
-from pdflow.protocol.effects import NOTHING, Effects
+from pdflow.protocol.effects import NOTHING, Effects, Outcome, SendLocal
+from pdflow.protocol.events import DecodeQueued, PrefillMissing
+from pdflow.protocol.ids import Reg
 from pdflow.protocol.messages import Code, Heartbeat, Message
-from pdflow.protocol.producer.cell import ProducerCell
+from pdflow.protocol.producer.cell import OPEN, ProducerCell
 from pdflow.protocol.producer.lease import renewed
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.timers import Timer, TimerKind
 from pdflow.protocol.values import Address, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import ENDLESS, Scope
@@ -73,6 +79,42 @@ def _never_renewed(cell: ProducerCell, until: Instant) -> ProducerCell:
     return cell
 
 
+def _never_suspect(self: ConsumerCells, peer: PrefillPeer, now: Instant) -> bool:
+    return False
+
+
+def _overdue_sync_kept(self: ConsumerScheduler, event: DecodeQueued, now: Instant) -> Effects:
+    peer = self.store.peers.get(event.params.prefill.engine)
+    at = None if peer is None else peer.sync_at
+    if peer is None or at is None:
+        return _queued(self, event, now)
+    peer.sync_at = max(at, now)
+    effects = _queued(self, event, now)
+    peer.sync_at = at
+    return effects
+
+
+def _asked_for_again(self: ProducerRank, timer: Timer, now: Instant) -> Effects:
+    """Ask for a prompt whenever the timer of its open registration fires."""
+    cell = self.cells.get(timer.key) if isinstance(timer.key, Reg) else None
+    if timer.kind is not TimerKind.REGISTRATION or cell is None or cell.phase is not OPEN:
+        return _fire(self, timer, now)
+    return (SendLocal(self.store.scheduler, PrefillMissing(cell.xid, self.store.context.rank)),)
+
+
+def _quarantine_ends_by_the_clock(
+    cell: ConsumerCell, outcome: Outcome, code: Code, now: Instant, ctx: ConsumerContext
+) -> Stepped:
+    """End a quarantine when P's transport has given up, as D's clock has it."""
+    after, effects = _resolve(cell, outcome, code, now, ctx)
+    if after.phase is QUARANTINED:
+        after = msgspec.structs.replace(after, reclaim_until=now + ctx.timers.transport_ns)
+    return after, effects
+
+
+_queued = ConsumerScheduler._queued
+_fire = ProducerRank._fire
+_resolve = resolve
 _sync = ConsumerScheduler._sync
 _fail_silent = ConsumerScheduler._fail_silent
 _defer = ConsumerRank._defer
@@ -148,5 +190,41 @@ TIMING: tuple[Mutant, ...] = (
         scope=Scope(horizon=4, abort=0),
         survives="A request that waits for long fails, which is a valid outcome. Only measurements show the "
         "difference.",
+    ),
+    Mutant(
+        name="suspect-peer-admitted",
+        drops="While much is in quarantine, D admits nothing of a peer that is silent. Without it, such a peer's "
+        "requests take blocks that others need.",
+        source="spec 2.13; L6",
+        patches=(Swap(ConsumerCells._suspect, _never_suspect),),
+        scope=Scope(pulls=True, requests=2, pool_blocks=4, horizon=1, concurrent=False),
+        breaks="L6",
+    ),
+    Mutant(
+        name="overdue-sync-judged",
+        drops="A SYNC that is overdue because nothing was open is settled before the next request. Without it, D takes "
+        "a P that it has not asked for dead.",
+        source="spec 2.10; L6",
+        patches=(Swap(ConsumerScheduler._queued, _overdue_sync_kept),),
+        scope=Scope(pulls=True, requests=2, horizon=1, drift=1, idle=True, concurrent=False, abort=0),
+        breaks="L6",
+    ),
+    Mutant(
+        name="open-registration-asked-for-again",
+        drops="P ends a registration without a prompt that D does not renew. Without it, P asks for the prompt again "
+        "and again.",
+        source="spec 2.7; C3",
+        patches=(Swap(ProducerRank._fire, _asked_for_again),),
+        scope=Scope(d_restart=1, horizon=5, abort=0),
+        breaks="S10",
+    ),
+    Mutant(
+        name="quarantine-ends-by-the-clock",
+        drops="In strict, no time frees a block. Without it, D's clock runs twice as fast as P's, and a WRITE lands in "
+        "blocks that D has freed.",
+        source="spec 2.4; H6; F3",
+        patches=(Swap(resolve, _quarantine_ends_by_the_clock),),
+        scope=Scope(horizon=2, drift=1),
+        breaks="S1",
     ),
 )

@@ -7,6 +7,7 @@ that a change of the space is noticed; the numbers depend on no hash seed.
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
+from pdflow_sim.check.scopes.cluster_scopes import CLUSTERS
 from pdflow_sim.check.scopes.core_scopes import CORES
 from pdflow_sim.check.scopes.engine_scopes import ENGINES
 from pdflow_sim.check.scopes.group_scopes import GROUPS
@@ -18,6 +19,7 @@ from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 from pdflow_sim.check.scopes.several_scopes import SEVERAL
+from pdflow_sim.check.scopes.timed_scopes import TIMED
 
 COMPAT = VLLM_COMPAT
 SCOPES = (
@@ -356,6 +358,8 @@ SCOPES = (
         nightly=True,
     ),
     *SEVERAL,
+    *TIMED,
+    *CLUSTERS,
     *ROUTED,
     *CORES,
     *ENGINES,

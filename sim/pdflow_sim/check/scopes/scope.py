@@ -91,8 +91,8 @@ class Scope:
         False, "with a method that writes blocks: P writes blocks while it computes the next ones"
     )
     pulls: bool = setting(False, "D reads the blocks from P; otherwise P writes them to D")
-    p_engines: int = setting(1, "P engines; prompts go to them in turn", range(1, 3))
-    d_engines: int = setting(1, "D engines; requests go to them in turn", range(1, 3))
+    p_engines: int = setting(1, "P engines; prompts go to them in turn", range(1, 4))
+    d_engines: int = setting(1, "D engines; requests go to them in turn", range(1, 4))
     p_tp: int = setting(1, "ranks of each P engine", range(1, 9))
     d_tp: int = setting(1, "ranks of each D engine", range(1, 9))
     requests: int = setting(1, "requests", range(1, 9))
@@ -114,6 +114,7 @@ class Scope:
         "tokens of a prompt in D's prefix cache at admission; 32: the whole prompt, and nothing is transferred",
         (0, BLOCK_TOKENS, TOKENS),
     )
+    window: int = setting(0, "registrations of D that P accepts above D's floor; 0: 65,536", COUNT)
     groups: int = setting(
         1,
         "KV cache groups that share a pool; the second has a sliding window and keeps the last tokens of a prompt",
@@ -145,6 +146,14 @@ class Scope:
         COUNT,
     )
     skew: int = setting(1, "ticks by which one engine's clock may be ahead of the other's", range(1, ENDLESS + 1))
+    drift: int = setting(
+        0,
+        "with horizon: D's clock advances by so many ticks more than P's each time; -1: P's by one more than D's",
+        range(-1, 3),
+    )
+    idle: bool = setting(
+        False, "with horizon: D's driver may stand still while no request is open, so that its SYNC is overdue"
+    )
     drop: int = budget("frames and notices that are lost")
     delay: int = budget("frames that later frames overtake")
     dup: int = budget("frames that arrive a second time, at any later moment")
@@ -165,6 +174,10 @@ class Scope:
         False,
         "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it "
         "never restarts",
+    )
+    twin: bool = setting(
+        False,
+        "a second engine with P's id and another incarnation runs too; each handshake of D reaches either",
     )
     sync: int = budget("SYNCs or heartbeats that a timer sends")
     cancel: int = budget("repetitions of a CANCEL")

@@ -48,9 +48,10 @@ BEYOND = 4
 
 def supports(scope: Scope) -> bool:
     """True if L9 can be judged in a scope. vllm-compat ends requests by timers; with clocks, time ends leases too;
-    without timers promptness.py judges how requests end; and a P that evicts prompts fails their requests."""
+    without timers promptness.py judges how requests end; a P that evicts prompts fails their requests; and of two
+    engines with one id either may be asked."""
     evicts = bool(scope.method and scope.p_pool) and METHODS[scope.method].p_memory is MemoryKind.STORE
-    return scope.dialect.control_frames and scope.clocks and not scope.horizon and not evicts
+    return scope.dialect.control_frames and scope.clocks and not (scope.horizon or scope.twin or evicts)
 
 
 def repairable(scope: Scope) -> Scope:

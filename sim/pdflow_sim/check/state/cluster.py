@@ -17,6 +17,7 @@ from pdflow.protocol.ids import EngineInfo, Shards, rank_address
 from pdflow.protocol.producer.cell import ProducerContext
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
+from pdflow.protocol.producer.tombstones import WINDOW
 from pdflow.protocol.timers import Timer, Timers
 from pdflow.protocol.values import NO_BLOCK, Address, Allocation, EngineId, Instant, RequestId, Xid, allocation_of
 from pdflow.serving.events import PrefillRequested
@@ -28,7 +29,7 @@ from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, Scope
 from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage, ShadowState
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=2, head_dim=8, bytes_per_value=2, block_size=BLOCK_TOKENS)
-FIRST_INCARNATION = {"P": 101, "P0": 101, "P1": 151, "D": 201, "D0": 201, "D1": 251}
+FIRST_INCARNATION = {"P": 101, "P0": 101, "P1": 151, "P2": 301, "D": 201, "D0": 201, "D1": 251, "D2": 351}
 """Incarnations of the engines' first processes; each restart adds one. An engine that is alone has no number."""
 SOURCE, TARGET = 10, 20
 """Generations of the first product's blocks and of the first request's."""
@@ -66,6 +67,9 @@ tick ahead of the other differ by two over a time, and one more is the tick in w
 
 ORPHAN = "orphan "
 """Prefix of the address of a rank process that outlives its engine."""
+
+SECOND = "second "
+"""Prefix of the addresses of the processes of a second engine that has P's id."""
 
 
 class Nobody:
@@ -123,6 +127,9 @@ class ScopeCluster:
         """By the address at which an orphan (a rank process of P's first incarnation) goes on, the address that it had
         before."""
         self.nodes += self.orphans
+        self.seconds = {SECOND + node: node for node in ("P", *self.p_ranks)} if scope.twin else {}
+        """By the address of a process of the second engine of one id, the address by which its peers know it."""
+        self.nodes += self.seconds
         self.at = {name: i for i, name in enumerate(self.nodes)}
         self._name(scope)
         self.p_of = [self.ps[i % scope.p_engines] for i in range(len(self.xids))]
@@ -130,6 +137,9 @@ class ScopeCluster:
         self.d_of = [self.ds[i // scope.p_engines % scope.d_engines] for i in range(len(self.requests))]
         """By request, the engine that decodes it."""
         self.links = self._links(scope)
+        for second, rank in self.seconds.items():
+            ends = [to for sender, to in self.links if sender == rank]
+            self.links += [link for to in ends for link in ((second, to), (to, second))]
         self.between_engines = len(self.links)
         if scope.lagging:
             for engine, ranks in self.ranks.items():
@@ -237,7 +247,8 @@ class ScopeCluster:
     def endpoints(self) -> list[Any]:
         """Return the endpoints and cores of every engine's first incarnation, in the order of `nodes`."""
         bodies = [body for engine in self.engines for body in self.born(engine, 0)]
-        return [*bodies, *(Nobody() for _ in self.orphans)]
+        seconds = self.engine("P", 1) if self.seconds else []
+        return [*bodies, *(Nobody() for _ in self.orphans), *seconds]
 
     def born(self, name: EngineId, restarts: int) -> list[Any]:
         """Return the endpoints of an engine after this many restarts, and its core."""
@@ -272,6 +283,7 @@ class ScopeCluster:
             done_is_remote=scope.done_is_remote,
             in_pieces=self.method is not None and self.method.in_pieces,
             into_staging=self.method is not None and self.method.staged_at_d,
+            window=scope.window or WINDOW,
         )
         ranks = [
             ProducerRank(info.engine, incarnation, msgspec.structs.replace(first, rank=r)) for r in range(scope.p_tp)
@@ -290,14 +302,22 @@ def _check(scope: Scope) -> None:
     """Check that the fields of a scope go together, whatever its method. Raises ValueError."""
     if scope.streams and not scope.attempts:
         raise ValueError("streams=true needs attempts: without the router's endpoint nothing forwards tokens")
+    if (scope.drift or scope.idle) and not scope.horizon:
+        raise ValueError("drift and idle need horizon: without it engines have no clocks")
     if scope.orphan and (scope.horizon or scope.attempts):
         raise ValueError("orphan=true excludes horizon and attempts")
     if scope.down and (scope.orphan or scope.attempts or scope.method):
         raise ValueError("down=true excludes orphan, attempts and method")
+    if scope.twin and (scope.p_engines > 1 or scope.p_restart or scope.lagging or scope.horizon):
+        raise ValueError("twin=true excludes p_engines=2, p_restart, lagging and horizon")
+    if scope.twin and (scope.attempts or scope.method or scope.pulls or not scope.dialect.control_frames):
+        raise ValueError("twin=true excludes attempts, method and pulls, and needs dialect=strict")
     if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
         raise ValueError("groups=2 excludes method, and needs dialect=strict")
     if scope.groups > 1 and scope.d_block > SHAPE.block_size:
         raise ValueError(f"groups=2 needs d_block={SHAPE.block_size} or less: windows end inside a larger one")
+    if scope.window and not scope.dialect.floor:
+        raise ValueError("window needs dialect=strict")
     if scope.hit_tokens % scope.d_block:
         raise ValueError(f"hit_tokens={scope.hit_tokens} is no multiple of d_block={scope.d_block}")
 

@@ -7,13 +7,14 @@ to what counts as one state. The counts of all other endpoints are checked once 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.effects import Resolve
+from pdflow.protocol.effects import Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
+from pdflow.protocol.ids import engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
@@ -22,6 +23,12 @@ from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
 from pdflow_sim.check.state.shadow_state import CRASH, Broken
+
+
+class GoalRecorder(Protocol):
+    """Records which goals a search has reached."""
+
+    def goal(self, name: str) -> None: ...
 
 
 def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], after: Any) -> None:
@@ -51,7 +58,7 @@ def admits_right(node: Address, before: Any, after: Any, counted: bool) -> None:
     state."""
     if not isinstance(after, ConsumerScheduler):
         return
-    if why := overadmitted(before, after):
+    if why := overadmitted(before, after, 0):
         raise Broken("L6", f"at {node}, {why}")
     if why := ("" if counted else miscounted(after)) or underadmitted(before, after, 0):
         raise Broken("S11", f"at {node}, {why}")
@@ -99,7 +106,29 @@ def spares_later_requests(node: Address, before: Any, after: Any, event: Any, ef
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
     """Check that a copy of the endpoint does nothing about a frame of a former incarnation (S8)."""
-    if type(event) is HandshakeEnded and acts_on_former_incarnation(after, event):
+    if type(event) is not HandshakeEnded:
+        return
+    known = before.peers.incarnations.get(engine_of(event.peer), 0)
+    if acts_on_former_incarnation(after, event, known):
         raise Broken(
             "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
         )
+
+
+def dies_of_silence(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    """Check that a request ends as PEER_DEAD only if some request has been open to that P for `dead_ns` (L6): while
+    none is, D sends P no SYNC. Holds where no client aborts, so that a request ends early only if P has answered."""
+    dead = {effect.request_id for effect in effects if type(effect) is Resolve and effect.code is Code.PEER_DEAD}
+    if type(event) is not TimerFired or not dead:
+        return
+    opened = [cell.deadline_until - before.store.context.timers.deadline_ns for cell in before.cells.values()]
+    if min(opened) > -before.store.context.timers.dead_ns:
+        raise Broken("L6", f"at {node}, {min(dead)} is resolved PEER_DEAD, but D has not waited for P so long")
+
+
+def notes_window(
+    goals: GoalRecorder, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]
+) -> None:
+    """Record that P has dropped a frame whose registration is beyond D's window."""
+    if any(type(effect) is Note and effect.name.endswith("too far above the floor") for effect in effects):
+        goals.goal("beyond the window")

@@ -16,22 +16,26 @@ from pdflow.protocol.effects import Handshake, Note, Resolve
 from pdflow.protocol.events import DecodeQueued, HandshakeEnded, PeerRestarted, Received
 from pdflow.protocol.ids import KvParams, engine_of
 from pdflow.protocol.messages import Sync, SyncReply
+from pdflow.protocol.values import Address
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION
 
 LATER = "later"
 """The id of the request that a copy of D's scheduler is given."""
 
 
-def acts_on_former_incarnation(body: Any, event: HandshakeEnded) -> bool:
-    """True if the endpoint of this handshake would act on a frame of its peer's former incarnation."""
-    if (
-        not event.ok
-        or event.incarnation == FIRST_INCARNATION[engine_of(event.peer)]
-        or not body.peers.dialect.checks_incarnation
-    ):
+def acts_on_former_incarnation(body: Any, event: HandshakeEnded, known: int) -> bool:
+    """True if the endpoint of this handshake would act on a frame of its peer's former incarnation. `known`: the
+    incarnation that the endpoint knew before; 0: none."""
+    if not event.ok or not body.peers.dialect.checks_incarnation:
         return False
+    former = known if known not in (0, event.incarnation) else event.incarnation - 1
+    return former >= FIRST_INCARNATION[engine_of(event.peer)] and acts_on(body, event.peer, former)
+
+
+def acts_on(body: Any, peer: Address, incarnation: int) -> bool:
+    """True if the endpoint would act on a frame of this incarnation of a peer."""
     message = SyncReply(0, ()) if isinstance(body, ConsumerRank) else Sync(0, 0, (), ())
-    effects = body.fork().handle(Received(event.peer, event.incarnation - 1, message), 0)
+    effects = body.fork().handle(Received(peer, incarnation, message), 0)
     return any(type(effect) not in (Note, Handshake) for effect in effects)
 
 

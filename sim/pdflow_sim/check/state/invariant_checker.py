@@ -139,8 +139,9 @@ class InvariantChecker:
         )
 
     def restarts(self, draft: PartialState | ShadowState, node: Address) -> int:
-        """Return how often the engine of this node has started again; 0 for an orphan."""
-        return 0 if node in self.cluster.orphans else draft.restarts[self.cluster.number[engine_of(node)]]
+        """Return how often the engine of this node has started again; 0 for an orphan, and for a second engine."""
+        besides = node in self.cluster.orphans or node in self.cluster.seconds
+        return 0 if besides else draft.restarts[self.cluster.number[engine_of(node)]]
 
     def shook(self, draft: PartialState, node: Address, effect: Handshake, event: Any) -> None:
         draft.tasks.append(("handshake", self.cluster.at[node], self.cluster.at[effect.peer]))
@@ -322,7 +323,7 @@ class InvariantChecker:
             raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
         p_engine, _ = self.cluster.ends_of(i)
         engine = self.cluster.number[p_engine]
-        died, refused = draft.restarts[engine], draft.refused and draft.refused[engine]
+        died, refused = draft.restarts[engine] or self.cluster.scope.twin, draft.refused and draft.refused[engine]
         if effect.code is Code.PEER_RESTARTED and not died:
             raise Broken("L10", f"{effect.request_id} is resolved PEER_RESTARTED, but its P engine has not restarted")
         if effect.code is Code.PEER_DEAD and not (died or refused or self.cluster.scope.horizon):

@@ -175,6 +175,8 @@ class StateSpace:
         return found
 
     def incarnation(self, shadow: ShadowState, node: Address) -> int:
+        if node in self.cluster.seconds:
+            return FIRST_INCARNATION["P"] + 1
         engine = engine_of(node)
         return FIRST_INCARNATION[engine] + shadow.restarts[self.cluster.number[engine]]
 

@@ -18,6 +18,7 @@ from pdflow.protocol.events import FrameOrdered, Received, TimerFired
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.messages import CancelAck, Done, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
 from pdflow_sim.check.state.endpoint_checks import (
     admits_right,
     counts_right,
@@ -131,7 +132,8 @@ class TurnRunner:
             sender, to = self.cluster.links[link]
             what = space.frames.values[frame]
             if link < self.cluster.between_engines:
-                what = Received(sender, space.incarnation(shadow, sender), what)
+                known = self.cluster.seconds.get(sender, sender)
+                what = Received(known, space.incarnation(shadow, sender), what)
             found = self.arrivals[key] = self.events.of((self.cluster.at[to], what))
         self.turn(draft, self.events.values[found][0], found)
 
@@ -195,14 +197,15 @@ class TurnRunner:
                     if _is_sync(effect.event):
                         batch.append((node, effect, what))
                     if not lagging:
-                        queue.append(self.events.of((cluster.at[effect.to], effect.event)))
+                        queue.append(self.events.of((cluster.at[self._within(node, effect.to)], effect.event)))
                         continue
                     slot = space.first_link + links[node, effect.to]
                     sends.setdefault(slot, []).append(space.frames.of(effect.event))
                 elif kind is Send:
-                    slot = space.first_link + links[node, effect.to]
+                    to = self._peer(effect.to, after[at - first]) if cluster.seconds else effect.to
+                    slot = space.first_link + links[node, to]
                     sends.setdefault(slot, []).append(self._frame(node, effect.message))
-                    if _claims(effect.message):
+                    if _claims(effect.message) and node not in cluster.seconds:
                         batch.append((node, effect, what))
                 elif kind is not Note:
                     batch.append((node, effect, what))
@@ -214,6 +217,17 @@ class TurnRunner:
                 for link, what in self.http.sent(node, effect):
                     sends.setdefault(space.first_link + link, []).append(space.frames.of(what))
         return tuple(after), tuple((slot, tuple(frames)) for slot, frames in sends.items()), number
+
+    def _within(self, node: Address, to: Address) -> Address:
+        """Return the address of an endpoint of this node's own engine."""
+        return SECOND + to if node in self.cluster.seconds else to
+
+    def _peer(self, to: Address, sender: int) -> Address:
+        """Return the process that a frame reaches. Of two engines of one id, D's connection leads to the one whose
+        incarnation its last handshake has shown."""
+        known = self.space.bodies[sender].peers.incarnations.get(engine_of(to))
+        second = SECOND + to
+        return second if second in self.cluster.seconds and known == FIRST_INCARNATION["P"] + 1 else to
 
     def _role_turn(self, after: list[int], first: int, event: int, queue: deque[int], batch: Batch) -> None:
         """Run the engine's core. Events that it sends its scheduler's endpoint are appended to the queue."""
@@ -271,11 +285,12 @@ class TurnRunner:
         return hit
 
     def _frame(self, node: Address, message: Any) -> int:
-        """Return the number of a frame on a link between engines. A frame of strict passes the codec when it is new."""
+        """Return the number of a frame on a link between engines. A frame of strict passes the codec when it is new,
+        unless a guard that is off takes fields from it."""
         frames = self.space.frames
         known, what = len(frames.values), self._on_the_wire(message)
         number = frames.of(what)
-        if number == known and self.space.scope.dialect.control_frames:
+        if number == known and what is message and self.space.scope.dialect.control_frames:
             passes_the_codec(node, what)
         return number
 
