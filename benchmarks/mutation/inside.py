@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,19 +22,22 @@ Json = dict[str, Any]
 WALKS = 6_400
 """Random walks of each dialect, as in `pdflow check all`."""
 SLOW = 8
-"""A search that takes this many times as long as without a bug, and START_S more, is stopped."""
+"""A search that uses this many times the CPU time that it uses without a bug, and START_S more, is stopped."""
 START_S = 20.0
+ENDLESS = 3
+"""With so many searches stopped, a bug is noticed: `pdflow check all` does not end in time."""
+NEVER_ENDS = "never ends"
 
 
-def searches() -> dict[str, Callable[[float], Json]]:
-    """Return every search of `pdflow check all` by its name, but for mutants. Each takes the time at which it is to
-    stop, and returns what it noticed: "caught", "what", and counts that a test asserts."""
+def searches() -> dict[str, Callable[[], Json]]:
+    """Return every search of `pdflow check all` by its name, but for mutants. Each returns what it noticed
+    ("caught", "what"), or counts that tests assert."""
     from pdflow.methods.catalogue import METHODS
     from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
     from pdflow_sim.check.datapath.rows import selected_rows
     from pdflow_sim.check.scopes.catalogue import SCOPES
 
-    found: dict[str, Callable[[float], Json]] = {}
+    found: dict[str, Callable[[], Json]] = {}
     for named in SCOPES:
         if not named.nightly:
             found[f"scope {named.name}"] = _scope(named)
@@ -45,13 +49,14 @@ def searches() -> dict[str, Callable[[float], Json]]:
     return found
 
 
-def _scope(named: Any) -> Callable[[float], Json]:
-    def searched(until_s: float) -> Json:
+def _scope(named: Any) -> Callable[[], Json]:
+    def searched() -> Json:
         from pdflow_sim.check.search.workers import SearchLimits, search
 
-        found = search(named, SearchLimits(until_s=until_s), lambda *_: None)
+        found = search(named, SearchLimits(), lambda *_: None)
         if found.counterexample is not None:
             verdict = found.counterexample.verdict
+            assert verdict is not None
             return {"caught": verdict.invariant, "what": verdict.what}
         if found.stopped_by:
             return {"stopped": found.stopped_by}
@@ -62,8 +67,8 @@ def _scope(named: Any) -> Callable[[float], Json]:
     return searched
 
 
-def _data_path(method: Any, dialect: Any) -> Callable[[float], Json]:
-    def searched(_until_s: float) -> Json:
+def _data_path(method: Any, dialect: Any) -> Callable[[], Json]:
+    def searched() -> Json:
         from pdflow_sim.check.datapath.rows import row
 
         found = row(method, dialect)
@@ -75,19 +80,19 @@ def _data_path(method: Any, dialect: Any) -> Callable[[float], Json]:
     return searched
 
 
-def _walks(dialect: Any) -> Callable[[float], Json]:
-    def walked(until_s: float) -> Json:
+def _walks(dialect: Any) -> Callable[[], Json]:
+    def walked() -> Json:
         from pdflow_sim.check.search.campaign import WalkTask, walks
 
-        found = walks(WalkTask(dialect=dialect, first=True), range(1, WALKS + 1), until_s=until_s)
+        found = walks(WalkTask(dialect=dialect, first=True), range(1, WALKS + 1))
         for name, failure in found.failures.items():
             return {"caught": name, "what": f"seed {failure.seed}: {failure.what}"}
-        return {"counts": [found.runs, found.moves]} if found.runs == WALKS else {"stopped": "time"}
+        return {"counts": [found.runs, found.moves]}
 
     return walked
 
 
-def _races(_until_s: float) -> Json:
+def _races() -> Json:
     from pdflow_sim.check.races.catalogue import RACES
     from pdflow_sim.check.races.verdict import rows
 
@@ -117,11 +122,11 @@ def reach(folder: Path) -> Json:
     return found
 
 
-def partial_of(made: Callable[[float], Json], path: Path) -> Callable[[], Json]:
+def partial_of(made: Callable[[], Json], path: Path) -> Callable[[], Json]:
     return lambda: _measured(made, path)
 
 
-def _measured(made: Callable[[float], Json], path: Path) -> Json:
+def _measured(made: Callable[[], Json], path: Path) -> Json:
     from coverage import Coverage
 
     folder = Path("pdflow").resolve()
@@ -130,7 +135,7 @@ def _measured(made: Callable[[float], Json], path: Path) -> Json:
     coverage = Coverage(source=[str(folder)], data_file=None, config_file=False)
     coverage.start()
     began = time.process_time()
-    ended = made(float("inf"))
+    ended = made()
     seconds = time.process_time() - began
     coverage.stop()
     data = coverage.get_data()
@@ -157,6 +162,14 @@ def _forked(made: Callable[[], Json]) -> Json:
     return answer
 
 
+class _StoppedError(BaseException):
+    """A search has used its CPU time. Not an Exception, which searches would take for a crash of what they run."""
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise _StoppedError
+
+
 def hunt(order: list[Json], file: str, lines: list[int]) -> Json:
     """Make the searches that a bug in these lines can change, until one notices something.
 
@@ -166,20 +179,28 @@ def hunt(order: list[Json], file: str, lines: list[int]) -> Json:
     """
     began = time.process_time()
     made = searches()
+    signal.signal(signal.SIGPROF, _stop)
     found: Json = {"tried": len(order), "made": 0, "other_counts": [], "stopped": []}
     for search in order:
         name = search["name"]
         if not search["outside"] and not differs(Path(search["path"]), [(file, line) for line in lines]):
             continue
         found["made"] += 1
+        signal.setitimer(signal.ITIMER_PROF, SLOW * search["seconds"] + START_S)
         try:
-            ended = made[name](time.monotonic() + SLOW * search["seconds"] + START_S)
+            ended = made[name]()
+        except _StoppedError:
+            ended = {"stopped": "time"}
         except Exception as error:
             ended = {"caught": "crash", "what": f"{type(error).__name__}: {error}"[:200]}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if "caught" in ended:
             return found | ended | {"by": name, "cpu_s": round(time.process_time() - began, 1)}
         if "stopped" in ended:
             found["stopped"].append(name)
+            if len(found["stopped"]) == ENDLESS:
+                return found | {"caught": NEVER_ENDS, "by": name, "cpu_s": round(time.process_time() - began, 1)}
         elif ended["counts"] != search["counts"]:
             found["other_counts"].append(name)
     return {"caught": "", **found, "cpu_s": round(time.process_time() - began, 1)}

@@ -23,7 +23,6 @@ QUICK_S: Final = 2.0
 """Searches that take less come before the walks."""
 CHANGED: Final = "changed since"
 """The verdict of a bug whose lines the scored revision does not have any more."""
-NEVER_ENDS: Final = "never ends"
 FIXED: Final = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 """Steps that are recorded in one process are tried in another, where sets have to have the same order."""
 HUNT_S: Final = 3_600.0
@@ -118,7 +117,7 @@ def hunted(bug: Bug, tree: Path, reach: Reach) -> dict[str, Any]:
     try:
         answer = python(tree, str(INSIDE), "hunt", given=json.dumps(given), timeout_s=HUNT_S)
     except subprocess.TimeoutExpired:
-        return {"caught": NEVER_ENDS}
+        return {"caught": "never ends"}
     except subprocess.CalledProcessError as error:
         return {"caught": "crash", "by": "import", "what": str(error.returncode)}
     finally:
