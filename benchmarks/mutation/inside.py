@@ -23,7 +23,7 @@ WALKS = 6_400
 """Random walks of each dialect, as in `pdflow check all`."""
 SLOW = 8
 """A search that uses this many times the CPU time that it uses without a bug, and START_S more, is stopped."""
-START_S = 20.0
+START_S = 8.0
 ENDLESS = 3
 """With so many searches stopped, a bug is noticed: `pdflow check all` does not end in time."""
 NEVER_ENDS = "never ends"
