@@ -8,7 +8,7 @@ after a failure is a part of the staging memory.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 
 from pdflow.methods.staging import Staging, TooLargeError
 from pdflow.protocol.effects import Enqueue, FreeBlocks, Quarantine
@@ -81,6 +81,10 @@ class Landing:
     def knows(self, handle: Handle) -> bool:  # noqa: ARG002
         """Whether anything of a request that has ended is still under way."""
         return False
+
+    def staged(self) -> Container[int] | None:
+        """Return the generations that are held of the staging memory in which KV lands; None if it lands in blocks."""
+        return None
 
     def fingerprint(self) -> Hashable:
         return ()
@@ -204,6 +208,9 @@ class StagedLanding(Landing):
 
     def knows(self, handle: Handle) -> bool:
         return handle in self.copying
+
+    def staged(self) -> Container[int] | None:
+        return self.staging.held
 
     def aborted(self, request: DecodeRequest) -> None:
         self._leave(request)

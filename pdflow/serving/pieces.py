@@ -8,7 +8,7 @@ all memory may then be parts of prompts of which none is whole), or is refused b
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from typing import TypeAlias
 
 from pdflow.methods.shipment import Piece
@@ -74,6 +74,9 @@ class PieceLanding(StagedLanding):
 
     def resolved(self, request: DecodeRequest) -> None:
         request.staged = None
+
+    def staged(self) -> Container[int] | None:
+        return self.allocations
 
     def fingerprint(self) -> Hashable:
         return super().fingerprint(), tuple(

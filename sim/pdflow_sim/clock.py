@@ -37,6 +37,8 @@ class Clock:
         """Callbacks called so far."""
         self.background = 0
         """Callbacks to come that only observe: they end when nothing else is to come."""
+        self.after_each: Callable[[], None] | None = None
+        """Called after each callback of `run`, where a run is checked."""
         self._queue: list[tuple[int, int, int, Callback, Any]] = []
         self._last: list[tuple[int, int, Callback, Any]] = []
         self._scheduled = 0
@@ -94,5 +96,7 @@ class Clock:
     def run(self) -> None:
         """Call what is to come until `stop` is called or nothing is left."""
         self.stopped = False
+        after_each = self.after_each
         while not self.stopped and self.step():
-            pass
+            if after_each is not None:
+                after_each()

@@ -51,6 +51,7 @@ from pdflow_sim.build import SimulationBuilder
 from pdflow_sim.nodes.node import Observer
 from pdflow_sim.observe.live_table import watching
 from pdflow_sim.observe.liveness import Watch, assert_all_ended
+from pdflow_sim.observe.obligations import ObligationChecker
 from pdflow_sim.observe.recording import Recorder
 from pdflow_sim.uncollected import uncollected
 from pdflow_sim.world import World
@@ -202,6 +203,7 @@ def prepare(
     if options.check_invariants:
         oracle = builder.oracle()
         observers = [*observers, oracle.observe if world.faults is None else world.faults.observer(oracle)]
+        ObligationChecker(world, oracle)
         if scenario.faults and scenario.fault_table.heal_s is not None:
             Watch(world, seconds_to_ns(scenario.fault_table.heal_s), resolution_of(scenario))
     if observers:

@@ -125,7 +125,7 @@ def test_links_to_headings_lead_to_headings(path: Path) -> None:
 
 
 def test_every_kind_of_rule_is_defined_whole() -> None:
-    numbers = {"C": 13, "M": 18, "H": 6, "S": 11, "L": 8}
+    numbers = {"C": 13, "M": 18, "H": 6, "S": 12, "L": 8}
     expected = {f"{letter}{n}" for letter, count in numbers.items() for n in range(1, count + 1)}
     expected |= {f"R{n:02}" for n in range(1, 53)} | {f"F{n}" for n in range(11)}
     assert rules() == expected

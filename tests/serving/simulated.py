@@ -17,7 +17,7 @@ from pdflow.methods.shipment import Piece
 from pdflow.methods.staging import Staging
 from pdflow.methods.store.memory import Item
 from pdflow.protocol.effects import PostRead, PostWrite, Send
-from pdflow.protocol.ids import EngineInfo, Op, rank_address
+from pdflow.protocol.ids import EngineInfo, LeaseWord, Op, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import MS, Address, Allocation, Instant, Xid
 from pdflow.routing.effects import DispatchAlone, DispatchDecode, DispatchPrefill
@@ -105,7 +105,6 @@ class Fabric:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.ports: dict[Address, SimPort] = {}
-        self.word_values = WordValues(record)
         self.control_ns = 0
 
     def send(self, port: SimPort, effect: Send) -> None:
@@ -126,24 +125,11 @@ class Fabric:
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         self.record(Call("read word", port.address, (op, source, index)))
 
-    def forget_word(self, rank: Address, index: int) -> None:
-        self.record(Call("bump word", rank, (index,)))
+    def expose_word(self, rank: Address, lease_word: LeaseWord) -> None:
+        self.record(Call("show word", rank, (lease_word.index, lease_word.value)))
 
-
-class WordValues(dict[tuple[Address, int], int]):
-    """P's lease words, as a node shows them to readers."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
-
-    def __setitem__(self, at: tuple[Address, int], value: int) -> None:
-        self.record(Call("show word", at[0], (at[1], value)))
-        super().__setitem__(at, value)
-
-    def pop(self, at: tuple[Address, int], *default: Any) -> Any:
-        self.record(Call("bump word", at[0], (at[1],)))
-        return super().pop(at, *default)
+    def forget_word(self, rank: Address, lease_word: LeaseWord) -> None:
+        self.record(Call("bump word", rank, (lease_word.index,)))
 
 
 class Shipping:

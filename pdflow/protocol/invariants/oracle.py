@@ -78,6 +78,8 @@ TRACE_LINES = 60
 
 
 InvariantChecker: TypeAlias = Callable[[Any, Address, Any, Any], None]
+Turn: TypeAlias = tuple[Instant, Address, Any, tuple[Any, ...]]
+"""When a node answered an event, the node, the event and the effects."""
 
 
 class Oracle(OperationOracle):
@@ -94,7 +96,7 @@ class Oracle(OperationOracle):
         super().__init__(geometry, done_is_remote)
         self._incarnations: dict[tuple[Address, EngineId], int] = {}
         """The incarnation that each node learnt by handshake, by (node, peer engine)."""
-        self._recent: deque[tuple[Instant, Address, Event, Effects]] = deque(maxlen=TRACE_EVENTS)
+        self._recent: deque[Turn] = deque(maxlen=TRACE_EVENTS)
         self._now: Instant = 0
 
     def observe(self, node: Address, event: Event, effects: Effects, now: Instant) -> None:
@@ -209,18 +211,28 @@ class Oracle(OperationOracle):
         if request is not None and engine_of(event.sender) != request.prefill:
             self._fail("S9", f"{event.sender} changed a request of {request.prefill}", event.op.reg.request_id)
 
-    # Stories.
+    # Violations.
+
+    def broken(self, name: str, what: str, node: Address) -> InvariantViolated:
+        """Return the violation of an invariant that someone else has seen at a node, or at one whose address begins
+        like this, with the latest events there."""
+        recent = [turn for turn in self._recent if turn[1].startswith(node)]
+        lines = [line for turn in recent for line in _described(turn)]
+        return InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-TRACE_LINES:]))
 
     def _fail(self, name: str, what: str, subject: str) -> NoReturn:
         """Raise InvariantViolated with the latest events and effects that name `subject`."""
         lines = []
-        for at, node, event, effects in self._recent:
-            text = repr(event)
-            answers = [repr(effect) for effect in effects]
-            if subject in text or any(subject in answer for answer in answers):
-                lines.append(f"{at:>14} {node:<16} {text}")
-                lines += [f"{'':>14} {'':<16}   -> {answer}" for answer in answers]
+        for turn in self._recent:
+            if any(subject in repr(shown) for shown in (turn[2], *turn[3])):
+                lines += _described(turn)
         raise InvariantViolated(name, f"{what} (at {self._now} ns)", "\n".join(lines[-TRACE_LINES:]))
+
+
+def _described(turn: Turn) -> list[str]:
+    """Return the lines of a trace for an event with its effects."""
+    at, node, event, effects = turn
+    return [f"{at:>14} {node:<16} {event!r}", *[f"{'':>14} {'':<16}   -> {effect!r}" for effect in effects]]
 
 
 _ON_EVENT: dict[type, InvariantChecker] = {

@@ -80,8 +80,8 @@ class EngineLifecycle:
         node.ingress = self.refuse
         self.down[name] = fault
         word_values = self.fabric.word_values
-        for key in [key for key in word_values if engine_of(key[0]) == node.name]:
-            del word_values[key]
+        for rank in [rank for rank in word_values if engine_of(rank) == node.name]:
+            del word_values[rank]
         self.fabric.invalidate(node)
         if self.shipping is not None:
             self.shipping.died(node)
@@ -122,6 +122,7 @@ class EngineLifecycle:
         new.busy_before_ps, new.peak_blocks = old.busy_before_ps, old.peak_blocks
         new.prefix_cache_before = old.prefix_cache()
         new.watch(old.observer)
+        new.on_turn = old.on_turn
         new.local_clock = old.local_clock
         if self.heartbeats is not None:
             self.heartbeats.begin(slot)

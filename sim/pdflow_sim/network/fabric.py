@@ -14,7 +14,7 @@ from pdflow.methods.wire_profile import LEASE_WORD, Occasion, ProfileMessage, Si
 from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
 from pdflow.protocol.events import FenceEnded, HandshakeEnded, ReadEnded, Received, WordRead, WriteEnded
-from pdflow.protocol.ids import Op
+from pdflow.protocol.ids import LeaseWord, Op
 from pdflow.protocol.messages import Message
 from pdflow.protocol.values import Address, Instant
 from pdflow.results.records import HANDSHAKE, XFER_POST, XFER_WIRE
@@ -78,7 +78,7 @@ class Fabric:
         self.ports: dict[Address, SimPort] = {}
         self.flows: dict[FlowId, Flight] = {}
         self.armed: Instant = FAR
-        self.word_values: dict[tuple[Address, int], int] = {}
+        self.word_values: dict[Address, dict[int, int]] = {}
         """Every P rank's lease words, as a READ finds them, by rank and index."""
         self.checks_words = settings.checks_words
         self.messages = 0
@@ -150,10 +150,15 @@ class Fabric:
         link = (flight.p_port.address, flight.d_port.address)
         return flight.number <= self.fences.get(link, 0) or flight.generation <= self.bars.get(link, 0)
 
-    def forget_word(self, rank: Address, index: int) -> None:
+    def expose_word(self, rank: Address, lease_word: LeaseWord) -> None:
+        """Let READs find a lease word at this rank from now on."""
+        self.word_values.setdefault(rank, {})[lease_word.index] = lease_word.value
+
+    def forget_word(self, rank: Address, lease_word: LeaseWord) -> None:
         """Forget the lease word of a prompt that P no longer keeps."""
-        if self.checks_words:
-            self.word_values.pop((rank, index), None)
+        words = self.word_values.get(rank)
+        if words and self.checks_words:
+            words.pop(lease_word.index, None)
 
     def read_word(self, port: SimPort, op: Op, source: Address, index: int) -> None:
         """Begin one small READ: the word as it is when the request reaches P, known one round trip later."""
@@ -161,7 +166,8 @@ class Fabric:
         self.clock.call(latency, self.word_found, WordLookup(port, op, source, index, latency))
 
     def word_found(self, lookup: WordLookup) -> None:
-        value = self.word_values.get((lookup.source, lookup.number))
+        words = self.word_values.get(lookup.source)
+        value = None if words is None else words.get(lookup.number)
         self.clock.call(lookup.latency_ns, self.arrived, (lookup.port, WordRead(lookup.op, value)))
 
     # One-sided operations.

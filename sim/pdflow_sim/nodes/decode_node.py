@@ -191,6 +191,11 @@ class SimDecodeNode(SimEngineNode):
     def read_word(self, port: SimPort, effect: ReadWord) -> None:
         self.fabric.read_word(port, effect.op, effect.source, effect.index)
 
+    def unfulfilled(self) -> str:
+        core = self.core
+        assert isinstance(core, DecodeCore)
+        return super().unfulfilled() or self.misplaced(self.scheduler, self.engine.pool, core.landing.staged())
+
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)
 

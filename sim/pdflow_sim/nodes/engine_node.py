@@ -102,6 +102,18 @@ class SimEngineNode(PeerNode):
         for outcome in outcomes:
             self.on_engine_output(outcome)
         self.rearm()
+        if self.on_turn is not None:
+            self.on_turn(self)
+
+    def unfulfilled(self) -> str:
+        at, now = self.engine.wake_ns, self.clock.now
+        if at is None or self.held or self.paused_until > now or self.timer == (at if at > now else ~now):
+            return super().unfulfilled()
+        if self.timer == at == now:
+            # Its timer was set before this instant, and rings within it.
+            return super().unfulfilled()
+        timer = "it has no timer" if self.timer == FAR else f"its timer is at {self.timer}"
+        return f"the engine of {self.name} is due at {at}, but {timer}"
 
     @property
     def engines(self) -> tuple[EngineId, ...]:
@@ -173,6 +185,8 @@ class SimEngineNode(PeerNode):
         for port, event in [item for item in waiting if item[1] is not TIME_REACHED] + late:
             self.feed(port, event)
         self.rearm()
+        if self.on_turn is not None:
+            self.on_turn(self)
 
     def die(self) -> None:
         """End every process of the engine, with its memory. What still comes for it is ignored."""

@@ -67,6 +67,8 @@ class SimNode:
         self.in_host_memory = False
         """True if its blocks are in its host's memory, so that nothing is copied on the host."""
         self.observer: Observer | None = None
+        self.on_turn: Callable[[SimNode], None] | None = None
+        """Called after each turn, where a run is checked."""
         self.do: dict[type, Callable[[Any, Any], None]] = {Note: self.note}
         self.core.do = self.do
         self.perform: dict[type, Callable[[Any, Any], None]] = self.core.perform
@@ -122,11 +124,18 @@ class SimNode:
                 return f"at {port.address}, {wrong}"
         return ""
 
+    def unfulfilled(self) -> str:
+        """Describe, in words, which effect of its core the node has not carried out, in memory or by waking its engine
+        (S12); "" if none. To be called between turns."""
+        return ""
+
     # Its core.
 
     def feed(self, port: Port, event: Any) -> None:
         """Hand an event to the core, and execute all that follows from it."""
         self.core.feed(port, event, self.local_clock.now)
+        if self.on_turn is not None:
+            self.on_turn(self)
 
     def arm(self, port: SimPort, at: Instant, now: Instant) -> None:
         port.armed = at

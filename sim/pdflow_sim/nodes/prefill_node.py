@@ -12,7 +12,7 @@ from pdflow.memory.caching import CachingPool
 from pdflow.methods.wire_profile import Side
 from pdflow.protocol.effects import AnswerPrefill, BumpWord, Enqueue, PostWrite, StopWrite
 from pdflow.protocol.events import Received
-from pdflow.protocol.ids import EngineInfo, KvParams
+from pdflow.protocol.ids import EngineInfo, KvParams, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer.scheduler import ProducerScheduler
 from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
@@ -154,7 +154,7 @@ class SimPrefillNode(SimEngineNode):
         params, request_id = effect.params, effect.request_id
         self.by_request.pop(request_id, None)
         for rank, lease_word in enumerate(params.rank_words):
-            self.fabric.word_values[f"{self.name}.r{rank}", lease_word.index] = lease_word.value
+            self.fabric.expose_word(rank_address(self.name, rank), lease_word)
         self.router.later(PrefillAnswered(request_id, params))
 
     def end(self, port: Port, effect: EndPrefill) -> None:
@@ -196,7 +196,7 @@ class SimPrefillNode(SimEngineNode):
         self.shipping.stop(effect.op)
 
     def bump(self, port: SimPort, effect: BumpWord) -> None:
-        self.fabric.forget_word(port.address, effect.lease_word.index)
+        self.fabric.forget_word(port.address, effect.lease_word)
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)

@@ -106,10 +106,10 @@ class SimStoreNode(PeerNode):
 
     def expose(self, port: Port, effect: AnswerPrefill) -> None:
         for rank, lease_word in enumerate(effect.params.rank_words):
-            self.fabric.word_values[rank_address(self.get_port.address, rank), lease_word.index] = lease_word.value
+            self.fabric.expose_word(rank_address(self.get_port.address, rank), lease_word)
 
     def bump(self, port: SimPort, effect: BumpWord) -> None:
-        self.fabric.word_values.pop((port.address, effect.lease_word.index), None)
+        self.fabric.forget_word(port.address, effect.lease_word)
 
     # At the end.
 
@@ -120,6 +120,9 @@ class SimStoreNode(PeerNode):
 
     def newest_generation(self) -> int:
         return self.memory.pool.newest_generation
+
+    def unfulfilled(self) -> str:
+        return super().unfulfilled() or self.misplaced(self.storing.puts, self.memory.pool, self.memory.held)
 
     def assert_empty(self) -> None:
         self.core.assert_empty(self.name)

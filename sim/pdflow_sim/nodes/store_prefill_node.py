@@ -210,6 +210,10 @@ class SimStorePrefillNode(SimPrefillNode):
         super().forget(port, effect)
         self.objects.pop(effect.handle, None)
 
+    def unfulfilled(self) -> str:
+        wrong = super().unfulfilled()
+        return self.misplaced(self.storing.scheduler, self.engine.pool, None) if self.loads and not wrong else wrong
+
     def assert_empty(self) -> None:
         super().assert_empty()
         assert not self.objects, f"{self.name} still keeps {self.objects}"
