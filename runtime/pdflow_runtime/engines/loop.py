@@ -88,6 +88,8 @@ class LiveEngine:
         self._bell = trio.Event()
         self._reporting: Sequence | None = None
         self._held = False
+        self._idle = False
+        """It waits for the bell, since there was nothing to compute."""
         self.reports_chunks = False
         """Whether ChunkBegun, then LayerComputed, are reported for chunks of prompts computed for another engine."""
         self.stepped: Callable[[Seq[Work], Instant, int], None] | None = None
@@ -162,7 +164,9 @@ class LiveEngine:
             self._bell = trio.Event()
             works = [] if self._held else self._compose()
             if not works:
+                self._idle = True
                 await self._bell.wait()
+                self._idle = False
                 continue
             layer_done = self._layer_done if self.reports_chunks else None
             results = await self._runner.step([work for _, work in works], layer_done)
@@ -172,6 +176,18 @@ class LiveEngine:
                 self.stepped([work for _, work in works], begun, self.pool.num_blocks - self.pool.free)
 
     # What the driver asks.
+
+    def missed_wake_up(self) -> str:
+        """Describe, in words, what the engine could compute while it is idle and nothing wakes it (S12); "" if nothing:
+        then its driver has called a method here for all that has changed. For tests."""
+        if not self._idle or self._held or self._bell.is_set():
+            return ""
+        admission = self._scheduler.admission
+        if self.running:
+            return f"the engine is idle, but {self.running} sequences could be computed"
+        if admission.waiting and admission.spare_for_head() >= 0:
+            return f"the engine is idle, but the first of {admission.waiting} sequences in its queue could be admitted"
+        return ""
 
     def names(self, tokens: Seq[int]) -> tuple[int, ...]:
         """Return the `prefix` of a sequence with these tokens: the names of the blocks that this engine's pool may

@@ -18,7 +18,18 @@ class HandPool:
     def __init__(self) -> None:
         self.held: dict[int, Allocation] = {}
         """By generation."""
+        self.in_quarantine: set[int] = set()
         self.newest_generation = 0
+
+    @property
+    def quarantined(self) -> int:
+        return sum(len(self.held[generation].blocks) for generation in self.in_quarantine)
+
+    def holds(self, allocation: Allocation) -> bool:
+        return self.held.get(allocation.generation) == allocation
+
+    def is_quarantined(self, allocation: Allocation) -> bool:
+        return allocation.generation in self.in_quarantine
 
     def take(self, allocation: Allocation) -> Allocation:
         assert allocation.generation not in self.held
@@ -28,9 +39,11 @@ class HandPool:
 
     def quarantine(self, allocation: Allocation) -> None:
         assert self.held[allocation.generation] == allocation
+        self.in_quarantine.add(allocation.generation)
 
     def release(self, allocation: Allocation) -> None:
         assert self.held.pop(allocation.generation) == allocation
+        self.in_quarantine.discard(allocation.generation)
 
 
 class Hand:

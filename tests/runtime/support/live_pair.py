@@ -29,6 +29,7 @@ from pdflow_runtime.store.node import LiveStoreNode
 from pdflow_runtime.store.prefill_node import LiveStorePrefillNode
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import transport_named
+from tests.runtime.support.obligations import ObligationInstrument, kept_at_rest
 
 LOCAL: Final = "127.0.0.1"
 CLUSTER: Final = """
@@ -106,6 +107,7 @@ class LivePair:
         if builder.method.stores:
             self.store = store_node(builder, builder.transport, "store-0")
             self.store.observe = self.observe
+        self.instrument: Final = ObligationInstrument([*self.nodes(), alone])
 
     def observe(self, address: str, event: Any, effects: tuple[Any, ...], now: int) -> None:
         self.events.append((address, event))
@@ -135,12 +137,18 @@ class LivePair:
         return await answer_of(self.alone.begin_alone(name, tokens, sampling))
 
     async def quiet(self, within_s: float = 10) -> None:
-        """Until nobody holds anything for anybody."""
-        with trio.fail_after(within_s):
-            while not all(node.is_drained() for node in self.nodes()):
+        """Until nobody holds anything for anybody, and no endpoint keeps what it must not keep at rest."""
+        with trio.move_on_after(within_s) as scope:
+            while not all(node.is_drained() for node in self.nodes()) or self.kept():
                 await trio.sleep(0.01)
+        if scope.cancelled_caught:
+            raise trio.TooSlowError(self.kept() or "blocks, room or calls are still held")
+        assert not self.instrument.found, self.instrument.found
         if self.store is not None:
             self.store.ledger.assert_empty("the store")
+
+    def kept(self) -> str:
+        return next(filter(None, map(kept_at_rest, self.nodes())), "")
 
     def nodes(self) -> list[RankedNode]:
         """All that hand KV on."""
@@ -173,7 +181,12 @@ async def live_pair(
             built.d.links.book["prefill-0"] = (LOCAL, built.p.port)
             if built.store is not None:
                 built.store_at = await open_store(built.store, [built.p], nursery)
-            yield built
+            trio.lowlevel.add_instrument(built.instrument)
+            try:
+                yield built
+            finally:
+                trio.lowlevel.remove_instrument(built.instrument)
+            assert not built.instrument.found, built.instrument.found
             nursery.cancel_scope.cancel()
     finally:
         for node in nodes:

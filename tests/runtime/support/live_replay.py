@@ -49,6 +49,7 @@ from pdflow_sim.check.state.space import State
 from tests.runtime.support.hand import Hand
 from tests.runtime.support.held import Held, Operation, Wires, frame
 from tests.runtime.support.kv import kv, put_kv
+from tests.runtime.support.obligations import misplaced
 
 BLOCKS = 300
 """More than any block of the world's is called."""
@@ -210,6 +211,8 @@ class LiveReplay:
         self.live_turns.clear()
         self.world_turns.turns.clear()
         for node in self.nodes.values():
+            wrong = misplaced(node)
+            assert not wrong, f"{name}: {wrong}"
             if not self.cluster.scope.decodes:
                 hand(node).decode_all()
             for address, port in node.ports.items() if not self.cluster.scope.horizon else ():

@@ -29,6 +29,7 @@ from pdflow_runtime.vllm.scheduler.guard import GuardedSide  # noqa: E402
 from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide  # noqa: E402
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, layer_groups  # noqa: E402
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide  # noqa: E402
+from tests.runtime.support.obligations import exposed_words  # noqa: E402
 from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine  # noqa: E402
 from tests.runtime.vllm.support.pair import must_not_break  # noqa: E402
 
@@ -255,6 +256,7 @@ def test_bytes_land_where_they_belong(
             _, source = hand_over(p, d, str(name), tokens)
             assert_landed(model, d, source, d.named[-1], tokens)
             until((p, d), lambda: not p.engine.has_work() and not d.engine.has_work())
+            assert not any(exposed_words(worker._node.rank) for worker in p.workers), "a word outlives its lease"
             holes = [table.count(NO_BLOCK) for table in d.named[-1]]
             skipped = 0 if model.window is None else max(0, tokens - model.window) // BLOCK
             assert holes == [0, skipped][: len(model.groups)]

@@ -34,6 +34,13 @@ class BlockReferences:
         """The number of blocks that are held though their request is over, since a writer may still reach them."""
         return sum(len(self._held[generation]) for generation in self._quarantined)
 
+    def holds(self, allocation: Allocation) -> bool:
+        """Whether these blocks are held, in quarantine or not."""
+        return allocation.generation in self._held
+
+    def is_quarantined(self, allocation: Allocation) -> bool:
+        return allocation.generation in self._quarantined
+
     def hold(self, pool: Any, allocation: Allocation) -> None:
         blocks = [pool.blocks[number] for number in allocation.blocks]
         pool.touch(blocks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pdflow.layout.groups import runs_kept
+from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import (
     BumpWord,
     Fence,
@@ -24,7 +25,9 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import Received, TimeReached, WriteEnded, WriteStopped
 from pdflow.protocol.ids import KvParams, engine_of, rank_address
+from pdflow.protocol.invariants.obligations import wrong_quarantine
 from pdflow.protocol.invariants.oracle import Oracle
+from pdflow.protocol.invariants.rest import leftovers
 from pdflow.protocol.messages import Register
 from pdflow.protocol.values import MS, Allocation, BlockTables
 from pdflow.serving.core import Port
@@ -251,6 +254,15 @@ class Pair(Network):
             self.assert_owned("D", item.what.registration.target)
             self.assert_has_what_d_keeps(item.what.groups or (item.what.blocks,), item.what.registration)
         super().carry_out(item, ok)
+        self.assert_fulfilled()
+
+    def assert_fulfilled(self) -> None:
+        """D's half holds references on what it has granted, as its endpoint says (S12)."""
+        side = self.decode_side
+        scheduler = side.port.endpoint
+        assert isinstance(scheduler, ConsumerScheduler)
+        wrong = wrong_quarantine(scheduler, side.references)
+        assert not wrong, wrong
 
     def assert_has_what_d_keeps(self, tables: BlockTables, registration: Register) -> None:
         """In each KV cache group, P has a block of every token that D has one of."""
@@ -272,6 +284,7 @@ class Pair(Network):
         for _ in range(count):
             for engine in (self.p, self.d):
                 engine.step()
+                self.assert_fulfilled()
                 self.begin_offered()
             self.run()
             self.now += MS
@@ -339,4 +352,6 @@ class Pair(Network):
         self.decode_side.core.assert_empty("D")
         for side in (self.prefill_side, self.decode_side):
             side.assert_empty()
+        for port in (self.prefill_side.port, self.decode_side.port, *(each.port for each in self.workers.values())):
+            assert not leftovers(port.endpoint), f"{port.address} keeps {leftovers(port.endpoint)} at rest"
         self.oracle.finish(self.now)
