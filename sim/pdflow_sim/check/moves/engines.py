@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pdflow.protocol.ids import KvParams
 from pdflow.serving.events import DecodeRequested, PrefillReported, RequestAborted
@@ -153,15 +153,28 @@ class Engines:
         if self.scope.pulls and answered:
             params = self.checker.params[xid]
         else:
-            # A router that has waited for P's answer passes on the incarnation that it names.
-            known = answered and not self.scope.concurrent
-            incarnation = self.checker.params[xid].incarnation if known else UNSET
-            params = KvParams(cluster.p_of[product], xid, cluster.prefill_ids[product], TOKENS, incarnation=incarnation)
+            params = KvParams(
+                cluster.p_of[product],
+                xid,
+                cluster.prefill_ids[product],
+                TOKENS,
+                incarnation=self.named_incarnation(draft, product),
+            )
         space.put_shadow(draft, "stages", i, RequestStage.KNOWN)
         self.requested_at_d(draft, i, params)
         now = space.shadow_of(draft).products[product]
         if not self.scope.dialect.control_frames and now not in (PromptStage.QUEUED, PromptStage.COMPUTED):
             self.at_d(draft, i, PrefillReported(cluster.requests[i], now != PromptStage.DEAD))
+
+    def named_incarnation(self, draft: Draft, product: int) -> int | UnsetType:
+        """Return the incarnation of P that the router passes on, if it has waited for P's answer and dispatches only
+        then. What P does not hold any more needs none."""
+        shadow = self.space.shadow_of(draft)
+        if self.scope.concurrent or not self.scope.dialect.control_frames:
+            return UNSET
+        if shadow.products[product] != PromptStage.HELD:
+            return UNSET
+        return self.space.incarnation(shadow, self.cluster.p_of[product].engine)
 
     def requested_at_d(self, draft: Draft, i: int, params: KvParams) -> None:
         cluster = self.cluster
