@@ -28,7 +28,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.ordered import RelationCache, ordered
 from pdflow_sim.check.scopes.scope import FaultKind, Scope
 from pdflow_sim.check.search.campaign import WalkTask, walks
-from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, cluster_of
+from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, UNDRAWN, cluster_of
 from pdflow_sim.check.search.walk import digest_of, walk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
     records = [walk(cache, seed, STRICT) for seed in range(first, first + BLOCK)]
     assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
-    for fault in set(FaultKind) - {FaultKind.WITHDRAW}:  # Of memories that evict: no walk has a method with one.
+    for fault in set(FaultKind) - set(UNDRAWN):
         assert len({record.budget[fault] > 0 for record in records}) == 2
 
 

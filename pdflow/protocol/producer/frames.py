@@ -256,6 +256,8 @@ class ProducerFrames:
         items = []
         d_rank = rank_of(sender)
         for reg in message.open:
+            if reg.engine != engine:
+                continue  # another's, which this peer may neither renew nor ask for (S9)
             cell = store.cells.get(reg)
             if cell is not None:
                 store.update(reg, cell.with_registration_until(now + timers.registration_ttl_ns))

@@ -163,6 +163,7 @@ def _notification(style: Style) -> Callable[[Transitions, State, Move], Shape]:
 MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "request": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
     "disconnect": lambda world, state, move: (Style.CALL, CLIENT, ROUTER),
+    "crash router": lambda world, state, move: (Style.NOTE, ROUTER, None),
     "room": lambda world, state, move: (Style.NOTE, world.space.cluster.engines[move[1]], None),
     "copied": lambda world, state, move: (_at_p if move[1] else _at_d)(world, state, move[1:]),
     "begin": _at_p,
@@ -185,6 +186,7 @@ MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "drop": _of_link(Style.LOST),
     "delay": lambda world, state, move: (Style.NOTE, WIRE, None),
     "duplicate": lambda world, state, move: (Style.NOTE, WIRE, None),
+    "corrupt": _of_link(Style.LOST),
     "late": _of_link(Style.SENT),
     "task": _of_task(Style.SENT),
     "unreachable": _of_task(Style.LOST),

@@ -30,7 +30,7 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"{verb} {cluster.xids[move[1]]}"
     if verb in ("decode", "admit", "report", "hit", "load", "preempt", "end", "abort"):
         return f"{verb} {cluster.requests[move[1]]}"
-    if verb in ("deliver", "drop", "delay", "duplicate", "check"):
+    if verb in ("deliver", "drop", "delay", "duplicate", "corrupt", "check"):
         frame = space.chans.values[state[space.first_link + move[1]]][0]
         return f"{verb} {_frame(space, move[1], frame)}"
     if verb == "late":
@@ -40,6 +40,8 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"{verb} {_link(space, move[1])}"
     if verb in ("request", "disconnect"):
         return f"{verb} r{move[1]}"
+    if verb == "crash router":
+        return " ".join((verb, *(f"without {_link(space, link)}" for link in move[1])))
     if verb == "tick":
         return f"{verb} {'PD'[move[1]]}"
     if verb in ("restart", "kill", "start"):

@@ -26,7 +26,7 @@ PLAIN |= {
     "concurrent": False,
 }
 """Values of the fields of a plain cluster."""
-FRAMES = ("deliver", "drop", "delay", "duplicate", "late")
+FRAMES = ("deliver", "drop", "delay", "duplicate", "corrupt", "late")
 
 
 def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[str]]]:

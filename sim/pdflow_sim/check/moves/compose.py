@@ -76,7 +76,11 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
             MoveSource(Reads.SHADOW, frames.losses),
             MoveSource(Reads.SHADOW, deaths.moves),
         ),
-        lost_by={"lose": frames.lost_by, **dict.fromkeys(("restart", "outlive", "kill"), deaths.lost_by)},
+        lost_by={
+            "lose": frames.lost_by,
+            "corrupt": frames.lost_by_corruption,
+            **dict.fromkeys(("restart", "outlive", "kill"), deaths.lost_by),
+        },
     )
 
 

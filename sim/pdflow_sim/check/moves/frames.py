@@ -1,4 +1,4 @@
-"""Frames on their links: delivered, lost, overtaken, doubled; and connections that break."""
+"""Frames on their links: delivered, lost, overtaken, doubled, undecodable; and connections that break."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
+
+DURING_TRANSFER = "a frame is corrupted during a transfer"
+"""The goal that a frame arrives undecodable while a one-sided operation is under way."""
 
 
 class Frames:
@@ -28,6 +31,7 @@ class Frames:
             "delay": self.delay,
             "duplicate": self.duplicate,
             "late": self.late,
+            "corrupt": self.corrupt,
             "lose": self.lose,
         }
 
@@ -55,6 +59,8 @@ class Frames:
                         yield ("delay", link)
                     if left[FaultKind.DUP]:
                         yield ("duplicate", link)
+                    if left[FaultKind.CORRUPT]:
+                        yield ("corrupt", link)
 
     def late_moves(self, state: State) -> Iterator[Move]:
         """Yield the moves of frames that have left their links: duplicates, and those that were overtaken."""
@@ -70,6 +76,11 @@ class Frames:
     def lost_by(self, state: State, move: Move) -> list[int]:
         """Return the links on which everything is lost with a connection."""
         return [move[1]]
+
+    def lost_by_corruption(self, state: State, move: Move) -> list[int]:
+        """Return both links of a connection that its receiver closes."""
+        sender, to = self.cluster.links[move[1]]
+        return [move[1], self.cluster.link_of[to, sender]]
 
     # What it does.
 
@@ -115,6 +126,21 @@ class Frames:
         link, frame = bag[i]
         draft[slot] = bags.of(bag[:i] + bag[i + 1 :])
         self.turns.arrive(draft, link, frame)
+
+    def corrupt(self, draft: Draft, move: Move) -> None:
+        """Deliver bytes that the receiver cannot decode. It closes the connection, as a live rank does (spec 3.1): what
+        is under way on it is lost, either way, and the sender finds it closed at some later moment.
+
+        An undecodable notification is dropped, which is `lose notice`."""
+        space, (sender, to) = self.space, self.cluster.links[move[1]]
+        space.spend(draft, FaultKind.CORRUPT)
+        if space.ops_of(draft):
+            space.checker.goal(DURING_TRANSFER)
+        for link in self.lost_by_corruption(tuple(draft), move):
+            draft[space.first_link + link] = 0
+        closed = ("closed", self.cluster.at[sender], self.cluster.at[to])
+        draft[space.task] = space.tasks.of(tuple(sorted((*space.tasks_of(draft), closed))))
+        self.turns.event(draft, to, PeerLost(sender))
 
     def lose(self, draft: Draft, move: Move) -> None:
         """Break a connection at one end: the frames under way towards the other are lost."""

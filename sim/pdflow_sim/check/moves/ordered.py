@@ -26,6 +26,8 @@ PRICES = {
     "abort": FaultKind.ABORT,
     "abort prefill": FaultKind.PREFILL_ABORT,
     "cancel prefill": FaultKind.ABORT,
+    "corrupt": FaultKind.CORRUPT,
+    "crash router": FaultKind.ROUTER_RESTART,
     "delay": FaultKind.DELAY,
     "drop": FaultKind.DROP,
     "duplicate": FaultKind.DUP,

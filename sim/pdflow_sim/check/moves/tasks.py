@@ -1,5 +1,5 @@
 """Moves of transports that answer endpoints' requests: handshakes, fences, flushes, lease words. And of connections to
-an engine that has died, which each peer finds broken."""
+an engine that has died, which each peer finds broken, and to one that has closed them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Tasks:
         self.ends: dict[str, Callable[[Draft, int, int], None]] = {
             "handshake": self.connected,
             "lost": self.lost,
+            "closed": self.closed,
             "fence": self.fenced,
             "flush": self.flushed,
             "word": self.word_read,
@@ -115,6 +116,12 @@ class Tasks:
 
     def lost(self, draft: Draft, node: int, peer: int) -> None:
         self.turns.event(draft, self.cluster.nodes[node], PeerLost(self.cluster.nodes[peer]))
+
+    def closed(self, draft: Draft, node: int, peer: int) -> None:
+        """Let a rank find that its peer has closed the connection: what it has sent since then is lost."""
+        link = self.cluster.link_of[self.cluster.nodes[node], self.cluster.nodes[peer]]
+        draft[self.space.first_link + link] = 0
+        self.lost(draft, node, peer)
 
     def flushed(self, draft: Draft, node: int, peer: int) -> None:
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], True))

@@ -28,9 +28,9 @@ class ClientAnswers:
         self.bodies: list[Answer] = []
         self._asked: dict[tuple[Any, ...], tuple[int, Any]] = {}
         scope = space.scope
-        fresh = self._known(Answer(scope.streams, first_from_prefill=False))
+        self.fresh = self._known(Answer(scope.streams, first_from_prefill=False))
         self.clients = scope.requests
-        self.first = space.claim((fresh,) * self.clients, self._by_value)
+        self.first = space.claim((self.fresh,) * self.clients, self._by_value)
 
     def answer(
         self,
@@ -55,6 +55,10 @@ class ClientAnswers:
         draft[slot] = found[0]
         answered: Returned = found[1]
         return answered
+
+    def forget(self, draft: Draft) -> None:
+        """Forget all answers, as a router that crashes does."""
+        draft[self.first : self.first + self.clients] = (self.fresh,) * self.clients
 
     def _by_value(self, state: State) -> dict[str, Any]:
         """Return the answers by value for a digest; {} if nothing of any has arrived."""

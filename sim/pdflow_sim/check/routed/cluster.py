@@ -68,9 +68,12 @@ class RoutedCluster(ScopeCluster):
         return []
 
     def endpoints(self) -> list[Any]:
+        return [*super().endpoints(), self.router()]
+
+    def router(self) -> Router:
+        """Return the endpoint of a router that has just started. It knows the engines and no request."""
         scope = self.scope
         dispatch = "concurrent" if scope.concurrent and not scope.pulls else "sequential"
         reports = not scope.dialect.control_frames
         engines = (tuple(self.ps), tuple(self.ds))
-        router = Router(*engines, "round-robin", dispatch, scope.attempts, reports)  # type: ignore[arg-type]
-        return [*super().endpoints(), router]
+        return Router(*engines, "round-robin", dispatch, scope.attempts, reports)  # type: ignore[arg-type]

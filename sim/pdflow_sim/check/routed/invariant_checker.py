@@ -34,10 +34,14 @@ class LegState(IntFlag):
     """The client has received the attempt's first token, or its whole answer at once."""
     TOKEN_REPORTED = 32
     """The router's endpoint knows of that token."""
+    ROUTER_GONE = 64
+    """The router that dispatched them has crashed: what engines answer reaches no router."""
 
 
-P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, TOKEN_REPORTED = (leg.value for leg in LegState)
+P_SENT, P_OPEN, D_SENT, D_OPEN, DELIVERED, TOKEN_REPORTED, ROUTER_GONE = (leg.value for leg in LegState)
 OPEN = P_OPEN | D_OPEN
+UNENDED = (RequestStage.KNOWN, RequestStage.ENQUEUED, RequestStage.GIVEN, RequestStage.ADMITTED)
+"""Stages of a request that has no outcome."""
 OUTCOMES = {"completed": ClientStage.COMPLETED, "failed": ClientStage.FAILED, "cancelled": ClientStage.CANCELLED}
 
 
@@ -114,6 +118,13 @@ class RoutedInvariantChecker(InvariantChecker):
         if ending is not (failed if effect.outcome == "failed" else Ending.NOTHING):
             has = f"has the start of {streaming}" if streaming else "has received nothing"
             raise Broken("S6", f"client {effect.request} {has}, but its end is {ending.name}: {effect.outcome}")
+
+    def aborted(self, shadow: ShadowState, i: int) -> None:
+        """Check that D has ended a leg at the abort of it, and so serves no leg whose router has gone. Raises
+        Broken."""
+        stage = RequestStage(shadow.stages[i])
+        if stage in UNENDED:
+            raise Broken("L1", f"the decode leg of {self.cluster.requests[i]} is aborted, and is still {stage.name}")
 
     def taken_back(self, draft: PartialState, effect: AbortLeg) -> None:
         i = self.attempt(effect.request_id)

@@ -37,7 +37,15 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.components import Components
 from pdflow_sim.check.routed.answers import ClientAnswers
 from pdflow_sim.check.routed.cluster import ROUTER, RoutedCluster
-from pdflow_sim.check.routed.invariant_checker import D_OPEN, DELIVERED, P_OPEN, TOKEN_REPORTED, RoutedInvariantChecker
+from pdflow_sim.check.routed.crash import RouterCrash
+from pdflow_sim.check.routed.invariant_checker import (
+    D_OPEN,
+    DELIVERED,
+    P_OPEN,
+    ROUTER_GONE,
+    TOKEN_REPORTED,
+    RoutedInvariantChecker,
+)
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import role_of
 from pdflow_sim.check.state.shadow_state import Broken, ClientStage, PromptStage, RequestStage
@@ -66,6 +74,7 @@ class RouterDriver:
         self.frames = base.frames
         self.deaths = base.deaths
         self.answers = ClientAnswers(base.space)
+        self.crash = RouterCrash(cluster, checker, base, self.answers)
         self.arrives: dict[type, Callable[[Draft, Any], None]] = {
             DispatchPrefill: self.prefill_arrives,
             DispatchDecode: self.decode_arrives,
@@ -80,7 +89,8 @@ class RouterDriver:
         }
 
     def acts(self) -> Acts:
-        return {"request": self.request, "disconnect": self.hang_up, "deliver": self.deliver, "restart": self.restart}
+        own = {"request": self.request, "disconnect": self.hang_up, "deliver": self.deliver, "restart": self.restart}
+        return own | self.crash.acts()
 
     # What is owed to clients.
 
@@ -96,12 +106,14 @@ class RouterDriver:
         return descriptions
 
     def revoked_attempts(self, state: State) -> int:
-        """Return how many attempts the router took back because their client had the start of one before."""
+        """Return how many attempts have failed that the router took back because their client had the start of one
+        before, or that ended with the router."""
         shadow, cluster = self.space.shadow_of(state), self.cluster
         streaming = [self.checker.streaming(shadow, client) for client in range(self.space.scope.requests)]
         begun = [cluster.requests.index(attempt) if attempt else len(cluster.requests) for attempt in streaming]
         return sum(
-            stage == RequestStage.FREED and i > begun[cluster.client_of[i]] for i, stage in enumerate(shadow.stages)
+            stage == RequestStage.FREED and (i > begun[cluster.client_of[i]] or bool(shadow.legs[i] & ROUTER_GONE))
+            for i, stage in enumerate(shadow.stages)
         )
 
     # What may happen.
@@ -113,6 +125,8 @@ class RouterDriver:
                 yield ("request", i)
             elif client == ClientStage.WAITING and left[FaultKind.ABORT]:
                 yield ("disconnect", i)
+        if left[FaultKind.ROUTER_RESTART]:
+            yield from self.crash.moves(state)
 
     def death_moves(self, state: State) -> Iterator[Move]:
         """Yield the deaths of engines. Of several engines only one with open legs dies: otherwise the router's choice
@@ -172,7 +186,8 @@ class RouterDriver:
             self.frames.deliver(draft, move)
         else:
             what = self.space.frames.values[self.frames.take(draft, move[1])]
-            self.arrives[type(what)](draft, what)
+            if not self.crash.is_unheard(draft, move[1], what):
+                self.arrives[type(what)](draft, what)
 
     # At the engines.
 
@@ -195,6 +210,7 @@ class RouterDriver:
         i = self.checker.attempt(effect.request_id)
         if effect.role == "decode":
             self.engines.at_d(draft, i, RequestAborted(effect.request_id))
+            self.checker.aborted(self.space.shadow_of(draft), i)
             return
         product = self.space.shadow_of(draft).products[i]
         if product == PromptStage.QUEUED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow_sim.check.scopes.cluster_scopes import CLUSTERS
 from pdflow_sim.check.scopes.core_scopes import CORES
+from pdflow_sim.check.scopes.corruption_scopes import CORRUPTIONS
 from pdflow_sim.check.scopes.engine_scopes import ENGINES
 from pdflow_sim.check.scopes.group_scopes import GROUPS
 from pdflow_sim.check.scopes.method_scopes import BY_METHOD
@@ -17,6 +18,7 @@ from pdflow_sim.check.scopes.orphan_scopes import ORPHANS
 from pdflow_sim.check.scopes.pairs import PAIRS
 from pdflow_sim.check.scopes.refusal_scopes import REFUSALS
 from pdflow_sim.check.scopes.routed_scopes import ROUTED
+from pdflow_sim.check.scopes.router_crash_scopes import ROUTER_CRASHES
 from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, Scope
 from pdflow_sim.check.scopes.several_scopes import SEVERAL
 from pdflow_sim.check.scopes.timed_scopes import TIMED
@@ -365,6 +367,8 @@ SCOPES = (
     *ENGINES,
     *ORPHANS,
     *REFUSALS,
+    *CORRUPTIONS,
+    *ROUTER_CRASHES,
     *GROUPS,
     *BY_METHOD,
     *PAIRS,

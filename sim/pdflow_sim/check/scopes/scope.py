@@ -40,6 +40,8 @@ class FaultKind(IntEnum):
     WITHDRAW = 14
     PREEMPT = 15
     REFUSED = 16
+    CORRUPT = 17
+    ROUTER_RESTART = 18
 
 
 BUDGETED_TIMERS = {
@@ -161,10 +163,12 @@ class Scope:
     unreachable: int = budget("handshakes that fail")
     refused: int = budget("handshakes of D that P's address refuses although P is running")
     lose: int = budget("connections that break")
+    corrupt: int = budget("frames whose bytes the receiver cannot decode, so that it closes the connection")
     abort: int = budget("requests that their client aborts", 1)
     prefill_abort: int = budget("prefills that end without KV")
     p_restart: int = budget("crashes of P, which restarts with the same engine id")
     d_restart: int = budget("crashes of D, which restarts with the same engine id")
+    router_restart: int = budget("with attempts: crashes of the router, which restarts and knows nothing")
     orphan: bool = setting(
         False,
         "P's rank processes may survive P's first crash: no peer receives a frame from them, and they finish the "

@@ -1,9 +1,9 @@
 """L9: after repairable faults a request is served; it neither fails nor waits for a last resort.
 
 Elsewhere a failed request is an outcome like any other. Here only repairable faults happen (a frame or a notification
-is lost, late or repeated; a connection breaks), and neither a client nor a timer ends anything: LEASE, REGISTRATION,
-DEADLINE and STALL do not fire. In every state that such a run reaches, a fair run must be possible, without further
-faults, in which each request that waits is committed; and no request may have failed.
+is lost, late, repeated or undecodable; a connection breaks), and neither a client nor a timer ends anything: LEASE,
+REGISTRATION, DEADLINE and STALL do not fire. In every state that such a run reaches, a fair run must be possible,
+without further faults, in which each request that waits is committed; and no request may have failed.
 
 Not repairable, because the spec says how a request fails after them: a handshake that fails or is refused (spec 2.10),
 an operation that fails (spec 2.5), an aborted prefill, an evicted prompt, a restart, and what a client gives up.
@@ -38,7 +38,15 @@ from pdflow_sim.check.state.space import State
 NEEDLESS = "needless"
 """In place of an assumption about repeating timers in a counterexample: its last state violates L9."""
 REPAIRABLE = frozenset(
-    {FaultKind.DROP, FaultKind.DUP, FaultKind.DELAY, FaultKind.LOSE, FaultKind.SYNC, FaultKind.CANCEL}
+    {
+        FaultKind.DROP,
+        FaultKind.DUP,
+        FaultKind.DELAY,
+        FaultKind.LOSE,
+        FaultKind.CORRUPT,
+        FaultKind.SYNC,
+        FaultKind.CANCEL,
+    }
 )
 SERVED = frozenset({RequestStage.COMMITTED, RequestStage.PREEMPTED, RequestStage.DECODED})
 FAILED = frozenset({RequestStage.RESOLVED, RequestStage.FREED, RequestStage.LEFT})

@@ -21,9 +21,11 @@ from pdflow_sim.check.search.rest import check_rest
 from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStage, ShadowState
 from pdflow_sim.check.state.space import State
 
-UNASKED = frozenset({"abort", "cancel prefill", "preempt", "disconnect", "lose", "restart", "outlive", "kill"})
+UNASKED = frozenset(
+    {"abort", "cancel prefill", "preempt", "disconnect", "lose", "restart", "outlive", "kill", "crash router"}
+)
 """Moves that may always happen, which nothing waits for."""
-LOSSES = (FaultKind.DROP, FaultKind.LOSE)
+LOSSES = (FaultKind.DROP, FaultKind.LOSE, FaultKind.CORRUPT)
 SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """Faults that only a clock can notice. Where an engine is gone, requests that it serves are not judged; all others are
 (L6)."""

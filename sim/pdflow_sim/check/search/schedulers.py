@@ -33,7 +33,7 @@ def chain(world: Transitions, state: State, move: Move) -> Hashable:
     """Return the key of the frame, operation, task, timer or request that a move belongs to. Each frame is a chain of
     its own: priorities by sender alone would never let the later one of two overtake."""
     space, verb = world.space, move[0]
-    if verb in ("deliver", "drop", "delay", "duplicate"):
+    if verb in ("deliver", "drop", "delay", "duplicate", "corrupt"):
         return ("frame", move[1], space.chans.values[state[space.first_link + move[1]]][0])
     if verb == "timer":
         return ("timer", move[1], space.armed[state[move[1]]][move[2]])
@@ -56,7 +56,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
     cluster = space.cluster
     if verb == "timer":
         return int(move[1])
-    if verb in ("deliver", "drop", "delay", "duplicate"):
+    if verb in ("deliver", "drop", "delay", "duplicate", "corrupt"):
         return cluster.at[cluster.links[move[1]][1]]
     if verb == "late":
         return cluster.at[cluster.links[space.bags.values[state[space.bag]][move[1]][0]][1]]
@@ -72,7 +72,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[cluster.engines[move[1]]]
     if verb == "copied":
         return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]
-    if verb in ("request", "disconnect"):
+    if verb in ("request", "disconnect", "crash router"):
         return cluster.at[ROUTER]
     return cluster.at[(cluster.p_of if verb in AT_P else cluster.d_of)[move[1]].engine]
 

@@ -45,11 +45,14 @@ REPEATED = {
     FaultKind.ERR: 2,
     FaultKind.UNREACHABLE: 2,
     FaultKind.REFUSED: 2,
+    FaultKind.CORRUPT: 2,
     FaultKind.LOSE: 2,
 }
 REPEATED |= {FaultKind.SYNC: 3, FaultKind.CANCEL: 3}
 """The most faults of each kind in one run; of any other kind, one for each request, and one restart."""
 RESTARTS = (FaultKind.P_RESTART, FaultKind.D_RESTART)
+UNDRAWN = (FaultKind.WITHDRAW, FaultKind.ROUTER_RESTART)
+"""Faults of a memory that evicts, and of a router: no cluster that is drawn has either."""
 UNBORNE = (FaultKind.PREFILL_ABORT, FaultKind.P_RESTART)
 """Faults that a pull method without control frames does not claim to tolerate: a decode leg for a prompt that P no
 longer has, which a READ cannot notice. Nor does it tolerate a second attempt at a prompt; and without control frames no
@@ -142,8 +145,8 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     budget = []
     unborne = _unborne(cluster)
     for fault in FaultKind:
-        if fault is FaultKind.WITHDRAW:
-            budget.append(0)  # No cluster that is drawn has such a memory.
+        if fault in UNDRAWN:
+            budget.append(0)
             continue
         restarts = fault in RESTARTS
         off = rng.below(3 if restarts else 2)
@@ -154,11 +157,11 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
 
 
 def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
-    """Return the faults that this cluster's dialect does not claim to tolerate."""
+    """Return the faults that this cluster's dialect does not claim to tolerate, and those that it does not have."""
     if cluster.dialect.control_frames:
         return ()
     given_up = (FaultKind.ABORT, FaultKind.PREFILL_ABORT) if cluster.same_base else ()
-    return (*given_up, *(UNBORNE if cluster.pulls else ()))
+    return (FaultKind.CORRUPT, *given_up, *(UNBORNE if cluster.pulls else ()))
 
 
 def with_budget(cluster: Scope, budget: Sequence[int]) -> Scope:

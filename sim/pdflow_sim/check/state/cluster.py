@@ -310,6 +310,14 @@ def _check(scope: Scope) -> None:
         raise ValueError("down=true excludes orphan, attempts and method")
     if scope.twin and (scope.p_engines > 1 or scope.p_restart or scope.lagging or scope.horizon):
         raise ValueError("twin=true excludes p_engines=2, p_restart, lagging and horizon")
+    if scope.corrupt and (scope.twin or not scope.dialect.control_frames):
+        raise ValueError("corrupt excludes twin=true, and needs dialect=strict: vLLM drops what it cannot decode")
+    if scope.router_restart and (not scope.attempts or scope.p_engines > 1 or scope.d_engines > 1):
+        raise ValueError("router_restart needs attempts, and excludes p_engines=2 and d_engines=2")
+    if scope.router_restart and not scope.dialect.control_frames:
+        raise ValueError(
+            "router_restart needs dialect=strict: without the router a vLLM D does not learn that a prefill ended"
+        )
     if scope.twin and (scope.attempts or scope.method or scope.pulls or not scope.dialect.control_frames):
         raise ValueError("twin=true excludes attempts, method and pulls, and needs dialect=strict")
     if scope.groups > 1 and (scope.method or scope.dialect != STRICT):
