@@ -40,6 +40,8 @@ PRICES = {
     "unreachable": FaultKind.UNREACHABLE,
     "withdraw": FaultKind.WITHDRAW,
 }
+PRICED_EACH = frozenset(("timer", "restart", "kill"))
+"""Verbs of moves whose budget depends on the timer or the engine."""
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
 """Moves, each with the index of the budget that it spends."""
 
@@ -60,9 +62,14 @@ class Ordered:
         self.twist = 0
         """Offset at which the moves begin, in the same order: another fair schedule for the same end."""
         self.unlimited = space.budgets.of((1,) * len(FaultKind))
-        self.known: list[dict[tuple[int, ...], Priced]] = [{} for _ in Reads]
+        self.sources = [
+            [source.possible for source in self.components.sources if source.reads == reads] for reads in Reads
+        ]
+        self.known: list[dict[tuple[int, ...] | int, Priced]] = [{} for _ in Reads]
         """Cached moves, by what decides them."""
-        self.alarms: dict[tuple[int, int], Priced] = {}
+        self.prices = {verb: PRICES.get(verb, FREE) for verb in self.components.acts if verb not in PRICED_EACH}
+        self.alarms: dict[int, Priced] = {}
+        """Cached moves of timers, by endpoint. An endpoint's number is that of one node."""
         self.arrivals_at = [self._of_link(link) for link in range(len(space.cluster.links))]
 
     def opening(self, budget: tuple[int, ...]) -> State:
@@ -80,30 +87,29 @@ class Ordered:
         return self.relation.apply(state, move)
 
     def moves(self, state: State) -> list[Move]:
-        space, timers = self.space, self.timers
+        space = self.space
         left = (*space.left(state), 1)
-        op = state[space.op]
-        down = state[space.shadow] if space.scope.down else 0
-        keys = ((state[space.shadow],), (state[space.bag],), (op, state[space.task], down), (op,))
-        moves: list[Move] = []
-        for reads, key in enumerate(keys):
+        op, shadow = state[space.op], state[space.shadow]
+        down = shadow if space.scope.down else 0
+        priced: list[tuple[Move, int]] = []
+        for reads, key in enumerate((shadow, state[space.bag], (op, state[space.task], down), op)):
             found = self.known[reads].get(key)
             if found is None:
                 found = self.known[reads][key] = self._of_sources(state, reads)
-            moves += [move for move, price in found if left[price]]
+            priced += found
         for link, frames in enumerate(state[space.first_link : space.bag]):
             if frames:
-                moves += [move for move, price in self.arrivals_at[link] if left[price]]
+                priced += self.arrivals_at[link]
+        alarms = self.alarms
         for at, end in enumerate(state[: space.first_link]):
-            if space.armed[end]:
-                found = self.alarms.get((at, end))
-                if found is None:
-                    armed = self._priced(state, timers.armed_at(at, end, self.unlimited))
-                    found = self.alarms[at, end] = self._by_name(state, armed)
-                if timers.by_clocks:
-                    moves += [move for move, price in found if left[price] and timers.fair(state, move)]
-                else:
-                    moves += [move for move, price in found if left[price]]
+            found = alarms.get(end)
+            if found is None:
+                found = alarms[end] = self._of_timers(state, at, end)
+            if found:
+                priced += found
+        moves = [move for move, price in priced if left[price]]
+        if self.timers.by_clocks:
+            moves = [move for move in moves if move[0] != "timer" or self.timers.fair(state, move)]
         if self.twist and moves:
             first = self.twist % len(moves)
             return moves[first:] + moves[:first]
@@ -111,9 +117,13 @@ class Ordered:
 
     def _of_sources(self, state: State, reads: int) -> Priced:
         rich = self.space.put(state, self.space.budget, self.unlimited)
-        sources = [source for source in self.components.sources if source.reads == reads]
-        found = self._priced(state, (move for source in sources for move in source.possible(rich)))
+        found = self._priced(state, [move for possible in self.sources[reads] for move in possible(rich)])
         return found if reads == Reads.SHADOW else self._by_name(state, found)
+
+    def _of_timers(self, state: State, at: int, end: int) -> Priced:
+        if not self.space.armed[end]:
+            return ()
+        return self._by_name(state, self._priced(state, self.timers.armed_at(at, end, self.unlimited)))
 
     def _of_link(self, link: int) -> Priced:
         """Return the moves of a frame on this link, which do not depend on the frame."""
@@ -124,7 +134,8 @@ class Ordered:
         return self._priced(self.begin, moves)
 
     def _priced(self, state: State, moves: Iterable[Move]) -> Priced:
-        return tuple((move, self._price(state, move)) for move in moves)
+        prices = self.prices
+        return tuple([(move, prices[move[0]] if move[0] in prices else self._price(state, move)) for move in moves])
 
     def _by_name(self, state: State, moves: Priced) -> Priced:
         if len(moves) < 2:
@@ -134,9 +145,7 @@ class Ordered:
     def _price(self, state: State, move: Move) -> int:
         if move[0] == "timer":
             return BUDGETED_TIMERS.get(self.space.armed[state[move[1]]][move[2]].kind, FREE)
-        if move[0] in ("restart", "kill"):
-            return self.components.deaths.death_of(move[1])
-        return PRICES.get(move[0], FREE)
+        return self.components.deaths.death_of(move[1])
 
 
 def ordered(scope: Scope) -> Ordered:

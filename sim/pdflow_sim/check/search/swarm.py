@@ -140,17 +140,25 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     """Draw the budgets of a run, by FaultKind: each kind of fault is on in half of the runs, a restart in a third.
     Without clocks, faults that only a clock could notice are off."""
     budget = []
-    unborne = _unborne(cluster)
-    for fault in FaultKind:
+    for fault, one_of, most, possible in _limits(cluster):
         if fault is FaultKind.WITHDRAW:
             budget.append(0)  # No cluster that is drawn has such a memory.
             continue
-        restarts = fault in RESTARTS
-        off = rng.below(3 if restarts else 2)
-        amount = 1 if restarts else 1 + rng.below(REPEATED.get(fault, cluster.requests))
-        silent = fault in SILENT and not cluster.clocks
-        budget.append(0 if off or silent or fault in unborne else amount)
+        off = rng.below(one_of)
+        amount = 1 if fault in RESTARTS else 1 + rng.below(most)
+        budget.append(0 if off or not possible else amount)
     return tuple(budget)
+
+
+@lru_cache(maxsize=64)
+def _limits(cluster: Scope) -> tuple[tuple[FaultKind, int, int, bool], ...]:
+    """Return by FaultKind: in one of how many runs it is on, the most faults of it in one run, and whether there are
+    any."""
+    unborne = (*_unborne(cluster), *(() if cluster.clocks else SILENT))
+    return tuple(
+        (fault, 3 if fault in RESTARTS else 2, REPEATED.get(fault, cluster.requests), fault not in unborne)
+        for fault in FaultKind
+    )
 
 
 def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
