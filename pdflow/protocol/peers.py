@@ -11,7 +11,7 @@ from __future__ import annotations
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Address, EngineId, Instant
+from pdflow.protocol.values import Address, EngineId, Instant, in_order
 
 
 class Peers:
@@ -87,7 +87,8 @@ class Peers:
         self.connected.discard(peer)
 
     def fork(self) -> Peers:
-        other = Peers(self.dialect)
+        other = object.__new__(Peers)
+        other.dialect = self.dialect
         other.connected = self.connected.copy()
         other.connecting = self.connecting.copy()
         other.failures = self.failures.copy()
@@ -98,12 +99,13 @@ class Peers:
         return other
 
     def fingerprint(self) -> tuple[object, ...]:
+        retired = self.retired
         return (
-            tuple(sorted(self.connected)),
-            tuple(sorted(self.connecting)),
-            tuple(sorted(self.retry_at.items())),
-            tuple(sorted(self.failures.items())),
-            tuple(sorted(self.incarnations.items())),
-            tuple(sorted((e, tuple(sorted(r))) for e, r in self.retired.items())),
-            tuple(sorted(self.duplicates)),
+            in_order(self.connected),
+            in_order(self.connecting),
+            in_order(self.retry_at.items()),
+            in_order(self.failures.items()),
+            in_order(self.incarnations.items()),
+            in_order([(e, tuple(sorted(r))) for e, r in retired.items()]) if retired else (),
+            in_order(self.duplicates),
         )

@@ -7,8 +7,8 @@ all protocol logic together).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -60,6 +60,11 @@ class Allocation(Value, frozen=True, gc=False, omit_defaults=True):
     def tables(self) -> tuple[tuple[int, ...], ...]:
         """The block table of each KV cache group, of one at least."""
         return self.groups or (self.blocks,)
+
+
+def in_order(items: Collection[Any]) -> tuple[Any, ...]:
+    """Return these items sorted, for a fingerprint. Most collections of an endpoint are empty."""
+    return tuple(sorted(items)) if items else ()
 
 
 def allocation_of(generation: int, tables: BlockTables) -> Allocation:

@@ -17,7 +17,10 @@ from statistics import NormalDist
 from typing import Final
 
 _PER_BLOCK: Final = 512
+_FIRST: Final = 64
+"""Numbers that are computed at first: many streams, such as those of a random walk, end before they need a block."""
 _UNPACK: Final = struct.Struct(f"<{_PER_BLOCK}Q").unpack
+_UNPACK_FIRST: Final = struct.Struct(f"<{_FIRST}Q").unpack
 _NORMAL: Final = NormalDist()
 _2_64: Final = 1 << 64
 _2_MINUS_52: Final = 2.0**-52
@@ -89,5 +92,8 @@ def standard_gamma(shape: float, stream: Stream) -> float:
 
 
 def _numbers(key: bytes) -> Iterator[int]:
-    for block in count():
+    # A longer output of SHAKE-128 begins with the shorter one.
+    yield from _UNPACK_FIRST(shake_128(key + b"0").digest(8 * _FIRST))
+    yield from _UNPACK(shake_128(key + b"0").digest(8 * _PER_BLOCK))[_FIRST:]
+    for block in count(1):
         yield from _UNPACK(shake_128(key + str(block).encode()).digest(8 * _PER_BLOCK))

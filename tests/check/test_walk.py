@@ -65,7 +65,7 @@ def test_a_run_does_not_depend_on_the_runs_before() -> None:
 
 
 def test_a_run_does_not_depend_on_the_hash_seed() -> None:
-    program = "from tests.check.test_walk import digests\nprint(*digests(range(0, 40000, 2000)))"
+    program = "from tests.check.test_walk import digests\nprint(*digests(range(0, 40000, 1900)))"
     printed = [
         subprocess.run(
             [sys.executable, "-c", program],
@@ -84,14 +84,15 @@ def test_a_run_does_not_depend_on_the_hash_seed() -> None:
 def test_processes_change_nothing() -> None:
     task = WalkTask(dialect=STRICT)
     alone, together = walks(task, range(1500)), walks(task, range(1500), jobs=2)
-    assert attrs.evolve(alone, cpu_s=0.0) == attrs.evolve(together, cpu_s=0.0)
+    assert attrs.evolve(alone, cpu_s=0.0, wide_cpu_s=0.0) == attrs.evolve(together, cpu_s=0.0, wide_cpu_s=0.0)
+    assert alone.wide_runs == 700
 
 
 @pytest.mark.parametrize("seed", range(0, 40 * BLOCK, BLOCK))
 def test_moves_are_those_of_the_relation(seed: int) -> None:
     """Which remembers them as a whole, and finds them with the budgets of the state."""
     cache = RelationCache()
-    record = walk(cache, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK % 2])
+    record = walk(cache, seed, (STRICT, VLLM_COMPAT)[seed // BLOCK // 2 % 2])
     plain = relation(record.scope)
     state = plain.turns.start()
     world = cache.of(record.cluster)
@@ -106,7 +107,7 @@ def test_moves_are_those_of_the_relation(seed: int) -> None:
 
 def test_blocks_share_a_cluster_and_runs_have_their_own_budgets() -> None:
     cache = RelationCache()
-    first = 5 * BLOCK  # With clocks: without them some faults never happen.
+    first = 10 * BLOCK  # With clocks: without them some faults never happen.
     records = [walk(cache, seed, STRICT) for seed in range(first, first + BLOCK)]
     assert {record.cluster for record in records} == {cluster_of(first, STRICT)}
     assert {record.manner.scheduler for record in records} == set(SCHEDULERS)
@@ -121,12 +122,13 @@ def test_clusters_come_in_turn_so_that_few_runs_see_them_all(dialect: Dialect) -
     assert {(c.p_tp, c.d_tp) for c in seen} == set(RANKS)
     assert any(c.pulls and c.lagging and not c.clocks for era in range(4) for c in clusters(era, dialect))
     assert all(dialect is STRICT or not c.same_base or not c.clocks for c in seen)
-    again = [cluster_of(CLUSTERS * BLOCK + seed, dialect) for seed in range(0, CLUSTERS * BLOCK, BLOCK)]
+    again = [cluster_of(2 * CLUSTERS * BLOCK + seed, dialect) for seed in range(0, 2 * CLUSTERS * BLOCK, 2 * BLOCK)]
     assert again == seen
 
 
 def clusters(era: int, dialect: Dialect) -> list[Scope]:
-    return [cluster_of(era * ERA + seed, dialect) for seed in range(0, CLUSTERS * BLOCK, BLOCK)]
+    """Return the plain clusters of an era, which are those of every second block."""
+    return [cluster_of(era * ERA + seed, dialect) for seed in range(0, 2 * CLUSTERS * BLOCK, 2 * BLOCK)]
 
 
 def test_relations_are_evicted_when_they_remember_too_much() -> None:
@@ -149,7 +151,7 @@ def test_everything_worth_reaching_is_reached(dialect: Dialect) -> None:
     expected = GOALS if dialect is STRICT else {"delivered", "expired", "released after use", "resolved DEADLINE"}
     assert expected <= found.goals
     assert found.delivering > found.runs // 10
-    assert sorted(found.digests) == [0, 1000, 2000, 3000, 4000, 5000]
+    assert sorted(found.digests) == list(range(0, 6_000, 500))
 
 
 @pytest.mark.nightly

@@ -27,7 +27,7 @@ from pdflow.protocol.messages import (
     Sync,
     SyncReply,
 )
-from pdflow.protocol.values import Address, EngineId, RequestId
+from pdflow.protocol.values import Address, EngineId, RequestId, in_order
 
 ConsumerFrame: TypeAlias = Done | Completion | RegisterAck | Fail | CancelAck | SyncReply
 """The frames that a D rank accepts from its peers. Any other frame is noted, and changes nothing."""
@@ -52,14 +52,17 @@ class ConsumerFrames:
         """vllm-stock: the writers of every request registered from here whose completion has not been counted."""
 
     def fork(self) -> ConsumerFrames:
-        other = ConsumerFrames(self.info, self.rank, self.incarnation, self.dialect)
+        other = object.__new__(ConsumerFrames)
+        other.info, other.engine, other.scheduler = self.info, self.engine, self.scheduler
+        other.rank, other.incarnation, other.dialect = self.rank, self.incarnation, self.dialect
+        other.counts = self.counts
         other.synced = self.synced.copy()
         other.awaited = self.awaited.copy()
         return other
 
     def fingerprint(self) -> tuple[Hashable, Hashable]:
         """The hashable state: SYNCs without an answer, and the completions that are awaited."""
-        return (tuple(sorted(self.synced.items())), tuple(sorted(self.awaited.items())))
+        return (in_order(self.synced.items()), in_order(self.awaited.items()))
 
     # What is sent.
 

@@ -38,7 +38,7 @@ from pdflow.protocol.ids import EngineInfo, Op, engine_of, rank_address, rank_of
 from pdflow.protocol.messages import Cancel, Code, Heartbeat, Message, Register, Sync
 from pdflow.protocol.peers import Peers
 from pdflow.protocol.timers import Timer, Timers
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import Address, Instant, in_order
 
 
 class ConsumerRank:
@@ -113,7 +113,10 @@ class ConsumerRank:
         return self.reading.reads
 
     def fork(self) -> ConsumerRank:
-        other = ConsumerRank(self.engine, self.rank, self.incarnation, self.dialect, self.timers, self.geometry)
+        other = object.__new__(ConsumerRank)
+        other.engine, other.rank, other.incarnation = self.engine, self.rank, self.incarnation
+        other.dialect, other.timers, other.geometry = self.dialect, self.timers, self.geometry
+        other.me, other.scheduler = self.me, self.scheduler
         other.peers = self.peers.fork()
         other.fencing = self.fencing.copy()
         other.pending = self.pending.copy()
@@ -128,12 +131,12 @@ class ConsumerRank:
         synced, awaited = self.frames.fingerprint()
         return (
             self.peers.fingerprint(),
-            tuple(sorted(self.pending.items())),
+            in_order(self.pending.items()),
             reads,
             waiting,
             synced,
             kept,
-            tuple(sorted(self.fencing)),
+            in_order(self.fencing),
             self.newest,
             awaited,
         )

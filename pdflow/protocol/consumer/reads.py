@@ -18,7 +18,7 @@ from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import EngineInfo, KvParams, Op
 from pdflow.protocol.messages import Code, Completion, Heartbeat, Register, Taken
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Address, Instant, RequestId, Value
+from pdflow.protocol.values import Address, Instant, RequestId, Value, in_order
 
 
 class ReadCell(Value, frozen=True, gc=False):
@@ -55,7 +55,9 @@ class ConsumerReads:
         """With a vLLM P: until when each wanted prompt was kept by heartbeats without a gap."""
 
     def fork(self) -> ConsumerReads:
-        other = ConsumerReads(self.engine, self.rank, self.dialect, self.timers, self.geometry)
+        other = object.__new__(ConsumerReads)
+        other.engine, other.rank, other.scheduler = self.engine, self.rank, self.scheduler
+        other.dialect, other.timers, other.geometry = self.dialect, self.timers, self.geometry
         other.reads, other.waiting = self.reads.copy(), self.waiting.copy()
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         return other
@@ -64,8 +66,8 @@ class ConsumerReads:
         """The hashable state: the READs, those of them that wait, and what was kept."""
         return (
             tuple(sorted(self.reads.values(), key=_read_order)),
-            tuple(sorted(self.waiting.items())),
-            tuple((peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())),
+            in_order(self.waiting.items()),
+            tuple([(peer, tuple(sorted(kept.items()))) for peer, kept in sorted(self.kept.items())]),
         )
 
     # Ordered, and waiting for a connection.

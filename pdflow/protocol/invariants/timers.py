@@ -11,7 +11,7 @@ Off the hot path: drivers never call this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify
 
 from pdflow.protocol.consumer.rank import ConsumerRank
@@ -32,16 +32,19 @@ def entry_of(timer: Timer) -> Timer:
     return timer if kind is None else Timer(kind, timer.key)
 
 
-def unscheduled(endpoint: object) -> str:
-    """Return, in words, which armed timer of an endpoint its driver would miss; "" if none."""
+def unscheduled(endpoint: object, armed: Sequence[Timer] | None = None) -> str:
+    """Return, in words, which armed timer of an endpoint its driver would miss; "" if none. `armed`: the armed timers,
+    where they are known."""
     if not isinstance(endpoint, (ProducerRank, ConsumerScheduler)):
         return ""
-    armed = endpoint.armed()
+    armed = endpoint.armed() if armed is None else armed
     if not armed:
         return ""
     entries: dict[Timer, Instant] = {}
-    for at, _, timer in sorted(endpoint.deadlines.heap, key=_instant, reverse=True):
-        entries[timer] = at
+    for at, _, timer in endpoint.deadlines.heap:
+        before = entries.get(timer)
+        if before is None or at < before:
+            entries[timer] = at
     wake_at = endpoint.wake_at()
     for timer in armed:
         due = endpoint.deadline(timer)
@@ -86,10 +89,6 @@ def _late_handshakes(peers: Peers, timers: Timers, now: Instant) -> Iterator[str
     remembered = peers.connected & (peers.failures.keys() | peers.retry_at.keys())
     if remembered:
         yield f"{sorted(remembered)} have answered, but failed handshakes with them still count"
-
-
-def _instant(entry: tuple[Instant, int, Timer]) -> Instant:
-    return entry[0]
 
 
 def assume_scheduled(fork: object, original: object, armed: Iterable[Timer], fired: Timer | None = None) -> None:

@@ -42,7 +42,7 @@ from pdflow.protocol.producer.matching import Matching
 from pdflow.protocol.producer.rules import step
 from pdflow.protocol.producer.tombstones import Tombstones
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid
+from pdflow.protocol.values import NEVER, Address, EngineId, Instant, RequestId, Xid, in_order
 
 Key: TypeAlias = Reg | Xid
 """The key of a cell: its registration or, while it has none, its xid."""
@@ -104,7 +104,9 @@ class ProducerCells:
         self.deadlines = Deadlines()
 
     def fork(self) -> ProducerCells:
-        other = ProducerCells(self.scheduler, self.context)
+        other = object.__new__(ProducerCells)
+        other.scheduler, other.context, other.connected_context = self.scheduler, self.context, self.connected_context
+        other.deadlines = Deadlines()
         other.cells = self.cells.copy()
         other.keys = self.keys.copy()
         other.matching = self.matching.fork()
@@ -122,14 +124,14 @@ class ProducerCells:
     def fingerprint(self) -> Hashable:
         return (
             tuple(sorted(self.cells.values(), key=_cell_order)),
-            tuple(sorted((e, t.fingerprint()) for e, t in self.tombs.items())),
+            in_order([(e, t.fingerprint()) for e, t in self.tombs.items()]),
             tuple(self.dead_xids.items()),
-            tuple(sorted(self.early)),
-            tuple(sorted((name, tuple(readers.items())) for name, readers in self.early_readers.items())),
-            tuple(sorted(map(msgspec.structs.astuple, self.ended))),
-            tuple(sorted((a, tuple(sorted(x))) for a, x in self.interests.items())),
-            tuple(sorted(self.flushes.items())),
-            tuple(sorted((peer, tuple(regs)) for peer, regs in self.waiting.items())),
+            in_order(self.early),
+            in_order([(name, tuple(readers.items())) for name, readers in self.early_readers.items()]),
+            in_order([msgspec.structs.astuple(reg) for reg in self.ended]),
+            in_order([(a, in_order(x)) for a, x in self.interests.items()]),
+            in_order(self.flushes.items()),
+            in_order([(peer, tuple(regs)) for peer, regs in self.waiting.items()]),
             self.peers.fingerprint(),
             self.matching.fingerprint(),
         )

@@ -95,7 +95,8 @@ class Matching:
         )
 
     def fork(self) -> Matching:
-        other = Matching(self.one_only)
+        other = object.__new__(Matching)
+        other.one_only = self.one_only
         other.spent = self.spent.copy()
         other.products = self.products.copy()
         other.product_bases = self.product_bases.copy()

@@ -73,7 +73,8 @@ def end_registration(
         written = bool(cell.in_flight_mask) or cell.phase in (IN_FLIGHT, SETTLING)
         how = Disposition.DRAINED if written else Disposition.NOT_STARTED
         answers: list[Effect] = [Send(to, CancelAck(cell.reg, ctx.rank, how, flushed)) for to in cell.cancel_waiters]
-        if code is not Code.CANCELLED:
+        if code is not Code.CANCELLED or not cell.cancel_waiters:
+            # A D that cancels needs no FAIL. One whose prefill leg has been cancelled does.
             answers += [
                 Send(to, Fail(cell.reg, ctx.rank, code, flushed))
                 for registration in cell.registrations

@@ -30,8 +30,8 @@ SUITES = ("scopes", "methods", "mutants", "races", "walk")
 CHECKS = ("quick", "all", *SUITES, "scope")
 """Every WHAT of the command line but a scenario."""
 RUNS_OF_ALL = CLUSTERS * BLOCK
-"""Random walks of each dialect in `all` without a budget: every cluster of an era, so that the walked seeds do not
-depend on the machine's speed. `walk` alone has a time instead."""
+"""Random walks of each dialect in `all` without a budget, half of them in plain and half in wide clusters, so that the
+walked seeds do not depend on the machine's speed. `walk` alone has a time instead."""
 
 
 def options(*, budget: float | None, jobs: int | None, out: str, **rest: Any) -> CheckOptions:

@@ -21,7 +21,7 @@ from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.liveness import quiet_schedule
 from pdflow_sim.check.search.search import Counterexample, shortest
-from pdflow_sim.check.search.walk import rest
+from pdflow_sim.check.search.walk import promptly, rest
 from pdflow_sim.check.state.shadow_state import Broken
 from pdflow_sim.check.state.space import State
 
@@ -104,7 +104,20 @@ def shrink(scope: Scope, names: Sequence[str], invariant: str, small: int = SMAL
     if found is not None:
         return Short(scope, tuple(named(ordered(scope), found.moves)), found.broken, True)
     assert counterexample.broken is not None
-    return Short(scope, counterexample.names, counterexample.broken)
+    return Short(scope, _to_rest(scope, counterexample), counterexample.broken)
+
+
+def _to_rest(scope: Scope, counterexample: Replay) -> tuple[str, ...]:
+    """Return the names of a counterexample, with the moves to the state at rest that is judged in a scope without
+    timers. A settling schedule goes on by itself in any other scope (liveness.py)."""
+    if scope.clocks or not counterexample.settling:
+        return counterexample.names
+    world = ordered(scope)
+    names, state = list(counterexample.names), replay(world, counterexample.names, False).end
+    for move in promptly(world, state)[0]:
+        names.append(name(world, state, move))
+        state = world.apply(state, move)
+    return tuple(names)
 
 
 def minimal(names: Sequence[str], breaks: Callable[[Sequence[str]], bool]) -> list[str]:
@@ -144,7 +157,11 @@ def _simplest(scope: Scope, counterexample: Replay, invariant: str) -> tuple[Sco
     counterexample = _least(scope, counterexample, invariant)
     for _ in range(MOST):
         for smaller, names in simpler(scope, counterexample.names):
-            found = _broken(ordered(smaller), names, invariant, counterexample.settling)
+            try:
+                world = ordered(smaller)
+            except ValueError:
+                continue  # What is left does not go together, such as a pool of a method without the method.
+            found = _broken(world, names, invariant, counterexample.settling)
             if found is not None:
                 scope, counterexample = smaller, _least(smaller, found, invariant)
                 break

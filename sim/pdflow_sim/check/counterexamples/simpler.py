@@ -24,6 +24,14 @@ PLAIN |= {
     "hit_tokens": 0,
     "done_is_remote": True,
     "concurrent": False,
+    "late": False,
+    "decodes": False,
+    "groups": 1,
+    "method": "",
+    "skew": 1,
+    "drift": 0,
+    "idle": False,
+    "horizon": 0,
 }
 """Values of the fields of a plain cluster."""
 FRAMES = ("deliver", "drop", "delay", "duplicate", "corrupt", "late")
@@ -42,6 +50,10 @@ def simpler(scope: Scope, names: Sequence[str]) -> Iterator[tuple[Scope, list[st
     for engine, field in (("P", "p_tp"), ("D", "d_tp")):
         for kept in range(getattr(scope, field) if getattr(scope, field) > 1 else 0):
             yield _with(scope, field, 1), _with_one_rank(engine, kept, names)
+    if scope.p_tp == scope.d_tp == 2:
+        for kept in range(2):
+            one = attrs.evolve(scope, p_tp=1, d_tp=1)
+            yield one, _with_one_rank("D", kept, _with_one_rank("P", kept, names))
     for attempts in range(1, scope.attempts):
         yield _with(scope, "attempts", attempts), list(names)
     for role, field in (("P", "p_engines"), ("D", "d_engines")):

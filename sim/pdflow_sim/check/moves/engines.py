@@ -68,7 +68,8 @@ class Engines:
                     yield ("abort prefill", i)
             elif product == PromptStage.COMPUTED:
                 yield ("finish", i)
-            if self.scope.late and left[FaultKind.ABORT] and product in (PromptStage.QUEUED, PromptStage.COMPUTED):
+            here = product in (PromptStage.QUEUED, PromptStage.COMPUTED)
+            if here and self.scope.late and left[FaultKind.ABORT] and not self.routed:
                 yield ("cancel prefill", i)
 
     def request_moves(self, shadow: ShadowState, left: tuple[int, ...]) -> Iterator[Move]:

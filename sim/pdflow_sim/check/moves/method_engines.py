@@ -94,11 +94,12 @@ class MethodEngines:
             key = (state[slot], budget)
             found = self._choices.get(key)
             if found is None:
-                found = self._choices[key] = tuple(self._of_engine(state, slot))
+                found = self._choices[key] = tuple(self.of_engine(state, slot))
             moves += found
         return moves
 
-    def _of_engine(self, state: State, slot: int) -> Iterator[Move]:
+    def of_engine(self, state: State, slot: int) -> Iterator[Move]:
+        """Yield the moves that one engine's body allows next, uncached."""
         left, cluster = self.space.left(state), self.cluster
         body: LayeredPrefillRole | StagedDecodeRole = self.space.bodies[state[slot]]
         prefills = isinstance(body, LayeredPrefillRole)

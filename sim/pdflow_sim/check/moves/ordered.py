@@ -14,10 +14,13 @@ from typing import TypeAlias
 from pdflow_sim.check.counterexamples.names import name
 from pdflow_sim.check.moves.acts import Move, Reads
 from pdflow_sim.check.moves.alarms import Alarms
-from pdflow_sim.check.moves.compose import plain, routed
+from pdflow_sim.check.moves.clocks import DueTimers
+from pdflow_sim.check.moves.compose import relation
+from pdflow_sim.check.moves.pieces import PieceOperations
 from pdflow_sim.check.moves.relation import Relation
 from pdflow_sim.check.scopes.scope import BUDGETED_TIMERS, FaultKind, Scope
 from pdflow_sim.check.search.swarm import quiet
+from pdflow_sim.check.state.endpoint_checks import dies_of_silence
 from pdflow_sim.check.state.space import State
 
 FREE = len(FaultKind)
@@ -42,6 +45,8 @@ PRICES = {
     "unreachable": FaultKind.UNREACHABLE,
     "withdraw": FaultKind.WITHDRAW,
 }
+PRICED_EACH = frozenset(("timer", "restart", "kill"))
+"""Verbs of moves whose budget depends on the timer or the engine."""
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
 """Moves, each with the index of the budget that it spends."""
 
@@ -55,16 +60,27 @@ class Ordered:
         self.components = relation.components
         self.space = space = relation.space
         self.turns = relation.turns
-        alarms = self.components.timers
-        assert isinstance(alarms, Alarms), "a world without clocks"
-        self.timers = alarms
+        timers = self.components.timers
+        assert isinstance(timers, (Alarms, DueTimers)), "one of the two components that decide when timers fire"
+        self.timers = timers
+        self.by_clocks = isinstance(timers, Alarms) and timers.by_clocks
+        operations = self.components.operations
+        self.pieces = operations if isinstance(operations, PieceOperations) else None
+        """The operations of a method; None: there is none."""
         self.begin = self.turns.start()
         self.twist = 0
         """Offset at which the moves begin, in the same order: another fair schedule for the same end."""
         self.unlimited = space.budgets.of((1,) * len(FaultKind))
-        self.known: list[dict[tuple[int, ...], Priced]] = [{} for _ in Reads]
+        self.sources = [
+            [source.possible for source in self.components.sources if source.reads == reads] for reads in Reads
+        ]
+        self.known: list[dict[tuple[int, ...] | int, Priced]] = [{} for _ in Reads]
         """Cached moves, by what decides them."""
-        self.alarms: dict[tuple[int, int], Priced] = {}
+        self.prices = {verb: PRICES.get(verb, FREE) for verb in self.components.acts if verb not in PRICED_EACH}
+        self.alarms: dict[int, Priced] = {}
+        """Cached moves of timers, by endpoint. An endpoint's number is that of one node."""
+        self.choices: dict[int, Priced] = {}
+        """Cached moves that engines with a method's core allow next, by the core."""
         self.arrivals_at = [self._of_link(link) for link in range(len(space.cluster.links))]
 
     def opening(self, budget: tuple[int, ...]) -> State:
@@ -76,36 +92,46 @@ class Ordered:
         """Return about how many entries its caches hold."""
         turns, space = self.turns, self.space
         kept: tuple[Sized, ...] = (turns.turns, turns.checked, space.chans.ids, space.endpoints.ids, *self.known)
+        if self.pieces is not None:
+            kept = (*kept, *self.pieces.remembered())
         return sum(map(len, kept))
 
     def apply(self, state: State, move: Move) -> State:
         return self.relation.apply(state, move)
 
     def moves(self, state: State) -> list[Move]:
-        space, timers = self.space, self.timers
+        space = self.space
         left = (*space.left(state), 1)
-        op = state[space.op]
-        down = state[space.shadow] if space.scope.down else 0
-        keys = ((state[space.shadow],), (state[space.bag],), (op, state[space.task], down), (op,))
-        moves: list[Move] = []
-        for reads, key in enumerate(keys):
+        op, shadow, pieces = state[space.op], state[space.shadow], self.pieces
+        down = shadow if space.scope.down else 0
+        lanes = op if pieces is None else (op, state[pieces.slot])
+        priced: list[tuple[Move, int]] = []
+        for reads, key in enumerate((shadow, state[space.bag], (op, state[space.task], down), lanes)):
             found = self.known[reads].get(key)
             if found is None:
                 found = self.known[reads][key] = self._of_sources(state, reads)
-            moves += [move for move, price in found if left[price]]
+            priced += found
         for link, frames in enumerate(state[space.first_link : space.bag]):
             if frames:
-                moves += [move for move, price in self.arrivals_at[link] if left[price]]
+                priced += self.arrivals_at[link]
+        alarms = self.alarms
         for at, end in enumerate(state[: space.first_link]):
-            if space.armed[end]:
-                found = self.alarms.get((at, end))
+            found = alarms.get(end)
+            if found is None:
+                found = alarms[end] = self._of_timers(state, at, end)
+            if found:
+                priced += found
+        if pieces is not None:
+            for slot in pieces.engines.choosers:
+                found = self.choices.get(state[slot])
                 if found is None:
-                    armed = self._priced(state, timers.armed_at(at, end, self.unlimited))
-                    found = self.alarms[at, end] = self._by_name(state, armed)
-                if timers.by_clocks:
-                    moves += [move for move, price in found if left[price] and timers.fair(state, move)]
-                else:
-                    moves += [move for move, price in found if left[price]]
+                    found = self.choices[state[slot]] = self._of_engine(state, slot)
+                priced += found
+        moves = [move for move, price in priced if left[price]]
+        if self.by_clocks:
+            moves = [move for move in moves if move[0] != "timer" or self._fair(state, move)]
+        if self.components.clocks is not None:
+            moves += self.components.clocks.moves(state)
         if self.twist and moves:
             first = self.twist % len(moves)
             return moves[first:] + moves[:first]
@@ -113,9 +139,26 @@ class Ordered:
 
     def _of_sources(self, state: State, reads: int) -> Priced:
         rich = self.space.put(state, self.space.budget, self.unlimited)
-        sources = [source for source in self.components.sources if source.reads == reads]
-        found = self._priced(state, (move for source in sources for move in source.possible(rich)))
+        found = self._priced(state, [move for possible in self.sources[reads] for move in possible(rich)])
         return found if reads == Reads.SHADOW else self._by_name(state, found)
+
+    def _of_timers(self, state: State, at: int, end: int) -> Priced:
+        if not self.space.armed[end]:
+            return ()
+        timers = self.timers
+        if isinstance(timers, DueTimers):
+            return self._by_name(state, tuple((move, FREE) for move in timers.due_at(at, end)))
+        return self._by_name(state, self._priced(state, timers.armed_at(at, end, self.unlimited)))
+
+    def _of_engine(self, state: State, slot: int) -> Priced:
+        """Return the moves that an engine's body allows next, of an engine with a method's core."""
+        assert self.pieces is not None
+        rich = self.space.put(state, self.space.budget, self.unlimited)
+        return self._by_name(state, self._priced(state, self.pieces.engines.of_engine(rich, slot)))
+
+    def _fair(self, state: State, move: Move) -> bool:
+        assert isinstance(self.timers, Alarms)
+        return self.timers.fair(state, move)
 
     def _of_link(self, link: int) -> Priced:
         """Return the moves of a frame on this link, which do not depend on the frame."""
@@ -126,7 +169,8 @@ class Ordered:
         return self._priced(self.begin, moves)
 
     def _priced(self, state: State, moves: Iterable[Move]) -> Priced:
-        return tuple((move, self._price(state, move)) for move in moves)
+        prices = self.prices
+        return tuple([(move, prices[move[0]] if move[0] in prices else self._price(state, move)) for move in moves])
 
     def _by_name(self, state: State, moves: Priced) -> Priced:
         if len(moves) < 2:
@@ -136,14 +180,21 @@ class Ordered:
     def _price(self, state: State, move: Move) -> int:
         if move[0] == "timer":
             return BUDGETED_TIMERS.get(self.space.armed[state[move[1]]][move[2]].kind, FREE)
-        if move[0] in ("restart", "kill"):
-            return self.components.deaths.death_of(move[1])
-        return PRICES.get(move[0], FREE)
+        return self.components.deaths.death_of(move[1])
 
 
 def ordered(scope: Scope) -> Ordered:
-    """Return the world of a scope without clocks, with the router's endpoint if it has attempts."""
-    return Ordered(Relation(routed(scope) if scope.attempts else plain(scope)))
+    """Return the world of a scope."""
+    return Ordered(relation(scope))
+
+
+def _of_walks(cluster: Scope) -> Ordered:
+    """Return the world of all runs in a cluster, which has no budgets. A check that holds only where no client aborts
+    and no handshake is refused is none of all runs."""
+    world = ordered(quiet(cluster))
+    if dies_of_silence in world.turns.checks:
+        world.turns.checks.remove(dies_of_silence)
+    return world
 
 
 MAX_UNCOLLECTED = 32
@@ -166,7 +217,7 @@ class RelationCache:
             return self.last[1]
         world = self.known.pop(cluster, None)
         if world is None or world.remembered() > self.most // 4:
-            world = ordered(quiet(cluster))
+            world = _of_walks(cluster)
         self.known[cluster] = world
         self.last = (cluster, world)
         sizes = {scope: other.remembered() for scope, other in self.known.items()}

@@ -6,7 +6,7 @@ When a piece is posted is open: from when the Lanes would give it on, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple, TypeAlias
 
 from pdflow.methods.lanes import Lanes, lane_rules
@@ -85,6 +85,10 @@ class PieceOperations:
 
     def acts(self) -> Acts:
         return {**self.whole.acts(), "read": self.read, "land": self.land, "ended": self.ended}
+
+    def remembered(self) -> tuple[Sized, ...]:
+        """Return the caches that grow with what is explored."""
+        return (self._tidied, self.of_ranks.ids, self.lane_values.ids, self.progress.ids)
 
     # Values.
 

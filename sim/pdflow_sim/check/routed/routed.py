@@ -223,15 +223,16 @@ class RouterDriver:
         self.engines.at_d(draft, self.checker.attempt(effect.request_id), PrefillReported(effect.request_id, effect.ok))
 
     def restart(self, draft: Draft, move: Move) -> None:
-        """Restart an engine. No HTTP message is lost yet. Requests that were committed had been decoded."""
+        """Restart an engine. No HTTP message is lost yet. Requests that were over stay so."""
         space, name = self.space, self.cluster.engines[move[1]]
         http = slice(space.first_link + self.cluster.first_http, space.bag)
         kept = draft[http]
-        committed = [i for i, stage in enumerate(space.shadow_of(draft).stages) if stage == RequestStage.COMMITTED]
+        over = space.over[0]
+        ended = [i for i, stage in enumerate(space.shadow_of(draft).stages) if stage == over]
         self.deaths.restart(draft, move)
         draft[http] = kept
-        for i in committed:
-            space.put_shadow(draft, "stages", i, RequestStage.COMMITTED)
+        for i in ended:
+            space.put_shadow(draft, "stages", i, over)
         self.send(draft, self.cluster.loss_links[name], EngineLost(name), EngineChanged(name, True))
 
     # At the router.

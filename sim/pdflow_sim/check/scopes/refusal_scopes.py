@@ -46,8 +46,8 @@ REFUSALS = (
         "router, reconnect refused, P running",
         Scope(attempts=1, lose=1, refused=1, sync=1, abort=0, deadline=0, stall=0),
         EVERY_END | REFUSED,
-        15826,
-        55177,
+        15836,
+        55195,
     ),
     Named(
         "reconnect refused, an orphan survives",

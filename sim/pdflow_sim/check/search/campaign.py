@@ -19,13 +19,15 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow_sim.check.moves.ordered import RelationCache
 from pdflow_sim.check.scopes.scope import Scope
+from pdflow_sim.check.search.swarm import is_wide
 from pdflow_sim.check.search.walk import Walk, digest_of, walk
 from pdflow_sim.check.state.shadow_state import RequestStage
 from pdflow_sim.uncollected import uncollected
 
 BATCH = 500
 """Seeds in a batch; a multiple of swarm.BLOCK, so that no cluster is explored twice for nothing."""
-DIGEST_EVERY = 1_000
+DIGEST_EVERY = 500
+"""Seeds between two runs whose digests are kept, in plain and in wide clusters."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +53,10 @@ class Walked:
     delivering: int = 0
     """Number of runs in which some request got its prompt's KV before faults were over."""
     cpu_s: float = 0.0
+    wide_runs: int = 0
+    """Number of runs in wide clusters (wide.py), and below the CPU seconds that they took. Neither is known for runs in
+    one scope."""
+    wide_cpu_s: float = 0.0
     goals: frozenset[str] = frozenset()
     """Goals reached at least once."""
     broken: dict[str, int] = attrs.field(factory=dict)
@@ -58,9 +64,19 @@ class Walked:
     failures: dict[str, Failure] = attrs.field(factory=dict)
     """By invariant, the first run that broke it."""
     digests: dict[int, str] = attrs.field(factory=dict)
-    """By every thousandth seed, the digest of everything that its run passed."""
+    """By every DIGEST_EVERYth seed, the digest of everything that its run passed."""
     complete: bool = False
     """Every seed was run, or the first failure that was asked for was found."""
+
+    @property
+    def plain_per_cpu_s(self) -> float:
+        """Runs per CPU second in plain clusters."""
+        return (self.runs - self.wide_runs) / max(self.cpu_s - self.wide_cpu_s, 1e-9)
+
+    @property
+    def wide_per_cpu_s(self) -> float:
+        """Runs per CPU second in wide clusters."""
+        return self.wide_runs / max(self.wide_cpu_s, 1e-9)
 
     def add(self, other: Walked) -> None:
         """Add the result of seeds that follow these."""
@@ -69,6 +85,8 @@ class Walked:
         self.settling_moves += other.settling_moves
         self.delivering += other.delivering
         self.cpu_s += other.cpu_s
+        self.wide_runs += other.wide_runs
+        self.wide_cpu_s += other.wide_cpu_s
         self.goals |= other.goals
         self.digests |= other.digests
         self.failures = other.failures | self.failures
@@ -122,11 +140,18 @@ def batch(cache: RelationCache, task: WalkTask, seeds: range) -> Walked:
     found = Walked()
     began = time.process_time()
     known = set()
+    wide_since: float | None = None
     for seed in seeds:
+        if wide_since is not None and not is_wide(seed):
+            found.wide_cpu_s += time.process_time() - wide_since
+            wide_since = None
+        elif wide_since is None and task.scope is None and is_wide(seed):
+            wide_since = time.process_time()
         record = walk(cache, seed, task.dialect, task.scope)
         world = cache.of(record.cluster)
         known.add(world)
         found.runs += 1
+        found.wide_runs += wide_since is not None
         found.moves += len(record.moves)
         found.settling_moves += record.settling_moves
         found.delivering += RequestStage.COMMITTED in world.space.shadow_of(record.end).stages
@@ -139,6 +164,8 @@ def batch(cache: RelationCache, task: WalkTask, seeds: range) -> Walked:
                 found.failures[invariant] = _failure(record, record.names(world))
             if task.first:
                 break
+    if wide_since is not None:
+        found.wide_cpu_s += time.process_time() - wide_since
     found.goals = frozenset(goal for world in known for goal in world.space.checker.seen)
     found.cpu_s = time.process_time() - began
     return found

@@ -73,6 +73,8 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
     if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)} until a timer fires")
     given_up = had[FaultKind.ABORT] - left[FaultKind.ABORT] + world.space.revoked_attempts(state)
+    if given_up and world.space.scope.late and world.space.scope.same_product:
+        given_up = len(cluster.requests)  # A prefill leg that is cancelled ends every attempt at its prompt.
     if not spent.intersection(REPORTED_FAULTS) and failed > given_up:
         return Broken("L1", "a request has failed that no client or router aborted, although nothing was lost")
     if spent.intersection(UNREACHED):

@@ -74,6 +74,8 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]
     if verb in ("request", "disconnect", "crash router"):
         return cluster.at[ROUTER]
+    if verb == "tick":
+        return cluster.at[cluster.engines[space.scope.p_engines if move[1] else 0]]
     return cluster.at[(cluster.p_of if verb in AT_P else cluster.d_of)[move[1]].engine]
 
 

@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 
 import attrs
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.protocol.dialect import Dialect
 from pdflow.protocol.timers import TimerKind
 from pdflow.workload.rng import Rng, Stream
-from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, TOKENS, FaultKind, Scope
+from pdflow_sim.check.scopes.scope import BLOCK_TOKENS, ENDLESS, TOKENS, FaultKind, Scope
+from pdflow_sim.check.search import wide
 from pdflow_sim.check.search.promptness import SILENT
+from pdflow_sim.check.search.wide import QUIET, evicts, wide_cluster
 
 T = TypeVar("T")
 
@@ -27,11 +30,10 @@ BLOCK = 100
 """Seeds in a row that share a cluster."""
 CLUSTERS = 64
 STRIDE = 37
-"""Step between the clusters of neighbouring blocks. Clusters come in turn, so that few runs see them all, and far
-apart, so that neighbours differ; odd, so that it has no divisor in common with CLUSTERS."""
+"""Step between the clusters of neighbouring blocks of one kind. Clusters come in turn, so that few runs see them all,
+and far apart, so that neighbours differ; odd, so that it has no divisor in common with the number of clusters."""
 ERA = 200_000
-"""Number of seeds whose blocks share CLUSTERS clusters, whose worlds stay in memory; the next seeds have others."""
-QUIET: dict[str, Any] = dict.fromkeys((fault.name.lower() for fault in FaultKind), 0)
+"""Number of seeds whose blocks share CLUSTERS plain and wide.CLUSTERS wide clusters; the next seeds have others."""
 SCHEDULERS = ("uniform", "partial order", "pct 2", "pct 3", "pct 5", "queue")
 FAULT_RATES = (None, 0.02, 0.05, 0.15, 0.4)
 TIMER_RATES = (None, 0.0, 0.01, 0.05, 0.2)
@@ -52,7 +54,7 @@ REPEATED |= {FaultKind.SYNC: 3, FaultKind.CANCEL: 3}
 """The most faults of each kind in one run; of any other kind, one for each request, and one restart."""
 RESTARTS = (FaultKind.P_RESTART, FaultKind.D_RESTART)
 UNDRAWN = (FaultKind.WITHDRAW, FaultKind.ROUTER_RESTART)
-"""Faults of a memory that evicts, and of a router: no cluster that is drawn has either."""
+"""Faults of a memory that evicts, which few clusters have, and of a router, which no run draws."""
 UNBORNE = (FaultKind.PREFILL_ABORT, FaultKind.P_RESTART)
 """Faults that a pull method without control frames does not claim to tolerate: a decode leg for a prompt that P no
 longer has, which a READ cannot notice. Nor does it tolerate a second attempt at a prompt; and without control frames no
@@ -99,9 +101,17 @@ def cluster_of(seed: int, dialect: Dialect) -> Scope:
     return _of_block(seed // BLOCK, dialect)
 
 
+def is_wide(seed: int) -> bool:
+    """True if the cluster of this seed's block is a wide one: every second is."""
+    return seed // BLOCK % 2 == 1
+
+
 @lru_cache(maxsize=64)
 def _of_block(block: int, dialect: Dialect) -> Scope:
-    return _cluster(block * BLOCK // ERA * CLUSTERS + block * STRIDE % CLUSTERS, dialect)
+    era, turn = block * BLOCK // ERA, block // 2 * STRIDE
+    if is_wide(block * BLOCK):
+        return wide_cluster(era * wide.CLUSTERS + turn % wide.CLUSTERS, dialect)
+    return _cluster(era * CLUSTERS + turn % CLUSTERS, dialect)
 
 
 @lru_cache(maxsize=256)
@@ -143,17 +153,27 @@ def budget_of(rng: Stream, cluster: Scope) -> tuple[int, ...]:
     """Draw the budgets of a run, by FaultKind: each kind of fault is on in half of the runs, a restart in a third.
     Without clocks, faults that only a clock could notice are off."""
     budget = []
-    unborne = _unborne(cluster)
-    for fault in FaultKind:
-        if fault in UNDRAWN:
+    for fault, one_of, most, possible in _limits(cluster):
+        if fault in UNDRAWN and not possible:
             budget.append(0)
             continue
-        restarts = fault in RESTARTS
-        off = rng.below(3 if restarts else 2)
-        amount = 1 if restarts else 1 + rng.below(REPEATED.get(fault, cluster.requests))
-        silent = fault in SILENT and not cluster.clocks
-        budget.append(0 if off or silent or fault in unborne else amount)
+        off = rng.below(one_of)
+        amount = 1 if fault in RESTARTS else 1 + rng.below(most)
+        budget.append(0 if off or not possible else amount)
     return tuple(budget)
+
+
+@lru_cache(maxsize=64)
+def _limits(cluster: Scope) -> tuple[tuple[FaultKind, int, int, bool], ...]:
+    """Return by FaultKind: in one of how many runs it is on, the most faults of it in one run, and whether there are
+    any."""
+    unborne = (FaultKind.ROUTER_RESTART, *_unborne(cluster), *(() if cluster.clocks else SILENT))
+    if not cluster.method or not evicts(METHODS[cluster.method]):
+        unborne += (FaultKind.WITHDRAW,)
+    return tuple(
+        (fault, 3 if fault in RESTARTS else 2, REPEATED.get(fault, cluster.requests), fault not in unborne)
+        for fault in FaultKind
+    )
 
 
 def _unborne(cluster: Scope) -> tuple[FaultKind, ...]:
@@ -182,7 +202,7 @@ def manner_of(rng: Stream, cluster: Scope, links: int, nodes: int) -> Manner:
         links=_swizzled(rng, links, span) if whim in (1, 2) else (),
         nodes=(_hold(rng, nodes, span),) if whim in (3, 4) else (),
         wire=_hold(rng, 1, span) if whim == 5 else None,
-        steps=None if rng.uniform() < LONG else 1 + rng.below(span),
+        steps=None if rng.uniform() < LONG and cluster.horizon < ENDLESS else 1 + rng.below(span),
     )
 
 

@@ -184,15 +184,21 @@ def rest(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
 
 
 def _promptly(world: Ordered, state: State, budget: tuple[int, ...]) -> int:
-    steps = 0
-    while move := next((move for move in world.moves(state) if move[0] not in FAULTS), None):
-        state = world.apply(state, move)
-        steps += 1
+    moves, state = promptly(world, state)
     found = amiss(world, state, budget)
     if found is not None:
         raise found
     check_rest(world, state)
-    return steps
+    return len(moves)
+
+
+def promptly(world: Ordered, state: State) -> tuple[list[Move], State]:
+    """Return the moves of a schedule without faults until nothing is possible any more, and the last state."""
+    moves: list[Move] = []
+    while move := next((move for move in world.moves(state) if move[0] not in FAULTS), None):
+        state = world.apply(state, move)
+        moves.append(move)
+    return moves, state
 
 
 def digest_of(world: Ordered, record: Walk) -> str:

@@ -31,11 +31,11 @@ class GoalRecorder(Protocol):
     def goal(self, name: str) -> None: ...
 
 
-def is_woken(node: Address, before: Any, armed: tuple[Timer, ...], after: Any) -> None:
+def is_woken(node: Address, before: Any, armed_before: tuple[Timer, ...], after: Any, armed: tuple[Timer, ...]) -> None:
     """Check that a driver would fire every armed timer in time (S10), if it would have before an event. The heap of
-    `after` has what the event has pushed alone. `armed`: what was armed before."""
-    assume_scheduled(after, before, armed)
-    if why := unscheduled(after):
+    `after` has what the event has pushed alone. `armed_before`, `armed`: what was armed before, and what is after."""
+    assume_scheduled(after, before, armed_before)
+    if why := unscheduled(after, armed):
         raise Broken("S10", f"at {node}, {why}")
 
 

@@ -273,7 +273,7 @@ class TurnRunner:
             if type(what) is TimerFired:
                 is_woken_again(node, before, self.space.armed[end], what)
             elif after != end:
-                is_woken(node, before, self.space.armed[end], body)
+                is_woken(node, before, self.space.armed[end], body, self.space.armed[after])
             if after != end:
                 admits_right(node, before, body, counted=after == known)
             for check in self.checks:

@@ -33,7 +33,7 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
         seeds = f"seeds {options.seed} to {options.seed + walked.runs - 1}"
         console.print(
             f"{dialect.name}: {walked.runs:,} runs, {walked.moves:,} moves, {seeds}, "
-            f"{walked.runs / max(walked.cpu_s, 1e-9):,.0f} runs per CPU second; "
+            f"{_speed(walked)}; "
             f"{len(walked.goals)} goals reached; " + (_broken(walked) or "nothing broken"),
             soft_wrap=True,
         )
@@ -47,6 +47,10 @@ def walk(options: CheckOptions, console: Console) -> SuiteResult:
                 "runs": walked.runs,
                 "moves": walked.moves,
                 "cpu_s": round(walked.cpu_s, 3),
+                "wide_runs": walked.wide_runs,
+                "wide_cpu_s": round(walked.wide_cpu_s, 3),
+                "plain_runs_per_cpu_s": round(walked.plain_per_cpu_s),
+                "wide_runs_per_cpu_s": round(walked.wide_per_cpu_s),
                 "goals": sorted(walked.goals),
                 "broken": walked.broken,
                 "counterexamples": counterexamples,
@@ -65,6 +69,14 @@ def _walked(dialect: Dialect, options: CheckOptions, each_s: float) -> Walked:
 
         seeds = range(options.seed, options.seed + (options.runs or RUNS))
         return walks(WalkTask(dialect=dialect), seeds, jobs=options.jobs, until_s=until_s, tick=tick)
+
+
+def _speed(walked: Walked) -> str:
+    """Return the runs per CPU second, in words: of plain clusters, and of wide ones, which are larger."""
+    kinds = {"plain": walked.plain_per_cpu_s, "wide": walked.wide_per_cpu_s}
+    runs = {"plain": walked.runs - walked.wide_runs, "wide": walked.wide_runs}
+    of = [f"{speed:,.0f} in {kind} clusters" for kind, speed in kinds.items() if runs[kind]]
+    return f"runs per CPU second: {', '.join(of)}"
 
 
 def _shrink_and_save(failure: Failure, dialect: Dialect, options: CheckOptions) -> str:
