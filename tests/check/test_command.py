@@ -23,7 +23,7 @@ from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
 from pdflow_sim.check.search.search import explore
-from pdflow_sim.check.search.swarm import BLOCK, ERA, cluster_of
+from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, cluster_of, is_wide
 from pdflow_sim.check.search.workers import Searched
 from pdflow_sim.check.suites import scopes as scopes_suite
 from pdflow_sim.check.suites.suite import CheckOptions
@@ -275,10 +275,15 @@ def test_as_many_walks_as_are_asked_for() -> None:
     ]
 
 
-def test_all_walks_through_each_cluster_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_walks_through_half_of_the_plain_clusters_and_as_many_wide_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """On whatever machine, unless there is a budget."""
-    walked, era = range(1, command.RUNS_OF_ALL + 1), range(0, ERA, BLOCK)
-    assert {cluster_of(seed, STRICT) for seed in walked} == {cluster_of(seed, STRICT) for seed in era}
+    walked, era = range(BLOCK, command.RUNS_OF_ALL, BLOCK), range(0, ERA, BLOCK)
+    for wide in (False, True):
+        blocks = [seed for seed in walked if is_wide(seed) == wide]
+        clusters = {cluster_of(seed, STRICT) for seed in blocks}
+        assert len(clusters) >= len(blocks) - 2  # Two numbers may draw the same.
+        assert clusters <= {cluster_of(seed, STRICT) for seed in era}
+        assert len(blocks) in (CLUSTERS // 2, CLUSTERS // 2 - 1)
     monkeypatch.setattr(command, "SUITES", ("walk",))
     monkeypatch.setattr(command, "RUNS_OF_ALL", 600)
     for options, runs in (((), 600), (("--runs", "500"), 500)):
