@@ -3,6 +3,8 @@
     draw      draw a sample of bugs from a revision; its hash is the seed
     reach     make every search of `pdflow check all` of a revision once, and record its steps
     hunt      put each bug of the sample into a revision, and search until something is noticed
+    tests     run the unit tests that execute the lines of each bug that no search notices
+    page      write benchmarks/results/mutation.jsonl and docs/bugs.md from what has been hunted
 
 Each command can be interrupted and continued. All write into a folder (--work), in which revisions are extracted too.
 """
@@ -13,9 +15,12 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from benchmarks.mutation.page import merged, write
 from benchmarks.mutation.sample import ROOT, by_hand, draw, extract, load
-from benchmarks.mutation.score import Reach, measure_reach, score, working_copy
+from benchmarks.mutation.score import Reach, done_before, measure_reach, score, working_copy
+from benchmarks.mutation.unit_tests import run_for_survivors
 
 BEFORE = "1139c5f5"
 """The last commit before the checker's net was widened."""
@@ -23,7 +28,7 @@ BEFORE = "1139c5f5"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("draw", "reach", "hunt"))
+    parser.add_argument("command", choices=("draw", "reach", "hunt", "tests", "page"))
     parser.add_argument("--work", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--drawn-from", default=BEFORE, metavar="REVISION", help=f"default: {BEFORE}")
     parser.add_argument("--revision", default="HEAD", help="the revision that is searched (default: HEAD)")
@@ -42,12 +47,29 @@ def main() -> int:
     if asked.command == "reach":
         measure_reach(tree, reach)
         return 0
+    tested = work / f"tests-{revision[:8]}.jsonl"
+    if asked.command == "page":
+        early, late = (hunted_in(work, each) for each in (drawn_from, revision))
+        tests = {bug: one["test"] for bug, one in done_before(tested).items()}
+        write(merged(early, late if revision != drawn_from else (), tests))
+        return 0
+    if asked.command == "tests":
+        survivors = [one["bug"] for one in hunted_in(work, revision) if one["caught"] == ""]
+        copy = working_copy(tree, work / f"tests-{revision[:8]}")
+        run_for_survivors(load(sample).bugs, survivors, before, copy, tested)
+        return 0
     turn, processes = map(int, asked.share.split("/"))
     copy = working_copy(tree, work / f"copy-{revision[:8]}-{turn}")
     results = work / f"{'hand' if asked.hand else 'hunt'}-{revision[:8]}-{turn}.jsonl"
     bugs = by_hand(tree) if asked.hand else load(sample).bugs
     score(bugs, tree if asked.hand else before, copy, Reach(reach), results, (turn, processes))
     return 0
+
+
+def hunted_in(work: Path, revision: str) -> list[dict[str, Any]]:
+    """Return the verdicts on a revision, of all processes that hunted."""
+    paths = sorted(work.glob(f"hunt-{revision[:8]}-*.jsonl"))
+    return [verdict for path in paths for verdict in done_before(path).values()]
 
 
 def tree_of(revision: str, work: Path) -> tuple[str, Path]:

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.mutation.sample import ROOT
+from benchmarks.mutation.score import CHANGED
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "mutation.jsonl"
+PAGE: Final = ROOT / "docs" / "bugs.md"
+BEGIN: Final = "<!-- sample -->\n"
+END: Final = "<!-- /sample -->"
 REASONS: Final = Path(__file__).with_name("reasons.toml")
 Z: Final = 1.96
 """Of a confidence of 95 %."""
@@ -51,23 +55,24 @@ def package_of(verdict: Verdict) -> str:
 
 
 def table(verdicts: list[Verdict], reasons: dict[int, dict[str, str]], key: Callable[[Verdict], str]) -> list[str]:
-    """Return a table of the scores by a key, with a row for all."""
+    """Return a table of the scores by a key, with a row for all. A bug that was not tried on a revision counts in no
+    score of it."""
     lines = [
-        "| | bugs | equivalent | caught before | caught now | by a test | survive |",
-        "| --- | ---: | ---: | --- | --- | ---: | ---: |",
+        "| | bugs | equivalent | caught before | caught now | of the others, by a test |",
+        "| --- | ---: | ---: | --- | --- | ---: |",
     ]
     for name in [*sorted({key(one) for one in verdicts}), "all"]:
         rows = [one for one in verdicts if name in (key(one), "all")]
-        equal = [one for one in rows if "equivalent" in reasons.get(one["bug"], {})]
-        real = [one for one in rows if one not in equal]
-        before, now = sum(bool(one["before"]) for one in real), sum(bool(one["now"]) for one in real)
-        tested = sum(bool(one.get("test")) for one in real if not one["now"])
-        left = len(real) - now - tested
-        lines.append(
-            f"| {name} | {len(rows)} | {len(equal)} | {score_text(before, len(real))} | {score_text(now, len(real))} "
-            f"| {tested} | {left} |"
-        )
+        real = [one for one in rows if "equivalent" not in reasons.get(one["bug"], {})]
+        scores = [_score(real, when) for when in ("before", "now")]
+        tested = sum(bool(one["test"]) for one in real if one["now"] == "")
+        lines.append(f"| {name} | {len(rows)} | {len(rows) - len(real)} | {scores[0]} | {scores[1]} | {tested} |")
     return lines
+
+
+def _score(verdicts: list[Verdict], when: str) -> str:
+    tried = [one[when] for one in verdicts if one[when] is not None and one[when] != CHANGED]
+    return score_text(sum(caught != "" for caught in tried), len(tried))
 
 
 def section(verdicts: list[Verdict], reasons: dict[int, dict[str, str]]) -> str:
@@ -76,11 +81,9 @@ def section(verdicts: list[Verdict], reasons: dict[int, dict[str, str]]) -> str:
     lines += [*table(verdicts, reasons, lambda one: str(one["operator"])), ""]
     lines += ["| bug | function | change | noticed by |", "| ---: | --- | --- | --- |"]
     for one in verdicts:
-        if not one["now"]:
-            reason = reasons.get(one["bug"], {})
-            why = (
-                one.get("test") or ", ".join(f"{kind}: {text}" for kind, text in reason.items()) or "not explained yet"
-            )
+        if one["now"] == "":
+            said = ", ".join(f"{kind}: {text}" for kind, text in reasons.get(one["bug"], {}).items())
+            why = one["test"] or said or "not explained yet"
             lines.append(f"| {one['bug']} | {one['function']} ({one['file']}) | {change(one['diff'])} | {why} |")
     return "\n".join(lines) + "\n"
 
@@ -94,14 +97,27 @@ def change(diff: str) -> str:
 
 
 def merged(before: Iterable[Verdict], now: Iterable[Verdict], tests: dict[int, str]) -> list[Verdict]:
-    """Join the verdicts of both revisions by bug. Bugs that only one has been tried on are left out."""
-    late = {one["bug"]: one for one in now}
+    """Join the verdicts of both revisions by bug; None where a bug has not been tried."""
+    early, late = ({one["bug"]: one for one in verdicts} for verdicts in (before, now))
     found = []
-    for one in sorted(before, key=lambda one: int(one["bug"])):
-        other = late.get(one["bug"])
-        if other is not None:
-            row = {key: one[key] for key in ("bug", "file", "function", "operator", "diff")}
-            row |= {"before": one["caught"], "before_by": one.get("by", ""), "now": other["caught"]}
-            row |= {"now_by": other.get("by", ""), "test": tests.get(one["bug"], "")}
-            found.append(row)
+    for bug in sorted({*early, *late}):
+        first, second = early.get(bug), late.get(bug)
+        row = {key: (first or second or {})[key] for key in ("bug", "file", "function", "operator", "diff")}
+        row["before"], row["before_by"] = _of(first)
+        row["now"], row["now_by"] = _of(second)
+        found.append(row | {"test": tests.get(bug, "")})
     return found
+
+
+def _of(verdict: Verdict | None) -> tuple[str | None, str]:
+    return (None, "") if verdict is None else (verdict["caught"], verdict.get("by", ""))
+
+
+def write(verdicts: list[Verdict]) -> None:
+    """Write the results, and the section of the page."""
+    RESULTS.write_text("".join(json.dumps(one) + "\n" for one in verdicts))
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    assert tail, f"{PAGE} has no section of the sample"
+    PAGE.write_text(f"{head}{BEGIN}{section(verdicts, load_reasons())}{END}{tail}")

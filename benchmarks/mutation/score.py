@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,8 +159,3 @@ def working_copy(tree: Path, to: Path) -> Path:
     shutil.copy(tree / "pyproject.toml", to)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "pdflow", "sim"], cwd=to, check=True)
     return to
-
-
-def verdicts(paths: list[Path]) -> Iterator[dict[str, Any]]:
-    for path in paths:
-        yield from done_before(path).values()

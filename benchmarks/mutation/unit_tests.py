@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.mutation.score import python
+from benchmarks.mutation.sample import moved
+from benchmarks.mutation.score import done_before, python, span
+from benchmarks.mutation.sites import Bug
 
 TESTED: Final = ("tests/protocol", "tests/routing", "tests/serving", "tests/methods", "tests/wiring")
 OTHER_TESTS: Final = ("tests/sim", "tests/check/datapath")
@@ -82,3 +84,35 @@ def noticed(tree: Path, tests: dict[str, Any], file: str, lines: Iterable[int]) 
     contexts = sorted({name for line in lines for name in by_line.get(str(line), ())})
     ids = node_ids(tree, contexts)
     return (first_failure(tree, ids) if ids else "") or first_failure(tree, OTHER_TESTS)
+
+
+def run_for_survivors(bugs: Sequence[Bug], survivors: Iterable[int], before: Path, tree: Path, results: Path) -> None:
+    """Run the tests of each of these bugs that has no verdict yet, and append which test notices it.
+
+    Args:
+        before: the tree from which the bugs were drawn.
+        tree: the tree that is changed.
+    """
+    contexts = tree / "tests.json"
+    if not contexts.exists():
+        measure(tree, contexts)
+    tests = json.loads(contexts.read_text())
+    known = done_before(results)
+    for number in survivors:
+        bug = bugs[number]
+        path = tree / "pdflow" / bug.file
+        source, old = path.read_bytes(), path.stat()
+        now = moved(bug, (before / "pdflow" / bug.file).read_bytes(), source)
+        if number in known or now is None:
+            continue
+        path.write_bytes(now.apply(source))
+        # A cached .pyc of the same size and second would be taken for this file's.
+        os.utime(path, (old.st_atime + 10, old.st_mtime + 10))
+        try:
+            test = noticed(tree, tests, bug.file, span(now, source))
+        finally:
+            path.write_bytes(source)
+            os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+        with results.open("a") as out:
+            out.write(json.dumps({"bug": number, "test": test}) + "\n")
+        print(f"{number}: {test or 'survives'}", flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mutation.page import interval, load_reasons, load_results, score_text, section
 from benchmarks.mutation.sample import ROOT, considered, diff, moved, type_checker
 from benchmarks.mutation.score import INSIDE, Reach, hunted, python, span, working_copy
 from benchmarks.mutation.sites import Bug, sites
@@ -111,3 +112,27 @@ def test_a_bug_is_searched_only_where_it_changes_a_step(tmp_path: Path, reach: R
     comment = Bug(file, end, end, "  # Nothing changes.", "", "", (line, line))
     verdict = hunted(comment, copy, reach)
     assert (verdict["caught"], verdict["tried"], verdict["made"]) == ("", 1, 0)
+
+
+def test_a_score_has_an_interval() -> None:
+    assert score_text(9, 10) == "9 of 10 (90 %, 60 % to 98 %)"
+    low, high = interval(50, 100)
+    assert (round(low, 4), round(high, 4)) == (0.4038, 0.5962)
+    assert score_text(0, 0) == "-"
+
+
+def test_the_page_counts_what_was_tried() -> None:
+    def one(number: int, before: str | None, now: str | None, test: str = "") -> dict[str, object]:
+        named = {"bug": number, "file": "protocol/peers.py", "function": "Peers.lost", "operator": "constant"}
+        return {**named, "diff": "-    a\n+    b", "before": before, "now": now, "test": test}
+
+    verdicts = [one(0, "S1", "S1"), one(1, "", "L"), one(2, "", ""), one(3, "", "", "tests/x.py"), one(4, None, None)]
+    text = section(verdicts, {2: {"equivalent": "Nothing reads it."}})
+    assert "| all | 5 | 1 | 1 of 3 (33 %, 6 % to 79 %) | 2 of 3 (67 %, 21 % to 94 %) | 1 |" in text
+    assert "| 2 | Peers.lost (protocol/peers.py) | `a`: `b` | equivalent: Nothing reads it. |" in text
+    assert "| 3 | Peers.lost (protocol/peers.py) | `a`: `b` | tests/x.py |" in text
+    assert "| 0 |" not in text
+
+
+def test_the_results_are_those_of_the_page() -> None:
+    assert section(load_results(), load_reasons()) in (ROOT / "docs/bugs.md").read_text()
