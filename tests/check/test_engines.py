@@ -60,7 +60,7 @@ def test_the_death_of_one_engine_is_not_anothers(monkeypatch: pytest.MonkeyPatch
         )
 
     monkeypatch.setitem(ON, PeerRestarted, all_restarted)
-    assert counterexample(TWO_P).broken.name == "L6"
+    assert counterexample(TWO_P).broken.name == "L10"
 
 
 def test_what_a_p_engine_may_bind_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ LONG |= {
     "first-piece-is-not-reported",
     "error-after-first-piece",
     "refusal-settles-its-pair",
+    "restart-fails-later-prompts",
 }
 """Two handles, ranks, requests, attempts, incarnations or ends, or a copy at the end: their shortest counterexamples
 have more than twelve steps."""

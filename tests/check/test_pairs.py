@@ -25,8 +25,8 @@ PUSH, PULL = PairSetting(STRICT, False), PairSetting(STRICT, True)
 COMPAT_PULL = PairSetting(VLLM_COMPAT, True)
 DROP_DUP = PairCell(PUSH, "two requests", "drop", "dup")
 COUNTS = {
-    PairCell(PUSH, "1x2 ranks", "drop", "dup"): (28937, 135499),
-    PairCell(PUSH, "2x1 ranks", "drop", "err"): (22241, 92635),
+    PairCell(PUSH, "1x2 ranks", "drop", "dup"): (29617, 137782),
+    PairCell(PUSH, "2x1 ranks", "drop", "err"): (22327, 92828),
     PairCell(PULL, "2x2 ranks", "dup", "delay"): (1584, 4047),
     PairCell(PULL, "two requests", "orphan", "d_restart"): (20458, 60170),
     PairCell(PairSetting(VLLM_COMPAT, False), "two requests", "lose", "err"): (7042, 22976),

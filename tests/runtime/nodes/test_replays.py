@@ -79,6 +79,7 @@ def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
     }
     lagging = "endpoints of one engine are in one process: what one tells another comes in the same turn"
     assert left_out == {
+        "a-cancelled-prefill-that-d-was-not-told-of": lagging,
         "a-fence-counts-for-a-later-read": lagging,
         "a-heartbeat-that-waited-for-its-connection": "only strict is spoken live",
         "a-lost-p-that-writes": "only strict is spoken live",

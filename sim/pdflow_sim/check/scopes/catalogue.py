@@ -76,15 +76,15 @@ SCOPES = (
         "two attempts at one prompt",
         Scope(requests=2, same_product=True, concurrent=False, deadline=0, stall=0),
         EVERY_END,
-        21365,
-        71022,
+        23001,
+        74810,
     ),
     Named(
         "RELEASE and a late REG",
         Scope(requests=2, same_product=True, concurrent=False, delay=1, deadline=0, stall=0),
         EVERY_END | {"late REG refused"},
-        113841,
-        438384,
+        121091,
+        459710,
     ),
     # Deaths.
     Named(

@@ -38,8 +38,8 @@ CLUSTERS = (
         "two requests, a window of one",
         Scope(requests=2, window=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
         ENDS | {"released after use", "beyond the window"} | resolved("EXPIRED"),
-        17258,
-        53304,
+        24170,
+        70888,
     ),
     # Three engines of a kind.
     Named(

@@ -20,8 +20,8 @@ CORRUPTIONS = (
         "two P engines, a corrupted frame",
         Scope(p_engines=2, requests=2, corrupt=1, concurrent=False, abort=0, deadline=0, stall=0),
         ENDS | CORRUPTED,
-        29697,
-        110068,
+        33032,
+        119552,
     ),
     Named(
         "pull, a corrupted frame",

@@ -32,8 +32,8 @@ ORPHANS = (
         "P starts again, its rank survives, two requests",
         Scope(p_restart=1, orphan=True, requests=2, concurrent=False, abort=0, deadline=0, stall=0),
         ENDS | OUTLIVED | resolved("PEER_RESTARTED"),
-        20766,
-        63216,
+        32634,
+        95196,
     ),
     Named(
         "compat, P starts again, its ranks survive",

@@ -82,8 +82,8 @@ REFUSALS = (
         "P is down, two requests, one pool",
         Scope(p_restart=1, down=True, requests=2, pool=1, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
         ENDS | REFUSED | resolved("PEER_RESTARTED"),
-        37379,
-        106432,
+        49485,
+        138602,
     ),
     Named(
         "pull, P is down",
@@ -96,8 +96,8 @@ REFUSALS = (
         "P stays down, with clocks for four ticks",
         Scope(p_restart=1, down=True, horizon=4, concurrent=False, abort=0),
         EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
-        225281,
-        695349,
+        228827,
+        702005,
     ),
     Named(
         "pull, P stays down, with clocks for four ticks",

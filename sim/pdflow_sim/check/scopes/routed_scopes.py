@@ -62,8 +62,8 @@ ROUTED = (
         "router, one leg after the other, P starts again",
         Scope(attempts=2, concurrent=False, p_restart=1, deadline=0, stall=0),
         EVERY_END | GIVEN_UP | RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
-        18931,
-        68975,
+        18007,
+        64885,
     ),
     Named(
         "router, D starts again",

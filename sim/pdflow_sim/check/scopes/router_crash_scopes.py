@@ -15,8 +15,8 @@ ROUTER_CRASHES = (
         "the router crashes, P starts again",
         Scope(attempts=1, router_restart=1, p_restart=1, abort=0, deadline=0, stall=0),
         ENDS | CRASHED | CANCELLED | {P_LOST} | resolved("PEER_RESTARTED", "NO_REQUEST"),
-        37188,
-        170152,
+        37224,
+        170284,
     ),
     # No timer may be needed to end what the router has left.
     Named(
