@@ -188,3 +188,15 @@ def test_a_run_in_a_wide_cluster_does_not_depend_on_the_runs_before() -> None:
         cold = walk(RelationCache(), seed, STRICT)
         again = walk(warm, seed, STRICT)
         assert again.names(warm.of(again.cluster)) == cold.names(RelationCache().of(cold.cluster))
+
+
+def test_a_rank_that_outlives_its_engine_finds_a_closed_connection() -> None:
+    """It has sent a frame whose bytes were corrupted, and its links are gone by the time it learns of that."""
+    assert walk(RelationCache(), 55_120, STRICT).broken is None
+
+
+def test_an_error_of_the_checker_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdflow_sim.check.search.walk.run", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        walk(RelationCache(), 4_711, STRICT)
+    assert "seed 4711" in raised.value.__notes__[0]
