@@ -47,6 +47,8 @@ PRICES = {
 }
 PRICED_EACH = frozenset(("timer", "restart", "kill"))
 """Verbs of moves whose budget depends on the timer or the engine."""
+EMPTY = frozenset((Reads.LATE, Reads.TASKS))
+"""Parts of a state that decide about no move where they are empty."""
 Priced: TypeAlias = tuple[tuple[Move, int], ...]
 """Moves, each with the index of the budget that it spends."""
 
@@ -106,11 +108,14 @@ class Ordered:
         down = shadow if space.scope.down else 0
         lanes = op if pieces is None else (op, state[pieces.slot])
         priced: list[tuple[Move, int]] = []
-        for reads, key in enumerate((shadow, state[space.bag], (op, state[space.task], down), lanes)):
-            found = self.known[reads].get(key)
-            if found is None:
-                found = self.known[reads][key] = self._of_sources(state, reads)
-            priced += found
+        bag, task = state[space.bag], state[space.task]
+        # Without late frames and without tasks, whose number is 0, the other slots need not be looked at.
+        for reads, key in enumerate((shadow, bag, (op, task, down) if task else 0, lanes)):
+            if key or reads not in EMPTY:
+                found = self.known[reads].get(key)
+                if found is None:
+                    found = self.known[reads][key] = self._of_sources(state, reads)
+                priced += found
         for link, frames in enumerate(state[space.first_link : space.bag]):
             if frames:
                 priced += self.arrivals_at[link]

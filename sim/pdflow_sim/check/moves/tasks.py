@@ -119,8 +119,9 @@ class Tasks:
 
     def closed(self, draft: Draft, node: int, peer: int) -> None:
         """Let a rank find that its peer has closed the connection: what it has sent since then is lost."""
-        link = self.cluster.link_of[self.cluster.nodes[node], self.cluster.nodes[peer]]
-        draft[self.space.first_link + link] = 0
+        link = self.cluster.link_of.get((self.cluster.nodes[node], self.cluster.nodes[peer]))
+        if link is not None:  # A rank that outlives its engine has none: its frames reach nobody.
+            draft[self.space.first_link + link] = 0
         self.lost(draft, node, peer)
 
     def flushed(self, draft: Draft, node: int, peer: int) -> None:

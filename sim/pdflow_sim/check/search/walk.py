@@ -133,7 +133,11 @@ def walk(cache: RelationCache, seed: int, dialect: Dialect, scope: Scope | None 
     manner = manner_of(plan, cluster, len(world.space.cluster.links), len(world.space.cluster.nodes))
     schedule = rng.stream("schedule")
     course = WalkPolicy(world, manner, scheduler_of(world, manner.scheduler, schedule), schedule)
-    return run(world, budget if scope is None else scope.budget, course, seed)
+    try:
+        return run(world, budget if scope is None else scope.budget, course, seed)
+    except Exception as error:
+        error.add_note(f"in the {dialect.name} walk of seed {seed}, in a cluster of {cluster}")
+        raise
 
 
 def run(world: Ordered, budget: tuple[int, ...], course: WalkPolicy, seed: int = -1) -> Walk:
