@@ -82,8 +82,8 @@ def section(verdicts: list[Verdict], reasons: dict[int, dict[str, str]]) -> str:
     lines += ["| bug | function | change | noticed by |", "| ---: | --- | --- | --- |"]
     for one in verdicts:
         if one["now"] == "":
-            said = ", ".join(f"{kind}: {text}" for kind, text in reasons.get(one["bug"], {}).items())
-            why = one["test"] or said or "not explained yet"
+            reasons_text = ", ".join(f"{kind}: {text}" for kind, text in reasons.get(one["bug"], {}).items())
+            why = one["test"] or reasons_text or "not explained yet"
             lines.append(f"| {one['bug']} | {one['function']} ({one['file']}) | {change(one['diff'])} | {why} |")
     return "\n".join(lines) + "\n"
 
