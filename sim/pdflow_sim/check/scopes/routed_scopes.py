@@ -309,8 +309,8 @@ ROUTED = (
         "router, no timer, two D engines, one starts again, clients stream",
         Scope(attempts=2, d_engines=2, d_restart=1, abort=0, clocks=False, streams=True),
         DELIVERED | BEGUN_ANSWERS | {"completed", "retried", "delivered after a crash elsewhere", D_LOST, LATE_TOKEN},
-        651507,
-        4001576,
+        654419,
+        4017060,
         nightly=True,
     ),
     Named(

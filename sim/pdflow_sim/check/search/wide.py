@@ -107,7 +107,8 @@ def _of_method(rng: Stream, scope: Scope, method: Method) -> Fields:
     fields: Fields = {"method": method.name, "pulls": pulls, "chunks": 1, "progressive": early and rng.below(2) == 0}
     if pulls and not scope.dialect.control_frames:
         fields["same_product"] = False  # Not tolerated either (swarm.UNBORNE).
-    fields["p_pool"] = rng.below(2) if method.p_memory in BOUNDED else 0
+    full = method.p_memory in BOUNDED and (scope.clocks or not pulls)
+    fields["p_pool"] = rng.below(2) if full else 0
     if method.staged_at_d:
         fields["hit_tokens"] = 0
     if method.grain is Grain.LAYER:
@@ -206,6 +207,12 @@ def _lanes_of_unequal_ranks(scope: Scope) -> bool:
     return scope.method != "" and METHODS[scope.method].grain is Grain.LAYER and scope.p_tp != scope.d_tp
 
 
+def _full_memory_of_a_pull_untimed(scope: Scope) -> bool:
+    """Where D reads, P's memory evicts a prompt for another one, or keeps a released prompt for the lease that RELEASE
+    leaves it. With a memory that may be full, other requests fail or wait for that, although nothing is lost."""
+    return scope.p_pool > 0 and scope.pulls and not scope.clocks
+
+
 def _too_large(scope: Scope) -> bool:
     return scope.p_engines * scope.p_tp + scope.d_engines * scope.d_tp > MOST_RANKS
 
@@ -219,6 +226,7 @@ EXCLUDED = (
     _untimed_clocks,
     _orphaned_lanes,
     _lanes_of_unequal_ranks,
+    _full_memory_of_a_pull_untimed,
     _too_large,
 )
 """Combinations that the checks of a scope allow, and no cluster has."""
