@@ -28,7 +28,7 @@ from pdflow.protocol.producer.cell import OPEN, READY, SETTLING
 from pdflow.protocol.producer.cells import EARLY_LIMIT, Key, ProducerCells
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.protocol.values import EngineId, Instant, RequestId, Xid
+from pdflow.protocol.values import EngineId, Instant, RequestId
 
 
 def miscounted(endpoint: object) -> str:
@@ -181,13 +181,13 @@ def _rank_of_d(rank: ConsumerRank) -> Iterator[str]:
 
 
 def _rank_of_p(store: ProducerCells) -> Iterator[str]:
-    keys: dict[Xid, set[Key]] = {}
+    unindexed = sum(map(len, store.keys.values())) != len(store.cells)
     for key, cell in store.cells.items():
-        keys.setdefault(cell.xid, set()).add(key)
+        unindexed = unindexed or key not in store.keys.get(cell.xid, ())
         if key != (cell.xid if cell.reg is None else cell.reg):
             yield f"the cell of {cell.xid} is stored under {key}"
-    if keys != {xid: set(indexed) for xid, indexed in store.keys.items()}:
-        yield f"prompts are indexed by {store.keys}, but their cells are {keys}"
+    if unindexed:
+        yield f"prompts are indexed by {store.keys}, but the keys of cells are {list(store.cells)}"
     if not store.waiting.keys() <= store.peers.connecting:
         yield f"cells wait for {sorted(store.waiting.keys() - store.peers.connecting)}, but no connection is under way"
     awaited = {reg for regs in store.waiting.values() for reg in regs}
@@ -211,15 +211,14 @@ def _flushes(store: ProducerCells, key: Key, unsettled: int) -> Iterator[str]:
 
 def _memory(store: ProducerCells) -> Iterator[str]:
     """Judge what P's rank remembers beyond its cells."""
-    remembered = {
-        "ended prompts": len(store.dead_xids),
-        "early RELEASEs": len(store.early),
-        "early readers": len(store.early_readers),
-        "ended registrations": len(store.ended),
-    }
-    for what, size in remembered.items():
-        if size > EARLY_LIMIT:
-            yield f"{size} {what} are remembered, more than {EARLY_LIMIT}"
+    for what, remembered in (
+        ("ended prompts", store.dead_xids),
+        ("early RELEASEs", store.early),
+        ("early readers", store.early_readers),
+        ("ended registrations", store.ended),
+    ):
+        if len(remembered) > EARLY_LIMIT:
+            yield f"{len(remembered)} {what} are remembered, more than {EARLY_LIMIT}"
     for engine, tombs in store.tombs.items():
         seqs = sorted(tombs.order)
         if seqs != sorted(tombs.verdicts):

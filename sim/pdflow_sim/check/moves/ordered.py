@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sized
+from itertools import chain
 from typing import TypeAlias
 
 from pdflow_sim.check.counterexamples.names import name
@@ -70,6 +71,12 @@ class Ordered:
         self.pieces = operations if isinstance(operations, PieceOperations) else None
         """The operations of a method; None: there is none."""
         self.begin = self.turns.start()
+        bodies = [space.bodies[end] for end in self.begin[: space.first_link]]
+        orphans = space.cluster.orphans
+        self.timed = [
+            at for at, node in enumerate(space.cluster.nodes) if node in orphans or getattr(bodies[at], "timed", False)
+        ]
+        """The nodes that may have timers. A rank that outlives its engine has no process yet."""
         self.twist = 0
         """Offset at which the moves begin, in the same order: another fair schedule for the same end."""
         self.unlimited = space.budgets.of((1,) * len(FaultKind))
@@ -83,6 +90,9 @@ class Ordered:
         """Cached moves of timers, by endpoint. An endpoint's number is that of one node."""
         self.choices: dict[int, Priced] = {}
         """Cached moves that engines with a method's core allow next, by the core."""
+        lossy = space.put(self.begin, space.budget, self.unlimited)
+        self.losses = self._priced(lossy, self.components.frames.losses(lossy))
+        """The losses of connections, which are possible in every state."""
         self.arrivals_at = [self._of_link(link) for link in range(len(space.cluster.links))]
 
     def opening(self, budget: tuple[int, ...]) -> State:
@@ -116,11 +126,14 @@ class Ordered:
                 if found is None:
                     found = self.known[reads][key] = self._of_sources(state, reads)
                 priced += found
-        for link, frames in enumerate(state[space.first_link : space.bag]):
-            if frames:
-                priced += self.arrivals_at[link]
+        waiting = state[space.first_link : space.bag]
+        if any(waiting):
+            for link, frames in enumerate(waiting):
+                if frames:
+                    priced += self.arrivals_at[link]
         alarms = self.alarms
-        for at, end in enumerate(state[: space.first_link]):
+        for at in self.timed:
+            end = state[at]
             found = alarms.get(end)
             if found is None:
                 found = alarms[end] = self._of_timers(state, at, end)
@@ -144,7 +157,11 @@ class Ordered:
 
     def _of_sources(self, state: State, reads: int) -> Priced:
         rich = self.space.put(state, self.space.budget, self.unlimited)
-        found = self._priced(state, [move for possible in self.sources[reads] for move in possible(rich)])
+        priced = [
+            self.losses if possible == self.components.frames.losses else self._priced(state, possible(rich))
+            for possible in self.sources[reads]
+        ]
+        found = tuple(chain.from_iterable(priced))
         return found if reads == Reads.SHADOW else self._by_name(state, found)
 
     def _of_timers(self, state: State, at: int, end: int) -> Priced:
