@@ -87,8 +87,7 @@ class Peers:
         self.connected.discard(peer)
 
     def fork(self) -> Peers:
-        other = object.__new__(Peers)
-        other.dialect = self.dialect
+        other = Peers(self.dialect)
         other.connected = self.connected.copy()
         other.connecting = self.connecting.copy()
         other.failures = self.failures.copy()

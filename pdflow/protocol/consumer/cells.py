@@ -52,8 +52,7 @@ class PrefillPeer:
         self.synced = 0
 
     def fork(self) -> PrefillPeer:
-        other = object.__new__(PrefillPeer)
-        other.info = self.info
+        other = PrefillPeer(self.info)
         other.requests = self.requests.copy()
         other.held = self.held.copy()
         other.blocks = self.blocks
@@ -114,10 +113,7 @@ class ConsumerCells:
         self.deadlines = Deadlines()
 
     def fork(self) -> ConsumerCells:
-        other = object.__new__(ConsumerCells)
-        other.context, other.deadlines = self.context, Deadlines()
-        other.pool_blocks = self.pool_blocks
-        other.peer_limit, other.suspect_limit = self.peer_limit, self.suspect_limit
+        other = ConsumerCells(self.context, self.pool_blocks, self.peer_limit, self.suspect_limit)
         other.cells = self.cells.copy()
         other.peers = {engine: peer.fork() for engine, peer in self.peers.items()}
         other.quarantined_blocks = self.quarantined_blocks

@@ -52,10 +52,7 @@ class ConsumerFrames:
         """vllm-stock: the writers of every request registered from here whose completion has not been counted."""
 
     def fork(self) -> ConsumerFrames:
-        other = object.__new__(ConsumerFrames)
-        other.info, other.engine, other.scheduler = self.info, self.engine, self.scheduler
-        other.rank, other.incarnation, other.dialect = self.rank, self.incarnation, self.dialect
-        other.counts = self.counts
+        other = ConsumerFrames(self.info, self.rank, self.incarnation, self.dialect)
         other.synced = self.synced.copy()
         other.awaited = self.awaited.copy()
         return other

@@ -113,10 +113,7 @@ class ConsumerRank:
         return self.reading.reads
 
     def fork(self) -> ConsumerRank:
-        other = object.__new__(ConsumerRank)
-        other.engine, other.rank, other.incarnation = self.engine, self.rank, self.incarnation
-        other.dialect, other.timers, other.geometry = self.dialect, self.timers, self.geometry
-        other.me, other.scheduler = self.me, self.scheduler
+        other = ConsumerRank(self.engine, self.rank, self.incarnation, self.dialect, self.timers, self.geometry)
         other.peers = self.peers.fork()
         other.fencing = self.fencing.copy()
         other.pending = self.pending.copy()

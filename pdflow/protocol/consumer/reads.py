@@ -55,9 +55,7 @@ class ConsumerReads:
         """With a vLLM P: until when each wanted prompt was kept by heartbeats without a gap."""
 
     def fork(self) -> ConsumerReads:
-        other = object.__new__(ConsumerReads)
-        other.engine, other.rank, other.scheduler = self.engine, self.rank, self.scheduler
-        other.dialect, other.timers, other.geometry = self.dialect, self.timers, self.geometry
+        other = ConsumerReads(self.engine, self.rank, self.dialect, self.timers, self.geometry)
         other.reads, other.waiting = self.reads.copy(), self.waiting.copy()
         other.kept = {peer: kept.copy() for peer, kept in self.kept.items()}
         return other

@@ -126,9 +126,18 @@ class ConsumerScheduler:
         return self.store.deadlines
 
     def fork(self) -> ConsumerScheduler:
-        other = object.__new__(ConsumerScheduler)
-        other.engine, other.incarnation = self.engine, self.incarnation
-        other.store = self.store.fork()
+        store = self.store
+        context = store.context
+        other = ConsumerScheduler(
+            self.engine,
+            self.incarnation,
+            context.dialect,
+            context.timers,
+            context.geometry,
+            context.pulls,
+            store.pool_blocks,
+        )
+        other.store = store.fork()
         other.retired = self.retired.copy()
         return other
 

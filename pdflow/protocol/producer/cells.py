@@ -104,9 +104,7 @@ class ProducerCells:
         self.deadlines = Deadlines()
 
     def fork(self) -> ProducerCells:
-        other = object.__new__(ProducerCells)
-        other.scheduler, other.context, other.connected_context = self.scheduler, self.context, self.connected_context
-        other.deadlines = Deadlines()
+        other = ProducerCells(self.scheduler, self.context)
         other.cells = self.cells.copy()
         other.keys = self.keys.copy()
         other.matching = self.matching.fork()

@@ -95,8 +95,7 @@ class Matching:
         )
 
     def fork(self) -> Matching:
-        other = object.__new__(Matching)
-        other.one_only = self.one_only
+        other = Matching(self.one_only)
         other.spent = self.spent.copy()
         other.products = self.products.copy()
         other.product_bases = self.product_bases.copy()

@@ -101,9 +101,7 @@ class ProducerScheduler:
         return self.products
 
     def fork(self) -> ProducerScheduler:
-        other = object.__new__(ProducerScheduler)
-        other.engine, other.leases_words, other.ranks = self.engine, self.leases_words, self.ranks
-        other.incarnation, other.dialect = self.incarnation, self.dialect
+        other = ProducerScheduler(self.engine, self.incarnation, self.dialect, self.leases_words)
         other.minted_words = self.minted_words
         other.products = self.products.copy()
         other.begun_words = self.begun_words.copy()

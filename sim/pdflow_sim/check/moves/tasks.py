@@ -9,12 +9,12 @@ from typing import Any
 from pdflow.protocol.effects import ReadWord
 from pdflow.protocol.events import FenceEnded, FlushEnded, HandshakeEnded, PeerLost, SourceReady, WordRead
 from pdflow.protocol.ids import engine_of, rank_of
+from pdflow.protocol.invariants.former import acts_on
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
-from pdflow_sim.check.state.former import acts_on
 from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner

@@ -16,12 +16,13 @@ from pdflow.protocol.effects import Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
+from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
 from pdflow.protocol.messages import Code
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.former import acts_on_former_incarnation, fails_for_former_restart
+from pdflow_sim.check.state.cluster import FIRST_INCARNATION
 from pdflow_sim.check.state.shadow_state import CRASH, Broken
 
 
@@ -106,10 +107,12 @@ def spares_later_requests(node: Address, before: Any, after: Any, event: Any, ef
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
     """Check that a copy of the endpoint does nothing about a frame of a former incarnation (S8)."""
-    if type(event) is not HandshakeEnded:
+    if type(event) is not HandshakeEnded or not event.ok or not after.peers.dialect.checks_incarnation:
         return
-    known = before.peers.incarnations.get(engine_of(event.peer), 0)
-    if acts_on_former_incarnation(after, event, known):
+    engine = engine_of(event.peer)
+    known = before.peers.incarnations.get(engine, 0)
+    former = known if known not in (0, event.incarnation) else event.incarnation - 1
+    if former >= FIRST_INCARNATION[engine] and acts_on(after, event.peer, former):
         raise Broken(
             "S8", f"a frame of a former incarnation makes {node} act, although {event.peer} has shown a new one"
         )

@@ -13,23 +13,13 @@ from typing import Any
 
 from pdflow.protocol.consumer.rank import ConsumerRank
 from pdflow.protocol.effects import Handshake, Note, Resolve
-from pdflow.protocol.events import DecodeQueued, HandshakeEnded, PeerRestarted, Received
-from pdflow.protocol.ids import KvParams, engine_of
+from pdflow.protocol.events import DecodeQueued, PeerRestarted, Received
+from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Sync, SyncReply
 from pdflow.protocol.values import Address
-from pdflow_sim.check.state.cluster import FIRST_INCARNATION
 
 LATER = "later"
 """The id of the request that a copy of D's scheduler is given."""
-
-
-def acts_on_former_incarnation(body: Any, event: HandshakeEnded, known: int) -> bool:
-    """True if the endpoint of this handshake would act on a frame of its peer's former incarnation. `known`: the
-    incarnation that the endpoint knew before; 0: none."""
-    if not event.ok or not body.peers.dialect.checks_incarnation:
-        return False
-    former = known if known not in (0, event.incarnation) else event.incarnation - 1
-    return former >= FIRST_INCARNATION[engine_of(event.peer)] and acts_on(body, event.peer, former)
 
 
 def acts_on(body: Any, peer: Address, incarnation: int) -> bool:
