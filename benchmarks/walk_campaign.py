@@ -1,9 +1,9 @@
 """Many random walks over several sittings: python benchmarks/walk_campaign.py FILE [--until SEED] [--jobs N]
 
-Walks the seeds from 0 on, in batches. FILE gets one line of JSON per batch: its seeds, runs, moves, CPU seconds, the
-commit, and how often each invariant broke. A further call goes on where FILE ends; Ctrl-C loses the batch that is under
-way, and nothing else. The commit of a tree with uncommitted changes is marked with "+". With --summary OUT the totals
-of FILE are written, and nothing is walked.
+Walks the seeds from 0 on, in batches of 200,000, in each of which the seeds of a cluster follow each other. FILE gets
+one line of JSON per batch: its seeds, runs, moves, CPU seconds, the commit, and how often each invariant broke. A
+further call goes on where FILE ends; Ctrl-C loses the batch that is under way, and nothing else. The commit of a tree
+with uncommitted changes is marked with "+". With --summary OUT the totals of FILE are written, and nothing is walked.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 from pdflow.protocol.dialect import DIALECTS
 from pdflow_sim.check.scopes.fields import described
 from pdflow_sim.check.search.campaign import WalkTask, walks
+from pdflow_sim.check.search.swarm import ERA
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH = 20_000
+BATCH = ERA
 """Seeds of one line."""
 UNTIL = 10_000_000
 """Seeds of a whole campaign."""
@@ -67,7 +68,7 @@ def _git(*arguments: str) -> str:
 
 def batch(dialect: str, seeds: range, jobs: int) -> dict[str, Any]:
     """Walk these seeds, and return their line."""
-    found = walks(WalkTask(dialect=DIALECTS[dialect]), seeds, jobs=jobs)
+    found = walks(WalkTask(dialect=DIALECTS[dialect]), seeds, jobs=jobs, grouped=True)
     failures = [
         {"seed": each.seed, "invariant": each.invariant, "what": each.what, "scope": described(each.scope)}
         for each in found.failures.values()

@@ -27,9 +27,10 @@ from pdflow_sim.check.counterexamples.names import name
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.moves.ordered import RelationCache, ordered
 from pdflow_sim.check.scopes.scope import FaultKind, Scope
-from pdflow_sim.check.search.campaign import WalkTask, walks
-from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, UNDRAWN, cluster_of
+from pdflow_sim.check.search.campaign import WalkTask, by_cluster, walks
+from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS, ERA, RANKS, SCHEDULERS, UNDRAWN, cluster_of, is_wide
 from pdflow_sim.check.search.walk import digest_of, walk
+from pdflow_sim.check.search.wide import CLUSTERS as WIDE_CLUSTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOALS = {
@@ -86,6 +87,29 @@ def test_processes_change_nothing() -> None:
     alone, together = walks(task, range(1500)), walks(task, range(1500), jobs=2)
     assert attrs.evolve(alone, cpu_s=0.0, wide_cpu_s=0.0) == attrs.evolve(together, cpu_s=0.0, wide_cpu_s=0.0)
     assert alone.wide_runs == 700
+
+
+def test_seeds_are_grouped_by_cluster_and_none_is_lost() -> None:
+    seeds = range(150, ERA + 50)
+    groups = by_cluster(seeds, STRICT)
+    assert sorted(seed for group in groups for seed in group) == list(seeds)
+    first = [cluster_of(group[0], STRICT) for group in groups]
+    assert len(set(first)) == len(first) < 2 * CLUSTERS + 200
+    for group, cluster in zip(groups[::20], first[::20], strict=True):
+        assert {cluster_of(seed, STRICT) for seed in group[::BLOCK]} == {cluster}
+
+
+@pytest.mark.parametrize("first", [0, BLOCK])
+def test_a_run_is_the_same_after_others_in_its_cluster(first: int) -> None:
+    again = first + 2 * (WIDE_CLUSTERS if is_wide(first) else CLUSTERS) * BLOCK
+    assert cluster_of(first, STRICT) == cluster_of(again, STRICT)
+    cache = RelationCache()
+    for seed in range(first, first + BLOCK // 2):
+        walk(cache, seed, STRICT)
+    for seed in range(again, again + 10):
+        alone = RelationCache()
+        one, other = walk(cache, seed, STRICT), walk(alone, seed, STRICT)
+        assert digest_of(cache.of(one.cluster), one) == digest_of(alone.of(other.cluster), other)
 
 
 @pytest.mark.parametrize("seed", range(0, 40 * BLOCK, BLOCK))

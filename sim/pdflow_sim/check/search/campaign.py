@@ -1,7 +1,8 @@
 """Many random walks: a range of seeds in batches, in as many processes as wanted, with one answer.
 
 The result of a range does not depend on the number of processes: batches are begun in order and those begun are ended,
-so that the walked seeds are always the first of the range. Time decides only how many they are.
+so that the walked seeds are always the first of the range, unless they are grouped by cluster. Time decides only how
+many they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gc
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -19,7 +20,7 @@ import attrs
 from pdflow.protocol.dialect import Dialect
 from pdflow_sim.check.moves.ordered import RelationCache
 from pdflow_sim.check.scopes.scope import Scope
-from pdflow_sim.check.search.swarm import is_wide
+from pdflow_sim.check.search.swarm import BLOCK, cluster_of, is_wide
 from pdflow_sim.check.search.walk import Walk, digest_of, walk
 from pdflow_sim.check.state.shadow_state import RequestStage
 from pdflow_sim.uncollected import uncollected
@@ -62,7 +63,7 @@ class Walked:
     broken: dict[str, int] = attrs.field(factory=dict)
     """How many runs broke each invariant."""
     failures: dict[str, Failure] = attrs.field(factory=dict)
-    """By invariant, the first run that broke it."""
+    """By invariant, the run of the lowest seed that broke it."""
     digests: dict[int, str] = attrs.field(factory=dict)
     """By every DIGEST_EVERYth seed, the digest of everything that its run passed."""
     complete: bool = False
@@ -89,7 +90,10 @@ class Walked:
         self.wide_cpu_s += other.wide_cpu_s
         self.goals |= other.goals
         self.digests |= other.digests
-        self.failures = other.failures | self.failures
+        for invariant, failure in other.failures.items():
+            known = self.failures.get(invariant)
+            if known is None or failure.seed < known.seed:
+                self.failures[invariant] = failure
         for invariant, count in other.broken.items():
             self.broken[invariant] = self.broken.get(invariant, 0) + count
 
@@ -114,15 +118,20 @@ def walks(
     jobs: int = 1,
     until_s: float = float("inf"),
     tick: Callable[[Walked], bool] | None = None,
+    grouped: bool = False,
 ) -> Walked:
     """Walk these seeds, and return their joint result.
 
     Args:
+        grouped: walk all seeds of a cluster together, out of order. Their runs share what its world remembers, so that
+            200,000 seeds (swarm.ERA) take two thirds of the time.
         until_s: on the clock of time.monotonic; no batch is begun after it.
         tick: called after every batch with the result so far; True stops.
     """
     found = Walked()
-    batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+    batches: list[Sequence[int]] = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+    if grouped:
+        batches = by_cluster(seeds, task.dialect)
     with uncollected(), _hands(task, jobs) as submit:
         for ended in _in_order(submit, batches, jobs, until_s):
             found.add(ended)
@@ -135,7 +144,17 @@ def walks(
     return found
 
 
-def batch(cache: RelationCache, task: WalkTask, seeds: range) -> Walked:
+def by_cluster(seeds: range, dialect: Dialect) -> list[Sequence[int]]:
+    """Return the seeds of each cluster."""
+    found: dict[Scope, list[int]] = {}
+    for block in range(seeds.start // BLOCK, -(-seeds.stop // BLOCK)):
+        first = block * BLOCK
+        of_cluster = found.setdefault(cluster_of(first, dialect), [])
+        of_cluster += range(max(first, seeds.start), min(first + BLOCK, seeds.stop))
+    return list(found.values())
+
+
+def batch(cache: RelationCache, task: WalkTask, seeds: Sequence[int]) -> Walked:
     """Walk these seeds in this process."""
     found = Walked()
     began = time.process_time()
@@ -183,7 +202,7 @@ def _failure(record: Walk, names: list[str]) -> Failure:
     )
 
 
-Submit = Callable[[range], "Future[Walked]"]
+Submit = Callable[[Sequence[int]], "Future[Walked]"]
 
 
 @contextmanager
@@ -203,7 +222,7 @@ def _hands(task: WalkTask, jobs: int) -> Iterator[Submit]:
             pool.shutdown(cancel_futures=True)
 
 
-def _in_order(submit: Submit, batches: list[range], jobs: int, until_s: float) -> Iterator[Walked]:
+def _in_order(submit: Submit, batches: list[Sequence[int]], jobs: int, until_s: float) -> Iterator[Walked]:
     """Yield the batches' results in the order of seeds, and keep each process busy."""
     under_way: deque[Future[Walked]] = deque()
     for seeds in batches:
@@ -233,5 +252,5 @@ def _hired(task: WalkTask) -> None:
     task.prepare().__enter__()
 
 
-def _batch(seeds: range) -> Walked:
+def _batch(seeds: Sequence[int]) -> Walked:
     return batch(_cache, _task, seeds)
