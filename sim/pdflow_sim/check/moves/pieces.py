@@ -81,6 +81,8 @@ class PieceOperations:
         self.slot = space.claim((self.of_ranks.of(lanes),), self._lanes_by_value)
         self._posting: dict[int, bool] = {}
         self._tidied: dict[tuple[int, int, int], int] = {}
+        self._offered: dict[tuple[int, OfferPiece | WithdrawPieces], int] = {}
+        """The number of lanes after an effect, by their number before it."""
         space.at_rest.append(self._left)
 
     def acts(self) -> Acts:
@@ -88,7 +90,7 @@ class PieceOperations:
 
     def remembered(self) -> tuple[Sized, ...]:
         """Return the caches that grow with what is explored."""
-        return (self._tidied, self.of_ranks.ids, self.lane_values.ids, self.progress.ids)
+        return (self._tidied, self._offered, self.of_ranks.ids, self.lane_values.ids, self.progress.ids)
 
     # Values.
 
@@ -185,13 +187,23 @@ class PieceOperations:
         ranks = self.cluster.ranks[engine_of(node)]
         if isinstance(effect, OfferPiece) and effect.rank is not None:
             ranks = ranks[effect.rank : effect.rank + 1]
+        numbers = list(self.of_ranks.values[draft[self.slot]])
         for rank in ranks:
-            lanes = self.lanes(draft, rank)
-            if isinstance(effect, OfferPiece):
-                lanes.offer(effect.handle, effect.piece)
-            else:
-                lanes.withdraw(effect.handle)
-            self.put_lanes(draft, rank, lanes)
+            at = self.rank_at[rank]
+            step = numbers[at], effect
+            after = self._offered.get(step)
+            if after is None:
+                after = self._offered[step] = self._offer(numbers[at], effect)
+            numbers[at] = after
+        draft[self.slot] = self.of_ranks.of(tuple(numbers))
+
+    def _offer(self, number: int, effect: OfferPiece | WithdrawPieces) -> int:
+        lanes = self.lane_bodies[number].fork()
+        if isinstance(effect, OfferPiece):
+            lanes.offer(effect.handle, effect.piece)
+        else:
+            lanes.withdraw(effect.handle)
+        return self.lanes_number(lanes)
 
     def tidied(self, acts: Acts) -> Acts:
         """Return the same acts, each followed by `tidy`."""
