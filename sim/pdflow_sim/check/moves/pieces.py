@@ -83,6 +83,8 @@ class PieceOperations:
         self._tidied: dict[tuple[int, int, int], int] = {}
         self._offered: dict[tuple[int, OfferPiece | WithdrawPieces], int] = {}
         """The number of lanes after an effect, by their number before it."""
+        self._possible: dict[int, tuple[tuple[str, Op], ...]] = {}
+        """What lanes would do next, by their number."""
         space.at_rest.append(self._left)
 
     def acts(self) -> Acts:
@@ -90,7 +92,7 @@ class PieceOperations:
 
     def remembered(self) -> tuple[Sized, ...]:
         """Return the caches that grow with what is explored."""
-        return (self._tidied, self._offered, self.of_ranks.ids, self.lane_values.ids, self.progress.ids)
+        return (self._tidied, self._offered, self._possible, self.of_ranks.ids, self.lane_values.ids, self.progress.ids)
 
     # Values.
 
@@ -231,16 +233,18 @@ class PieceOperations:
                 and not flags & (ENDED_ERR | ERROR_REPORTED)
                 and restarts == self.checker.restarts(shadow, node)
             }
-            for rank in self.ranks:
+            for rank, number in zip(self.ranks, self.of_ranks.values[draft[self.slot]], strict=True):
+                known = self.lane_bodies[number].open_operations()
+                gone = [one for one in known if (rank, one) not in under_way]
+                if not gone:
+                    continue
                 lanes = self.lanes(draft, rank)
-                gone = [one for one in lanes.open_operations() if (rank, one) not in under_way]
                 for one in gone:
                     lanes.halt(one)
                     for piece in lanes.posted(one):
                         lanes.lost(one, piece)
                     lanes.ending(one)
-                if gone:
-                    self.put_lanes(draft, rank, lanes)
+                self.put_lanes(draft, rank, lanes)
             found = self._tidied[key] = draft[self.slot]
         draft[self.slot] = found
 
@@ -264,15 +268,19 @@ class PieceOperations:
             for node, _, effect in (self.space.operations(op),)
             if flags & IN_FLIGHT and not flags & (ENDED_ERR | ERROR_REPORTED | ORPHAN)
         }
-        for rank in self.ranks:
-            lanes = self.lanes(state, rank)
-            found = lanes.next()
-            if found is not None:
-                yield ("read", numbers[rank, found[0]])
-            lanes = self.lanes(state, rank)
-            for one in lanes.open_operations():
-                if lanes.ending(one) is ShipmentEnd.STOPPED:
-                    yield ("ended", numbers[rank, one])
+        for rank, number in zip(self.ranks, self.of_ranks.values[state[self.slot]], strict=True):
+            possible = self._possible.get(number)
+            if possible is None:
+                possible = self._possible[number] = self._possible_with(self.lane_bodies[number])
+            for verb, one in possible:
+                yield (verb, numbers[rank, one])
+
+    def _possible_with(self, lanes: Lanes[Op]) -> tuple[tuple[str, Op], ...]:
+        """Return the moves that lanes would make, with their operations."""
+        found = lanes.fork().next()
+        ended = lanes.fork()
+        stopped = [one for one in lanes.open_operations() if ended.ending(one) is ShipmentEnd.STOPPED]
+        return (*((("read", found[0]),) if found else ()), *(("ended", one) for one in stopped))
 
     # What it does.
 
