@@ -131,6 +131,11 @@ def _restart(world: Transitions, state: State, move: Move) -> Shape:
     return (Style.NOTE, name, ranks[-1]) if role_of(name) == "P" else (Style.NOTE, ranks[0], name)
 
 
+def _at_rank(world: Transitions, state: State, move: Move) -> Shape:
+    cluster = world.space.cluster
+    return Style.NOTE, cluster.ranks[cluster.engines[move[1]]][move[2]], None
+
+
 def _at_p(world: Transitions, state: State, move: Move) -> Shape:
     return Style.NOTE, world.space.cluster.p_of[move[1]].engine, None
 
@@ -198,6 +203,7 @@ MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "restart": _restart,
     "outlive": _restart,
     "kill": _restart,
+    "kill rank": _at_rank,
     "start": _restart,
     "read": lambda world, state, move: (Style.BYTES, ends(world, state, move[1])[1], WIRE),
     "land": _land,

@@ -46,6 +46,8 @@ def name(world: Transitions, state: State, move: Move) -> str:
         return f"{verb} {'PD'[move[1]]}"
     if verb in ("restart", "kill", "start"):
         return f"{verb} {cluster.engines[move[1]]}"
+    if verb == "kill rank":
+        return f"{verb} {cluster.ranks[cluster.engines[move[1]]][move[2]]}"
     if verb == "outlive":
         return f"restart {cluster.engines[move[1]]}, its ranks survive"
     if verb == "timer":

@@ -79,7 +79,7 @@ def composed(space: StateSpace, turns: TurnRunner, engines: Engines, operations:
         lost_by={
             "lose": frames.lost_by,
             "corrupt": frames.lost_by_corruption,
-            **dict.fromkeys(("restart", "outlive", "kill"), deaths.lost_by),
+            **dict.fromkeys(("restart", "outlive", "kill", "kill rank"), deaths.lost_by),
         },
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pdflow.protocol.ids import engine_of
 from pdflow.protocol.values import Address
@@ -11,7 +11,7 @@ from pdflow_sim.check.moves.engines import Engines
 from pdflow_sim.check.moves.onesided import Operations
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import Nobody, role_of
-from pdflow_sim.check.state.shadow_state import PromptStage, RequestStage
+from pdflow_sim.check.state.shadow_state import WHOLE, PromptStage, RequestStage, rank_bit
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -35,12 +35,18 @@ class Deaths:
         self._born: dict[tuple[int, int], list[int]] = {}
 
     def acts(self) -> Acts:
-        return {"restart": self.restart, "outlive": self.outlive, "kill": self.kill, "start": self.start}
+        return {
+            "restart": self.restart,
+            "outlive": self.outlive,
+            "kill": self.kill,
+            "kill rank": self.kill_rank,
+            "start": self.start,
+        }
 
     def moves(self, state: State) -> Iterator[Move]:
         scope, left, shadow = self.space.scope, self.space.left(state), self.space.shadow_of(state)
         for engine in range(len(self.cluster.engines)):
-            if scope.down and shadow.down[engine]:
+            if shadow.down and shadow.down[engine]:
                 if not scope.horizon:
                     yield ("start", engine)
             elif left[self.death_of(engine)]:
@@ -50,34 +56,60 @@ class Deaths:
                         yield ("outlive", engine)
                     if scope.down:
                         yield ("kill", engine)
+                    if scope.rank_dies:
+                        for rank in range(scope.p_tp):
+                            yield ("kill rank", engine, rank)
 
     def death_of(self, engine: int) -> FaultKind:
         return FaultKind.P_RESTART if role_of(self.cluster.engines[engine]) == "P" else FaultKind.D_RESTART
 
     def lost_by(self, state: State, move: Move) -> list[int]:
-        """Return the links between engines on which everything is lost when an engine dies."""
-        name = self.cluster.engines[move[1]]
+        """Return the links between engines on which everything is lost when an engine dies, or one of its ranks."""
+        dead = self.cluster.ranks[self.cluster.engines[move[1]]]
+        if move[0] == "kill rank":
+            dead = dead[move[2] : move[2] + 1]
         between = self.cluster.links[: self.cluster.between_engines]
-        return [link for link, ends in enumerate(between) if name in map(engine_of, ends)]
+        return [link for link, ends in enumerate(between) if not set(ends).isdisjoint(dead)]
 
     def restart(self, draft: Draft, move: Move) -> None:
+        self.space.spend(draft, self.death_of(move[1]))
         self.start_again(draft, move[1])
 
     def kill(self, draft: Draft, move: Move) -> None:
         """Kill an engine's processes. Each D rank that is connected finds that broken, sooner or later."""
         space, cluster, name = self.space, self.cluster, self.cluster.engines[move[1]]
+        space.spend(draft, self.death_of(move[1]))
         self.end_processes(draft, move[1])
-        space.put_shadow(draft, "down", move[1], 1)
+        space.put_shadow(draft, "down", move[1], WHOLE)
         for node in cluster.nodes:
             if engine_of(node) == name:
                 draft[cluster.at[node]] = space.endpoint(node, Nobody())
-        ends = [pair for pair in cluster.links[: cluster.between_engines] if engine_of(pair[1]) == name]
+        self._break(draft, cluster.ranks[name])
+
+    def kill_rank(self, draft: Draft, move: Move) -> None:
+        """Kill the process of one rank of P. Its scheduler and the other ranks do not learn of it."""
+        _, engine, number = move
+        space, cluster = self.space, self.cluster
+        rank = cluster.ranks[cluster.engines[engine]][number]
+        space.spend(draft, self.death_of(engine))
+        self.operations.ranks_die(draft, (rank,))
+        self._forget(draft, frozenset((rank,)))
+        space.put_shadow(draft, "down", engine, space.shadow_of(draft).down[engine] | rank_bit(number))
+        draft[cluster.at[rank]] = space.endpoint(rank, Nobody())
+        self._break(draft, (rank,))
+
+    def _break(self, draft: Draft, ranks: Sequence[Address]) -> None:
+        """Let each D rank that is connected to one of these dead ranks find that broken, sooner or later."""
+        space, cluster = self.space, self.cluster
+        ends = [pair for pair in cluster.links[: cluster.between_engines] if pair[1] in ranks]
         ends = [(rank, peer) for rank, peer in ends if peer in space.body(draft, rank).peers.connected]
         broken = (("lost", cluster.at[rank], cluster.at[peer]) for rank, peer in ends)
         draft[space.task] = space.tasks.of(tuple(sorted((*space.tasks_of(draft), *broken))))
 
     def start(self, draft: Draft, move: Move) -> None:
-        """Start processes of an engine that is down."""
+        """Start processes of an engine that is down. If only ranks of it have died, the others end first."""
+        if not self.space.shadow_of(draft).down[move[1]] & WHOLE:
+            self.end_processes(draft, move[1])
         self.space.put_shadow(draft, "down", move[1], 0)
         self.start_processes(draft, move[1])
 
@@ -90,8 +122,7 @@ class Deaths:
         """End an engine's processes. None is left that could be told how its operations end."""
         space, cluster = self.space, self.cluster
         name = cluster.engines[engine]
-        space.spend(draft, self.death_of(engine))
-        self.operations.engine_dies(draft, name)
+        self.operations.ranks_die(draft, cluster.ranks[name])
         for product, now in enumerate(space.shadow_of(draft).products):
             if cluster.p_of[product].engine == name:
                 if now in (PromptStage.QUEUED, PromptStage.COMPUTED):
@@ -102,13 +133,18 @@ class Deaths:
                 space.put_shadow(draft, "stages", i, RequestStage.FREED)
                 space.put_shadow(draft, "barred", i, cluster.everything)
         space.put_shadow(draft, "restarts", engine, space.shadow_of(draft).restarts[engine] + 1)
+        self._forget(draft, frozenset((name, *cluster.ranks[name])))
+
+    def _forget(self, draft: Draft, gone: frozenset[Address]) -> None:
+        """Lose the frames and the tasks of processes that are gone."""
+        space, cluster = self.space, self.cluster
         for link, ends in enumerate(cluster.links):
-            if name in map(engine_of, ends):
+            if not gone.isdisjoint(ends):
                 draft[space.first_link + link] = 0
         late = space.bags.values[draft[space.bag]]
-        kept = tuple(one for one in late if name not in map(engine_of, cluster.links[one[0]]))
+        kept = tuple(one for one in late if gone.isdisjoint(cluster.links[one[0]]))
         draft[space.bag] = space.bags.of(kept)
-        tasks = tuple(task for task in space.tasks_of(draft) if engine_of(cluster.nodes[task[1]]) != name)
+        tasks = tuple(task for task in space.tasks_of(draft) if cluster.nodes[task[1]] not in gone)
         draft[space.task] = space.tasks.of(tasks)
 
     def start_processes(self, draft: Draft, engine: int) -> None:
@@ -128,6 +164,7 @@ class Deaths:
         answered, their operations go on, and their timers fire; their frames reach no process, and no frame reaches
         them."""
         space, cluster = self.space, self.cluster
+        space.spend(draft, self.death_of(move[1]))
         mine = cluster.ranks[cluster.engines[move[1]]]
         orphans = {rank: node for node, rank in cluster.orphans.items() if rank in mine}
         for rank, node in orphans.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 from pdflow.protocol.effects import PostRead, PostWrite
@@ -52,8 +52,8 @@ class Operations(Protocol):
     def stop(self, draft: Draft, node: int, op: int) -> None:
         """Let a node's transport stop one of its operations between two pieces."""
 
-    def engine_dies(self, draft: Draft, name: str) -> None:
-        """Reduce every operation to what is left of it when this engine dies."""
+    def ranks_die(self, draft: Draft, ranks: Collection[Address]) -> None:
+        """Reduce every operation to what is left of it when these ranks' processes die."""
 
 
 class OneSided:
@@ -228,18 +228,18 @@ class OneSided:
     def stop(self, draft: Draft, node: int, op: int) -> None:
         raise AssertionError("only a method's operations stop between two pieces")
 
-    def engine_dies(self, draft: Draft, name: str) -> None:
-        self.space.put_ops(draft, [(op, self.outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
+    def ranks_die(self, draft: Draft, ranks: Collection[Address]) -> None:
+        self.space.put_ops(draft, [(op, self.outliving(ranks, op, flags)) for op, flags in self.space.ops_of(draft)])
 
-    def outliving(self, name: str, op: int, flags: int) -> int:
-        """Return the flags of an operation after this engine has died. Operations that its NIC has begun may still
+    def outliving(self, ranks: Collection[Address], op: int, flags: int) -> int:
+        """Return the flags of an operation after these ranks have died. Operations that their NICs have begun may still
         land, but not in the memory of a process that is gone."""
         node, _, effect = self.space.operations(op)
-        if engine_of(node) == name:
+        if node in ranks:
             if type(effect) is PostRead or not flags & (IN_FLIGHT | NOTIFICATION):
                 return 0
             return flags & ~(ENDED_OK | ENDED_ERR | ERROR_REPORTED | READING) | ORPHAN
-        if engine_of(other_end(effect)) == name and type(effect) is PostWrite:
+        if other_end(effect) in ranks and type(effect) is PostWrite:
             flags &= ~NOTIFICATION
             if flags & IN_FLIGHT:
                 return flags & ~IN_FLIGHT | pending_error(flags)

@@ -39,6 +39,7 @@ PRICES = {
     "falsely refused": FaultKind.REFUSED,
     "flush fails": FaultKind.ERR,
     "disconnect": FaultKind.ABORT,
+    "kill rank": FaultKind.P_RESTART,
     "lose": FaultKind.LOSE,
     "lose notice": FaultKind.DROP,
     "outlive": FaultKind.P_RESTART,
@@ -115,7 +116,7 @@ class Ordered:
         space = self.space
         left = (*space.left(state), 1)
         op, shadow, pieces = state[space.op], state[space.shadow], self.pieces
-        down = shadow if space.scope.down else 0
+        down = shadow if space.scope.may_be_down else 0
         lanes = op if pieces is None else (op, state[pieces.slot])
         priced: list[tuple[Move, int]] = []
         bag, task = state[space.bag], state[space.task]

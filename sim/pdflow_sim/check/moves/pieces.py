@@ -6,7 +6,7 @@ When a piece is posted is open: from when the Lanes would give it on, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Collection, Iterator, Sized
 from typing import Any, NamedTuple, TypeAlias
 
 from pdflow.methods.lanes import Lanes, lane_rules
@@ -376,15 +376,15 @@ class PieceOperations:
                 return False
         return True
 
-    def engine_dies(self, draft: Draft, name: str) -> None:
-        """Reduce every operation to what is left of it, and reset the lanes of the engine's ranks."""
-        self.space.put_ops(draft, [(op, self._outliving(name, op, flags)) for op, flags in self.space.ops_of(draft)])
-        for rank in self.cluster.ranks[name]:
+    def ranks_die(self, draft: Draft, ranks: Collection[Address]) -> None:
+        """Reduce every operation to what is left of it, and reset the lanes of these ranks."""
+        self.space.put_ops(draft, [(op, self._outliving(ranks, op, flags)) for op, flags in self.space.ops_of(draft)])
+        for rank in ranks:
             self.put_lanes(draft, rank, Lanes(self.rules))
 
-    def _outliving(self, name: str, op: int, flags: int) -> int:
-        """Return the flags of an operation after this engine has died: pieces not posted by then never will be."""
-        left = self.whole.outliving(name, op, flags)
+    def _outliving(self, ranks: Collection[Address], op: int, flags: int) -> int:
+        """Return the flags of an operation after these ranks have died: pieces not posted by then never will be."""
+        left = self.whole.outliving(ranks, op, flags)
         if left & ORPHAN and not self.progress_of(left).air:
             left &= ~IN_FLIGHT
         return left

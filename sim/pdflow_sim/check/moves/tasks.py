@@ -69,8 +69,8 @@ class Tasks:
     def handshake_moves(self, state: State, i: int, node: int, target: int) -> Iterator[Move]:
         """Yield the ways in which a handshake may end. D opens the connections, so that only D is refused."""
         cluster, left = self.cluster, self.space.left(state)
-        down = self.space.shadow_of(state).down
-        if down and down[cluster.number[engine_of(cluster.nodes[target])]]:
+        peer = cluster.nodes[target]
+        if self.space.shadow_of(state).is_gone(cluster.number[engine_of(peer)], rank_of(peer)):
             yield ("refused", i)
         else:
             yield ("task", i)

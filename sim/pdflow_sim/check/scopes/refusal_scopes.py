@@ -1,11 +1,13 @@
 """Named scopes in which P's address refuses D's reconnects, and the goals that each must reach to count.
 
-P may be dead for a while, or, with clocks, for good (`down`); or it lives, and the refusal is wrong (`refused`). Either
-way the request is resolved in the turn of the refusal (L1), and its blocks wait for an answer or a fence (S1).
+P may be dead for a while, or, with clocks, for good (`down`); one of its ranks may be dead alone (`rank_dies`); or P
+lives, and the refusal is wrong (`refused`). In each case the request is resolved in the turn of the refusal (L1), and
+its blocks wait for an answer or a fence (S1).
 """
 
 from __future__ import annotations
 
+from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow_sim.check.scopes.named import DELIVERED, ENDS, EVERY_END, Named, resolved
 from pdflow_sim.check.scopes.scope import Scope
 
@@ -113,6 +115,49 @@ REFUSALS = (
         14928,
         50476,
     ),
+    # A P rank dies alone.
+    Named(
+        "one of two P ranks dies",
+        Scope(p_restart=1, rank_dies=True, p_tp=2, concurrent=False, abort=0, deadline=0, stall=0),
+        EVERY_END | resolved("PEER_RESTARTED", "UNREACHABLE"),
+        12194,
+        54363,
+    ),
+    Named(
+        "one of two P ranks dies, two D ranks",
+        Scope(p_restart=1, rank_dies=True, p_tp=2, d_tp=2, concurrent=False, abort=0, deadline=0, stall=0),
+        EVERY_END | resolved("PEER_RESTARTED", "UNREACHABLE"),
+        14724,
+        60639,
+    ),
+    Named(
+        "pull, one of two P ranks dies",
+        Scope(pulls=True, p_restart=1, rank_dies=True, p_tp=2, d_tp=2, err=1, abort=0, deadline=0, stall=0),
+        ENDS | resolved("UNREACHABLE", "STALE", "IO"),
+        3534,
+        10149,
+    ),
+    Named(
+        "compat, one of two P ranks dies",
+        Scope(dialect=VLLM_COMPAT, p_restart=1, rank_dies=True, p_tp=2, concurrent=False, sync=1, abort=0, stall=0),
+        ENDS | resolved("PEER_RESTARTED", "UNREACHABLE", "DEADLINE"),
+        22439,
+        93208,
+    ),
+    Named(
+        "no timer, one of two P ranks dies, a broken connection",
+        Scope(p_restart=1, rank_dies=True, p_tp=2, lose=1, clocks=False, concurrent=False, abort=0),
+        DELIVERED | resolved("PEER_RESTARTED", "UNREACHABLE"),
+        6886,
+        28692,
+    ),
+    Named(
+        "no timer, both P ranks die, one after the other",
+        Scope(p_restart=2, rank_dies=True, p_tp=2, clocks=False, concurrent=False, abort=0),
+        DELIVERED | FENCED | resolved("PEER_RESTARTED", "UNREACHABLE"),
+        7326,
+        21167,
+    ),
     # Larger ones.
     Named(
         "reconnect refused twice, P running",
@@ -144,6 +189,22 @@ REFUSALS = (
         ENDS | REFUSED | {"late REG refused"} | resolved("PEER_RESTARTED"),
         200987,
         765631,
+        nightly=True,
+    ),
+    Named(
+        "one of two P ranks dies, two D ranks and a SYNC",
+        Scope(p_restart=1, rank_dies=True, p_tp=2, d_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED | resolved("PEER_RESTARTED"),
+        346528,
+        1466745,
+        nightly=True,
+    ),
+    Named(
+        "both P ranks die, one after the other, and a SYNC",
+        Scope(p_restart=2, rank_dies=True, p_tp=2, concurrent=False, sync=1, abort=0, deadline=0, stall=0),
+        EVERY_END | REFUSED | FENCED | resolved("PEER_RESTARTED"),
+        771678,
+        3154585,
         nightly=True,
     ),
     Named(

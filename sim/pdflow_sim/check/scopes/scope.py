@@ -179,6 +179,11 @@ class Scope:
         "P may stay down after a crash: connections to it break, and its address refuses new ones. With clocks it "
         "never restarts",
     )
+    rank_dies: bool = setting(
+        False,
+        "a crash may end the process of one P rank alone: connections to it break, and its address refuses new ones. "
+        "The engine goes on without it, until it restarts with all of its ranks",
+    )
     twin: bool = setting(
         False,
         "a second engine with P's id and another incarnation runs too; each handshake of D reaches either",
@@ -192,6 +197,11 @@ class Scope:
     clocks: bool = setting(
         True, "timers may fire; otherwise nothing takes as long as a timer, no timer fires, and none may be needed"
     )
+
+    @property
+    def may_be_down(self) -> bool:
+        """True if processes of P may be gone for a while."""
+        return self.down or self.rank_dies
 
     @property
     def budget(self) -> tuple[int, ...]:

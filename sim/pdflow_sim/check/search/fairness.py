@@ -8,7 +8,8 @@ A run is fair if it makes every step that is possible again and again: it delive
 transport's tasks, moves each operation on, and lets engines and clients take their steps. A timer that stays armed and
 may fire, fires. Three kinds of moves may stay away for ever: a start of an engine that is down; without clocks, the end
 of a lease or a registration that D renews (liveness.py); and in strict, DEADLINE and STALL, which are not followed at
-all, since no liveness may depend on them.
+all, since no liveness may depend on them. An engine of which only a rank has died is started again in the end: until
+then its scheduler keeps the prompts that the rank has.
 
 Without clocks, a timer that repeats something (SYNC, CANCEL; in vllm-compat heartbeats and DEADLINE) has no budget any
 more. It fires when nothing is under way that takes less time than its period, as `Repeats` says. With unlimited clocks
@@ -165,7 +166,7 @@ class Fairness:
         if move[0] == "timer" and self.untimed:
             timer = self.space.armed[state[move[1]]][move[2]]
             return timer.kind in self.repeated or may_fire(self.world, state, timer)
-        return move[0] not in OPTIONAL
+        return move[0] not in OPTIONAL or self.space.scope.rank_dies
 
     # Verdicts.
 

@@ -66,7 +66,7 @@ def repairable(scope: Scope) -> Scope:
     """Return the part of a scope that L9 judges: without the faults that are not repairable. Scopes of which it is
     equal need one judgement."""
     others: dict[str, Any] = {fault.name.lower(): 0 for fault in FaultKind if fault not in REPAIRABLE}
-    return attrs.evolve(scope, **others, orphan=False, down=False)
+    return attrs.evolve(scope, **others, orphan=False, down=False, rank_dies=False)
 
 
 def judged_in(scopes: Iterable[Named]) -> dict[str, str]:

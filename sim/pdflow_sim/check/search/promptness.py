@@ -22,7 +22,18 @@ from pdflow_sim.check.state.shadow_state import Broken, PromptStage, RequestStag
 from pdflow_sim.check.state.space import State
 
 UNASKED = frozenset(
-    {"abort", "cancel prefill", "preempt", "disconnect", "lose", "restart", "outlive", "kill", "crash router"}
+    {
+        "abort",
+        "cancel prefill",
+        "preempt",
+        "disconnect",
+        "lose",
+        "restart",
+        "outlive",
+        "kill",
+        "kill rank",
+        "crash router",
+    }
 )
 """Moves that may always happen, which nothing waits for."""
 LOSSES = (FaultKind.DROP, FaultKind.LOSE, FaultKind.CORRUPT)

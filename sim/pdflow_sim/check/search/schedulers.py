@@ -68,7 +68,7 @@ def node(world: Transitions, state: State, move: Move) -> int:
         return cluster.at[effect.to] if at_target else cluster.at[poster]
     if verb == "lose":
         return cluster.at[cluster.links[move[1]][0]]
-    if verb in ("restart", "outlive", "kill", "start", "room"):
+    if verb in ("restart", "outlive", "kill", "kill rank", "start", "room"):
         return cluster.at[cluster.engines[move[1]]]
     if verb == "copied":
         return cluster.at[(cluster.p_of if move[1] else cluster.d_of)[move[2]].engine]

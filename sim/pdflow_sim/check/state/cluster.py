@@ -233,7 +233,7 @@ class ScopeCluster:
         none = (0,) * len(self.requests)
         queued, unregistered = (PromptStage.QUEUED,) * len(self.xids), (RequestStage.UNREGISTERED,) * len(self.requests)
         alive = (0,) * len(self.engines)
-        return ShadowState(queued, unregistered, none, none, alive, none, alive if self.scope.down else ())
+        return ShadowState(queued, unregistered, none, none, alive, none, alive if self.scope.may_be_down else ())
 
     def first_events(self) -> list[tuple[Address, Any]]:
         """Return (address, event) of every event before the first move: each prompt is queued at P."""
@@ -308,6 +308,8 @@ def _check(scope: Scope) -> None:
         raise ValueError("orphan=true excludes horizon and attempts")
     if scope.down and (scope.orphan or scope.attempts or scope.method):
         raise ValueError("down=true excludes orphan, attempts and method")
+    if scope.rank_dies and (scope.orphan or scope.attempts or scope.method or scope.horizon or scope.p_tp == 1):
+        raise ValueError("rank_dies=true needs p_tp=2, and excludes orphan, attempts, method and horizon")
     if scope.twin and (scope.p_engines > 1 or scope.p_restart or scope.lagging or scope.horizon):
         raise ValueError("twin=true excludes p_engines=2, p_restart, lagging and horizon")
     if scope.corrupt and (scope.twin or not scope.dialect.control_frames):

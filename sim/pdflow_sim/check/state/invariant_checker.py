@@ -324,9 +324,10 @@ class InvariantChecker:
         p_engine, _ = self.cluster.ends_of(i)
         engine = self.cluster.number[p_engine]
         died, refused = draft.restarts[engine] or self.cluster.scope.twin, draft.refused and draft.refused[engine]
+        gone = draft.down and draft.down[engine]
         if effect.code is Code.PEER_RESTARTED and not died:
             raise Broken("L10", f"{effect.request_id} is resolved PEER_RESTARTED, but its P engine has not restarted")
-        if effect.code is Code.PEER_DEAD and not (died or refused or self.cluster.scope.horizon):
+        if effect.code is Code.PEER_DEAD and not (died or gone or refused or self.cluster.scope.horizon):
             raise Broken(
                 "L6",
                 f"{effect.request_id} is resolved PEER_DEAD, but its P engine neither crashed nor refused a connection",

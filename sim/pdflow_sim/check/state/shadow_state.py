@@ -117,6 +117,15 @@ class ClientStage(IntEnum):
     CANCELLED = 5
 
 
+WHOLE = 1
+"""The engine is down."""
+
+
+def rank_bit(rank: int) -> int:
+    """Return the bit of a rank that has died alone."""
+    return 2 << rank
+
+
 class ShadowState(NamedTuple):
     products: tuple[int, ...]
     stages: tuple[int, ...]
@@ -130,13 +139,18 @@ class ShadowState(NamedTuple):
     """By request, a bit for each pair of ranks that D's fence, or D's death, has closed to operations that P may still
     post."""
     down: tuple[int, ...] = ()
-    """Where P may stay dead: by engine, whether no process of it is there now."""
+    """Where P may be down: by engine, WHOLE if no process of it is there now, and a bit for each rank that has died
+    alone (`rank_bit`)."""
     refused: tuple[int, ...] = ()
     """By engine, whether it has refused a handshake while it lived; empty while none has."""
     clients: tuple[int, ...] = ()
     """With the router's endpoint in the world: by client, its ClientStage."""
     legs: tuple[int, ...] = ()
     """By attempt, the state of its legs at the router, by routed.invariant_checker.LegState."""
+
+    def is_gone(self, engine: int, rank: int) -> bool:
+        """True if there is no process of this rank now."""
+        return bool(self.down and self.down[engine] & (WHOLE | rank_bit(rank)))
 
 
 class PartialState:
