@@ -149,6 +149,30 @@ def test_a_fence_is_no_flush() -> None:
     assert c.outcomes == {"r1": ["IO"], "r2": ["IO"]}
 
 
+def test_a_write_that_ended_before_a_fence_is_not_taken_for_landed_while_its_sibling_runs() -> None:
+    """A local DONE says that the source was read. The fence of another WRITE to the same rank may drop the bytes (S7)."""
+    c = Cluster(d=(engine_info("D", tp=2),), done_is_remote=False)
+    c.holding = {"WRITE", "flush", "fence", "Done"}
+    c.prefill_and_admit("r1", "x1")
+    c.prefill_and_admit("r2", "x2")
+    c.run()
+    writes = {(i.what.op.reg.request_id, i.what.op.d_rank): i for i in c.pending if i.kind == "WRITE"}
+    assert len(writes) == 4
+    c.pending.remove(writes["r1", 0])
+    c.feed("P.r0", WriteEnded(writes["r1", 0].what.op, True))
+    for d_rank in (0, 1):
+        c.carry_out(writes["r2", d_rank], ok=False)
+    c.carry_out(c.find("fence", "P.r0", "D.r0"))
+    c.holding = {"fence"}  # Flushes, if there were any, would end before the fence of D.r1.
+    c.run()
+    assert c.released == []
+    c.holding = set()
+    c.run()
+    assert {fail.reg.request_id for fail in c.frames(Fail)} == {"r1", "r2"}
+    assert c.outcomes == {"r1": ["IO"], "r2": ["IO"]}
+    c.at_rest()
+
+
 def test_compat_leg_that_ends_while_its_request_is_held_is_not_forgotten() -> None:
     """Its quarantine would have had no end: D counts the reclaim time from the end of the prefill leg (7.2)."""
     c = Cluster(p=(engine_info("P"), engine_info("Q")), dialect=VLLM_COMPAT, pool_blocks=16)

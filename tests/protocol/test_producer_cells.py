@@ -21,10 +21,11 @@ from pdflow.protocol.producer import frames as producer_frames
 from pdflow.protocol.producer import rank as producer_rank
 from pdflow.protocol.producer.cell import LEASED, OPEN, CellEvent, ProducerCell, ProducerContext
 from pdflow.protocol.producer.cells import ProducerCells
+from pdflow.protocol.producer.lease import released, renewed
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.rules import RULES
 from pdflow.protocol.timers import Timers
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import NEVER, Allocation
 from tests.support.endpoints import Agreed, engine_info
 
 FOLDER = Path(pdflow.protocol.__file__).parent
@@ -133,6 +134,17 @@ def test_a_store_keeps_the_keys_of_a_prompt_in_the_order_of_its_cells() -> None:
     assert kept.cells["x"].phase is LEASED
     kept.update("x", kept.cells["x"].with_lease(9))
     assert kept.cells["x"].lease_until == 9
+
+
+def test_a_prompt_that_is_still_computed_has_no_lease_once_it_is_wanted_again() -> None:
+    """One D has released it, and another one names it in a SYNC."""
+    source = Source(Allocation(1, (1, 2)), 32, 7, 1, None, complete=False)
+    cell = ProducerCell(OPEN, "x").becoming_leased(source, "p", NEVER)
+    shorter = released(cell, 5)
+    assert shorter.lease_until == 5
+    assert renewed(shorter, 9).lease_until == NEVER
+    finished = msgspec.structs.replace(shorter, source=msgspec.structs.replace(source, complete=True))
+    assert renewed(finished, 9).lease_until == 9
 
 
 def test_components_of_a_fork_refer_to_its_own_store() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdflow.protocol.dialect import STRICT
-from pdflow.protocol.effects import AnswerPrefill, ReleaseBlocks, SendLocal
+from pdflow.protocol.effects import AnswerPrefill, Note, ReleaseBlocks, SendLocal
 from pdflow.protocol.events import (
     PrefillAborted,
     PrefillBegun,
@@ -96,3 +96,25 @@ def test_a_prompt_that_is_pushed_has_no_lease_words() -> None:
     p = scheduler()
     assert words_of(p.handle(BEGUN, 0)) == (None, None)
     assert not p.begun_words
+
+
+def test_an_abort_of_a_finished_prefill_leaves_the_prompt_to_its_lease() -> None:
+    p = scheduler()
+    p.handle(FINISHED, 0)
+    before = p.fingerprint()
+    [note] = p.handle(PrefillAborted("x", Code.CANCELLED), 0)
+    assert isinstance(note, Note)
+    assert p.fingerprint() == before
+
+
+def test_a_shard_that_is_released_twice_counts_once() -> None:
+    p = scheduler()
+    p.handle(FINISHED, 0)
+    p.handle(ShardReleased("x", 0, Code.NONE), 0)
+    before = p.fingerprint()
+    [note] = p.handle(ShardReleased("x", 0, Code.EXPIRED), 0)
+    assert isinstance(note, Note)
+    assert p.fingerprint() == before
+    assert p.handle(ShardReleased("x", 1, Code.NONE), 0) == (ReleaseBlocks("x", BLOCKS, Code.NONE),)
+    [note] = p.handle(ShardReleased("x", 1, Code.NONE), 0)
+    assert isinstance(note, Note)

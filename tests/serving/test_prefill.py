@@ -212,6 +212,17 @@ def test_what_has_begun_and_is_computed_no_more_is_free_when_it_is_released() ->
         bench.core.assert_empty("P")
 
 
+def test_a_prefill_that_ends_after_it_was_forgotten_changes_nothing() -> None:
+    bench = begun()
+    bench.role(RequestAborted("x"))
+    bench.protocol(RELEASE)
+    bench.role(PrefillFailed("x"))
+    bench.take_events()
+    bench.core.assert_empty("P")
+    assert bench.role(PrefillFailed("x")) == []
+    assert bench.take_events() == []
+
+
 def test_what_has_not_begun_is_dropped() -> None:
     bench = progressive()
     bench.request()

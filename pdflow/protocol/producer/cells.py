@@ -239,13 +239,8 @@ class ProducerCells:
             else:
                 self.keys[xid] = (new,)
             return
-        rest = tuple(k for k in keys if k != old)
-        if new is not None:
-            self.keys[xid] = (*rest, new)
-        elif rest:
-            self.keys[xid] = rest
-        else:
-            del self.keys[xid]
+        others = tuple(k for k in keys if k != old)
+        self.keys[xid] = others if new is None else (*others, new)
 
     # Leases of a prompt, which all its cells share.
 
