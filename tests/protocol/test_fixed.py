@@ -150,7 +150,7 @@ def test_a_fence_is_no_flush() -> None:
 
 
 def test_a_write_that_ended_before_a_fence_is_not_taken_for_landed_while_its_sibling_runs() -> None:
-    """A local DONE says that the source was read. The fence of another WRITE to the same rank may drop the bytes (S7)."""
+    """A local DONE says that the source was read. The fence of another WRITE to that rank may drop the bytes (S7)."""
     c = Cluster(d=(engine_info("D", tp=2),), done_is_remote=False)
     c.holding = {"WRITE", "flush", "fence", "Done"}
     c.prefill_and_admit("r1", "x1")
@@ -170,6 +170,27 @@ def test_a_write_that_ended_before_a_fence_is_not_taken_for_landed_while_its_sib
     c.run()
     assert {fail.reg.request_id for fail in c.frames(Fail)} == {"r1", "r2"}
     assert c.outcomes == {"r1": ["IO"], "r2": ["IO"]}
+    c.at_rest()
+
+
+def test_a_write_that_has_landed_survives_the_fence_of_another_while_its_sibling_runs() -> None:
+    c = Cluster(d=(engine_info("D", tp=2),))
+    c.holding = {"WRITE", "fence"}
+    c.prefill_and_admit("r1", "x1")
+    c.prefill_and_admit("r2", "x2")
+    c.run()
+    writes = {(i.what.op.reg.request_id, i.what.op.d_rank): i for i in c.pending if i.kind == "WRITE"}
+    c.carry_out(writes["r1", 0])
+    for d_rank in (0, 1):
+        c.carry_out(writes["r2", d_rank], ok=False)
+    c.carry_out(c.find("fence", "P.r0", "D.r0"))
+    c.holding = {"fence"}
+    c.run()
+    assert c.outcomes["r1"] == ["COMMITTED"]
+    assert c.released == [("x1", "NONE")]
+    c.holding = set()
+    c.run()
+    assert c.outcomes["r2"] == ["IO"]
     c.at_rest()
 
 

@@ -35,8 +35,9 @@ NIGHTLY_FAIR_STATES = 200_000
 FAIR_BUSY_STATES = 3_600
 """The largest scopes whose fair runs are checked with timers that repeat while work is under way, too. Where an
 engine may restart, numbers of SYNCs drift apart without end."""
-FAIR_GROWTH = 4
-"""Fair runs that lead to this many times the states of their scope are given up."""
+FAIR_GROWTH = 3
+"""Fair runs that lead to this many times the states of their scope are given up. Of those that end, only a small one
+leads to more."""
 CAN_SETTLE = "can settle"
 
 

@@ -30,7 +30,7 @@ from pdflow_sim.check.state.endpoint_checks import (
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
-from pdflow_sim.check.state.wire_checks import passes_the_codec
+from pdflow_sim.check.state.wire_checks import NOTIFICATIONS, passes_as_a_notification, passes_the_codec
 
 SENDING_EFFECTS = (Send, SendLocal)
 """Effects of an orphan that reach no endpoint: its connections and its scheduler are gone."""
@@ -279,19 +279,23 @@ class TurnRunner:
             for check in self.checks:
                 check(node, before, body, what, effects)
             for effect in effects:
-                if type(effect) is PostWrite and type(effect.notification) is Done:
-                    passes_the_codec(node, effect.notification)
+                if type(effect) is PostWrite:
+                    passes = passes_the_codec if type(effect.notification) is Done else passes_as_a_notification
+                    passes(node, effect.notification)
             hit = self.steps[end, event] = (after, effects)
         return hit
 
     def _frame(self, node: Address, message: Any) -> int:
-        """Return the number of a frame on a link between engines. A frame of strict passes the codec when it is new,
-        unless a guard that is off takes fields from it."""
+        """Return the number of a frame on a link between engines. It passes the codec when it is new; one of strict
+        does not if a guard that is off takes fields from it."""
         frames = self.space.frames
         known, what = len(frames.values), self._on_the_wire(message)
         number = frames.of(what)
-        if number == known and what is message and self.space.scope.dialect.control_frames:
-            passes_the_codec(node, what)
+        if number == known and self.space.scope.dialect.control_frames:
+            if what is message:
+                passes_the_codec(node, what)
+        elif number == known and isinstance(message, NOTIFICATIONS):
+            passes_as_a_notification(node, message)
         return number
 
     def _on_the_wire(self, message: Any) -> Any:
