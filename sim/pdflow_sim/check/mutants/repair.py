@@ -115,6 +115,14 @@ def _failure_forgotten(self: ProducerCells, xid: Xid, code: Code) -> None:
     pass
 
 
+_remember_dead = ProducerCells.remember_dead
+
+
+def _expiry_forgotten(self: ProducerCells, xid: Xid, code: Code) -> None:
+    if code is not Code.EXPIRED:
+        _remember_dead(self, xid, code)
+
+
 def _release_not_sent(cell: ConsumerCell, ctx: ConsumerContext, registered: bool) -> Effects:
     return NOTHING
 
@@ -267,6 +275,14 @@ REPAIR: tuple[Mutant, ...] = (
         patches=(Swap(ProducerCells.remember_dead, _failure_forgotten),),
         scope=Scope(prefill_abort=1, clocks=False),
         breaks="L1",
+    ),
+    Mutant(
+        name="expired-prompt-forgotten",
+        drops="P remembers prompts that have expired. Without it, a REG for one waits 10 s.",
+        source="spec 2.1; R24",
+        patches=(Swap(ProducerCells.remember_dead, _expiry_forgotten),),
+        scope=Scope(),
+        breaks="L9",
     ),
     Mutant(
         name="prefill-end-ignored",

@@ -1,4 +1,4 @@
-"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11, L8 and L10 to L12.
+"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11 and L8 to L12.
 
 A step is an endpoint and an event; each is run, and checked, once. For wake-ups and for D's scheduler that is more than
 once for each state of an endpoint, and it has to be: heaps and its counts are in no fingerprint, so two steps may lead
@@ -14,12 +14,14 @@ from msgspec import UNSET
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
-from pdflow.protocol.ids import engine_of
+from pdflow.protocol.ids import Shards, engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
+from pdflow.protocol.invariants.expiry import expired_in, waits_in_vain
 from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
 from pdflow.protocol.messages import Code
+from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION
@@ -103,6 +105,18 @@ def spares_later_requests(node: Address, before: Any, after: Any, event: Any, ef
         raise Broken(
             "L10", f"another report that {event.engine} has restarted fails requests that came after the first"
         )
+
+
+def refuses_the_expired(
+    shards: Shards, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]
+) -> None:
+    """Check that a P rank that lets an expired prompt go refuses a later registration for it at once (L9). `shards`:
+    those of the D engines."""
+    if type(after) is not ProducerRank or not after.store.context.dialect.control_frames:
+        return
+    xid = expired_in(effects)
+    if xid is not None and waits_in_vain(after, xid, shards):
+        raise Broken("L9", f"{node} lets {xid} go as expired, and a later registration for it would wait")
 
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -26,6 +27,7 @@ from pdflow_sim.check.state.endpoint_checks import (
     ignores_former_incarnation,
     is_woken,
     is_woken_again,
+    refuses_the_expired,
     spares_later_requests,
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
@@ -85,7 +87,11 @@ class TurnRunner:
         self.checked: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
         self.appended: dict[tuple[int, tuple[int, ...]], int] = {}
         self.arrivals: dict[tuple[int, int, tuple[int, int]], int] = {}
-        self.checks: list[StepCheck] = [ignores_former_incarnation, spares_later_requests]
+        self.checks: list[StepCheck] = [
+            ignores_former_incarnation,
+            spares_later_requests,
+            partial(refuses_the_expired, cluster.d_of[0].shards),
+        ]
         """Checks of every step of an endpoint."""
         self.http: Http | None = None
         self.posting: Posting | None = None

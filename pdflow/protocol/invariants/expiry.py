@@ -1,0 +1,47 @@
+"""A check of L9: a registration for an expired prompt is refused at once.
+
+P has let go of the prompt for good, so a registration that arrives later has nothing to wait for. In scopes a timer may
+fire at any moment, so that no search sees a wait that only a timer ends. Instead, where a rank lets an expired prompt
+go, a copy of it is given such a registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdflow.protocol.effects import Effect, Send, SendLocal
+from pdflow.protocol.events import Received, ShardReleased
+from pdflow.protocol.ids import Reg, Shards, engine_of, rank_of
+from pdflow.protocol.messages import Code, Fail, Register
+from pdflow.protocol.producer.rank import ProducerRank
+from pdflow.protocol.values import Allocation, Xid
+
+LATER = "later"
+"""The id of the request that registers."""
+
+
+def expired_in(effects: Sequence[Effect]) -> Xid | None:
+    """Return the prompt that a P rank lets go with these effects because its lease has ended; None if there is none."""
+    for effect in effects:
+        event = effect.event if isinstance(effect, SendLocal) else None
+        if isinstance(event, ShardReleased) and event.code is Code.EXPIRED:
+            return event.xid
+    return None
+
+
+def waits_in_vain(rank: ProducerRank, xid: Xid, shards: Shards) -> bool:
+    """True if a registration of a connected D rank for this prompt would not be refused in the turn in which it
+    arrives. `shards`: those of the D engines."""
+    copy = rank.fork()
+    store = copy.store
+    connected = sorted(store.peers.connected)
+    if not connected:
+        return False
+    peer = connected[0]
+    engine = engine_of(peer)
+    incarnation = store.peers.incarnations[engine]
+    tombs = store.tombstones(engine, incarnation)
+    reg = Reg(engine, incarnation, tombs.floor + tombs.window - 1, LATER)
+    asked = Register(reg, xid, rank_of(peer), shards, Allocation(1, (1,)), 0, 1, 0, 0, 0)
+    effects = copy.handle(Received(peer, incarnation, asked), 0)
+    return not any(isinstance(effect, Send) and isinstance(effect.message, Fail) for effect in effects)
