@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from pdflow.protocol.effects import Commit, Effects, Enqueue, FreeBlocks, Quarantine, ReleaseBlocks, Resolve, SendLocal
+from pdflow.protocol.effects import (
+    Commit,
+    Effects,
+    Enqueue,
+    FreeBlocks,
+    Outcome,
+    Quarantine,
+    ReleaseBlocks,
+    Resolve,
+    SendLocal,
+)
 from pdflow.protocol.events import (
     DecodeAdmitted,
     DecodeHit,
@@ -24,7 +34,7 @@ from pdflow.protocol.events import (
 from pdflow.protocol.geometry import Geometry
 from pdflow.protocol.ids import Shards
 from pdflow.protocol.invariants.shadow_state import WatchedPrompt, WatchedRequest
-from pdflow.protocol.messages import Register
+from pdflow.protocol.messages import Code, Register
 from pdflow.protocol.values import Address, EngineId, RequestId, Xid
 
 
@@ -92,6 +102,10 @@ class BlockOracle:
         request = self._requests.get((node, effect.request_id))
         if request is None or request.over:
             self._fail("S6", f"{node} resolved a request that is over already", effect.request_id)
+        if (effect.outcome is Outcome.CANCELLED) != (effect.code is Code.CANCELLED):
+            self._fail(
+                "S6", f"{node} resolved a request as {effect.outcome.name}, {effect.code.name}", effect.request_id
+            )
         request.over = True
         if request.allocation is None:
             del self._requests[node, effect.request_id]

@@ -58,6 +58,18 @@ def unscheduled(endpoint: object, armed: Sequence[Timer] | None = None) -> str:
     return ""
 
 
+def too_early(before: object, after: object, armed: Iterable[Timer], now: Instant) -> str:
+    """Return, in words, which of the armed timers an event has armed, or moved, to a time that has passed (L12); "" if
+    none: it would fire at once, whatever it waits for."""
+    if not isinstance(after, (ProducerRank, ConsumerScheduler)) or not isinstance(before, type(after)):
+        return ""
+    for timer in armed:
+        due = after.deadline(timer)
+        if due is not None and due < now and due != before.deadline(timer):
+            return f"{timer.kind.name} of {timer.key} is armed for a time that has passed, {now - due} ago"
+    return ""
+
+
 def too_late(endpoint: object, now: Instant) -> str:
     """Return, in words, what an endpoint repeats later than its largest period allows, or has not reset (L12); "" if
     nothing."""

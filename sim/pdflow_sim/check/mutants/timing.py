@@ -7,18 +7,18 @@ import msgspec
 from pdflow.protocol.consumer.cell import QUARANTINED, ConsumerCell, ConsumerContext, RequestFailed, Stepped
 from pdflow.protocol.consumer.cells import ConsumerCells, PrefillPeer
 from pdflow.protocol.consumer.rank import ConsumerRank
-from pdflow.protocol.consumer.rules import freed, reclaim_at, resolve
+from pdflow.protocol.consumer.rules import _outcome, freed, reclaim_at, reported, resolve
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.dialect import VLLM_COMPAT
 from pdflow.protocol.effects import NOTHING, Effects, Outcome, SendLocal
-from pdflow.protocol.events import DecodeQueued, PrefillMissing
+from pdflow.protocol.events import DecodeQueued, PairReported, PrefillMissing
 from pdflow.protocol.ids import Reg
 from pdflow.protocol.messages import Code, Heartbeat, Message
 from pdflow.protocol.producer.cell import OPEN, ProducerCell
 from pdflow.protocol.producer.lease import renewed
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.timers import Timer, TimerKind
-from pdflow.protocol.values import Address, Instant
+from pdflow.protocol.values import NEVER, Address, Instant
 from pdflow_sim.check.mutants.mutant import Mutant, Swap
 from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 
@@ -26,6 +26,15 @@ from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 def _without_margin(now: Instant, ctx: ConsumerContext) -> Instant:
     """Return the end of a quarantine as if both engines had one clock, and nothing took any time."""
     return now + ctx.timers.lease_ns
+
+
+def _stalled_at_once(cell: ConsumerCell, event: PairReported, now: Instant, ctx: ConsumerContext) -> Stepped:
+    after, effects = reported(cell, event, now, ctx)
+    return (after.with_progress(after.best, now - ctx.timers.stall_ns) if after.stall_until < NEVER else after), effects
+
+
+def _failed_as_cancelled(code: Code) -> Outcome:
+    return Outcome.CANCELLED
 
 
 def _without_lease(now: Instant, ctx: ConsumerContext) -> Instant:
@@ -122,6 +131,22 @@ _defer = ConsumerRank._defer
 CLOCKS = Scope(dialect=VLLM_COMPAT, horizon=ENDLESS, abort=0)
 
 TIMING: tuple[Mutant, ...] = (
+    Mutant(
+        name="stalled-at-once",
+        drops="A transfer may take `stall_ns` without progress. Without it, each ends as soon as P begins it.",
+        source="spec 2.8",
+        patches=(Swap(reported, _stalled_at_once),),
+        scope=Scope(sync=1),
+        breaks="L12",
+    ),
+    Mutant(
+        name="failed-as-cancelled",
+        drops="Only a request that its client aborts ends as cancelled. Without it, failures are not retried.",
+        source="spec 2.4",
+        patches=(Swap(_outcome, _failed_as_cancelled),),
+        scope=Scope(abort=1, late=True),
+        breaks="S6",
+    ),
     Mutant(
         name="reclaimed-without-margin",
         drops="A deadline that depends on another engine's clock has a margin. Without it, P writes into blocks "

@@ -19,7 +19,7 @@ from pdflow.protocol.invariants.accounting import miscounted, overadmitted, unde
 from pdflow.protocol.invariants.expiry import expired_in, waits_in_vain
 from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
-from pdflow.protocol.invariants.timers import assume_scheduled, too_late, unscheduled
+from pdflow.protocol.invariants.timers import assume_scheduled, too_early, too_late, unscheduled
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.timers import Timer
@@ -35,8 +35,11 @@ class GoalRecorder(Protocol):
 
 
 def is_woken(node: Address, before: Any, armed_before: tuple[Timer, ...], after: Any, armed: tuple[Timer, ...]) -> None:
-    """Check that a driver would fire every armed timer in time (S10), if it would have before an event. The heap of
-    `after` has what the event has pushed alone. `armed_before`, `armed`: what was armed before, and what is after."""
+    """Check that a driver would fire every armed timer in time (S10), if it would have before an event, and that the
+    event has armed none for a time that has passed (L12). The heap of `after` has what the event has pushed alone.
+    `armed_before`, `armed`: what was armed before, and what is after."""
+    if why := too_early(before, after, armed, 0):
+        raise Broken("L12", f"at {node}, {why}")
     assume_scheduled(after, before, armed_before)
     if why := unscheduled(after, armed):
         raise Broken("S10", f"at {node}, {why}")

@@ -21,6 +21,7 @@ from pdflow.protocol.effects import (
     Flush,
     FreeBlocks,
     Handshake,
+    Outcome,
     PostRead,
     PostWrite,
     ReadWord,
@@ -321,6 +322,8 @@ class InvariantChecker:
             RequestStage.ADMITTED,
         ):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
+        if (effect.outcome is Outcome.CANCELLED) != (effect.code is Code.CANCELLED):
+            raise Broken("S6", f"{effect.request_id} is resolved {effect.outcome.name} with {effect.code.name}")
         p_engine, _ = self.cluster.ends_of(i)
         engine = self.cluster.number[p_engine]
         died, refused = draft.restarts[engine] or self.cluster.scope.twin, draft.refused and draft.refused[engine]
