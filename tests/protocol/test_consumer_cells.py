@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 import pdflow.protocol
@@ -17,9 +18,12 @@ from pdflow.protocol import events
 from pdflow.protocol.consumer import frames as consumer_frames
 from pdflow.protocol.consumer import rank as consumer_rank
 from pdflow.protocol.consumer import scheduler as consumer_scheduler
-from pdflow.protocol.consumer.cell import CellEvent
+from pdflow.protocol.consumer.cell import CellEvent, bit_of
 from pdflow.protocol.consumer.rules import RULES
+from pdflow.protocol.ids import Op
 from pdflow.protocol.phases import ConsumerPhase
+from tests.support.cluster import Cluster
+from tests.support.endpoints import engine_info
 
 PROTOCOL = Path(pdflow.protocol.__file__).parent
 STORE = PROTOCOL / "consumer/cells.py"
@@ -127,3 +131,30 @@ def test_a_table_has_a_row_for_each_kind_of_its_union(table: dict[type, Any], un
 def test_every_event_of_a_cell_has_a_rule_and_only_the_last_phase_has_none() -> None:
     assert {kind for _, kind in RULES} == set(get_args(CellEvent))
     assert {phase for phase, _ in RULES} == set(ConsumerPhase) - {ConsumerPhase.GONE}
+
+
+def test_only_a_pair_of_the_registration_has_a_bit() -> None:
+    """Whatever a peer claims: another pair, another rank's, another registration's (S9)."""
+    cluster = Cluster(p=(engine_info("P", tp=2),))
+    cluster.holding = {"WRITE"}
+    cluster.prefill_and_admit("r", "x")
+    cluster.run()
+    cell = cluster.endpoints["D"].cells["r"]
+    reg = cell.registration.reg
+    assert cell.pairs == ((0, 0), (1, 0))
+    assert [bit_of(cell, Op(reg, p, 0), f"P.r{p}") for p in (0, 1)] == [1, 2]
+    one = msgspec.structs.replace(cell, pairs=((1, 0),))
+    assert bit_of(one, Op(reg, 1, 0), "P.r1") == 1
+    other = msgspec.structs.replace(cell, pairs=((1, 1),))
+    assert bit_of(other, Op(reg, 1, 1), "P.r1") == 1
+    foreign = msgspec.structs.replace(reg, seq=reg.seq + 1)
+    for held in (cell, one, other):
+        for op, sender in (
+            (Op(reg, 2, 0), "P.r2"),
+            (Op(reg, 0, 1), "P.r0"),
+            (Op(reg, 1, 0), "P.r0"),
+            (Op(reg, 1, 0), "Q.r1"),
+            (Op(foreign, 1, 0), "P.r1"),
+            (Op(foreign, 1, 1), "P.r1"),
+        ):
+            assert bit_of(held, op, sender) == 0
