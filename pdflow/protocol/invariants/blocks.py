@@ -21,6 +21,7 @@ from pdflow.protocol.effects import (
     SendLocal,
 )
 from pdflow.protocol.events import (
+    DecodeAborted,
     DecodeAdmitted,
     DecodeHit,
     DecodeQueued,
@@ -36,6 +37,12 @@ from pdflow.protocol.ids import Shards
 from pdflow.protocol.invariants.shadow_state import WatchedPrompt, WatchedRequest
 from pdflow.protocol.messages import Code, Register
 from pdflow.protocol.values import Address, EngineId, RequestId, Xid
+
+
+def is_cancelled_by(event: object) -> bool:
+    """True if the client of a decode leg has cancelled it. That its prefill leg was cancelled is a failure like any
+    other, which the router may retry."""
+    return isinstance(event, DecodeAborted) and event.code is Code.CANCELLED
 
 
 class BlockOracle:

@@ -1,4 +1,4 @@
-"""A check of L9: a registration for an expired prompt is refused at once.
+"""Checks of leases: a registration for an expired prompt is refused at once (L9), and what D asks for is renewed (L5).
 
 P has let go of the prompt for good, so a registration that arrives later has nothing to wait for. In scopes a timer may
 fire at any moment, so that no search sees a wait that only a timer ends. Instead, where a rank lets an expired prompt
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pdflow.protocol.effects import Effect, Send, SendLocal
 from pdflow.protocol.events import Received, ShardReleased
 from pdflow.protocol.ids import Reg, Shards, engine_of, rank_of
-from pdflow.protocol.messages import Code, Fail, Register
+from pdflow.protocol.messages import Code, Fail, Heartbeat, Register, Sync
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.values import Allocation, Xid
+from pdflow.protocol.values import Allocation, Instant, Xid
 
 LATER = "later"
 """The id of the request that registers."""
@@ -45,3 +45,26 @@ def waits_in_vain(rank: ProducerRank, xid: Xid, shards: Shards) -> bool:
     asked = Register(reg, xid, rank_of(peer), shards, Allocation(1, (1,)), 0, 1, 0, 0, 0)
     effects = copy.handle(Received(peer, incarnation, asked), 0)
     return not any(isinstance(effect, Send) and isinstance(effect.message, Fail) for effect in effects)
+
+
+def unrenewed(rank: ProducerRank, message: Sync | Heartbeat, now: Instant) -> str:
+    """Return, in words, which lease or registration is not renewed by a message that its rank has just handled, and
+    that names it (L5); "" if none."""
+    store, timers = rank.store, rank.store.context.timers
+    if isinstance(message, Sync):
+        wanted, period = message.interest, timers.lease_ns
+    else:
+        named = [store.matching.products.get(request_id) for request_id in message.request_ids]
+        wanted, period = tuple([xid for xid in named if xid is not None]), timers.lease_extension_ns
+    for xid in wanted:
+        for key in store.keys.get(xid, ()):
+            cell = store.cells[key]
+            if cell.source is not None and not cell.expired and cell.lease_until < now + period:
+                return f"the lease of {xid} ends in {cell.lease_until - now}, although a D has just asked for it"
+    for reg in message.open if isinstance(message, Sync) else ():
+        held = store.cells.get(reg)
+        if held is not None and held.registration_until < now + timers.registration_ttl_ns:
+            return (
+                f"registration {reg.request_id} ends in {held.registration_until - now}, although D has just named it"
+            )
+    return ""

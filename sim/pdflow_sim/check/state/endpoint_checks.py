@@ -1,4 +1,4 @@
-"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11 and L8 to L12.
+"""Checks of every step of an endpoint, and of endpoints at rest: S8, S10, S11, L5 and L8 to L12.
 
 A step is an endpoint and an event; each is run, and checked, once. For wake-ups and for D's scheduler that is more than
 once for each state of an endpoint, and it has to be: heaps and its counts are in no fingerprint, so two steps may lead
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from msgspec import UNSET
 
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
-from pdflow.protocol.effects import Note, Resolve
-from pdflow.protocol.events import HandshakeEnded, PeerRestarted, TimerFired
+from pdflow.protocol.effects import Handshake, Note, Resolve
+from pdflow.protocol.events import HandshakeEnded, PeerRestarted, Received, TimerFired
 from pdflow.protocol.ids import Shards, engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
-from pdflow.protocol.invariants.expiry import expired_in, waits_in_vain
+from pdflow.protocol.invariants.expiry import expired_in, unrenewed, waits_in_vain
 from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_early, too_late, unscheduled
-from pdflow.protocol.messages import Code
+from pdflow.protocol.messages import Code, Heartbeat, Sync
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.timers import Timer
 from pdflow.protocol.values import Address
@@ -120,6 +120,17 @@ def refuses_the_expired(
     xid = expired_in(effects)
     if xid is not None and waits_in_vain(after, xid, shards):
         raise Broken("L9", f"{node} lets {xid} go as expired, and a later registration for it would wait")
+
+
+def renews_what_is_wanted(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
+    """Check that a P rank renews the leases and registrations that a SYNC or a heartbeat of its D names (L5)."""
+    if type(after) is not ProducerRank or not after.store.context.dialect.registrations_end:
+        return
+    message = event.message if type(event) is Received else None
+    if not isinstance(message, Sync | Heartbeat) or any(type(effect) in (Note, Handshake) for effect in effects):
+        return
+    if why := unrenewed(after, message, 0):
+        raise Broken("L5", f"at {node}, {why}")
 
 
 def ignores_former_incarnation(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:

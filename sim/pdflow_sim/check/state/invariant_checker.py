@@ -33,6 +33,7 @@ from pdflow.protocol.effects import (
 )
 from pdflow.protocol.events import DecodeQueued, FrameOrdered, PeerFenced, Received, ReconnectRefused
 from pdflow.protocol.ids import KvParams, LeaseWord, Reg, engine_of, rank_address, rank_of
+from pdflow.protocol.invariants.blocks import is_cancelled_by
 from pdflow.protocol.messages import CancelAck, Code, Disposition, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import NO_BLOCK, Address
 from pdflow.serving.effects import EndDecode, FreePrompt, GiveBackRoom, LeaveRoom, TakeRoom
@@ -322,8 +323,8 @@ class InvariantChecker:
             RequestStage.ADMITTED,
         ):
             raise Broken("S6", f"{effect.request_id} is resolved in stage {RequestStage(draft.stages[i]).name}")
-        if (effect.outcome is Outcome.CANCELLED) != (effect.code is Code.CANCELLED):
-            raise Broken("S6", f"{effect.request_id} is resolved {effect.outcome.name} with {effect.code.name}")
+        if (effect.outcome is Outcome.CANCELLED) != is_cancelled_by(event):
+            raise Broken("S6", f"{effect.request_id} is resolved {effect.outcome.name}, for {event}")
         p_engine, _ = self.cluster.ends_of(i)
         engine = self.cluster.number[p_engine]
         died, refused = draft.restarts[engine] or self.cluster.scope.twin, draft.refused and draft.refused[engine]

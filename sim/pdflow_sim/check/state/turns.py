@@ -28,6 +28,7 @@ from pdflow_sim.check.state.endpoint_checks import (
     is_woken,
     is_woken_again,
     refuses_the_expired,
+    renews_what_is_wanted,
     spares_later_requests,
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
@@ -90,6 +91,7 @@ class TurnRunner:
         self.checks: list[StepCheck] = [
             ignores_former_incarnation,
             spares_later_requests,
+            renews_what_is_wanted,
             partial(refuses_the_expired, cluster.d_of[0].shards),
         ]
         """Checks of every step of an endpoint."""
