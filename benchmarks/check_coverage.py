@@ -14,6 +14,7 @@ import ast
 import json
 import re
 import sys
+import textwrap
 import time
 import tomllib
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from coverage import Coverage
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 REASONS: Final = Path(__file__).with_name("check_coverage_reasons.toml")
+WIDTH: Final = 135
+"""Of a line of the page."""
 PACKAGES: Final = ("protocol", "routing", "serving")
 
 
@@ -134,13 +137,16 @@ def page(found: list[FileCoverage], walks: int) -> str:
         reason = next((each for each in reasons if each.fits(branch)), None)
         (unexplained if reason is None else by_reason[reason.title]).append(branch)
     total = sum(each.branches for each in found)
+    intro = (
+        f"`python -m benchmarks.check_coverage --walks {walks} --page FILE` writes this page: the branches of "
+        "`pdflow/protocol`, `pdflow/routing` and `pdflow/serving` that the scopes of `pdflow check all`, the data "
+        f"paths, the races and {walks:,} walks of each dialect take together. {total - len(missed):,} of {total:,} are "
+        "taken."
+    )
     lines = [
         "# Branches that the checker takes",
         "",
-        f"`python -m benchmarks.check_coverage --walks {walks} --page FILE` writes this page:",
-        "the branches of pdflow/protocol, pdflow/routing and pdflow/serving that the scopes of `pdflow check all`,",
-        f"the data paths, the races and {walks:,} walks of each dialect take together.",
-        f"{total - len(missed):,} of {total:,} are taken.",
+        *textwrap.wrap(intro, WIDTH, break_on_hyphens=False),
         "",
         "| file | branches | taken |",
         "| --- | ---: | ---: |",
@@ -151,8 +157,16 @@ def page(found: list[FileCoverage], walks: int) -> str:
     for reason in reasons:
         branches = by_reason[reason.title]
         if branches:
-            lines += ["", f"**{reason.title}** ({len(branches)} branches). {reason.why}"]
-    lines += ["", f"## Not explained yet ({len(unexplained)} branches)", "", "| function | line | never followed by |"]
+            text = f"**{reason.title}** ({_branches(len(branches))}). {reason.why}"
+            lines += ["", *textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
+    if not unexplained:
+        return "\n".join(lines) + "\n"
+    lines += [
+        "",
+        f"## Not explained yet ({_branches(len(unexplained))})",
+        "",
+        "| function | line | never followed by |",
+    ]
     lines += ["| --- | --- | --- |"]
     lines += [
         f"| {branch.function} ({Path(branch.file).name}) | `{_cell(branch.text)}` | `{_cell(branch.target)}` |"
@@ -170,6 +184,10 @@ def saved(found: list[FileCoverage]) -> str:
 def load(path: Path) -> list[FileCoverage]:
     files = json.loads(path.read_text())
     return [FileCoverage(file, total, tuple(Branch(**one) for one in missed)) for file, total, missed in files]
+
+
+def _branches(count: int) -> str:
+    return f"{count} branch" if count == 1 else f"{count} branches"
 
 
 def _cell(text: str) -> str:
