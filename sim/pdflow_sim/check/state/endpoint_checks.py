@@ -16,8 +16,8 @@ from pdflow.protocol.effects import Handshake, Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, Received, TimerFired
 from pdflow.protocol.ids import Shards, engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
-from pdflow.protocol.invariants.expiry import expired_in, unrenewed, waits_in_vain
 from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
+from pdflow.protocol.invariants.leases import expired_in, unrenewed, waits_in_vain
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
 from pdflow.protocol.invariants.timers import assume_scheduled, too_early, too_late, unscheduled
 from pdflow.protocol.messages import Code, Heartbeat, Sync

@@ -25,6 +25,8 @@ from pdflow.protocol.wire.vllm import (
 )
 from pdflow_sim.check.state.shadow_state import Broken
 
+NOTIFICATIONS = (Register, Completion, Heartbeat)
+"""The messages of vLLM that are notifications."""
 ADDRESS = PushAddress("127.0.0.1", 5600, "P", "localhost", 5601, 1, 1)
 HELLO = encode_frame(Hello("D.r0", 201, 1, 0))
 
@@ -91,7 +93,3 @@ def _is_sized(node: Address, message: Any, size: int, sent: int) -> None:
 
 def _refused(node: Address, error: LocalProtocolError) -> Broken:
     return Broken("S9", f"{node} sends what no peer would accept: {error}")
-
-
-NOTIFICATIONS = (Register, Completion, Heartbeat)
-"""The messages of vLLM that are notifications."""
