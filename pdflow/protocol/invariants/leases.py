@@ -41,7 +41,10 @@ def waits_in_vain(rank: ProducerRank, xid: Xid, shards: Shards) -> bool:
     engine = engine_of(peer)
     incarnation = store.peers.incarnations[engine]
     tombs = store.tombstones(engine, incarnation)
-    reg = Reg(engine, incarnation, tombs.floor + tombs.window - 1, LATER)
+    seq = tombs.floor + tombs.window - 1
+    if seq in tombs.verdicts:
+        return False  # The last number that D may use now is taken.
+    reg = Reg(engine, incarnation, seq, LATER)
     asked = Register(reg, xid, rank_of(peer), shards, Allocation(1, (1,)), 0, 1, 0, 0, 0)
     effects = copy.handle(Received(peer, incarnation, asked), 0)
     return not any(isinstance(effect, Send) and isinstance(effect.message, Fail) for effect in effects)
