@@ -139,7 +139,7 @@ def test_the_quick_check_takes_half_a_minute_on_two_cores() -> None:
     """At 35,000 states per CPU second, next to 10 s of methods and walks."""
     chosen = scopes_suite.chosen(quick.narrowed(CheckOptions()))
     assert {"drop and duplicate", "pull", "compat", "router, no timer"} <= {named.name for named in chosen}
-    assert 0 < sum(named.states for named in chosen) < 1_200_000
+    assert 0 < sum(named.states for named in chosen) < 1_300_000
     assert set(quick.SUITES) < set(command.SUITES)
 
 
@@ -241,9 +241,9 @@ def test_no_name_is_cut_at_80_columns() -> None:
 
 
 def test_a_surviving_mutant_prints_its_reason() -> None:
-    ran = pdflow("mutants", "--only", "lease-never-renewed")
+    ran = pdflow("mutants", "--only", "tombstone-silent")
     assert ran.exit_code == 0
-    assert f"lease-never-renewed: {MUTANTS['lease-never-renewed'].survives}" in ran.stdout
+    assert f"tombstone-silent: {MUTANTS['tombstone-silent'].survives}" in ran.stdout
     assert "survivors" not in pdflow("mutants", "--only", "no-tombstone").stdout
 
 

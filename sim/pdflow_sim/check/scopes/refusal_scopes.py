@@ -139,10 +139,20 @@ REFUSALS = (
     ),
     Named(
         "compat, one of two P ranks dies",
-        Scope(dialect=VLLM_COMPAT, p_restart=1, rank_dies=True, p_tp=2, concurrent=False, sync=1, abort=0, stall=0),
+        Scope(
+            dialect=VLLM_COMPAT,
+            p_restart=1,
+            rank_dies=True,
+            p_tp=2,
+            concurrent=False,
+            sync=1,
+            abort=0,
+            deadline=0,
+            stall=0,
+        ),
         ENDS | resolved("PEER_RESTARTED", "UNREACHABLE", "DEADLINE"),
-        22439,
-        93208,
+        8698,
+        34093,
     ),
     Named(
         "no timer, one of two P ranks dies, a broken connection",
