@@ -109,10 +109,8 @@ class BlockOracle:
         request = self._requests.get((node, effect.request_id))
         if request is None or request.over:
             self._fail("S6", f"{node} resolved a request that is over already", effect.request_id)
-        if (effect.outcome is Outcome.CANCELLED) != (effect.code is Code.CANCELLED):
-            self._fail(
-                "S6", f"{node} resolved a request as {effect.outcome.name}, {effect.code.name}", effect.request_id
-            )
+        if (effect.outcome is Outcome.CANCELLED) != is_cancelled_by(event):
+            self._fail("S6", f"{node} resolved a request as {effect.outcome.name}, for {event}", effect.request_id)
         request.over = True
         if request.allocation is None:
             del self._requests[node, effect.request_id]
