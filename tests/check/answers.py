@@ -15,14 +15,20 @@ from typing import Any
 
 import attrs
 
+from pdflow.protocol.dialect import Dialect
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import Kill, hunt
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.verdict import RaceOutcome, look
 from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.search import explore
+from pdflow_sim.check.state.counting import COUNTED
 from pdflow_sim.check.state.symmetry import Symmetry
+
+UNFINISHED = ("stopped_by", "missed", "counterexample", "truncated")
+"""What says of a scope's answer that not every state was seen, or that something is wrong."""
 
 
 @attrs.frozen
@@ -34,6 +40,10 @@ class Explored:
     goals: frozenset[str]
 
 
+WALKS = 6_400
+"""Of each dialect in `pdflow check all`."""
+
+
 def no_clock() -> float:
     return 0.0
 
@@ -42,9 +52,8 @@ def explored(named: Named) -> Explored:
     """Every state, or as many as its search is limited to; where there are too many to count, one of those that are
     alike. Raises Broken."""
     row = _saved_rows("scopes", "scope").get(named.name)
-    if row is not None and not any(
-        row[key] for key in ("stopped_by", "missed", "counterexample", "reductions", "truncated")
-    ):
+    alike = row is not None and set(row["reductions"]) - {COUNTED}
+    if row is not None and not alike and not any(row[key] for key in UNFINISHED):
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
     symmetry = None if named.states else Symmetry(world.space)
@@ -60,6 +69,15 @@ def hunted(name: str) -> Kill:
         return hunt(MUTANTS[name], no_clock)
     invariant = row["invariant"] or ""
     return Kill(mutant=name, invariant=invariant, search=row["search"], states=row["states"], moves=tuple(row["moves"]))
+
+
+@cache
+def reached_by_walks(dialect: Dialect) -> frozenset[str]:
+    """The goals that the walks of `pdflow check all` reach."""
+    row = _saved_rows("walk", "dialect").get(dialect.name)
+    if row is not None and row["runs"] == WALKS and not row["broken"]:
+        return frozenset(row["goals"])
+    return walks(WalkTask(dialect=dialect), range(1, WALKS + 1)).goals
 
 
 @cache

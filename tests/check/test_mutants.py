@@ -67,7 +67,13 @@ def test_what_survives_still_does(name: str) -> None:
 
 LARGE = {"completions-counted", "first-answer-frees", "fence-counts-as-flush", "silence-frees", "floor-forgotten"}
 LARGE |= {"floor-too-high", "compat-zombie-registrations", "refusal-settles-its-pair"}
-LARGE |= {"suspect-peer-admitted", "open-registration-asked-for-again", "quarantine-ends-by-the-clock"}
+LARGE |= {
+    "room-made-by-syncs-only",
+    "last-write-hides-a-stop",
+    "suspect-peer-admitted",
+    "open-registration-asked-for-again",
+    "quarantine-ends-by-the-clock",
+}
 """Seconds without the mutant. So are, all together, those of survivors: of them nobody asks whether a hunt was fair."""
 
 

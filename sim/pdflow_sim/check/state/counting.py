@@ -14,6 +14,7 @@ from pdflow_sim.check.state.space import StateSpace
 from pdflow_sim.check.state.symmetry import Names, Renaming, Renumbering, Slots
 
 NONE = 1 << 30
+COUNTED = "SYNCs numbered from the lowest one in use"
 
 
 class Less:
@@ -50,7 +51,7 @@ class Counting:
         self.lower: dict[int, Renaming] = {}
 
     def __str__(self) -> str:
-        return "SYNCs numbered from the lowest one in use"
+        return COUNTED
 
     def canonical(self, state: Sequence[int]) -> Iterable[int]:
         """Return the same state with its SYNC numbers counted from 1."""
