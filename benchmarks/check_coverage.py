@@ -166,8 +166,8 @@ def page(found: list[FileCoverage], walks: int) -> str:
         f"## Not explained yet ({_branches(len(unexplained))})",
         "",
         "| function | line | never followed by |",
+        "| --- | --- | --- |",
     ]
-    lines += ["| --- | --- | --- |"]
     lines += [
         f"| {branch.function} ({Path(branch.file).name}) | `{_cell(branch.text)}` | `{_cell(branch.target)}` |"
         for branch in unexplained

@@ -52,8 +52,7 @@ def explored(named: Named) -> Explored:
     """Every state, or as many as its search is limited to; where there are too many to count, one of those that are
     alike. Raises Broken."""
     row = _saved_rows("scopes", "scope").get(named.name)
-    alike = row is not None and set(row["reductions"]) - {COUNTED}
-    if row is not None and not alike and not any(row[key] for key in UNFINISHED):
+    if row is not None and not any(row[key] for key in UNFINISHED) and set(row["reductions"]) <= {COUNTED}:
         return Explored(row["states"], row["transitions"], frozenset(row["goals"]))
     world = relation(named.scope)
     symmetry = None if named.states else Symmetry(world.space)

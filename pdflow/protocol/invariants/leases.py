@@ -1,8 +1,8 @@
 """Checks of leases: a registration for an expired prompt is refused at once (L9), and what D asks for is renewed (L5).
 
-P has let go of the prompt for good, so a registration that arrives later has nothing to wait for. In scopes a timer may
-fire at any moment, so that no search sees a wait that only a timer ends. Instead, where a rank lets an expired prompt
-go, a copy of it is given such a registration.
+An expired prompt never comes back, so a registration that arrives later has nothing to wait for. In scopes a timer may
+fire at any moment, so that no search sees a wait that only a timer ends. Instead, where a rank releases an expired
+prompt, a copy of the rank is given such a registration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LATER = "later"
 
 
 def expired_in(effects: Sequence[Effect]) -> Xid | None:
-    """Return the prompt that a P rank lets go with these effects because its lease has ended; None if there is none."""
+    """Return the prompt that a P rank releases by these effects because its lease has ended; None if there is none."""
     for effect in effects:
         event = effect.event if isinstance(effect, SendLocal) else None
         if isinstance(event, ShardReleased) and event.code is Code.EXPIRED:

@@ -129,9 +129,11 @@ def walks(
         tick: called after every batch with the result so far; True stops.
     """
     found = Walked()
-    batches: list[Sequence[int]] = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+    batches: list[Sequence[int]]
     if grouped:
         batches = by_cluster(seeds, task.dialect)
+    else:
+        batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
     with uncollected(), _hands(task, jobs) as submit:
         for ended in _in_order(submit, batches, jobs, until_s):
             found.add(ended)

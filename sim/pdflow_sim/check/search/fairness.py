@@ -33,14 +33,14 @@ from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 from pdflow_sim.check.search.components import components
 from pdflow_sim.check.search.liveness import REPAIRS, may_fire, missing
 from pdflow_sim.check.state.counting import Counting
-from pdflow_sim.check.state.shadow_state import Broken
+from pdflow_sim.check.state.shadow_state import WHOLE, Broken
 from pdflow_sim.check.state.space import State
 
 Label: TypeAlias = Hashable
 """What fairness is about: a link, a task, an operation, a timer, or a step of an engine."""
 ON_OPERATION = frozenset({"read", "land", "notice", "ended"})
 OPTIONAL = frozenset({"start"})
-"""Verbs of moves that a fair run need not make."""
+"""Verbs of moves that a fair run need not make, unless only ranks of the engine have died."""
 
 
 OPEN_STATES = 3_000
@@ -166,7 +166,9 @@ class Fairness:
         if move[0] == "timer" and self.untimed:
             timer = self.space.armed[state[move[1]]][move[2]]
             return timer.kind in self.repeated or may_fire(self.world, state, timer)
-        return move[0] not in OPTIONAL or self.space.scope.rank_dies
+        if move[0] in OPTIONAL:
+            return self.space.shadow_of(state).down[move[1]] != WHOLE
+        return True
 
     # Verdicts.
 

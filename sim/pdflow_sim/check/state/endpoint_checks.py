@@ -113,13 +113,13 @@ def spares_later_requests(node: Address, before: Any, after: Any, event: Any, ef
 def refuses_the_expired(
     shards: Shards, node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]
 ) -> None:
-    """Check that a P rank that lets an expired prompt go refuses a later registration for it at once (L9). `shards`:
+    """Check that a P rank that releases an expired prompt refuses a later registration for it at once (L9). `shards`:
     those of the D engines."""
     if type(after) is not ProducerRank or not after.store.context.dialect.control_frames:
         return
     xid = expired_in(effects)
     if xid is not None and waits_in_vain(after, xid, shards):
-        raise Broken("L9", f"{node} lets {xid} go as expired, and a later registration for it would wait")
+        raise Broken("L9", f"{node} releases {xid} as expired, and a later registration for it would wait")
 
 
 def renews_what_is_wanted(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:

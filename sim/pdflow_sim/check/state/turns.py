@@ -17,7 +17,7 @@ import msgspec
 from pdflow.protocol.effects import Note, PostWrite, Send, SendLocal
 from pdflow.protocol.events import FrameOrdered, Received, TimerFired
 from pdflow.protocol.ids import engine_of
-from pdflow.protocol.messages import CancelAck, Done, Progress, Register, RegisterAck, Sync, SyncReply
+from pdflow.protocol.messages import CancelAck, Progress, Register, RegisterAck, Sync, SyncReply
 from pdflow.protocol.values import Address
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
 from pdflow_sim.check.state.endpoint_checks import (
@@ -33,7 +33,7 @@ from pdflow_sim.check.state.endpoint_checks import (
 )
 from pdflow_sim.check.state.shadow_state import CRASH, Broken, Interned, PartialState
 from pdflow_sim.check.state.space import Draft, State, StateSpace
-from pdflow_sim.check.state.wire_checks import NOTIFICATIONS, passes_as_a_notification, passes_the_codec
+from pdflow_sim.check.state.wire_checks import passes_the_codec
 
 SENDING_EFFECTS = (Send, SendLocal)
 """Effects of an orphan that reach no endpoint: its connections and its scheduler are gone."""
@@ -79,6 +79,8 @@ class TurnRunner:
         cluster = space.cluster
         self.space = space
         self.cluster = cluster
+        self.strict = space.scope.dialect.control_frames
+        """Frames are those of strict, and not notifications of vLLM."""
         self.events = Interned()
         """(node, event)"""
         self.batches = Interned()
@@ -288,8 +290,7 @@ class TurnRunner:
                 check(node, before, body, what, effects)
             for effect in effects:
                 if type(effect) is PostWrite:
-                    passes = passes_the_codec if type(effect.notification) is Done else passes_as_a_notification
-                    passes(node, effect.notification)
+                    passes_the_codec(node, effect.notification, self.strict)
             hit = self.steps[end, event] = (after, effects)
         return hit
 
@@ -299,11 +300,8 @@ class TurnRunner:
         frames = self.space.frames
         known, what = len(frames.values), self._on_the_wire(message)
         number = frames.of(what)
-        if number == known and self.space.scope.dialect.control_frames:
-            if what is message:
-                passes_the_codec(node, what)
-        elif number == known and isinstance(message, NOTIFICATIONS):
-            passes_as_a_notification(node, message)
+        if number == known and (what is message or not self.strict):
+            passes_the_codec(node, message, self.strict)
         return number
 
     def _on_the_wire(self, message: Any) -> Any:

@@ -25,21 +25,27 @@ from pdflow.protocol.wire.vllm import (
 )
 from pdflow_sim.check.state.shadow_state import Broken
 
-NOTIFICATIONS = (Register, Completion, Heartbeat)
-"""The messages of vLLM that are notifications."""
 ADDRESS = PushAddress("127.0.0.1", 5600, "P", "localhost", 5601, 1, 1)
 HELLO = encode_frame(Hello("D.r0", 201, 1, 0))
 
 
-def passes_the_codec(node: Address, message: Any) -> None:
-    """Check that a peer reads this frame of strict as it was meant. Raises Broken."""
+def passes_the_codec(node: Address, message: Any, strict: bool) -> None:
+    """Check that a peer reads a message as it was meant: in `strict` a frame or a DONE, else a notification of vLLM.
+    Raises Broken."""
     try:
-        data = encode_frame(message)
+        if strict:
+            _passes_as_frame(node, message)
+        elif isinstance(message, Register):
+            _passes_as_push_reg(node, message)
+        else:
+            _passes_as_text(node, message)
     except LocalProtocolError as error:
-        raise _refused(node, error) from error
-    read = decode_done(data) if isinstance(message, Done) else decode_frame(data)
-    if read != message:
-        raise Broken("S9", f"{node} sends {message}, and its peer reads {read}")
+        raise Broken("S9", f"{node} sends what no peer would accept: {error}") from error
+
+
+def _passes_as_frame(node: Address, message: Any) -> None:
+    data = encode_frame(message)
+    _is_read(node, message, decode_done(data) if isinstance(message, Done) else decode_frame(data))
     decoder = FrameDecoder()
     streamed = [*decoder.feed(HELLO + data[:-1]), *decoder.feed(data[-1:])][1:]
     if streamed != [message]:
@@ -47,18 +53,9 @@ def passes_the_codec(node: Address, message: Any) -> None:
     _is_sized(node, message, frame_size(message), len(data))
 
 
-def passes_as_a_notification(node: Address, message: Any) -> None:
-    """Check that a peer reads this message of vLLM as it was meant. Raises Broken."""
-    try:
-        if isinstance(message, Register):
-            _passes_as_push_reg(node, message)
-            return
-        data = encode_completion(message) if isinstance(message, Completion) else encode_heartbeats(message)[0]
-    except LocalProtocolError as error:
-        raise _refused(node, error) from error
-    read = decode_notification(data)
-    if read != message:
-        raise Broken("S9", f"{node} sends {message}, and its peer reads {read}")
+def _passes_as_text(node: Address, message: Completion | Heartbeat) -> None:
+    data = encode_completion(message) if isinstance(message, Completion) else encode_heartbeats(message)[0]
+    _is_read(node, message, decode_notification(data))
     _is_sized(node, message, notification_size(message, ADDRESS), len(data))
 
 
@@ -68,9 +65,9 @@ def _passes_as_push_reg(node: Address, message: Register) -> None:
         data = encode_push_reg(message, ADDRESS, transfer_id=pdf, pdf=pdf)
         push = decode_notification(data)
         read = push.register(message.d_rank, message.shards) if isinstance(push, PushReg) else push
-        expected = message if pdf else _as_vllm_sends(message)
-        if read != expected or not isinstance(push, PushReg) or push.address != ADDRESS:
-            raise Broken("S9", f"{node} sends {expected}, and its peer reads {read}")
+        _is_read(node, message if pdf else _as_vllm_sends(message), read)
+        assert isinstance(push, PushReg)
+        _is_read(node, ADDRESS, push.address)
         _is_sized(node, message, notification_size(message, ADDRESS, transfer_id=pdf, pdf=pdf), len(data))
 
 
@@ -78,6 +75,11 @@ def _as_vllm_sends(message: Register) -> Register:
     reg = msgspec.structs.replace(message.reg, incarnation=0, seq=0)
     target = Allocation(0, message.target.blocks)
     return Register(reg, "", message.d_rank, message.shards, target, 0, 0, 0, 0, 0)
+
+
+def _is_read(node: Address, sent: Any, read: Any) -> None:
+    if read != sent:
+        raise Broken("S9", f"{node} sends {sent}, and its peer reads {read}")
 
 
 def _is_sized(node: Address, message: Any, size: int, sent: int) -> None:
@@ -89,7 +91,3 @@ def _is_sized(node: Address, message: Any, size: int, sent: int) -> None:
         slack = RANK_BYTES * len(message.targets)
     if not sent <= size <= sent + slack:
         raise Broken("S9", f"{node} sends {message} in {sent} bytes, and simulations count {size}")
-
-
-def _refused(node: Address, error: LocalProtocolError) -> Broken:
-    return Broken("S9", f"{node} sends what no peer would accept: {error}")
