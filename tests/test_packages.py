@@ -124,6 +124,7 @@ EXCEPTIONS: Final = {
     "sim/pdflow_sim/check/suites/mutants.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/suites/suite.py": Permit("a budget of time; writes stories", "time", touches_files=True),
     "sim/pdflow_sim/check/suites/races.py": Permit("a budget of time", "time"),
+    "sim/pdflow_sim/check/suites/routers.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/suites/scenario.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/suites/walk.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/check/report.py": Permit("how long it has taken so far", "time"),

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.mutation.page import merged, write
 from benchmarks.mutation.sample import ROOT, by_hand, draw, extract, load
 from benchmarks.mutation.score import Reach, done_before, measure_reach, score, working_copy
-from benchmarks.mutation.unit_tests import run_for_survivors
+from benchmarks.mutation.unit_tests import measure, run_for_survivors, tested_copy
 
 BEFORE = "1139c5f5"
 """The last commit before the checker's net was widened."""
@@ -55,14 +55,20 @@ def main() -> int:
         return 0
     if asked.command == "tests":
         survivors = [one["bug"] for one in hunted_in(work, revision) if one["caught"] == ""]
-        copy = working_copy(tree, work / f"tests-{revision[:8]}")
-        run_for_survivors(load(sample).bugs, survivors, before, copy, tested)
+        measured = work / f"tests-{revision[:8]}.json"
+        copy = tested_copy(tree, work / f"tests-{revision[:8]}")
+        if not measured.exists():
+            measure(copy, measured)
+        run_for_survivors(load(sample).bugs, survivors, before, copy, measured, tested)
         return 0
     turn, processes = map(int, asked.share.split("/"))
     copy = working_copy(tree, work / f"copy-{revision[:8]}-{turn}")
     results = work / f"{'hand' if asked.hand else 'hunt'}-{revision[:8]}-{turn}.jsonl"
-    bugs = by_hand(tree) if asked.hand else load(sample).bugs
-    score(bugs, tree if asked.hand else before, copy, Reach(reach), results, (turn, processes))
+    if asked.hand:
+        score(by_hand(tree), tree, copy, Reach(reach), results, (turn, processes), {})
+    else:
+        noticed_by = all_noticed_by(work)
+        score(load(sample).bugs, before, copy, Reach(reach), results, (turn, processes), noticed_by)
     return 0
 
 
@@ -70,6 +76,16 @@ def hunted_in(work: Path, revision: str) -> list[dict[str, Any]]:
     """Return the verdicts on a revision, of all processes that hunted."""
     paths = sorted(work.glob(f"hunt-{revision[:8]}-*.jsonl"))
     return [verdict for path in paths for verdict in done_before(path).values()]
+
+
+def all_noticed_by(work: Path) -> dict[int, set[str]]:
+    """Return the searches that have noticed each bug of the sample, in whichever revision."""
+    found: dict[int, set[str]] = {}
+    for path in work.glob("hunt-*.jsonl"):
+        for bug, verdict in done_before(path).items():
+            if verdict["caught"]:
+                found.setdefault(bug, set()).add(verdict.get("by", ""))
+    return found
 
 
 def tree_of(revision: str, work: Path) -> tuple[str, Path]:

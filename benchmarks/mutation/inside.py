@@ -43,6 +43,7 @@ def searches() -> dict[str, Callable[[], Json]]:
             found[f"scope {named.name}"] = _scope(named)
     for method, dialect in selected_rows(list(METHODS), None):
         found[f"data path {method.name}, {dialect}"] = _data_path(method, dialect)
+    found |= _routers()
     for dialect in (STRICT, VLLM_COMPAT):
         found[f"walks {dialect.name}"] = _walks(dialect)
     found["races"] = _races
@@ -76,6 +77,29 @@ def _data_path(method: Any, dialect: Any) -> Callable[[], Json]:
             return {"counts": [found.states, found.transitions]}
         findings = sorted(finding.value for finding in found.counterexamples)
         return {"caught": "data path", "what": ", ".join([*findings, *found.missed])}
+
+    return searched
+
+
+def _routers() -> dict[str, Callable[[], Json]]:
+    """Return the searches of routers alone; none in a revision that has none."""
+    try:
+        from pdflow_sim.check.routers.catalogue import SETTINGS
+    except ImportError:
+        return {}
+    return {f"router {setting.name}": _router(setting) for setting in SETTINGS}
+
+
+def _router(setting: Any) -> Callable[[], Json]:
+    def searched() -> Json:
+        from pdflow_sim.check.routers.world import RouterWorld
+        from pdflow_sim.check.search.forward import explore
+
+        found = explore(RouterWorld(setting))
+        if found.counterexamples:
+            what = ", ".join(sorted(finding.value for finding in found.counterexamples))
+            return {"caught": "router", "what": what}
+        return {"counts": [found.states, found.transitions]}
 
     return searched
 

@@ -1,6 +1,7 @@
 """What the searches notice of a sample of bugs, bug by bug: resumable, one line of JSON for each bug.
 
-Of a bug, only those searches are made that execute its lines, by `inside.reach`; the quick ones first, then the walks.
+Of a bug, only those searches are made that execute its lines, by `inside.reach`: first those that have noticed it in
+another revision, then the quick ones, then the walks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +59,9 @@ class Reach:
     def __init__(self, folder: Path) -> None:
         self.searches: dict[str, Any] = json.loads((folder / "index.json").read_text())
 
-    def order(self, file: str, lines: range) -> list[dict[str, Any]]:
-        """Return the searches that execute lines of a file: the quick ones, the walks, the others."""
+    def order(self, file: str, lines: range, noticed_by: Container[str] = ()) -> list[dict[str, Any]]:
+        """Return the searches that execute lines of a file: those of `noticed_by`, the quick ones, the walks, the
+        others."""
         wanted = set(lines)
         found = []
         for name, search in self.searches.items():
@@ -67,9 +70,10 @@ class Reach:
                 kept = {key: search[key] for key in ("seconds", "counts", "path")}
                 found.append({"name": name, "outside": outside, **kept})
 
-        def rank(search: dict[str, Any]) -> tuple[int, float]:
-            seconds = search["seconds"]
-            return (1 if search["name"].startswith("walks") else 0 if seconds < QUICK_S else 2), seconds
+        def rank(search: dict[str, Any]) -> tuple[bool, int, float]:
+            name, seconds = search["name"], search["seconds"]
+            kind = 1 if name.startswith("walks") else 0 if seconds < QUICK_S else 2
+            return name not in noticed_by, kind, seconds
 
         return sorted(found, key=rank)
 
@@ -102,12 +106,12 @@ def done_before(path: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def hunted(bug: Bug, tree: Path, reach: Reach) -> dict[str, Any]:
-    """Return what notices a bug of this tree, which is left as it was."""
+def hunted(bug: Bug, tree: Path, reach: Reach, noticed_by: Container[str]) -> dict[str, Any]:
+    """Return what notices a bug of this tree, which is left as it was. The searches of `noticed_by` come first."""
     changed = tree / "pdflow" / bug.file
     source, old = changed.read_bytes(), changed.stat()
     lines = span(bug, source)
-    given = {"order": reach.order(bug.file, lines), "file": bug.file, "lines": [*lines]}
+    given = {"order": reach.order(bug.file, lines, noticed_by), "file": bug.file, "lines": [*lines]}
     if not given["order"]:
         return {"caught": "", "tried": 0}
     changed.write_bytes(bug.apply(source))
@@ -126,13 +130,22 @@ def hunted(bug: Bug, tree: Path, reach: Reach) -> dict[str, Any]:
     return verdict
 
 
-def score(bugs: tuple[Bug, ...], before: Path, tree: Path, reach: Reach, results: Path, share: tuple[int, int]) -> None:
+def score(
+    bugs: tuple[Bug, ...],
+    before: Path,
+    tree: Path,
+    reach: Reach,
+    results: Path,
+    share: tuple[int, int],
+    noticed_by: Mapping[int, Container[str]],
+) -> None:
     """Hunt every bug that has no verdict yet, and append its verdict.
 
     Args:
         before: the tree from which the bugs were drawn.
         tree: the tree that is changed.
         share: (k, n): every n-th bug only, from the k-th on, for n processes with a tree and a file each.
+        noticed_by: by bug, the searches that have noticed it in other revisions.
     """
     known = done_before(results)
     turn, processes = share
@@ -142,7 +155,7 @@ def score(bugs: tuple[Bug, ...], before: Path, tree: Path, reach: Reach, results
         old = (before / "pdflow" / bug.file).read_bytes()
         file = tree / "pdflow" / bug.file
         now = moved(bug, old, file.read_bytes()) if file.exists() else None
-        verdict = {"caught": CHANGED} if now is None else hunted(now, tree, reach)
+        verdict = {"caught": CHANGED} if now is None else hunted(now, tree, reach, noticed_by.get(number, ()))
         line = {"bug": number, **verdict, "file": bug.file, "function": bug.function, "operator": bug.operator}
         line["diff"] = diff(bug, old)
         with results.open("a") as out:
@@ -154,7 +167,7 @@ def working_copy(tree: Path, to: Path) -> Path:
     """Copy the packages of a tree, for one process that changes them, and compile them."""
     shutil.rmtree(to, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    for package in ("pdflow", "sim", "runtime", "tests"):
+    for package in ("pdflow", "sim", "runtime"):
         shutil.copytree(tree / package, to / package, ignore=ignored)
     shutil.copy(tree / "pyproject.toml", to)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "pdflow", "sim"], cwd=to, check=True)

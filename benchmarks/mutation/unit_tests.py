@@ -1,11 +1,14 @@
-"""What else notices the bugs that no search notices: the unit tests that execute their lines."""
+"""What else notices the bugs that no search notices: the unit and simulator tests that execute their lines."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,33 +17,36 @@ from benchmarks.mutation.sample import moved
 from benchmarks.mutation.score import done_before, python, span
 from benchmarks.mutation.sites import Bug
 
-TESTED: Final = ("tests/protocol", "tests/routing", "tests/serving", "tests/methods", "tests/wiring")
-OTHER_TESTS: Final = ("tests/sim", "tests/check/datapath")
-"""Tests that are tried when those fail to notice it."""
+FOLDERS: Final = ("protocol", "routing", "serving", "methods", "wiring", "results", "faults", "sim", "check/datapath")
 CONFIGURATION: Final = """[run]
 source = pdflow
 dynamic_context = test_function
 """
-PYTEST: Final = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not nightly")
-HOURS_S: Final = 1_800.0
+PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not nightly")
+BUDGET_S: Final = 300.0
+"""The tests of one bug, the quickest first, take so long without the bug at most."""
+SLOW: Final = 5
+"""Tests that use this many times their time are stopped: the bug never ends."""
+START_S: Final = 60.0
+Contexts = dict[str, dict[str, list[str]]]
+"""By file of pdflow and line, the tests that execute it, such as "tests.protocol.test_cells.test_done"."""
 
 
 def measure(tree: Path, path: Path) -> None:
-    """Run the unit tests of a tree once; write which of them execute which lines."""
-    settings = tree / ".coveragerc-mutation"
+    """Run these tests of a tree once; write which of them execute which lines, and how long each takes."""
+    settings, data, report = (path.with_suffix(suffix) for suffix in (".coveragerc", ".coverage", ".xml"))
     settings.write_text(CONFIGURATION)
-    data = path.with_suffix(".coverage")
-    command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}"]
+    command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}", *PYTEST, f"--junitxml={report}"]
     subprocess.run(
-        [sys.executable, *command, *PYTEST[:-2], "-m", "not nightly", *TESTED],
+        [sys.executable, *command, *(f"tests/{folder}" for folder in FOLDERS)],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": f"{tree}:{tree}/sim:{tree}/runtime"},
+        env=os.environ | {"PYTHONPATH": f"{tree}:{tree}/sim:{tree}/runtime", "HYPOTHESIS_PROFILE": "ci"},
         check=True,
     )
-    path.write_text(json.dumps(_contexts(tree, data)))
+    path.write_text(json.dumps({"seconds": _seconds(report), "contexts": _contexts(tree, data)}))
 
 
-def _contexts(tree: Path, data: Path) -> dict[str, dict[str, list[str]]]:
+def _contexts(tree: Path, data: Path) -> Contexts:
     from coverage import CoverageData
 
     read = CoverageData(str(data))
@@ -53,23 +59,43 @@ def _contexts(tree: Path, data: Path) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def node_ids(tree: Path, contexts: Iterable[str]) -> list[str]:
-    """Return the ids for pytest of tests by their contexts, such as "tests.protocol.test_cells.test_done"."""
-    found = []
-    for context in contexts:
-        names = context.split(".")
-        for end in range(len(names) - 1, 0, -1):
-            file = Path(*names[:end]).with_suffix(".py")
-            if (tree / file).is_file():
-                found.append("::".join([file.as_posix(), *names[end:]]))
-                break
-    return found
+def _seconds(report: Path) -> dict[str, float]:
+    """Return the seconds of each test, with all of its parameters."""
+    found: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
+        found[name] += float(case.get("time", 0))  # type: ignore[assignment]
+    return dict(found)
 
 
-def first_failure(tree: Path, arguments: Iterable[str]) -> str:
+def node_id(tree: Path, context: str) -> str:
+    """Return the id for pytest of a test by its context, or "" if it is none."""
+    names = context.split(".")
+    for end in range(len(names) - 1, 0, -1):
+        file = Path(*names[:end]).with_suffix(".py")
+        if (tree / file).is_file():
+            return "::".join([file.as_posix(), *names[end:]])
+    return ""
+
+
+def chosen(measured: dict[str, Any], file: str, lines: Iterable[int]) -> tuple[list[str], float]:
+    """Return the tests that execute these lines, the quickest first, and what they take, within BUDGET_S."""
+    by_line = measured["contexts"].get(file, {})
+    seconds: dict[str, float] = measured["seconds"]
+    found = {name for line in lines for name in by_line.get(str(line), ()) if name in seconds}
+    taken, total = [], 0.0
+    for name in sorted(found, key=lambda name: (seconds[name], name)):
+        if total + seconds[name] > BUDGET_S:
+            break
+        taken.append(name)
+        total += seconds[name]
+    return taken, total
+
+
+def first_failure(tree: Path, ids: Iterable[str], timeout_s: float) -> str:
     """Return the first of these tests that fails in a tree, or "" if none does."""
     try:
-        python(tree, *PYTEST, *arguments, timeout_s=HOURS_S)
+        python(tree, *PYTEST, "-x", *ids, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return "never ends"
     except subprocess.CalledProcessError as error:
@@ -78,25 +104,17 @@ def first_failure(tree: Path, arguments: Iterable[str]) -> str:
     return ""
 
 
-def noticed(tree: Path, tests: dict[str, Any], file: str, lines: Iterable[int]) -> str:
-    """Return the test that notices the bug of a tree, which is in these lines, or "" if none does."""
-    by_line = tests.get(file, {})
-    contexts = sorted({name for line in lines for name in by_line.get(str(line), ())})
-    ids = node_ids(tree, contexts)
-    return (first_failure(tree, ids) if ids else "") or first_failure(tree, OTHER_TESTS)
-
-
-def run_for_survivors(bugs: Sequence[Bug], survivors: Iterable[int], before: Path, tree: Path, results: Path) -> None:
+def run_for_survivors(
+    bugs: Sequence[Bug], survivors: Iterable[int], before: Path, tree: Path, measured: Path, results: Path
+) -> None:
     """Run the tests of each of these bugs that has no verdict yet, and append which test notices it.
 
     Args:
         before: the tree from which the bugs were drawn.
         tree: the tree that is changed.
+        measured: what `measure` wrote of that tree.
     """
-    contexts = tree / "tests.json"
-    if not contexts.exists():
-        measure(tree, contexts)
-    tests = json.loads(contexts.read_text())
+    tests = json.loads(measured.read_text())
     known = done_before(results)
     for number in survivors:
         bug = bugs[number]
@@ -105,14 +123,23 @@ def run_for_survivors(bugs: Sequence[Bug], survivors: Iterable[int], before: Pat
         now = moved(bug, (before / "pdflow" / bug.file).read_bytes(), source)
         if number in known or now is None:
             continue
+        names, seconds = chosen(tests, bug.file, span(now, source))
         path.write_bytes(now.apply(source))
         # A cached .pyc of the same size and second would be taken for this file's.
         os.utime(path, (old.st_atime + 10, old.st_mtime + 10))
         try:
-            test = noticed(tree, tests, bug.file, span(now, source))
+            ids = [found for name in names if (found := node_id(tree, name))]
+            test = first_failure(tree, ids, SLOW * seconds + START_S) if ids else ""
         finally:
             path.write_bytes(source)
             os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
         with results.open("a") as out:
-            out.write(json.dumps({"bug": number, "test": test}) + "\n")
-        print(f"{number}: {test or 'survives'}", flush=True)
+            out.write(json.dumps({"bug": number, "test": test, "tests": len(names)}) + "\n")
+        print(f"{number}: {test or f'survives {len(names)} tests'}", flush=True)
+
+
+def tested_copy(tree: Path, to: Path) -> Path:
+    """Copy a tree whole, for tests that read its examples and pages."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(tree, to, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return to

@@ -57,9 +57,9 @@ from pdflow.cli.options import SET, print_view
 def check(ctx: click.Context, /, what: str, as_json: bool, as_list: bool, **options: Any) -> None:
     """Check the protocol: explore every order of events.
 
-    WHAT is quick (default, about 30 s on 2 cores), all (CPU minutes), scopes, methods, walk, mutants, races, scope (one
-    of your own, with --set) or a SCENARIO.toml. Prints the coverage. If an invariant is violated, writes the shortest
-    counterexample into --out and exits with 1.
+    WHAT is quick (default, about 30 s on 2 cores), all (CPU minutes), scopes, methods, routers, walk, mutants, races,
+    scope (one of your own, with --set) or a SCENARIO.toml. Prints the coverage. If an invariant is violated, writes
+    the shortest counterexample into --out and exits with 1.
     """
     command = importlib.import_module("pdflow_sim.check.command")
     replay, diagram, trace = (options.pop(name) for name in ("replay", "diagram", "trace"))

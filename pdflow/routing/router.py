@@ -143,15 +143,18 @@ class Router:
         avoid_d = None if before is None or before.d < 0 else before.d
         attempt = Attempt(asked.request, number, p, asked, avoid_d)
         alone = self._alone(attempt)
+        concurrent = self.dispatch == "concurrent" and not alone
+        if concurrent and not any(self.decode_choice.up):
+            # P would compute in vain.
+            self.prefill_choice.ended(asked, p)
+            return (Reply(asked.request, "failed", Code.UNREACHABLE, number - 1),)
         self._open(attempt)
         first = DispatchPrefill(p, asked.request, attempt.request_id, attempt.xid, not alone)
-        if self.dispatch == "sequential" or alone:
+        if not concurrent:
             return (first,)
         # Only P's coordinates are known yet; that is all that push needs.
-        params = KvParams(self.prefill[p], attempt.xid, attempt.request_id, 0)
-        second = self._send_decode(attempt, params)
-        if second is None:
-            return self._over(attempt, "failed", Code.UNREACHABLE)
+        second = self._send_decode(attempt, KvParams(self.prefill[p], attempt.xid, attempt.request_id, 0))
+        assert second is not None, "a decode engine is up"
         return (first, second)
 
     def _open(self, attempt: Attempt) -> None:

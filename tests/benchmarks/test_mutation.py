@@ -101,7 +101,7 @@ def test_a_bug_is_searched_only_where_it_changes_a_step(tmp_path: Path, reach: R
     verdicts = []
     for bug in sites(copy / "pdflow" / file, file):
         if bug.operator in ("statement dropped", "condition negated"):
-            verdicts.append(hunted(bug, copy, reach))
+            verdicts.append(hunted(bug, copy, reach, ()))
             assert (copy / "pdflow" / file).read_bytes() == source
             if len(verdicts) == 6:
                 break
@@ -110,7 +110,7 @@ def test_a_bug_is_searched_only_where_it_changes_a_step(tmp_path: Path, reach: R
     line = min(set(recorded["inside"][file]) - set(recorded["outside"].get(file, ())))
     end = len(b"".join(source.splitlines(keepends=True)[:line])) - 1
     comment = Bug(file, end, end, "  # Nothing changes.", "", "", (line, line))
-    verdict = hunted(comment, copy, reach)
+    verdict = hunted(comment, copy, reach, ())
     assert (verdict["caught"], verdict["tried"], verdict["made"]) == ("", 1, 0)
 
 

@@ -21,7 +21,10 @@ from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.mutants.hunt import Kill, hunt
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.verdict import RaceOutcome, look
+from pdflow_sim.check.routers.setting import RouterSetting
+from pdflow_sim.check.routers.world import RouterWorld
 from pdflow_sim.check.scopes.named import Named
+from pdflow_sim.check.search import forward
 from pdflow_sim.check.search.campaign import WalkTask, walks
 from pdflow_sim.check.search.search import explore
 from pdflow_sim.check.state.counting import COUNTED
@@ -92,6 +95,15 @@ def looked(race: str, dialect: str) -> RaceOutcome:
         steps=row["steps"],
         states=row["states"],
     )
+
+
+def routers_explored(setting: RouterSetting) -> tuple[int, dict[str, list[str]]]:
+    """The states of a router's setting, and what is found in it."""
+    row = _saved_rows("routers", "setting").get(setting.name)
+    if row is not None and row["ok"]:
+        return row["states"], row["findings"]
+    found = forward.explore(RouterWorld(setting))
+    return found.states, {finding.value: list(lines) for finding, lines in found.counterexamples.items()}
 
 
 def _saved_rows(suite: str, key: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.report import scopes_table
+from pdflow_sim.check.routers.catalogue import SETTINGS
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.named import Named
 from pdflow_sim.check.scopes.scope import Scope
@@ -95,7 +96,7 @@ def test_a_budget_that_runs_out_is_no_pass() -> None:
         (["no-tombstone"], "unknown check 'no-tombstone'; did you mean mutants --only no-tombstone?"),
         (["two requests"], "unknown check 'two requests'; did you mean scopes --only \"two requests\"?"),
         (["story.json"], "unknown check 'story.json'; did you mean --replay story.json or --diagram story.json?"),
-        (["carrier-pigeon"], "unknown check 'carrier-pigeon'; expected quick, all, scopes, methods, mutants, races"),
+        (["carrier-pigeon"], "unknown check 'carrier-pigeon'; expected quick, all, scopes, methods, routers, mutants"),
         (["--diagram", "R99"], "R99: "),
         (["--replay", "missing.json"], "missing.json: cannot be read"),
         (
@@ -106,7 +107,7 @@ def test_a_budget_that_runs_out_is_no_pass() -> None:
         (["--only", "pull"], "--only: needs WHAT, such as scopes"),
         (["--large"], "--large: needs WHAT"),
         (["--set", "drop=1"], "--set: needs WHAT scope: pdflow check scope --set drop=1"),
-        (["walk", "--list"], "--list: there are no names in walk; expected scopes, races, mutants, methods, scope"),
+        (["walk", "--list"], "--list: there are no names in walk; expected scopes, races, mutants, methods, routers"),
     ],
 )
 def test_what_does_not_exist_is_bad_input(arguments: list[str], message: str) -> None:
@@ -131,7 +132,10 @@ def test_without_what_it_is_quick_and_says_what_it_left_out(monkeypatch: pytest.
     assert (
         f"It left out: {larger} scopes of more than 100 states or of a pair of faults, {len(MUTANTS)} mutants" in text
     )
-    assert "races, random walks 50 to 6,400 of each dialect: `pdflow check all`, about 5 CPU minutes" in text
+    assert (
+        "settings of a router alone, random walks 50 to 6,400 of each dialect: `pdflow check all`, about 5 CPU minutes"
+        in text
+    )
     assert f"{nightly} nightly scopes: `pdflow check all --large`" in text
 
 
@@ -216,6 +220,7 @@ def test_names_are_listed_one_a_line() -> None:
         "races": len(RACES),
         "mutants": len(MUTANTS),
         "methods": len(METHODS),
+        "routers": len(SETTINGS),
     }
     assert len(ran.stdout.splitlines()) == len(rows) + sum(map(len, rows.values()))
     for names in ([named.name for named in SCOPES], RACES, MUTANTS, METHODS):

@@ -23,10 +23,10 @@ from pdflow.scenario import load
 from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.pairing import Pairing
-from pdflow_sim.check.datapath.search import Explored, explore
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.races.catalogue import RACES
 from pdflow_sim.check.races.verdict import look
+from pdflow_sim.check.search.forward import Explored, explore
 from pdflow_sim.run import RunOptions, conclude, prepare, run
 from pdflow_sim.world import World
 

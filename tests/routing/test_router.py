@@ -215,7 +215,7 @@ def test_a_retried_decode_leg_goes_elsewhere_too_when_legs_are_sent_in_turn() ->
 def test_nobody_is_up() -> None:
     it = router(p=1, d=1)
     it.handle(EngineChanged("d-0", False), 0)
-    assert it.handle(RequestArrived(0), 0)[-1] == Reply(0, "failed", Code.UNREACHABLE, 1)
+    assert it.handle(RequestArrived(0), 0) == (Reply(0, "failed", Code.UNREACHABLE, 0),)
     it.handle(EngineChanged("p-0", False), 0)
     assert it.handle(RequestArrived(1), 0) == (Reply(1, "failed", Code.UNREACHABLE, 0),)
     assert (it.prefill_choice.loads, it.decode_choice.loads) == ([0], [0])

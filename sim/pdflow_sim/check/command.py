@@ -25,7 +25,7 @@ from pdflow_sim.check.search.swarm import BLOCK, CLUSTERS
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult
 
 Suite: TypeAlias = Callable[[CheckOptions, Console], SuiteResult]
-SUITES = ("scopes", "methods", "mutants", "races", "walk")
+SUITES = ("scopes", "methods", "routers", "mutants", "races", "walk")
 """The suites in the order in which `all` runs them; each is a module of suites/."""
 CHECKS = ("quick", "all", *SUITES, "scope")
 """Every WHAT of the command line but a scenario."""

@@ -1,4 +1,4 @@
-"""`pdflow check --list`: the names of scopes, races, mutants and methods; and hints for a WHAT that is none."""
+"""`pdflow check --list`: the names of scopes, races, mutants, methods and routers, and hints for a wrong WHAT."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.routers.catalogue import SETTINGS as ROUTERS
 from pdflow_sim.check.scopes.catalogue import SCOPES
 from pdflow_sim.check.scopes.fields import field_rows
 from pdflow_sim.check.suites.scopes import matching
 from pdflow_sim.check.suites.suite import CheckOptions
 
 Row: TypeAlias = dict[str, Any]
-ALL = ("scopes", "races", "mutants", "methods")
+ALL = ("scopes", "races", "mutants", "methods", "routers")
 
 
 def listed(what: str, options: CheckOptions, console: Console) -> dict[str, list[Row]]:
@@ -77,6 +78,10 @@ def _methods(options: CheckOptions) -> list[Row]:
     ]
 
 
+def _routers(options: CheckOptions) -> list[Row]:
+    return [{"setting": each.name, "states": each.states} for each in ROUTERS if options.selects(each.name)]
+
+
 def _fields(options: CheckOptions) -> list[Row]:
     return [row for row in field_rows() if options.selects(row["field"])]
 
@@ -91,6 +96,7 @@ LISTS: dict[str, tuple[Callable[[CheckOptions], list[Row]], Callable[[Row], str]
     "races": (_races, lambda row: f"{row['race']} {row['name']}: {row['what']}"),
     "mutants": (_mutants, lambda row: f"{row['mutant']} ({row['caught_by'] or 'survives'}): {row['what']}"),
     "methods": (_methods, lambda row: f"{row['method']}: {row['what']}"),
+    "routers": (_routers, lambda row: f"{row['states']:>9,} states  {row['setting']}"),
     "scope": (_fields, _field_line),
 }
 
@@ -108,6 +114,7 @@ def hint(what: str, checks: Sequence[str]) -> str:
         "methods": list(METHODS),
         "races": [race.name for race in RACES.values()],
         "scopes": [named.name for named in SCOPES],
+        "routers": [each.name for each in ROUTERS],
     }
     for suite, known in names.items():
         if what in known:

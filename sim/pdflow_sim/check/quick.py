@@ -9,11 +9,12 @@ from attrs import evolve
 from pdflow.errors import Problem, ScenarioError
 from pdflow_sim.check.mutants.catalogue import MUTANTS
 from pdflow_sim.check.races.catalogue import RACES
+from pdflow_sim.check.routers.catalogue import SETTINGS as ROUTERS
 from pdflow_sim.check.suites.scopes import chosen, matching
 from pdflow_sim.check.suites.suite import CheckOptions
 
 SUITES = ("scopes", "methods", "walk")
-"""Mutants and races check the checker, and need one process for minutes."""
+"""Mutants and races check the checker, and need one process for minutes. The settings of routers take 20 s."""
 MAX_STATES = 26_000
 RUNS = 500
 """Random walks of each dialect."""
@@ -38,7 +39,7 @@ def left_out(options: CheckOptions, runs_of_all: int) -> Iterator[str]:
     walks = f", random walks {walked:,} to {runs_of_all:,} of each dialect" if walked < runs_of_all else ""
     yield "This was the quick check. It left out:"
     yield f"  {larger} scopes of more than {MAX_STATES:,} states or of a pair of faults, {len(MUTANTS)} mutants,"
-    yield f"  {len(RACES)} races{walks}:"
+    yield f"  {len(RACES)} races, {len(ROUTERS)} settings of a router alone{walks}:"
     yield "    `pdflow check all`, about 5 CPU minutes"
     yield f"  {nightly} nightly scopes:"
     yield "    `pdflow check all --large`, up to 6 GB"

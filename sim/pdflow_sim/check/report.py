@@ -134,3 +134,10 @@ def _result(one: Searched) -> str:
 
 def _style(one: Searched) -> str:
     return "bold red" if one.counterexample or one.missed else "yellow" if one.stopped_by or one.truncated else ""
+
+
+def print_counterexample(console: Console, title: str, counterexample: Sequence[str]) -> None:
+    """Print the moves that lead to a finding, and last what is wrong."""
+    console.print(f"\n{title}", soft_wrap=True)
+    for number, line in enumerate(counterexample, 1):
+        console.print(f"{number:4}  {line}", soft_wrap=True)

@@ -16,9 +16,9 @@ from pdflow.protocol.values import Allocation
 from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.rows import PUBLISHED, STRICT, row
-from pdflow_sim.check.datapath.search import Explored, explore
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.datapath.store import StoreWorld
+from pdflow_sim.check.search.forward import Explored, explore
 
 STATES = {
     ("nixl-push", STRICT): 178,

@@ -13,8 +13,8 @@ from pdflow.methods.store.memory import StoreMemory
 from pdflow.serving.effects import EndCall
 from pdflow.serving.store import StoreCore
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.datapath.search import explore
 from pdflow_sim.check.datapath.store import SETTINGS, StoreWorld
+from pdflow_sim.check.search.forward import explore
 
 
 def findings() -> set[Finding]:

@@ -8,12 +8,11 @@ from functools import partial
 from pdflow.methods.guards import Loss, loss_of
 from pdflow.methods.pages import counted_from, runs
 from pdflow.methods.shipment import Shipment, ShipmentEnd
-from pdflow_sim.check.datapath.findings import Violation
 from pdflow_sim.check.datapath.request import PieceStage, RequestPhase
 from pdflow_sim.check.datapath.room import Content
-from pdflow_sim.check.datapath.search import Move
 from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
 from pdflow_sim.check.datapath.world import DataPathWorld, request_of
+from pdflow_sim.check.search.forward import Move, Violation
 
 
 class Acts(DataPathWorld):

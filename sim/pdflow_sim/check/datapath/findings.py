@@ -21,14 +21,3 @@ class Finding(Enum):
     STUCK = "a request that cannot end"
     OVERTAKEN = "a request overtaken"
     ANSWER = "a call not answered once"
-
-
-class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py
-    """Raised where an invariant of a data path does not hold."""
-
-    def __init__(self, finding: Finding, what: str) -> None:
-        super().__init__(what)
-        self.finding = finding
-        self.what = what
-        self.action = ""
-        """The move that led to it, in words, where that is known."""

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator
 
 from pdflow.methods.guards import Guards
 from pdflow.methods.nccl.ranks import rank_in_group
-from pdflow_sim.check.datapath.findings import Finding, Violation
-from pdflow_sim.check.datapath.search import Move
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.search.forward import Move, Violation
 
 ENGINES = ("a:0", "b:0")
 NEW, PLEASE = "NEW", "asks for NEW"

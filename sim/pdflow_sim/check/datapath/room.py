@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from pdflow.methods.staging import BufferStaging, RingStaging, Staging
 from pdflow.protocol.values import Allocation
-from pdflow_sim.check.datapath.findings import Finding, Violation
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.search.forward import Violation
 
 TOKEN_BYTES = 4096
 """Bytes of a token of one layer: a ring's step, so that no part is larger than its contents."""

@@ -3,6 +3,7 @@ published, those that the original is known for."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 import attrs
@@ -11,9 +12,9 @@ from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import AS_PUBLISHED, MemoryKind, Method
 from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.datapath.search import Explorable, Explored, explore
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.datapath.store import SETTINGS, StoreWorld
+from pdflow_sim.check.search.forward import Explorable, Explored, explore
 
 STRICT: Final = "strict"
 _PUT: Final = frozenset({Finding.SKIPPED, Finding.DEAF, Finding.PEER})
@@ -36,7 +37,7 @@ class DataPathRow:
     dialect: str
     states: int
     transitions: int
-    counterexamples: dict[Finding, tuple[str, ...]]
+    counterexamples: dict[Enum, tuple[str, ...]]
     missed: tuple[str, ...]
     """Moves that should have been made, and findings that should have been found, and were not."""
 
@@ -60,7 +61,7 @@ def explorables(method: Method, dialect: str) -> list[Explorable]:
 def row(method: Method, dialect: str) -> DataPathRow:
     each = [explore(world) for world in explorables(method, dialect)]
     done = {verb for one in each for verb in one.done}
-    counterexamples: dict[Finding, tuple[str, ...]] = {}
+    counterexamples: dict[Enum, tuple[str, ...]] = {}
     for one in each:
         for finding, counterexample in one.counterexamples.items():
             counterexamples[finding] = min(counterexamples.get(finding, counterexample), counterexample, key=len)

@@ -37,8 +37,8 @@ from pdflow.serving.core import Port
 from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
-from pdflow_sim.check.datapath.findings import Finding, Violation
-from pdflow_sim.check.datapath.search import Move
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.search.forward import Move, Violation
 
 Tokens = tuple[int, ...]
 BLOCK_TOKENS: Final = 2

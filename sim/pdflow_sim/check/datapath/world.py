@@ -15,11 +15,11 @@ from typing import TypeVar
 from pdflow.methods.method import MemoryKind
 from pdflow.methods.shipment import Piece
 from pdflow.protocol.values import Allocation
-from pdflow_sim.check.datapath.findings import Finding, Violation
+from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.request import ExploredRequest, PieceStage, RequestPhase
 from pdflow_sim.check.datapath.room import Content, ExploredRoom
-from pdflow_sim.check.datapath.search import Move
 from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS, Setting
+from pdflow_sim.check.search.forward import Move, Violation
 
 Forked = TypeVar("Forked", bound="DataPathWorld")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from pdflow.errors import Problem, ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow_sim.check.datapath.rows import DataPathRow, row, selected_rows
-from pdflow_sim.check.report import Counter
+from pdflow_sim.check.report import Counter, print_counterexample
 from pdflow_sim.check.suites.suite import CheckOptions, SuiteResult, answer
 
 
@@ -39,7 +39,7 @@ def methods(options: CheckOptions, console: Console) -> SuiteResult:
         for one in ended:
             for finding, counterexample in one.counterexamples.items():
                 if options.only is not None or finding not in one.expected:
-                    _print_counterexample(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
+                    print_counterexample(console, f"{one.method}, {one.dialect}: {finding.value}", counterexample)
     found = [
         {
             "method": one.method,
@@ -76,9 +76,3 @@ def _findings(one: DataPathRow) -> str:
     if one.missed:
         findings.append(f"not seen: {', '.join(one.missed)}")
     return "; ".join(findings) or "nothing"
-
-
-def _print_counterexample(console: Console, title: str, counterexample: tuple[str, ...]) -> None:
-    console.print(f"\n{title}", soft_wrap=True)
-    for number, line in enumerate(counterexample, 1):
-        console.print(f"{number:4}  {line}", soft_wrap=True)

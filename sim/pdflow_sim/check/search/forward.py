@@ -1,31 +1,43 @@
-"""Breadth first search of every state, which goes on after a finding: each finding once, by the shortest of the
-counterexamples that lead to it with the fewest faults.
+"""Breadth first search of worlds in which each move goes forward: data paths, and the router alone.
 
-`sim/pdflow_sim/check/search/search.py` stops at the first violation, keeps states as numbers and asks of each whether
-it can end. Here one search has to show several faults, states are few, and each move goes forward: what cannot end has
-no moves.
+It goes on after a finding, and has each finding once, by the shortest of the counterexamples that lead to it with the
+fewest faults. `sim/pdflow_sim/check/search/search.py` stops at the first violation, keeps states as numbers and asks of
+each whether it can end. Here one search has to show several faults, states are few, and what cannot end has no moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 import attrs
 
-from pdflow_sim.check.datapath.findings import Finding, Violation
 from pdflow_sim.uncollected import uncollected
 
 Move: TypeAlias = tuple[str, int, int]
 """A verb; a request, or an engine; a piece's number."""
 
 
+class Violation(Exception):  # noqa: N818, named as in sim/pdflow_sim/check/state/shadow_state.py
+    """Raised where an invariant does not hold. `finding`: the kind of fault, in words for a table."""
+
+    def __init__(self, finding: Enum, what: str) -> None:
+        super().__init__(what)
+        self.finding = finding
+        self.what = what
+        self.action = ""
+        """The move that led to it, in words, where that is known."""
+
+
 class Explorable(Protocol):
     """A state that can be searched."""
 
     action: str
-    faults: int
-    """Number of faults that may still happen."""
+
+    @property
+    def faults(self) -> int:
+        """Return how many faults may still happen."""
 
     def moves(self) -> Iterable[Move]: ...
 
@@ -48,7 +60,7 @@ class Explored:
     """States without moves in which all is well."""
     done: set[str] = attrs.field(factory=set)
     """Verbs of the moves that were made."""
-    counterexamples: dict[Finding, tuple[str, ...]] = attrs.field(factory=dict)
+    counterexamples: dict[Enum, tuple[str, ...]] = attrs.field(factory=dict)
     """By finding, the moves in order and last what is wrong."""
 
 
@@ -60,7 +72,7 @@ def explore(start: Explorable) -> Explored:
     """By a state's number: the one before it, and what happened then."""
     frontier = [(0, start)]
 
-    spared: dict[Finding, int] = {}
+    spared: dict[Enum, int] = {}
     """By finding, the most unused faults of a counterexample found."""
 
     def record_violation(broken: Violation, number: int, faults: int) -> None:

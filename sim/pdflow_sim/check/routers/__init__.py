@@ -1,0 +1,1 @@
+"""The router alone, with every rule and policy: all orders of its events (`pdflow check routers`)."""

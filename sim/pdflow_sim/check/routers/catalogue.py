@@ -1,0 +1,167 @@
+"""The settings that `pdflow check routers` explores."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdflow.routing.admission import AdmissionLimits
+from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.events import RequestArrived
+from pdflow.routing.governed import Rules
+from pdflow_sim.check.routers.setting import RouterSetting
+
+ONE: Final = (RequestArrived(0, prompt_tokens=40, prefix=(1, 2), session=7),)
+TWO: Final = (RequestArrived(0, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
+CHAT: Final = (
+    RequestArrived(0, prompt_tokens=40, prefix=(1, 2), session=7),
+    RequestArrived(1, prompt_tokens=33, prefix=(3, 4)),
+    RequestArrived(2, prompt_tokens=70, prefix=(1, 2, 5, 6), session=7),
+)
+"""The third continues the first."""
+TURNS: Final = (
+    RequestArrived(0, prompt_tokens=33, prefix=(3, 4)),
+    RequestArrived(1, prompt_tokens=40, prefix=(1, 2), session=7),
+    RequestArrived(2, prompt_tokens=70, prefix=(1, 2, 5, 6), session=7),
+)
+"""The third continues the second, which goes to another engine while the first is under way."""
+ONE_TOKEN: Final = (RequestArrived(0, prefill_only=True, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
+SHORT: Final = Disaggregation(((10, 100), (10, 100)))
+"""D computes prompts of up to 10 tokens itself, and of up to 100 if it decodes already."""
+
+SETTINGS: Final = (
+    RouterSetting(name="retries", states=10009, requests=TWO, attempts=2, failures=2, refusals=1, late=1),
+    RouterSetting(name="retries in sequence", states=1569, requests=TWO, attempts=2, dispatch="sequential", failures=2),
+    RouterSetting(
+        name="three attempts, engines that die",
+        states=1682,
+        requests=ONE,
+        attempts=3,
+        deaths=2,
+        failures=1,
+        reports=True,
+    ),
+    RouterSetting(
+        name="reports to D", states=541, requests=TWO, attempts=2, deaths=1, disconnects=1, reports=True, streams=False
+    ),
+    RouterSetting(name="round robin", states=3481, requests=CHAT, p=3, policy="round-robin", failures=1, attempts=2),
+    RouterSetting(name="two choices", states=5806, requests=CHAT, p=3, policy="two-choices", failures=1, attempts=2),
+    RouterSetting(name="session affinity", states=805, requests=CHAT, policy="session-affinity"),
+    RouterSetting(
+        name="session affinity, engines that die",
+        states=1868,
+        requests=TURNS,
+        policy="session-affinity",
+        deaths=1,
+        streams=False,
+        dispatch="sequential",
+    ),
+    RouterSetting(name="prefix-aware", states=1680, requests=TURNS, p=3, policy="prefix-aware"),
+    RouterSetting(
+        name="prefix-aware, engines that die",
+        states=3936,
+        requests=TURNS,
+        policy="prefix-aware",
+        deaths=1,
+        streams=False,
+        dispatch="sequential",
+    ),
+    RouterSetting(name="hedges", states=5666, requests=TWO, hedge_after=1, ticks=1, failures=1),
+    RouterSetting(
+        name="hedges, late answers", states=1417, requests=ONE, hedge_after=1, ticks=1, attempts=2, failures=2, late=2
+    ),
+    RouterSetting(
+        name="hedges and retries",
+        states=193,
+        requests=ONE,
+        attempts=2,
+        hedge_after=1,
+        ticks=1,
+        failures=3,
+        disconnects=1,
+    ),
+    RouterSetting(
+        name="hedges, engines that die",
+        states=11217,
+        requests=ONE,
+        attempts=2,
+        hedge_after=1,
+        ticks=2,
+        deaths=2,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="hedges of D's own prompts",
+        states=1473,
+        requests=TWO,
+        rules=Rules(disaggregation=SHORT),
+        hedge_after=1,
+        ticks=1,
+        failures=1,
+    ),
+    RouterSetting(
+        name="prompts of D's own", states=155, requests=TWO, rules=Rules(disaggregation=SHORT), attempts=2, failures=1
+    ),
+    RouterSetting(
+        name="recomputed by D",
+        states=6636,
+        requests=TWO,
+        rules=Rules(recomputes=True),
+        attempts=2,
+        failures=1,
+        deaths=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="P's first token",
+        states=294,
+        requests=TWO,
+        attempts=2,
+        failures=2,
+        first_from_prefill=True,
+        rules=Rules(disaggregation=Disaggregation(((10,), (10,)))),
+    ),
+    RouterSetting(
+        name="P's first token, hedged and recomputed",
+        states=7506,
+        requests=ONE,
+        attempts=2,
+        failures=2,
+        deaths=1,
+        late=1,
+        hedge_after=1,
+        ticks=1,
+        first_from_prefill=True,
+        rules=Rules(recomputes=True),
+    ),
+    RouterSetting(
+        name="an aggregated engine", states=129, requests=ONE_TOKEN, aggregated=frozenset({1}), attempts=2, failures=1
+    ),
+    RouterSetting(
+        name="admission of requests", states=6486, requests=CHAT, rules=Rules(AdmissionLimits(max_inflight=2)), deaths=1
+    ),
+    RouterSetting(
+        name="admission of tokens",
+        states=6085,
+        requests=CHAT,
+        rules=Rules(AdmissionLimits(max_queue_tokens=40), SHORT),
+        leaves=1,
+    ),
+    RouterSetting(name="engines that leave", states=1058, requests=TWO, leaves=1),
+    RouterSetting(
+        name="engines that leave and die", states=1791, requests=ONE, attempts=2, leaves=1, deaths=1, failures=1
+    ),
+    RouterSetting(
+        name="engines that report", states=2783, requests=ONE, rules=Rules(silence_ns=2), p=1, d=1, ticks=3, deaths=1
+    ),
+    RouterSetting(
+        name="engines that report and leave",
+        states=2617,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(silence_ns=1),
+        p=2,
+        d=1,
+        ticks=1,
+        leaves=1,
+    ),
+)

@@ -1,0 +1,335 @@
+"""A router, its clients and its engines, as far as they matter to it: the moves of an exploration.
+
+Engines are only what they answer: well, badly, late although the leg was aborted, or never because they died. What
+reaches a client is decided by the real `Answer`, as in the drivers (sim/pdflow_sim/nodes/router_node.py). The router
+learns of a client's first token some time after the client has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from pdflow.protocol.events import TimeReached
+from pdflow.protocol.ids import KvParams
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import RequestId
+from pdflow.routing.answer import Answer, Ending, PieceUse
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.events import (
+    ClientGone,
+    DecodeEnded,
+    EngineChanged,
+    EngineJoins,
+    EngineLeaves,
+    EngineLost,
+    EngineReported,
+    FirstTokenDelivered,
+    PrefillAnswered,
+)
+from pdflow_sim.check.routers.account import LegKey, RouterAccount
+from pdflow_sim.check.routers.findings import RouterFinding
+from pdflow_sim.check.routers.rules import check_effect, check_end, check_state
+from pdflow_sim.check.routers.setting import RouterSetting, info
+from pdflow_sim.check.search.forward import Move, Violation
+
+FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TICKS = range(6)
+
+
+class RouterWorld:
+    """One state of the exploration: the router, the account of what it has done, and the answers of the clients."""
+
+    def __init__(self, setting: RouterSetting) -> None:
+        self.setting = setting
+        self.router = setting.router()
+        self.account = RouterAccount(setting)
+        self.answers = [Answer(setting.streams, setting.first_from_prefill) for _ in setting.requests]
+        self.tokens: tuple[RequestId, ...] = ()
+        """Attempts of whose first token the router has not been told."""
+        self.to_come = 0
+        """The next request."""
+        self.left: tuple[int, ...] = (
+            *(setting.failures, setting.refusals, setting.disconnects),
+            *(setting.deaths, setting.leaves, setting.ticks),
+        )
+        self.now = 0
+        self.dead: frozenset[tuple[str, int]] = frozenset()
+        self.action = ""
+
+    @property
+    def faults(self) -> int:
+        return sum(self.left[:TICKS])
+
+    def fork(self) -> RouterWorld:
+        other = RouterWorld.__new__(RouterWorld)
+        vars(other).update(vars(self))
+        other.router = self.router.fork()  # type: ignore[assignment]
+        other.account = self.account.fork()
+        other.answers = [answer.fork() for answer in self.answers]
+        return other
+
+    def fingerprint(self) -> Hashable:
+        answers = tuple(answer.fingerprint() for answer in self.answers)
+        around = self.tokens, self.to_come, self.left, self.now, self.dead
+        return self.router.fingerprint(), self.account.fingerprint(), answers, around
+
+    # Moves.
+
+    def moves(self) -> Iterator[Move]:
+        account, left = self.account, self.left
+        if self.to_come < len(self.setting.requests):
+            yield ("arrive", self.to_come, 0)
+        for key in account.legs:
+            yield from self._leg_moves(key)
+        for name in self.tokens:
+            yield ("report", *_numbers(name))
+        if left[DISCONNECTS]:
+            for request in account.waiting:
+                yield ("disconnect", request, 0)
+        yield from self._engine_moves()
+        wake_at = self.router.wake_at()
+        if wake_at is not None and wake_at <= self.now:
+            yield ("wake", 0, 0)
+        if left[TICKS]:
+            yield ("tick", 0, 0)
+
+    def _leg_moves(self, key: LegKey) -> Iterator[Move]:
+        """Yield what the engine of a leg may answer. A leg that was aborted may have ended before; what else is under
+        way over its connection never arrives."""
+        (role, name), leg = key, self.account.legs[key]
+        numbers = _numbers(name)
+        if not leg.open:
+            yield (f"{role} late", *numbers)
+            return
+        if (role, leg.engine) in self.dead:
+            yield (f"{role} unreachable", *numbers)
+            return
+        serves = role == "decode" or not self._kept(name)
+        if not leg.awaits_token:
+            if serves and self.setting.streams and not leg.begun:
+                yield (f"{role} token", *numbers)
+            elif name not in self.tokens:
+                yield (f"{role} ends", *numbers)
+        if name not in self.tokens:
+            if self.left[FAILURES]:
+                yield (f"{role} fails", *numbers)
+            if self.left[REFUSALS]:
+                yield (f"{role} rejects", *numbers)
+
+    def _engine_moves(self) -> Iterator[Move]:
+        account = self.account
+        for seat, engine in account.infos.items():
+            role, index = seat
+            if index and self.setting.policy != "round-robin":
+                continue  # The engines of a role are alike.
+            if seat in self.dead:
+                yield (f"{role} restarts", index, 0)
+                continue
+            if self.left[DEATHS]:
+                yield (f"{role} dies", index, 0)
+            if engine.engine in account.leaving | account.left:
+                yield (f"{role} joins", index, 0)
+            elif self.left[LEAVES]:
+                yield (f"{role} leaves", index, 0)
+        if self.setting.rules.silence_ns is not None:
+            for role, index in account.infos:
+                if (role, index) not in self.dead and account.last_reports.get((role, index)) != self.now:
+                    yield (f"{role} heartbeat", index, 0)
+
+    def _kept(self, name: RequestId) -> bool:
+        """Whether a decode leg follows this prefill leg: its engine answers with KV, and no more."""
+        begun = self.account.attempts[name]
+        return not (self.setting.requests[begun.request].prefill_only or begun.p in self.setting.aggregated)
+
+    # What they lead to.
+
+    def after(self, move: Move) -> RouterWorld:
+        """Return the state that a move leads to. Raises Violation."""
+        other = self.fork()
+        other.action = f"{move[0]} {move[1]} {move[2]}"
+        try:
+            other._make(*move)
+        except Violation as broken:
+            broken.action = other.action
+            raise
+        except Exception as error:
+            crash = Violation(RouterFinding.CRASH, f"{type(error).__name__}: {error}")
+            crash.action = other.action
+            raise crash from error
+        return other
+
+    def at_rest(self) -> None:
+        """Check a state without moves: every client is answered, and nothing is kept. Raises Violation."""
+        if self.account.waiting:
+            raise Violation(RouterFinding.STUCK, f"requests {[*self.account.waiting]} wait for ever")
+        check_end(self.router)
+
+    def _make(self, verb: str, number: int, attempt: int) -> None:
+        match verb.split():
+            case ["arrive"]:
+                self.to_come += 1
+                self._feed(self.setting.requests[number])
+            case ["report"]:
+                self._report(f"r{number}.{attempt}")
+            case ["disconnect"]:
+                self._spend(DISCONNECTS)
+                self._end_answer(number, "cancelled")
+                self._feed(ClientGone(number))
+            case ["wake"]:
+                self._feed(TimeReached())
+            case ["tick"]:
+                self._spend(TICKS)
+                self.now += 1
+            case [role, ("late" | "unreachable" | "token" | "ends" | "fails" | "rejects") as how]:
+                self._leg(role, how, f"r{number}.{attempt}")
+            case [role, how]:
+                self._engine(role, how, number)
+
+    def _leg(self, role: str, how: str, name: RequestId) -> None:
+        match how:
+            case "token":
+                self._piece(role, name)
+            case "fails" | "rejects":
+                self._spend(FAILURES if how == "fails" else REFUSALS)
+                self._leg_ends(role, name, Code.IO if how == "fails" else Code.REJECTED)
+            case "unreachable":
+                self._leg_ends(role, name, Code.UNREACHABLE)
+            case "late":
+                self._leg_ends(role, name, Code.NONE)
+            case _:
+                self._ends_well(role, name)
+
+    def _ends_well(self, role: str, name: RequestId) -> None:
+        """End a leg, with the last piece of its answer, or with P's first token."""
+        serves = role == "decode" or not self._kept(name)
+        request = self.account.attempts[name].request
+        if serves:
+            if not self.setting.streams and not self._piece(role, name):
+                return
+            if name in self.tokens:
+                self._report(name)
+            if self.answers[request].streaming == name:
+                self.answers[request].whole(name)
+        elif self.setting.first_from_prefill:
+            self._first_token(name)
+        self._leg_ends(role, name, Code.NONE)
+
+    def _piece(self, role: str, name: RequestId) -> bool:
+        """Handle the first piece of a leg's answer; False if it is dropped: its leg has not ended, and must be
+        aborted."""
+        request = self.account.attempts[name].request
+        answer = self.answers[request]
+        streams = answer.streaming
+        key: LegKey = ("prefill" if role == "prefill" else "decode", name)
+        self.account.legs[key] = self.account.legs[key]._replace(begun=True)
+        use = answer.piece_arrived(name)
+        if use is PieceUse.DROP:
+            return False
+        if request not in self.account.waiting or streams not in (None, name):
+            raise Violation(RouterFinding.ANSWER, f"the client of {request} gets a piece of {name} behind {streams}")
+        if use is PieceUse.FIRST:
+            self.tokens += (name,)
+        return True
+
+    def _report(self, name: RequestId) -> None:
+        self.tokens = tuple(each for each in self.tokens if each != name)
+        self._feed(FirstTokenDelivered(_numbers(name)[0], name))
+
+    def _first_token(self, name: RequestId) -> None:
+        """Handle the first token that a prefill leg returns, as a driver does."""
+        request = self.account.attempts[name].request
+        if name not in self.router.attempts:
+            return
+        use = self.answers[request].first_token_received(name, False)
+        if use is None:
+            return
+        for leg in use.forward:
+            key: LegKey = ("decode", leg)
+            if not self.account.legs[key].awaits_token:
+                raise Violation(RouterFinding.TOKEN, f"{leg} gets P's first token a second time")
+            self.account.legs[key] = self.account.legs[key]._replace(awaits_token=False)
+        for leg in use.cancel:
+            role = "decode" if ("decode", leg) in self.account.legs else "prefill"
+            self._leg_ends(role, leg, Code.CANCELLED)
+
+    def _leg_ends(self, role: str, name: RequestId, code: Code) -> None:
+        request = _numbers(name)[0]
+        self.tokens = tuple(each for each in self.tokens if each != name)
+        self.answers[request].leg_ended("prefill" if role == "prefill" else "decode", name)
+        if role == "decode":
+            self._feed(DecodeEnded(name, code))
+            return
+        engine = self.account.infos["prefill", self.account.legs["prefill", name].engine]
+        params = KvParams(engine, f"x{name[1:]}", name, 5) if code is Code.NONE else None
+        self._feed(PrefillAnswered(name, params, code))
+
+    def _engine(self, role: str, how: str, index: int) -> None:
+        account = self.account
+        seat = next(seat for seat in account.infos if seat == (role, index))
+        engine = account.infos[seat].engine
+        match how:
+            case "dies":
+                self._spend(DEATHS)
+                self.dead |= {seat}
+                for key in [key for key, leg in account.legs.items() if (key[0], leg.engine) == seat and not leg.open]:
+                    del account.legs[key]
+                self._feed(EngineLost(engine))
+            case "restarts":
+                self.dead -= {seat}
+                became = info(seat, int(engine.rpartition(".")[2]) + 1)
+                reports = self.setting.rules.silence_ns is not None
+                self._feed(EngineReported(seat[0], index, became) if reports else EngineChanged(engine, True, became))
+            case "heartbeat":
+                self._feed(EngineReported(seat[0], index, account.infos[seat]))
+            case "leaves":
+                self._spend(LEAVES)
+                self._feed(EngineLeaves(engine))
+            case "joins":
+                self._feed(EngineJoins(engine))
+            case _:
+                raise AssertionError(how)
+
+    def _spend(self, kind: int) -> None:
+        self.left = (*self.left[:kind], self.left[kind] - 1, *self.left[kind + 1 :])
+
+    # The router.
+
+    def _feed(self, event: Any) -> None:
+        """Let the router handle an event, and check what it does."""
+        self.account.before(event, self.now)
+        for effect in self.router.handle(event, self.now):
+            check_effect(self.account, effect)
+            self._carry_out(effect)
+        check_state(self.account, self.router)
+
+    def _carry_out(self, effect: Any) -> None:
+        """Do what a driver does with an effect."""
+        legs = self.account.legs
+        match effect:
+            case DispatchPrefill() if not effect.keeps and self.setting.first_from_prefill:
+                self.answers[effect.request].alone_dispatched(effect.request_id)
+            case DispatchDecode():
+                awaits = self.answers[effect.request].decode_dispatched(effect.request_id)
+                key: LegKey = ("decode", effect.request_id)
+                legs[key] = legs[key]._replace(awaits_token=awaits)
+            case DispatchAlone() if self.setting.first_from_prefill:
+                self.answers[effect.request].alone_dispatched(effect.request_id)
+            case AbortLeg():
+                self.answers[_numbers(effect.request_id)[0]].leg_ended(effect.role, effect.request_id)
+            case Reply():
+                self._end_answer(effect.request, effect.outcome)
+
+    def _end_answer(self, request: int, outcome: Any) -> None:
+        """End a client's answer, and check that what it still receives fits what it has received."""
+        answer = self.answers[request]
+        started = answer.started
+        ending = answer.ended(outcome)
+        failed = Ending.BREAK_OFF if started else Ending.ERROR
+        if ending is not (failed if outcome == "failed" else Ending.NOTHING):
+            raise Violation(RouterFinding.ANSWER, f"the client of {request} has {started=}, and {ending} at {outcome}")
+
+
+def _numbers(name: RequestId) -> tuple[int, int]:
+    """Return the request and the number of an attempt."""
+    request, number = name[1:].split(".")
+    return int(request), int(number)

@@ -1,0 +1,169 @@
+"""The router alone: every order of events of the settings of `pdflow check routers`, and what is found of routers with
+a rule missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdflow.protocol.messages import Code
+from pdflow.routing import hedging
+from pdflow.routing.admission import AdmissionLimits
+from pdflow.routing.affinity import SessionAffinity
+from pdflow.routing.answer import Answer
+from pdflow.routing.conditional import Disaggregation
+from pdflow.routing.effects import AbortLeg, ReportPrefill
+from pdflow.routing.failure import AfterFailure, after_failure
+from pdflow.routing.governed import GovernedRouter
+from pdflow.routing.heartbeats import Roll
+from pdflow.routing.hedging import HedgeDeadlines, HedgingRouter
+from pdflow.routing.membership import Membership
+from pdflow.routing.policy import Choice
+from pdflow.routing.prefix_aware import PrefixAware
+from pdflow.routing.router import Router
+from pdflow.version import compiled
+from pdflow_sim.check.routers.catalogue import SETTINGS
+from pdflow_sim.check.routers.findings import RouterFinding
+from pdflow_sim.check.routers.setting import RouterSetting
+from pdflow_sim.check.routers.world import RouterWorld
+from pdflow_sim.check.search.forward import Violation, explore
+from tests.check.answers import routers_explored
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_nothing_is_found_in_any_order(setting: RouterSetting) -> None:
+    assert routers_explored(setting) == (setting.states, {})
+
+
+def test_all_names_differ() -> None:
+    assert len(BY_NAME) == len(SETTINGS)
+
+
+def method(owner: Any, name: str, replacement: Callable[..., Any]) -> Patch:
+    return lambda patch: patch.setattr(owner, name, replacement)
+
+
+def without(owner: Any, name: str, dropped: type) -> Patch:
+    """Drop effects of one kind from what a method returns."""
+    original = getattr(owner, name)
+
+    def fewer(*args: Any) -> Any:
+        return tuple(effect for effect in original(*args) if not isinstance(effect, dropped))
+
+    return method(owner, name, fewer)
+
+
+def _forgets_the_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hedging, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
+
+
+def _retries_what_is_rejected(patch: pytest.MonkeyPatch) -> None:
+    retry = lambda self, attempt, code: after_failure(Code.IO, attempt.started, attempt.number, self.max_attempts)  # noqa: E731
+    patch.setattr(Router, "_after_failure", retry)
+
+
+BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
+    "each attempt of a pair is answered": (
+        method(HedgingRouter, "_over", GovernedRouter._over), "hedges", RouterFinding.OPEN,
+    ),
+    "an engine never leaves": (
+        method(Membership, "gone", lambda *_: iter(())), "engines that leave", RouterFinding.MEMBER,
+    ),
+    "an engine leaves at once": (
+        method(Membership, "gone", lambda self, *_: [self.leaving.popitem()[0]] if self.leaving else []),
+        "engines that leave",
+        RouterFinding.MEMBER,
+    ),
+    "a token is forgotten": (_forgets_the_token, "hedges and retries", RouterFinding.DISPATCH),
+    "late tokens are ignored": (
+        method(HedgingRouter, "_late_first_token", lambda *_: ()), "hedges, engines that die", RouterFinding.OPEN,
+    ),
+    "a number is used again": (
+        method(HedgingRouter, "_next_number", lambda self, attempt: attempt.number + 1),
+        "hedges and retries",
+        RouterFinding.DISPATCH,
+    ),
+    "a rejected request is tried again": (_retries_what_is_rejected, "retries", RouterFinding.DISPATCH),
+    "nothing is tried again": (
+        method(Router, "_after_failure", lambda *_: AfterFailure.FAIL), "retries", RouterFinding.NEEDLESS,
+    ),
+    "legs are not aborted": (without(Router, "_close", AbortLeg), "retries", RouterFinding.OPEN),
+    "D is not told": (without(Router, "_close", ReportPrefill), "reports to D", RouterFinding.REPORT),
+    "the most loaded engine is chosen": (
+        method(Choice, "take", lambda self, avoid=None: _most_loaded(self)), "prompts of D's own", RouterFinding.ENGINE,
+    ),
+    "an engine is not avoided": (
+        method(Choice, "candidates", lambda self, avoid: [e for e, up in enumerate(self.up) if up]),
+        "two choices",
+        RouterFinding.ENGINE,
+    ),
+    "engines that are down get legs": (
+        method(Choice, "candidates", lambda self, avoid: [*range(len(self.up))]),
+        "prefix-aware, engines that die",
+        RouterFinding.ENGINE,
+    ),
+    "no session stays": (
+        method(SessionAffinity, "_is_full", lambda *_: True), "session affinity", RouterFinding.ENGINE,
+    ),
+    "an engine that restarts keeps its sessions": (
+        method(SessionAffinity, "forget", lambda *_: None),
+        "session affinity, engines that die",
+        RouterFinding.ENGINE,
+    ),
+    "no prefix is known": (
+        method(PrefixAware, "matched", lambda self, asked: [0] * len(self.up)), "prefix-aware", RouterFinding.ENGINE,
+    ),
+    "nothing is late": (method(HedgeDeadlines, "push", lambda *_: None), "hedges", RouterFinding.TIMER),
+    "what is over wakes the router": (method(HedgeDeadlines, "tidy", lambda *_: None), "hedges", RouterFinding.TIMER),
+    "nothing is hedged": (method(HedgingRouter, "_hedge", lambda *_: ()), "hedges", RouterFinding.NEEDLESS),
+    "P computes short prompts": (
+        method(Disaggregation, "keeps", lambda *_: False), "prompts of D's own", RouterFinding.DISPATCH,
+    ),
+    "every request is admitted": (
+        method(AdmissionLimits, "refusal", lambda *_: ""), "admission of requests", RouterFinding.DISPATCH,
+    ),
+    "every prompt is refused": (
+        method(AdmissionLimits, "refusal", lambda *_: "shed"), "admission of tokens", RouterFinding.NEEDLESS,
+    ),
+    "no engine falls silent": (
+        method(Roll, "pass_to", lambda self, now: setattr(self, "now", now) or []),
+        "engines that report",
+        RouterFinding.MEMBER,
+    ),
+    "P's token is forwarded to no leg": (
+        method(Answer, "decode_dispatched", lambda self, attempt: self.first_from_prefill and not self.has_first_token),
+        "P's first token",
+        RouterFinding.STUCK,
+    ),
+}  # fmt: skip
+
+
+def _most_loaded(choice: Choice) -> int | None:
+    up = [engine for engine, is_up in enumerate(choice.up) if is_up]
+    if not up:
+        return None
+    chosen = max(up, key=choice.loads.__getitem__)
+    choice.loads[chosen] += 1
+    return chosen
+
+
+@pytest.mark.skipif(compiled(), reason="a compiled router's rules cannot be exchanged; the source's are")
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_missing_rule_is_found(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    patch, name, finding = BUGS[bug]
+    patch(monkeypatch)
+    found = explore(RouterWorld(BY_NAME[name])).counterexamples
+    assert finding in found, {each.value: lines for each, lines in found.items()}
+
+
+def test_a_counterexample_ends_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = RouterWorld(BY_NAME["retries"])
+    monkeypatch.setattr(world.account, "told_up", dict.fromkeys(world.account.told_up, False))
+    with pytest.raises(Violation, match="goes to engine 0, which is not in") as broken:
+        world.after(("arrive", 0, 0))
+    assert broken.value.action == "arrive 0 0"
