@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mutation.page import merged, write
 from benchmarks.mutation.sample import ROOT, by_hand, draw, extract, load
-from benchmarks.mutation.score import Reach, done_before, measure_reach, score, working_copy
+from benchmarks.mutation.score import CHANGED, Reach, done_before, measure_reach, score, working_copy
 from benchmarks.mutation.unit_tests import measure, run_for_survivors, tested_copy
 
 BEFORE = "1139c5f5"
@@ -35,6 +36,15 @@ def main() -> int:
     parser.add_argument("--bugs", type=int, default=400, help="size of the sample (default: 400)")
     parser.add_argument("--hand", action="store_true", help="hunt the bugs of benchmarks/hand_bugs.py instead")
     parser.add_argument("--share", default="0/1", metavar="K/N", help="hunt every N-th bug, from number K on")
+    parser.add_argument("--only", default="", metavar="TEXT", help="reach: only searches with this text in their names")
+    parser.add_argument(
+        "--and",
+        dest="others",
+        action="append",
+        default=[],
+        metavar="REVISION",
+        help="tests, page: a revision whose searches count too; for searches that --revision was not hunted with",
+    )
     asked = parser.parse_args()
     work: Path = asked.work.resolve()
     drawn_from, before = tree_of(asked.drawn_from, work)
@@ -45,16 +55,17 @@ def main() -> int:
     revision, tree = tree_of(asked.revision, work)
     reach = work / f"reach-{revision[:8]}"
     if asked.command == "reach":
-        measure_reach(tree, reach)
+        measure_reach(tree, reach, asked.only)
         return 0
     tested = work / f"tests-{revision[:8]}.jsonl"
+    late = together(hunted_in(work, each) for each in (revision, *asked.others))
     if asked.command == "page":
-        early, late = (hunted_in(work, each) for each in (drawn_from, revision))
+        early = hunted_in(work, drawn_from)
         tests = {bug: one["test"] for bug, one in done_before(tested).items()}
         write(merged(early, late if revision != drawn_from else (), tests))
         return 0
     if asked.command == "tests":
-        survivors = [one["bug"] for one in hunted_in(work, revision) if one["caught"] == ""]
+        survivors = [one["bug"] for one in late if one["caught"] == ""]
         measured = work / f"tests-{revision[:8]}.json"
         copy = tested_copy(tree, work / f"tests-{revision[:8]}")
         if not measured.exists():
@@ -76,6 +87,17 @@ def hunted_in(work: Path, revision: str) -> list[dict[str, Any]]:
     """Return the verdicts on a revision, of all processes that hunted."""
     paths = sorted(work.glob(f"hunt-{revision[:8]}-*.jsonl"))
     return [verdict for path in paths for verdict in done_before(path).values()]
+
+
+def together(hunts: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return one verdict on each bug that all hunts have: what one of them noticed it by, if one did."""
+    first, *others = ({one["bug"]: one for one in hunt} for hunt in hunts)
+    found = []
+    for bug, verdict in first.items():
+        verdicts = [verdict, *(hunt[bug] for hunt in others if bug in hunt)]
+        if len(verdicts) == 1 + len(others):
+            found.append(next((one for one in verdicts if one["caught"] not in ("", CHANGED)), verdict))
+    return found
 
 
 def all_noticed_by(work: Path) -> dict[int, set[str]]:

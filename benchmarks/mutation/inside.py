@@ -129,11 +129,13 @@ def _races() -> Json:
     return {"counts": summaries}
 
 
-def reach(folder: Path) -> Json:
-    """Make every search without a bug, each in a process of its own, so that no cache hides a call from a later one.
-    A search that was made before is not made again."""
+def reach(folder: Path, only: str) -> Json:
+    """Make every search with this text in its name without a bug, each in a process of its own, so that no cache hides
+    a call from a later one. A search that was made before is not made again."""
     found: Json = {}
     for number, (name, made) in enumerate(searches().items()):
+        if only not in name:
+            continue
         path = folder / f"{number:03d}.json"
         if not path.exists():
             sys.stderr.write(f"\r\033[K{number} {name[:100]}")
@@ -234,7 +236,7 @@ def main() -> None:
     import pdflow
 
     assert Path(str(pdflow.__file__)).is_relative_to(Path.cwd()), f"{pdflow.__file__} is not in this folder"
-    answer = reach(Path(sys.argv[2])) if sys.argv[1] == "reach" else hunt(**json.load(sys.stdin))
+    answer = reach(Path(sys.argv[2]), sys.argv[3]) if sys.argv[1] == "reach" else hunt(**json.load(sys.stdin))
     print(json.dumps(answer))
 
 

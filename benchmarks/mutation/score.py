@@ -47,10 +47,10 @@ def python(tree: Path, *arguments: str, given: str = "", timeout_s: float | None
     return done.stdout
 
 
-def measure_reach(tree: Path, folder: Path) -> None:
-    """Make every search of a tree once. The folder gets its steps, and index.json."""
+def measure_reach(tree: Path, folder: Path, only: str) -> None:
+    """Make every search of a tree with this text in its name once. The folder gets its steps, and index.json."""
     folder.mkdir(exist_ok=True)
-    (folder / "index.json").write_text(python(tree, str(INSIDE), "reach", str(folder)))
+    (folder / "index.json").write_text(python(tree, str(INSIDE), "reach", str(folder), only))
 
 
 class Reach:

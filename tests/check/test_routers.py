@@ -163,7 +163,7 @@ def test_a_missing_rule_is_found(monkeypatch: pytest.MonkeyPatch, bug: str) -> N
 
 def test_a_counterexample_ends_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     world = RouterWorld(BY_NAME["retries"])
-    monkeypatch.setattr(world.account, "told_up", dict.fromkeys(world.account.told_up, False))
+    monkeypatch.setattr(world.account, "reported_up", dict.fromkeys(world.account.reported_up, False))
     with pytest.raises(Violation, match="goes to engine 0, which is not in") as broken:
         world.after(("arrive", 0, 0))
     assert broken.value.action == "arrive 0 0"

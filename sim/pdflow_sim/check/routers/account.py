@@ -1,6 +1,6 @@
 """What the router has done, counted without it: engines, attempts, legs and answers.
 
-`RouterAccount` is told each event before the router handles it and each effect after, and from them alone knows which
+`RouterAccount` gets each event before the router handles it and each effect after, and knows from them alone which
 engines are up, which legs are open and which clients wait. What the router counts itself must agree (rules.py).
 """
 
@@ -59,7 +59,7 @@ class Begun(NamedTuple):
     p: int = -1
     d: int = -1
     reports: int = 0
-    """How often D was told how the prefill leg ended."""
+    """How often the end of the prefill leg was reported to D."""
 
 
 class RouterAccount:
@@ -69,7 +69,7 @@ class RouterAccount:
         self.setting = setting
         self.now: Instant = 0
         self.infos: dict[Seat, EngineInfo] = setting.infos()
-        self.told_up: dict[Seat, bool] = dict.fromkeys(self.infos, True)
+        self.reported_up: dict[Seat, bool] = dict.fromkeys(self.infos, True)
         self.last_reports: dict[Seat, Instant] = {}
         """The last report of each engine that has reported lately."""
         self.leaving: frozenset[EngineId] = frozenset()
@@ -122,7 +122,7 @@ class RouterAccount:
         """Whether an engine may get legs."""
         if self.infos[seat].engine in self.leaving | self.left:
             return False
-        return self.told_up[seat] if self.setting.rules.silence_ns is None else seat in self.last_reports
+        return self.reported_up[seat] if self.setting.rules.silence_ns is None else seat in self.last_reports
 
     def up(self, role: Role) -> list[int]:
         return [engine for engine in self.engines(role) if self.is_up((role, engine))]
@@ -185,7 +185,7 @@ class RouterAccount:
                 self.leaving |= {event.engine} - self.left
             case EngineJoins():
                 self.leaving, self.left = self.leaving - {event.engine}, self.left - {event.engine}
-                self.told_up[self.seat_of(event.engine)] = True
+                self.reported_up[self.seat_of(event.engine)] = True
             case EngineReported():
                 self._became((event.role, event.engine), event.info)
                 self.last_reports[event.role, event.engine] = now
@@ -207,12 +207,12 @@ class RouterAccount:
     def _changed(self, event: EngineChanged | EngineLost) -> None:
         seat = self.seat_of(event.engine)
         if isinstance(event, EngineLost):
-            self.told_up[seat] = False
+            self.reported_up[seat] = False
             self.known[seat] = frozenset()
             for key in [key for key, at in self.sessions.items() if (key[0], at) == seat]:
                 del self.sessions[key]
         else:
-            self.told_up[seat] = event.up
+            self.reported_up[seat] = event.up
             if event.became is not None:
                 self._became(seat, event.became)
 

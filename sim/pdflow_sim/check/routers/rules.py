@@ -166,9 +166,9 @@ def _reply(account: RouterAccount, effect: Reply) -> None:
 
 
 def _check_reports(account: RouterAccount, begun: Begun) -> None:
-    """Check that D was told once how the prefill leg of an attempt that is over has ended."""
+    """Check that the end of the prefill leg of an attempt that is over was reported to D once."""
     if account.setting.reports and begun.p >= 0 and begun.d >= 0 and begun.reports != 1:
-        raise Violation(RouterFinding.REPORT, f"D {begun.d} was told {begun.reports} times of {begun}")
+        raise Violation(RouterFinding.REPORT, f"D {begun.d} got {begun.reports} reports of {begun}")
 
 
 def _check_failure(account: RouterAccount, effect: Reply) -> None:

@@ -42,7 +42,7 @@ class RouterSetting:
     hedge_after: int | None = None
     rules: Rules = attrs.field(factory=Rules)
     reports: bool = False
-    """D is told how the prefill leg ended, as in dialects without control frames."""
+    """The end of the prefill leg is reported to D, as in dialects without control frames."""
     streams: bool = True
     first_from_prefill: bool = False
     ticks: int = 0
@@ -57,7 +57,7 @@ class RouterSetting:
     deaths: int = 0
     """Engines that die. Each comes up again, as another incarnation."""
     leaves: int = 0
-    """Engines that are told to leave. Each may be told to join again."""
+    """Engines that must leave. Each may join again."""
 
     def infos(self) -> dict[Seat, EngineInfo]:
         """Return the engines when the router starts."""

@@ -45,7 +45,7 @@ class RouterWorld:
         self.account = RouterAccount(setting)
         self.answers = [Answer(setting.streams, setting.first_from_prefill) for _ in setting.requests]
         self.tokens: tuple[RequestId, ...] = ()
-        """Attempts of whose first token the router has not been told."""
+        """Attempts whose first token has not been reported to the router."""
         self.to_come = 0
         """The next request."""
         self.left: tuple[int, ...] = (
