@@ -23,7 +23,7 @@ source = pdflow
 dynamic_context = test_function
 """
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not nightly")
-BUDGET_S: Final = 300.0
+BUDGET_S: Final = 120.0
 """The tests of one bug, the quickest first, take so long without the bug at most."""
 SLOW: Final = 5
 """Tests that use this many times their time are stopped: the bug never ends."""

@@ -11,7 +11,7 @@ from pdflow.workload.rng import Rng, Stream
 from pdflow_sim.check.counterexamples.names import find
 from pdflow_sim.check.moves.compose import relation
 from pdflow_sim.check.scopes.catalogue import SCOPES
-from pdflow_sim.check.scopes.method_scopes import BY_METHOD, COUNTS
+from pdflow_sim.check.scopes.method_scopes import BY_METHOD, COUNTS, repeats_another
 from pdflow_sim.check.scopes.scope import ENDLESS, Scope
 from pdflow_sim.check.search.liveness import live
 from pdflow_sim.check.search.search import shortest
@@ -22,6 +22,19 @@ def test_every_method_is_explored() -> None:
     assert {named.scope.method for named in BY_METHOD} == set(METHODS)
     assert set(BY_METHOD) <= set(SCOPES)
     assert {named.name for named in BY_METHOD} >= {name for name in COUNTS if name.split(",")[0] in METHODS}
+
+
+def test_scopes_that_repeat_those_of_another_method_are_nightly() -> None:
+    """Each has exactly as many states and transitions as its counterpart, which is searched by day."""
+    others = {"mooncake-v1": "nixl-push", "p2p-nccl-put-async": "cpu-staged"}
+    repeated = [named for named in BY_METHOD if repeats_another(METHODS[named.scope.method], named.name)]
+    assert len(repeated) == 13
+    by_day = {named.name for named in BY_METHOD if not named.nightly}
+    for named in repeated:
+        assert named.nightly
+        other = named.name.replace(named.scope.method, others[named.scope.method])
+        assert COUNTS[named.name] == COUNTS[other]
+        assert other in by_day or other.endswith("repeated CANCEL")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ ENGINES = (
         ENDS | STAGING | resolved("PEER_RESTARTED", "NO_REQUEST"),
         16180,
         59040,
+        endless=True,
     ),
     Named(
         "two P engines without clocks, one starts again",
@@ -73,6 +74,7 @@ ENGINES = (
         EVERY_END,
         22190,
         84969,
+        endless=True,
     ),
     Named(
         "two P and two D engines",

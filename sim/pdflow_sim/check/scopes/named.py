@@ -19,7 +19,8 @@ def resolved(*codes: str) -> frozenset[str]:
 class Named:
     """A scope with a name and goals. `states` and `transitions` are what a complete search of it finds; 0 where there
     are too many to assert in every run. The search stops, incomplete, at `max_states`, if that is not 0; only
-    where `truncated` is true may that happen."""
+    where `truncated` is true may that happen. `endless`: its fair runs, in which numbers of SYNCs drift apart between
+    pairs of ranks, lead to states without end, and are not followed."""
 
     name: str
     scope: Scope
@@ -29,3 +30,4 @@ class Named:
     nightly: bool = False
     max_states: int = 0
     truncated: bool = False
+    endless: bool = False

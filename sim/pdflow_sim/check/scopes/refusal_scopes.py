@@ -72,6 +72,7 @@ REFUSALS = (
         ENDS | REFUSED | resolved("PEER_RESTARTED"),
         21159,
         64946,
+        endless=True,
     ),
     Named(
         "P is down, lagging ranks",
@@ -79,6 +80,7 @@ REFUSALS = (
         ENDS | REFUSED | resolved("PEER_RESTARTED"),
         12222,
         37885,
+        endless=True,
     ),
     Named(
         "P is down, two requests, one pool",
@@ -122,6 +124,7 @@ REFUSALS = (
         EVERY_END | resolved("PEER_RESTARTED", "UNREACHABLE"),
         12194,
         54363,
+        endless=True,
     ),
     Named(
         "one of two P ranks dies, two D ranks",
@@ -129,6 +132,7 @@ REFUSALS = (
         EVERY_END | resolved("PEER_RESTARTED", "UNREACHABLE"),
         14724,
         60639,
+        endless=True,
     ),
     Named(
         "pull, one of two P ranks dies",
@@ -153,6 +157,7 @@ REFUSALS = (
         ENDS | resolved("PEER_RESTARTED", "UNREACHABLE", "DEADLINE"),
         8698,
         34093,
+        endless=True,
     ),
     Named(
         "no timer, one of two P ranks dies, a broken connection",

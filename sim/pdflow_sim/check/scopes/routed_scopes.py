@@ -165,6 +165,7 @@ ROUTED = (
         RETRIED | {P_LOST} | resolved("PEER_RESTARTED"),
         8839,
         32174,
+        endless=True,
     ),
     Named(
         "router, pull, two P engines, one starts again",

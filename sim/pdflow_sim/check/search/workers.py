@@ -159,7 +159,7 @@ def _recorded(world: Transitions, found: Counterexample) -> CounterexampleFile:
 def fairness_of(what: Named, world: Transitions, largest: int) -> tuple[Fairness, ...]:
     """Return the checks of the fair runs of a scope, the one that shows most first; none where they are too many."""
     found: list[Repeats] = []
-    if what.states and supports(what.scope):
+    if what.states and supports(what.scope) and not what.endless:
         restarts = what.scope.p_restart or what.scope.d_restart
         small = what.states <= min(FAIR_BUSY_STATES, largest) and (
             not restarts or not what.scope.dialect.control_frames
