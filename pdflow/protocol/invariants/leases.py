@@ -13,8 +13,9 @@ from pdflow.protocol.effects import Effect, Send, SendLocal
 from pdflow.protocol.events import Received, ShardReleased
 from pdflow.protocol.ids import Reg, Shards, engine_of, rank_of
 from pdflow.protocol.messages import Code, Fail, Heartbeat, Register, Sync
+from pdflow.protocol.producer.cell import JOINING, OPEN
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.values import Allocation, Instant, Xid
+from pdflow.protocol.values import Address, Allocation, EngineId, Instant, Xid
 
 LATER = "later"
 """The id of the request that registers."""
@@ -50,9 +51,10 @@ def waits_in_vain(rank: ProducerRank, xid: Xid, shards: Shards) -> bool:
     return not any(isinstance(effect, Send) and isinstance(effect.message, Fail) for effect in effects)
 
 
-def unrenewed(rank: ProducerRank, message: Sync | Heartbeat, now: Instant) -> str:
+def unrenewed(rank: ProducerRank, sender: Address, message: Sync | Heartbeat, now: Instant) -> str:
     """Return, in words, which lease or registration is not renewed by a message that its rank has just handled, and
-    that names it (L5); "" if none."""
+    that calls for it (L5); "" if none. A SYNC renews what it names, and a heartbeat the waiting registrations of its
+    engine too."""
     store, timers = rank.store, rank.store.context.timers
     if isinstance(message, Sync):
         wanted, period = message.interest, timers.lease_ns
@@ -64,10 +66,21 @@ def unrenewed(rank: ProducerRank, message: Sync | Heartbeat, now: Instant) -> st
             cell = store.cells[key]
             if cell.source is not None and not cell.expired and cell.lease_until < now + period:
                 return f"the lease of {xid} ends in {cell.lease_until - now}, although a D has just asked for it"
-    for reg in message.open if isinstance(message, Sync) else ():
+    for reg in message.open if isinstance(message, Sync) else _waiting(rank, engine_of(sender)):
         held = store.cells.get(reg)
         if held is not None and held.registration_until < now + timers.registration_ttl_ns:
             return (
-                f"registration {reg.request_id} ends in {held.registration_until - now}, although D has just named it"
+                f"registration {reg.request_id} ends in {held.registration_until - now}, although D has just asked for it"
             )
     return ""
+
+
+def _waiting(rank: ProducerRank, engine: EngineId) -> list[Reg]:
+    """Return the registrations of a D engine that wait for a prompt, where a D that is silent loses them."""
+    store = rank.store
+    if not store.context.dialect.registrations_end:
+        return []
+    cells = store.cells.items()
+    return [
+        key for key, cell in cells if isinstance(key, Reg) and key.engine == engine and cell.phase in (OPEN, JOINING)
+    ]

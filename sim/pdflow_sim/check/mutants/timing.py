@@ -216,6 +216,14 @@ TIMING: tuple[Mutant, ...] = (
         breaks="L5",
     ),
     Mutant(
+        name="registration-never-renewed",
+        drops="In vllm-compat, a D that sends heartbeats keeps its waiting registrations. Without it, P drops them.",
+        source="C4",
+        patches=(Swap(ProducerCell.with_registration_until, _never_renewed),),
+        scope=Scope(dialect=VLLM_COMPAT, unreachable=1, horizon=1, abort=0),
+        breaks="L5",
+    ),
+    Mutant(
         name="suspect-peer-admitted",
         drops="While much is in quarantine, D admits nothing of a peer that is silent. Without it, such a peer's "
         "requests take blocks that others need.",

@@ -129,7 +129,7 @@ def renews_what_is_wanted(node: Address, before: Any, after: Any, event: Any, ef
     message = event.message if type(event) is Received else None
     if not isinstance(message, Sync | Heartbeat) or any(type(effect) in (Note, Handshake) for effect in effects):
         return
-    if why := unrenewed(after, message, 0):
+    if why := unrenewed(after, event.sender, message, 0):
         raise Broken("L5", f"at {node}, {why}")
 
 
