@@ -45,8 +45,8 @@ class CountedLeg(NamedTuple):
     """The tokens that it adds to what waits at its engine, for policies that look at prompts."""
     awaits_token: bool = False
     """It cannot decode before P's first token is forwarded to it."""
-    from_start: bool = False
-    """Its engine computes the prompt, and a first token of its own."""
+    returns_token: bool = False
+    """P is asked for the first token of the answer."""
     begun: bool = False
     """The first piece of its answer has arrived."""
 

@@ -110,6 +110,8 @@ class RouterWorld:
                 yield (f"{role} token", *numbers)
             elif name not in self.tokens:
                 yield (f"{role} ends", *numbers)
+            if leg.returns_token:
+                yield (f"{role} finishes", *numbers)
         if name not in self.tokens:
             if self.left[FAILURES]:
                 yield (f"{role} fails", *numbers)
@@ -180,7 +182,7 @@ class RouterWorld:
             case ["tick"]:
                 self._spend(TICKS)
                 self.now += 1
-            case [role, ("late" | "unreachable" | "token" | "ends" | "fails" | "rejects") as how]:
+            case [role, ("late" | "unreachable" | "token" | "ends" | "finishes" | "fails" | "rejects") as how]:
                 self._leg(role, how, f"r{number}.{attempt}")
             case [role, how]:
                 self._engine(role, how, number)
@@ -196,6 +198,8 @@ class RouterWorld:
                 self._leg_ends(role, name, Code.UNREACHABLE)
             case "late":
                 self._leg_ends(role, name, Code.NONE)
+            case "finishes":
+                self._leg_ends(role, name, Code.NONE, self._first_token(name, True))
             case _:
                 self._ends_well(role, name)
 
@@ -210,8 +214,8 @@ class RouterWorld:
                 self._report(name)
             if self.answers[request].streaming == name:
                 self.answers[request].whole(name)
-        elif self.setting.first_from_prefill:
-            self._first_token(name)
+        elif self.account.legs["prefill", name].returns_token:
+            self._first_token(name, False)
         self._leg_ends(role, name, Code.NONE)
 
     def _piece(self, role: str, name: RequestId) -> bool:
@@ -235,14 +239,14 @@ class RouterWorld:
         self.tokens = tuple(each for each in self.tokens if each != name)
         self._feed(FirstTokenDelivered(_numbers(name)[0], name))
 
-    def _first_token(self, name: RequestId) -> None:
-        """Handle the first token that a prefill leg returns, as a driver does."""
+    def _first_token(self, name: RequestId, last: bool) -> bool:
+        """Handle the first token that a prefill leg returns, as a driver does; True if it is the whole answer."""
         request = self.account.attempts[name].request
-        if name not in self.router.attempts:
-            return
-        use = self.answers[request].first_token_received(name, False)
+        use = self.answers[request].first_token_received(name, last)
         if use is None:
-            return
+            return False
+        if last:
+            self._feed(FirstTokenDelivered(request, name))
         for leg in use.forward:
             key: LegKey = ("decode", leg)
             if not self.account.legs[key].awaits_token:
@@ -251,8 +255,9 @@ class RouterWorld:
         for leg in use.cancel:
             role = "decode" if ("decode", leg) in self.account.legs else "prefill"
             self._leg_ends(role, leg, Code.CANCELLED)
+        return last
 
-    def _leg_ends(self, role: str, name: RequestId, code: Code) -> None:
+    def _leg_ends(self, role: str, name: RequestId, code: Code, last: bool = False) -> None:
         request = _numbers(name)[0]
         self.tokens = tuple(each for each in self.tokens if each != name)
         self.answers[request].leg_ended("prefill" if role == "prefill" else "decode", name)
@@ -261,7 +266,7 @@ class RouterWorld:
             return
         engine = self.account.infos["prefill", self.account.legs["prefill", name].engine]
         params = KvParams(engine, f"x{name[1:]}", name, 5) if code is Code.NONE else None
-        self._feed(PrefillAnswered(name, params, code))
+        self._feed(PrefillAnswered(name, params, code, last))
 
     def _engine(self, role: str, how: str, index: int) -> None:
         account = self.account
@@ -306,7 +311,11 @@ class RouterWorld:
         """Do what a driver does with an effect."""
         legs = self.account.legs
         match effect:
-            case DispatchPrefill() if not effect.keeps and self.setting.first_from_prefill:
+            case DispatchPrefill() if effect.keeps:
+                returns = self.answers[effect.request].prefill_dispatched()
+                prefill: LegKey = ("prefill", effect.request_id)
+                legs[prefill] = legs[prefill]._replace(returns_token=returns)
+            case DispatchPrefill() if self.setting.first_from_prefill:
                 self.answers[effect.request].alone_dispatched(effect.request_id)
             case DispatchDecode():
                 awaits = self.answers[effect.request].decode_dispatched(effect.request_id)
