@@ -130,8 +130,8 @@ class Storing(Sending):
         """Report to the protocol the blocks into which a prompt's beginning is to be loaded."""
         request = self.requests.by_handle.get(event.handle)
         load = None if request is None else self.loading.get(request.request_id)
-        if request is None or load is None:
-            return  # It has ended meanwhile, and the answer to its Drop has given these blocks back.
+        if request is None or load is None or request.dropping:
+            return  # It has ended meanwhile, or its load has: the answer to its Drop gives these blocks back.
         load.protocol_frees = True
         here, there = event.hit_tokens, load.num_tokens
         if here >= there:

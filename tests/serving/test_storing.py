@@ -150,6 +150,18 @@ def test_blocks_unknown_to_the_protocol_are_released() -> None:
     assert bench.role(EngineDropped("x", BLOCKS)) == [FreeBlocks(BLOCKS), ComputeAgain("x")]
 
 
+def test_an_admission_that_arrives_behind_the_failure_of_its_load_is_not_reported() -> None:
+    """The endpoint has resolved the load, and would take the report for an error of its driver. The engine has given
+    the blocks before it is asked to drop the prompt, and gives them back with its answer."""
+    bench = StoringBench()
+    bench.loading()
+    assert bench.failed(Code.PEER_DEAD) == [Drop("x")]
+    for hit_tokens in (16, 64):
+        assert bench.role(EngineAdmitted("x", BLOCKS, hit_tokens)) == []
+    assert bench.take_load_events() == []
+    assert bench.role(EngineDropped("x", BLOCKS)) == [FreeBlocks(BLOCKS), ComputeAgain("x")]
+
+
 def test_what_never_fits_is_found_out_once_more_without_the_load() -> None:
     bench = StoringBench()
     bench.loading()

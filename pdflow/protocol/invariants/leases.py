@@ -69,7 +69,8 @@ def unrenewed(rank: ProducerRank, sender: Address, message: Sync | Heartbeat, no
     for reg in message.open if isinstance(message, Sync) else _waiting(rank, engine_of(sender)):
         held = store.cells.get(reg)
         if held is not None and held.registration_until < now + timers.registration_ttl_ns:
-            return f"registration {reg.request_id} ends in {held.registration_until - now}, although D has just asked for it"
+            left = held.registration_until - now
+            return f"registration {reg.request_id} ends in {left}, although D has just asked for it"
     return ""
 
 

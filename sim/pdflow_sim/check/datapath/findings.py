@@ -21,3 +21,5 @@ class Finding(Enum):
     STUCK = "a request that cannot end"
     OVERTAKEN = "a request overtaken"
     ANSWER = "a call not answered once"
+    FREED = "memory freed while it is in use"
+    CRASH = "an exception"

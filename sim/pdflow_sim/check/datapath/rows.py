@@ -14,6 +14,7 @@ from pdflow_sim.check.datapath.acts import Acts
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.datapath.store import SETTINGS, StoreWorld
+from pdflow_sim.check.datapath.storing import StoringWorld
 from pdflow_sim.check.search.forward import Explorable, Explored, explore
 
 STRICT: Final = "strict"
@@ -51,10 +52,11 @@ class DataPathRow:
 
 
 def explorables(method: Method, dialect: str) -> list[Explorable]:
-    """Return the worlds of a method: two requests of one P, and of a P each; of a store, its settings."""
+    """Return the worlds of a method: two requests of one P, and of a P each; of a store, its settings, and a P that
+    uses it."""
     pipeline_policy = method.pipeline_policy(dialect)
     if method.stores:
-        return [StoreWorld(pipeline_policy, setting) for setting in SETTINGS]
+        return [*(StoreWorld(pipeline_policy, setting) for setting in SETTINGS), StoringWorld(pipeline_policy)]
     return [Acts(Setting(method, pipeline_policy, ps)) for ps in (1, 2)]
 
 
@@ -83,6 +85,7 @@ def _missed(method: Method, dialect: str, each: list[Explored], done: set[str]) 
     due = {"ask", "compute", "post", "land", "lose", "die", "admit", "load", "end"}
     if method.stores:
         due = {"put", "room", "written", "lapse", "get", "read", "give_up", "free"}
+        due |= {"request", "found", "admit", "loaded", "load_fails", "compute", "reject", "fail", "dropped", "abort"}
     elif method.p_memory is not MemoryKind.BLOCKS:
         due.add("copy")
     ended = set() if all(one.ends for one in each) else {"an end"}

@@ -85,7 +85,8 @@ class RouterAccount:
         self.hedged: frozenset[int] = frozenset()
         self.last_choices: dict[Role, tuple[int, tuple[int, ...]]] = {}
         """The last engine chosen for each leg, and which were up then."""
-        self.sessions: dict[tuple[Role, int], int] = {}
+        self.sessions: dict[tuple[Role, int], tuple[int, int]] = {}
+        """The engine that each session's last leg was sent to, and its prompt's tokens."""
         self.known: dict[Seat, frozenset[int]] = dict.fromkeys(self.infos, frozenset())
         """The names of prefix blocks that each engine has."""
         self.late = setting.late
@@ -209,7 +210,7 @@ class RouterAccount:
         if isinstance(event, EngineLost):
             self.reported_up[seat] = False
             self.known[seat] = frozenset()
-            for key in [key for key, at in self.sessions.items() if (key[0], at) == seat]:
+            for key in [key for key, (at, _) in self.sessions.items() if (key[0], at) == seat]:
                 del self.sessions[key]
         else:
             self.reported_up[seat] = event.up

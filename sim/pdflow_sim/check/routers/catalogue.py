@@ -65,6 +65,25 @@ SETTINGS: Final = (
         streams=False,
         dispatch="sequential",
     ),
+    RouterSetting(
+        name="prefix-aware, a small memory",
+        states=1471,
+        requests=TURNS,
+        policy="prefix-aware",
+        names=3,
+        deaths=1,
+        d=1,
+        streams=False,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="sessions of D's own",
+        states=211,
+        requests=TURNS,
+        policy="session-affinity",
+        rules=Rules(disaggregation=Disaggregation(((35,), (35,)))),
+        p=1,
+    ),
     RouterSetting(name="hedges", states=5666, requests=TWO, hedge_after=1, ticks=1, failures=1),
     RouterSetting(
         name="hedges, late answers", states=1417, requests=ONE, hedge_after=1, ticks=1, attempts=2, failures=2, late=2

@@ -10,7 +10,7 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.events import NO_SESSION, RequestArrived
 from pdflow_sim.check.routers.account import Role, RouterAccount
 from pdflow_sim.check.routers.findings import RouterFinding
-from pdflow_sim.check.routers.setting import BLOCK_TOKENS
+from pdflow_sim.check.routers.setting import BLOCK_TOKENS, NAMES
 from pdflow_sim.check.search.forward import Violation
 
 
@@ -30,7 +30,7 @@ def check_choice(account: RouterAccount, role: Role, engine: int, name: RequestI
         raise Violation(RouterFinding.ENGINE, f"{leg}: {better}")
     account.last_choices[role] = engine, tuple(up)
     if account.setting.policy == "session-affinity" and asked.session != NO_SESSION:
-        account.sessions[role, asked.session] = engine
+        account.sessions[role, asked.session] = engine, asked.prompt_tokens
     weighs = _weighs(account, role, engine, asked)
     if account.setting.policy == "prefix-aware":
         account.known[role, engine] |= frozenset(asked.prefix)
@@ -60,13 +60,13 @@ def _better(account: RouterAccount, role: Role, engine: int, others: list[int], 
                 return f"every other has fewer legs of {loads}"
         case "session-affinity":
             return _less_affine(account, role, engine, others, asked)
-        case "prefix-aware":
+        case "prefix-aware" if account.setting.names >= NAMES:
             return _longer(account, role, engine, others, asked)
     return ""
 
 
 def _less_affine(account: RouterAccount, role: Role, engine: int, others: list[int], asked: RequestArrived) -> str:
-    loads, home = account.loads(role), account.sessions.get((role, asked.session), -1)
+    loads, home = account.loads(role), account.sessions.get((role, asked.session), (-1, 0))[0]
     most = ceil(SessionAffinity(0).most_load * (1 + sum(loads[each] for each in others)) / len(others))
     if home in others and loads[home] < most:
         return "" if engine == home else f"its session is at {home}"
@@ -89,12 +89,16 @@ def _longer(account: RouterAccount, role: Role, engine: int, others: list[int], 
 
 def found(account: RouterAccount, role: Role, engine: int, asked: RequestArrived) -> int:
     """Return how many tokens of a prompt an engine has been sent before, as far as the policy looks at that."""
+    most = max(0, asked.prompt_tokens - 1)
+    if account.setting.policy == "session-affinity":
+        home, tokens = account.sessions.get((role, asked.session), (-1, 0))
+        return min(tokens, most) if home == engine else 0
     known, blocks = account.known[role, engine], 0
     for prefix in asked.prefix:
         if prefix not in known:
             break
         blocks += 1
-    return min(blocks * BLOCK_TOKENS, max(0, asked.prompt_tokens - 1))
+    return min(blocks * BLOCK_TOKENS, most)
 
 
 def waits(account: RouterAccount, role: Role, engine: int) -> int:

@@ -7,6 +7,7 @@ of the router is stated a second time but for its thresholds, which are the sett
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,9 @@ from pdflow.routing.effects import (
 from pdflow.routing.events import ClientGone, EngineLost, FirstTokenDelivered, PrefillAnswered, RequestArrived
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.prefix_aware import PrefixAware
 from pdflow_sim.check.routers.account import ROLES, Begun, CountedLeg, Role, RouterAccount
-from pdflow_sim.check.routers.choices import check_choice
+from pdflow_sim.check.routers.choices import check_choice, found
 from pdflow_sim.check.routers.findings import RouterFinding
 from pdflow_sim.check.search.forward import Violation
 
@@ -99,7 +101,8 @@ def _keeps(account: RouterAccount, asked: RequestArrived, d: int) -> bool:
     if table is None:
         return False
     above = table.above[d]
-    return asked.prompt_tokens <= above[min(account.loads("decode")[d], len(above) - 1)]
+    tokens = asked.prompt_tokens - found(account, "decode", d, asked)
+    return tokens <= above[min(account.loads("decode")[d], len(above) - 1)]
 
 
 def _all_keep(account: RouterAccount, asked: RequestArrived) -> bool:
@@ -246,7 +249,7 @@ def _check_work(account: RouterAccount, router: GovernedRouter) -> None:
         if not account.open_of(request):
             raise Violation(RouterFinding.IDLE, f"{request} has no open leg")
     if isinstance(account.event, ClientGone) and account.event.request in account.waiting:
-        raise Violation(RouterFinding.ANSWER, f"the client of {account.event.request} has gone")
+        raise Violation(RouterFinding.ANSWER, f"the client of {account.event.request} has left")
     mine = {name for name in account.attempts if account.is_open(name)}
     if mine != router.attempts.keys() or router.by_request.keys() != account.waiting.keys():
         raise Violation(RouterFinding.COUNT, f"attempts {sorted(router.attempts)} are open, not {sorted(mine)}")
@@ -261,6 +264,19 @@ def _check_work(account: RouterAccount, router: GovernedRouter) -> None:
         tokens = sum(account.asked(name).prompt_tokens for name in legs)
         if choice.open_tokens != tokens:
             raise Violation(RouterFinding.COUNT, f"{role} legs have {tokens} tokens, not {choice.open_tokens}")
+        if isinstance(choice, PrefixAware):
+            _check_names(choice)
+
+
+def _check_names(choice: PrefixAware) -> None:
+    """Check that a policy's two tables of the names of prefix blocks agree, and have a bound."""
+    holders: Counter[int] = Counter()
+    for engine, (names, most) in enumerate(zip(choice.known, choice.capacities, strict=True)):
+        if len(names) > most:
+            raise Violation(RouterFinding.COUNT, f"engine {engine} has {len(names)} names, of at most {most}")
+        holders.update(dict.fromkeys(names, 1 << engine))
+    if holders != choice.holders:
+        raise Violation(RouterFinding.COUNT, f"engines have {[*choice.known]}, and holders are {choice.holders}")
 
 
 def _check_engines(account: RouterAccount, router: GovernedRouter) -> None:

@@ -37,6 +37,9 @@ class RouterSetting:
     d: int = 2
     aggregated: frozenset[int] = frozenset()
     policy: Policy = "least-loaded"
+    names: int = NAMES
+    """How many names of prefix blocks the policy remembers of each engine. With fewer than NAMES its choices are not
+    judged, since the account forgets none."""
     dispatch: Dispatch = "concurrent"
     attempts: int = 1
     hedge_after: int | None = None
@@ -71,7 +74,7 @@ class RouterSetting:
             case "two-choices":
                 return TwoChoices(engines, 3)
             case "prefix-aware":
-                return PrefixAware((NAMES,) * engines, BLOCK_TOKENS, stays=role == "decode")
+                return PrefixAware((self.names,) * engines, BLOCK_TOKENS, stays=role == "decode")
             case "session-affinity":
                 return SessionAffinity(engines)
             case policy:

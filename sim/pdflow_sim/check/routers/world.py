@@ -163,7 +163,7 @@ class RouterWorld:
     def at_rest(self) -> None:
         """Check a state without moves: every client is answered, and nothing is kept. Raises Violation."""
         if self.account.waiting:
-            raise Violation(RouterFinding.STUCK, f"requests {[*self.account.waiting]} wait for ever")
+            raise Violation(RouterFinding.STUCK, f"requests {[*self.account.waiting]} wait forever")
         check_end(self.router)
 
     def _make(self, verb: str, number: int, attempt: int) -> None:

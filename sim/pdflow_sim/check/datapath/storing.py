@@ -1,0 +1,502 @@
+"""P with a store: prompts are looked up, loaded, computed and put in every order, and aborted at any moment.
+
+The real `PrefillCore` with `Storing` decides. Its two endpoints, its engine and the store are what they may do:
+`PutEndpoint` holds a computed prompt until it is withdrawn or its lease ends, and `LoadEndpoint` loads what the store
+has found, or fails. The world knows who holds which blocks, and which calls of the store await an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from copy import deepcopy
+from enum import IntEnum
+from typing import Any, Final
+
+from pdflow.methods.method import PipelinePolicy
+from pdflow.protocol.effects import AnswerPrefill, Commit, Enqueue, FreeBlocks, Outcome, ReleaseBlocks, Resolve
+from pdflow.protocol.events import (
+    DecodeAborted,
+    DecodeAdmitted,
+    DecodeHit,
+    DecodeQueued,
+    PrefillAborted,
+    PrefillFinished,
+    PrefillQueued,
+    SourceWithdrawn,
+)
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, Instant
+from pdflow.serving.core import Port
+from pdflow.serving.effects import (
+    AnswerStored,
+    AskStore,
+    ComputeAgain,
+    Computed,
+    Drop,
+    EndPrefill,
+    EnqueueLoading,
+    Forget,
+    FreePrompt,
+    HoldEngine,
+    Released,
+    ResumeEngine,
+    StartPut,
+    WithdrawFound,
+    WithdrawPut,
+)
+from pdflow.serving.events import (
+    EngineAdmitted,
+    EngineDropped,
+    EngineRejected,
+    PrefillFailed,
+    PrefillRequested,
+    PromptComputed,
+    PutEnded,
+    RequestAborted,
+    StoreAnswered,
+)
+from pdflow.serving.prefill import PrefillCore
+from pdflow.serving.storing import Storing
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.search.forward import Move, Violation
+
+BLOCK_TOKENS: Final = 16
+PROMPT_TOKENS: Final = (100, 40)
+LONGEST: Final = 100
+"""The most tokens of a prompt that the store takes: the first prompt has as many."""
+FOUND_TOKENS: Final = 20
+"""What the store has of a prompt, if it has a beginning of it: a block and a quarter."""
+SHARDS: Final = Shards(1, 1, BLOCK_TOKENS)
+
+
+class EnginePhase(IntEnum):
+    """What the engine does with a prompt."""
+
+    NOTHING = 0
+    QUEUED = 1
+    QUEUED_TO_LOAD = 2
+    LOADING = 3
+    """It has blocks, and waits for what is loaded."""
+    COMPUTING = 4
+    COMPUTED = 5
+
+
+class PutEndpoint:
+    """P's endpoint towards the store, as far as the core depends on it."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.known: dict[str, None] = {}
+        """Prompts that are neither computed nor over."""
+        self.held: dict[str, Allocation] = {}
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        match event:
+            case PrefillQueued():
+                self.known[event.xid] = None
+            case PrefillAborted():
+                if event.xid not in self.known:
+                    raise Violation(Finding.ANSWER, f"{event.xid} is ended, and is not open")
+                del self.known[event.xid]
+            case PrefillFinished():
+                if event.xid not in self.known:
+                    raise Violation(Finding.ANSWER, f"{event.xid} is computed, and is not open")
+                del self.known[event.xid]
+                self.held[event.xid] = event.allocation
+                return (AnswerPrefill(event.xid, params_of(event.xid, event.num_tokens)),)
+            case SourceWithdrawn() if event.xid in self.held:
+                return (ReleaseBlocks(event.xid, self.held.pop(event.xid), Code.CANCELLED),)
+            case ReleaseBlocks():
+                del self.held[event.xid]
+                return (event,)
+        return ()
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    def unfinished(self) -> Mapping[Any, object]:
+        return {}
+
+
+class LoadEndpoint:
+    """P's endpoint that loads from the store."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.open: dict[str, Allocation | None] = {}
+        """Loads that have not ended, with their blocks, if they have some."""
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        match event:
+            case DecodeQueued():
+                if event.num_blocks != -(-event.params.num_tokens // BLOCK_TOKENS):
+                    raise Violation(Finding.INDEX, f"{event.request_id} asks for {event.num_blocks} blocks")
+                self.open[event.request_id] = None
+                return (Enqueue(event.request_id),)
+            case DecodeAdmitted():
+                if (event.token_start, event.token_start + event.num_tokens) != (0, FOUND_TOKENS):
+                    raise Violation(Finding.INDEX, f"{event.request_id} loads {event.num_tokens} tokens")
+                self.open[event.request_id] = event.allocation
+            case DecodeHit() | Commit():
+                del self.open[event.request_id]
+                return (Commit(event.request_id),)
+            case DecodeAborted() if event.request_id in self.open:
+                return self._failed(event.request_id, event.code)
+            case Resolve():
+                return self._failed(event.request_id, event.code)
+        return ()
+
+    def _failed(self, request_id: str, code: Code) -> tuple[Any, ...]:
+        """End a load; its blocks are free when nothing can write to them any more, which is at once here."""
+        blocks = self.open.pop(request_id)
+        outcome = Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
+        resolved = Resolve(request_id, outcome, code)
+        return (resolved,) if blocks is None else (resolved, FreeBlocks(blocks))
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    def unfinished(self) -> Mapping[Any, object]:
+        return {}
+
+
+def params_of(xid: str, num_tokens: int) -> KvParams:
+    return KvParams(EngineInfo("store.get", SHARDS), xid, f"r{xid[1:]}", num_tokens)
+
+
+class StoringWorld:
+    """A state of P, its engine and the store's answers; implements `Explorable`."""
+
+    def __init__(self, pipeline_policy: PipelinePolicy) -> None:
+        self.core = PrefillCore(1, Storing(LONGEST, BLOCK_TOKENS, pipeline_policy.prefill_waits))
+        self.puts, self.loads = PutEndpoint(), LoadEndpoint()
+        self.put_port, self.load_port = Port("p", self.puts, 1), Port("p.load", self.loads, 1)
+        self.core.add(self.put_port)
+        self.core.add(self.load_port)
+        storing = self.core.sending
+        assert isinstance(storing, Storing)
+        storing.scheduler = self.load_port
+        self.core.do[FreeBlocks] = self.free_blocks
+        for effect, perform in self.performed().items():
+            self.core.perform[effect] = perform
+        self.core.begin(self.put_port)
+        count = len(PROMPT_TOKENS)
+        self.phases = [EnginePhase.NOTHING] * count
+        self.blocks: list[Allocation | None] = [None] * count
+        """Blocks that the engine has given to a prompt and that are not free again."""
+        self.asked = [False] * count
+        """Whether each prompt has been requested."""
+        self.looked_up: dict[str, None] = {}
+        self.found: dict[str, None] = {}
+        """Beginnings of prompts that the store keeps for P until they are loaded or withdrawn."""
+        self.putting: dict[str, None] = {}
+        self.dropping: dict[str, None] = {}
+        self.answers: dict[str, str] = {}
+        self.given: dict[str, None] = {}
+        """Prompts that the protocol answered, and that are to be put."""
+        self.aborted: dict[str, None] = {}
+        self.failed: dict[str, Code] = {}
+        """The code with which each prompt must end that the engine or the store refuses."""
+        self.held_engine = False
+        self.generation = 0
+        self.failures, self.aborts = 2, 1
+        self.action = ""
+
+    @property
+    def faults(self) -> int:
+        return self.failures + self.aborts
+
+    def performed(self) -> dict[type, Any]:
+        return {
+            AskStore: self.ask_store,
+            AnswerStored: self.answer_stored,
+            Commit: self.commit,
+            ComputeAgain: self.compute_again,
+            Computed: self.nothing,
+            Drop: self.drop,
+            EndPrefill: self.end_prefill,
+            Enqueue: self.enqueue,
+            EnqueueLoading: self.enqueue_loading,
+            Forget: self.forget,
+            FreeBlocks: self.free_blocks,
+            FreePrompt: self.free_prompt,
+            HoldEngine: self.hold_engine,
+            Released: self.nothing,
+            ResumeEngine: self.resume_engine,
+            StartPut: self.start_put,
+            WithdrawFound: self.withdraw_found,
+            WithdrawPut: self.withdraw_put,
+        }
+
+    # What the core asks of its driver.
+
+    def nothing(self, port: Port, effect: object) -> None:
+        """Nothing in this world depends on it."""
+
+    def ask_store(self, port: Port, effect: AskStore) -> None:
+        self.looked_up[effect.handle] = None
+
+    def withdraw_found(self, port: Port, effect: WithdrawFound) -> None:
+        if self.found.pop(effect.params.xid, 0) == 0:
+            raise Violation(Finding.ANSWER, f"{effect.params.xid} is withdrawn, and was not found")
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        self.queue(effect.request_id, EnginePhase.QUEUED)
+
+    def compute_again(self, port: Port, effect: ComputeAgain) -> None:
+        self.queue(effect.handle, EnginePhase.QUEUED)
+
+    def enqueue_loading(self, port: Port, effect: EnqueueLoading) -> None:
+        if effect.loaded_tokens != FOUND_TOKENS:
+            raise Violation(Finding.INDEX, f"{effect.handle} is to load {effect.loaded_tokens} tokens")
+        self.queue(effect.handle, EnginePhase.QUEUED_TO_LOAD)
+
+    def queue(self, handle: str, phase: EnginePhase) -> None:
+        r = int(handle[1])
+        if self.phases[r] is not EnginePhase.NOTHING or self.blocks[r] is not None:
+            raise Violation(Finding.TWICE, f"{handle} is queued, and is {self.phases[r].name} or has blocks")
+        self.phases[r] = phase
+
+    def drop(self, port: Port, effect: Drop) -> None:
+        if effect.handle in self.dropping:
+            raise Violation(Finding.ANSWER, f"{effect.handle} is dropped twice")
+        self.dropping[effect.handle] = None
+
+    def commit(self, port: Port, effect: Commit) -> None:
+        r = int(effect.request_id[1])
+        if self.phases[r] is not EnginePhase.LOADING:
+            raise Violation(Finding.ANSWER, f"{effect.request_id} is loaded, but is {self.phases[r].name}")
+        self.phases[r] = EnginePhase.COMPUTING
+
+    def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
+        r = next((r for r, blocks in enumerate(self.blocks) if blocks == effect.allocation), None)
+        if r is None:
+            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and nobody has it")
+        if self.phases[r] > EnginePhase.LOADING:
+            raise Violation(Finding.FREED, f"the blocks of x{r} are freed, which is {self.phases[r].name}")
+        self.blocks[r] = None
+
+    def free_prompt(self, port: Port, effect: FreePrompt) -> None:
+        r = int(effect.handle[1])
+        if effect.handle in self.puts.held:
+            raise Violation(Finding.FREED, f"the blocks of {effect.handle} are freed, which the protocol holds")
+        if self.phases[r] is not EnginePhase.COMPUTED or self.blocks[r] is None:
+            raise Violation(Finding.TWICE, f"the blocks of {effect.handle} are freed, which is {self.phases[r].name}")
+        self.phases[r], self.blocks[r] = EnginePhase.NOTHING, None
+
+    def start_put(self, port: Port, effect: StartPut) -> None:
+        if effect.params != params_of(effect.handle, PROMPT_TOKENS[int(effect.handle[1])]):
+            raise Violation(Finding.INDEX, f"{effect.handle} is put with {effect.params}")
+        self.putting[effect.handle] = None
+
+    def withdraw_put(self, port: Port, effect: WithdrawPut) -> None:
+        if self.putting.pop(effect.handle, 0) == 0:
+            raise Violation(Finding.ANSWER, f"the put of {effect.handle} is withdrawn, and has ended")
+
+    def answer_stored(self, port: Port, effect: AnswerStored) -> None:
+        if effect.handle not in self.given:
+            raise Violation(Finding.ANSWER, f"{effect.handle} is answered, and the store does not have it")
+        self.end(effect.handle, "stored")
+
+    def end_prefill(self, port: Port, effect: EndPrefill) -> None:
+        if self.failed.get(effect.handle) is not effect.code:
+            raise Violation(Finding.ANSWER, f"{effect.handle} ends as {effect.code.name} without a reason")
+        self.end(effect.handle, effect.code.name)
+
+    def end(self, handle: str, how: str) -> None:
+        if handle in self.answers:
+            raise Violation(Finding.ANSWER, f"{handle} is answered {how}, and was {self.answers[handle]}")
+        self.answers[handle] = how
+
+    def forget(self, port: Port, effect: Forget) -> None:
+        r = int(effect.handle[1])
+        if effect.handle not in self.answers and effect.handle not in self.aborted:
+            raise Violation(Finding.ANSWER, f"{effect.handle} is forgotten, and was never answered")
+        if effect.handle in self.puts.held or self.blocks[r] is not None:
+            raise Violation(Finding.KEPT, f"{effect.handle} is forgotten, and has blocks")
+
+    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
+        if self.held_engine:
+            raise Violation(Finding.ANSWER, "the engine is held twice")
+        self.held_engine = True
+
+    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
+        if not self.held_engine:
+            raise Violation(Finding.ANSWER, "the engine goes on, and was not held")
+        self.held_engine = False
+
+    # What may happen.
+
+    def moves(self) -> Iterator[Move]:
+        for r, phase in enumerate(self.phases):
+            handle = f"x{r}"
+            if not self.asked[r]:
+                yield from ((("request", r, 0), ("request", r, 1)) if r == 0 else (("request", r, 0),))
+                continue
+            yield from self.engine_moves(r, handle, phase)
+            yield from self.store_moves(r, handle)
+            if self.aborts and handle not in self.answers and handle not in self.aborted:
+                yield ("abort", r, 0)
+
+    def engine_moves(self, r: int, handle: str, phase: EnginePhase) -> Iterator[Move]:
+        if handle in self.dropping:
+            yield ("dropped", r, 0)
+        if phase in (EnginePhase.QUEUED, EnginePhase.QUEUED_TO_LOAD) and not self.held_engine:
+            yield ("admit", r, 0)
+            if phase is EnginePhase.QUEUED_TO_LOAD:
+                yield ("admit", r, FOUND_TOKENS)
+            if self.failures:
+                yield ("reject", r, 0)
+        if phase is EnginePhase.COMPUTING and not self.held_engine:
+            yield ("compute", r, 0)
+            if self.failures:
+                yield ("fail", r, 0)
+        if f"r{r}" in self.loads.open and phase in (EnginePhase.QUEUED_TO_LOAD, EnginePhase.LOADING):
+            if self.loads.open[f"r{r}"] is not None:
+                yield ("loaded", r, 0)
+            if self.failures:
+                yield ("load_fails", r, 0)
+
+    def store_moves(self, r: int, handle: str) -> Iterator[Move]:
+        if handle in self.looked_up:
+            for tokens in (0, FOUND_TOKENS, PROMPT_TOKENS[r]):
+                yield ("found", r, tokens)
+        if handle in self.putting:
+            yield ("put", r, 1)
+            if self.failures:
+                yield ("put", r, 0)
+        if handle in self.puts.held:
+            yield ("lapse", r, 0)
+
+    def after(self, move: Move) -> StoringWorld:
+        """Return the state that a move leads to. Raises Violation."""
+        other = deepcopy(self)
+        verb, r, detail = move
+        other.action = f"{verb} x{r}" + f" {detail}" * bool(detail)
+        try:
+            getattr(other, f"do_{verb}")(r, detail)
+        except Violation as broken:
+            broken.action = other.action
+            raise
+        except Exception as error:
+            crash = Violation(Finding.CRASH, f"{type(error).__name__}: {error}")
+            crash.action = other.action
+            raise crash from error
+        return other
+
+    def feed(self, event: Any, port: Port | None = None) -> None:
+        self.core.feed(port or self.core.role, event, 0)
+
+    def do_request(self, r: int, lookup: int) -> None:
+        self.asked[r] = True
+        self.feed(PrefillRequested(f"x{r}", f"r{r}", PROMPT_TOKENS[r], 7, lookup=bool(lookup)))
+
+    def do_abort(self, r: int, _: int) -> None:
+        self.aborts -= 1
+        self.aborted[f"x{r}"] = None
+        is_put = f"x{r}" in self.putting
+        self.feed(RequestAborted(f"x{r}"))
+        self.check_released(r, is_put)
+
+    def do_found(self, r: int, tokens: int) -> None:
+        del self.looked_up[f"x{r}"]
+        if tokens:
+            self.found[f"x{r}"] = None
+        self.feed(StoreAnswered(f"x{r}", params_of(f"x{r}", tokens) if tokens else None))
+        if f"r{r}" in self.loads.open or tokens == PROMPT_TOKENS[r]:
+            # It is loaded; or the store claims more than it was asked for, and is not believed.
+            self.found.pop(f"x{r}", None)
+
+    def do_admit(self, r: int, hit_tokens: int) -> None:
+        self.generation += 1
+        blocks = self.blocks[r] = Allocation(self.generation, (r,))
+        if self.phases[r] is EnginePhase.QUEUED:
+            self.phases[r] = EnginePhase.COMPUTING
+        else:
+            self.phases[r] = EnginePhase.LOADING
+            self.feed(EngineAdmitted(f"x{r}", blocks, hit_tokens))
+
+    def do_reject(self, r: int, _: int) -> None:
+        self.failures -= 1
+        if self.phases[r] is EnginePhase.QUEUED:
+            self.failed[f"x{r}"] = Code.REJECTED
+        self.phases[r] = EnginePhase.NOTHING
+        self.feed(EngineRejected(f"x{r}", "too long"))
+
+    def do_compute(self, r: int, _: int) -> None:
+        blocks = self.blocks[r]
+        assert blocks is not None
+        self.phases[r] = EnginePhase.COMPUTED
+        self.feed(PromptComputed(f"x{r}", blocks))
+
+    def do_fail(self, r: int, _: int) -> None:
+        self.failures -= 1
+        self.phases[r], self.blocks[r] = EnginePhase.NOTHING, None
+        self.failed[f"x{r}"] = Code.PREFILL_ABORTED
+        self.feed(PrefillFailed(f"x{r}"))
+
+    def do_dropped(self, r: int, _: int) -> None:
+        """Let the engine drop a prompt. It gives up the blocks of one that waits for its load without freeing them."""
+        del self.dropping[f"x{r}"]
+        phase, blocks = self.phases[r], self.blocks[r]
+        too_late = phase in (EnginePhase.NOTHING, EnginePhase.COMPUTED)
+        if not too_late:
+            self.phases[r] = EnginePhase.NOTHING
+        if phase is EnginePhase.COMPUTING:
+            self.blocks[r] = None
+        left = blocks if phase is EnginePhase.LOADING else None
+        self.feed(EngineDropped(f"x{r}", left, too_late))
+
+    def do_loaded(self, r: int, _: int) -> None:
+        self.feed(Commit(f"r{r}"), self.load_port)
+
+    def do_load_fails(self, r: int, _: int) -> None:
+        self.failures -= 1
+        self.feed(Resolve(f"r{r}", Outcome.FAILED, Code.IO), self.load_port)
+
+    def do_put(self, r: int, well: int) -> None:
+        handle = f"x{r}"
+        del self.putting[handle]
+        if well:
+            self.given[handle] = None
+            self.feed(PutEnded(handle, params_of(handle, PROMPT_TOKENS[r])))
+        else:
+            self.failures -= 1
+            self.failed[handle] = Code.REJECTED
+            self.feed(PutEnded(handle, None, Code.REJECTED))
+            self.check_released(r, True)
+
+    def check_released(self, r: int, is_put: bool) -> None:
+        """Check that a prompt that is not put after all does not wait for its lease."""
+        if is_put and f"x{r}" in self.puts.held:
+            raise Violation(Finding.KEPT, f"x{r} is not put, and its blocks wait for its lease")
+
+    def do_lapse(self, r: int, _: int) -> None:
+        """Let the store have all of a prompt, or its lease end."""
+        self.feed(ReleaseBlocks(f"x{r}", self.puts.held[f"x{r}"], Code.NONE), self.put_port)
+
+    def fingerprint(self) -> Hashable:
+        tables = (
+            *(self.looked_up, self.found, self.putting, self.dropping, self.given, self.aborted, self.failed),
+            *(self.puts.known, self.puts.held, self.loads.open, self.answers),
+        )
+        blocks = tuple([blocks is not None for blocks in self.blocks])
+        around = tuple(self.phases), blocks, tuple(self.asked), self.held_engine, self.failures, self.aborts
+        role = self.core.requests.fingerprint(), self.core.sending.fingerprint()
+        return role, around, tuple([tuple(table) for table in tables])
+
+    def at_rest(self) -> None:
+        """Check that all requests have ended and nothing is held. Raises Violation."""
+        open_ones = [f"x{r}" for r in range(len(self.phases)) if f"x{r}" not in {**self.answers, **self.aborted}]
+        if open_ones or self.puts.known or self.loads.open:
+            raise Violation(Finding.STUCK, f"{open_ones or [*self.puts.known, *self.loads.open]} cannot end")
+        if any(self.blocks) or self.found or self.held_engine:
+            raise Violation(Finding.KEPT, f"{self.blocks}, {[*self.found]}, {self.held_engine}")
+        try:
+            self.core.sending.assert_empty("P")
+            self.core.requests.assert_empty("P")
+        except AssertionError as wrong:
+            raise Violation(Finding.KEPT, str(wrong)) from wrong
