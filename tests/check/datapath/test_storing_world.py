@@ -46,7 +46,7 @@ BUGS: dict[str, tuple[str, Callable[..., Any], Finding]] = {
     "what is found in vain stays at the store": ("store_answered", _answered_in_vain, Finding.KEPT),
     "a refused put waits for its lease": ("_over", Storing.settle, Finding.KEPT),
     "a put prompt is over at once": ("is_over", lambda *_: True, Finding.ANSWER),
-    "a prompt that just fits is refused": ("refusal", lambda _, tokens: "too long" if tokens > 99 else "", Finding.ANSWER),
+    "a prompt that just fits is refused": ("refusal", lambda _, tokens: "long" if tokens > 99 else "", Finding.ANSWER),
 }  # fmt: skip
 
 

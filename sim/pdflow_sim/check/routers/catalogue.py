@@ -78,11 +78,12 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="sessions of D's own",
-        states=211,
+        states=174,
         requests=TURNS,
         policy="session-affinity",
-        rules=Rules(disaggregation=Disaggregation(((35,), (35,)))),
+        rules=Rules(disaggregation=Disaggregation(((35,),))),
         p=1,
+        d=1,
     ),
     RouterSetting(name="hedges", states=5666, requests=TWO, hedge_after=1, ticks=1, failures=1),
     RouterSetting(
