@@ -28,7 +28,10 @@ def stray(mutant: Mutant, clock: Callable[[], float], seeds: range = range(RUNS)
         if clock() - began > budget_s:
             return Kill(mutant=mutant.name, search="walk", seconds=clock() - began, stopped=True)
         with mutant.applied():
-            record = walk(cache, seed, dialect)
+            try:
+                record = walk(cache, seed, dialect)
+            except ValueError:
+                continue  # Without this guard there are no such clusters.
             names = () if record.broken is None else tuple(record.names(cache.of(record.cluster)))
         if record.broken is not None and walk(RelationCache(), seed, dialect).broken is None:
             return Kill(
