@@ -58,6 +58,8 @@ def unrenewed(rank: ProducerRank, sender: Address, message: Sync | Heartbeat, no
     store, timers = rank.store, rank.store.context.timers
     if isinstance(message, Sync):
         wanted, period = message.interest, timers.lease_ns
+        if store.interests.get(sender, frozenset()) != frozenset(wanted):
+            return f"{sender} wants {wanted}, which is not remembered: what it wants no more would be kept"
     else:
         named = [store.matching.products.get(request_id) for request_id in message.request_ids]
         wanted, period = tuple([xid for xid in named if xid is not None]), timers.lease_extension_ns

@@ -274,7 +274,7 @@ class StoringWorld:
     def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
         r = next((r for r, blocks in enumerate(self.blocks) if blocks == effect.allocation), None)
         if r is None:
-            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and nobody has it")
+            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and no prompt has it")
         if self.phases[r] > EnginePhase.LOADING:
             raise Violation(Finding.FREED, f"the blocks of x{r} are freed, which is {self.phases[r].name}")
         self.blocks[r] = None

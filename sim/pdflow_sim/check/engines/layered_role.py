@@ -35,6 +35,8 @@ from pdflow.serving.sending import ProgressiveSending, RunningSteps, Sending
 from pdflow.serving.staged_sending import StagedSend, StagedSending
 from pdflow_sim.check.engines.plan import Copied, EnginePlan, WaitsForRoom, as_it_is, holder, kept
 from pdflow_sim.check.engines.roles import BEGUN, COMPUTED, QUEUED, UNREPORTED, Fails, PrefillRole
+from pdflow_sim.check.scopes.scope import TOKENS
+from pdflow_sim.check.state.shadow_state import Broken
 
 
 class Chunk(Value, frozen=True, gc=False):
@@ -198,6 +200,9 @@ class LayeredPrefillRole(PrefillRole):
     def offer(self, emitted: list[Any], effect: OfferPiece) -> None:
         """Pass a piece on. The engine must still have its prompt, so its blocks have not been given to another."""
         self.seq(effect.handle)
+        piece = effect.piece
+        if not (0 <= piece.layer < self.plan.layers and 0 <= piece.start < piece.stop <= TOKENS):
+            raise Broken("S4", f"{effect.handle} has no {piece}")
         emitted.append(effect)
 
     # Copies.

@@ -46,6 +46,10 @@ def _given_up(cell: ConsumerCell, event: PairMissing, now: Instant, ctx: Consume
     return cell, NOTHING
 
 
+def _ended_in_doubt(cell: ProducerCell, event: PrefillEnded, now: Instant, ctx: ProducerContext) -> Stepped:
+    return end_registration(cell, event.code, False, now, ctx)
+
+
 def _no_sync(self: ConsumerScheduler, peer: PrefillPeer) -> Effects:
     return NOTHING
 
@@ -292,6 +296,14 @@ REPAIR: tuple[Mutant, ...] = (
         patches=(TableRow(RULES, (OPEN, PrefillEnded)),),
         scope=Scope(prefill_abort=1),
         breaks="L",
+    ),
+    Mutant(
+        name="aborted-prefill-in-doubt",
+        drops="P reports that nothing can land where it has never written. Without it, D's blocks stay in quarantine.",
+        source="spec 2.4; L9",
+        patches=(TableRow(RULES, (OPEN, PrefillEnded), _ended_in_doubt),),
+        scope=Scope(prefill_abort=1),
+        breaks="L9",
     ),
     Mutant(
         name="prefill-never-asked-for",

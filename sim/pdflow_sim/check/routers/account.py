@@ -7,7 +7,6 @@ engines are up, which legs are open and which clients wait. What the router coun
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from copy import copy
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pdflow.protocol.ids import EngineInfo
@@ -32,6 +31,8 @@ from pdflow_sim.check.search.forward import Violation
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
+PER_EVENT = frozenset({"setting", "event", "silent", "failed"})
+"""Fields that matter only while an event is handled."""
 LegKey: TypeAlias = tuple[Role, RequestId]
 
 
@@ -98,20 +99,17 @@ class RouterAccount:
         """The engine whose leg fails with this event."""
 
     def fork(self) -> RouterAccount:
-        other = copy(self)
-        for name, value in vars(self).items():
-            if type(value) is dict:
-                setattr(other, name, value.copy())
+        other = RouterAccount.__new__(RouterAccount)
+        vars(other).update({name: value.copy() if type(value) is dict else value for name, value in vars(self).items()})
         return other
 
     def fingerprint(self) -> Hashable:
-        per_event = ("setting", "event", "silent", "failed")
         return tuple(
             (tuple(value.items()) if name in ("attempts", "waiting") else frozenset(value.items()))
-            if isinstance(value, dict)
+            if type(value) is dict
             else value
             for name, value in vars(self).items()
-            if name not in per_event
+            if name not in PER_EVENT
         )
 
     # Engines.
@@ -136,12 +134,13 @@ class RouterAccount:
                 loads[leg.engine] += 1
         return loads
 
+    def open_names(self) -> dict[RequestId, None]:
+        """Return the attempts that have an open leg, in the order of their legs."""
+        return {name: None for (_, name), leg in self.legs.items() if leg.open}
+
     def open_of(self, request: int) -> list[RequestId]:
         """Return the attempts of a request that have an open leg."""
-        return [name for name, begun in self.attempts.items() if begun.request == request and self.is_open(name)]
-
-    def is_open(self, name: RequestId) -> bool:
-        return any(leg.open for role in ROLES if (leg := self.legs.get((role, name))) is not None)
+        return [name for name in self.open_names() if self.attempts[name].request == request]
 
     def asked(self, name: RequestId) -> RequestArrived:
         return self.setting.requests[self.attempts[name].request]
@@ -152,7 +151,7 @@ class RouterAccount:
 
     def users(self, engine: int) -> int:
         """Return how many open attempts were sent to a prefill engine."""
-        return sum(begun.p == engine and self.is_open(name) for name, begun in self.attempts.items())
+        return sum(self.attempts[name].p == engine for name in self.open_names())
 
     def in_use(self, engine: EngineId) -> bool:
         """Whether an attempt has a leg at an engine, or KV from it."""
@@ -268,6 +267,7 @@ class RouterAccount:
 
     def closed(self) -> Iterator[Begun]:
         """Yield the attempts without an open leg, of requests that wait."""
+        open_names = self.open_names()
         for name, begun in self.attempts.items():
-            if begun.request in self.waiting and not self.is_open(name):
+            if begun.request in self.waiting and name not in open_names:
                 yield begun

@@ -245,14 +245,14 @@ def check_state(account: RouterAccount, router: GovernedRouter) -> None:
 
 
 def _check_work(account: RouterAccount, router: GovernedRouter) -> None:
-    for request in account.waiting:
-        if not account.open_of(request):
-            raise Violation(RouterFinding.IDLE, f"{request} has no open leg")
+    open_names = account.open_names()
+    served = {account.attempts[name].request for name in open_names}
+    if served != account.waiting.keys():
+        raise Violation(RouterFinding.IDLE, f"{[*account.waiting]} wait, and {served} have open legs")
     if isinstance(account.event, ClientGone) and account.event.request in account.waiting:
         raise Violation(RouterFinding.ANSWER, f"the client of {account.event.request} has left")
-    mine = {name for name in account.attempts if account.is_open(name)}
-    if mine != router.attempts.keys() or router.by_request.keys() != account.waiting.keys():
-        raise Violation(RouterFinding.COUNT, f"attempts {sorted(router.attempts)} are open, not {sorted(mine)}")
+    if open_names.keys() != router.attempts.keys() or router.by_request.keys() != account.waiting.keys():
+        raise Violation(RouterFinding.COUNT, f"attempts {[*router.attempts]} are open, not {[*open_names]}")
     for request, name in account.streaming.items():
         if account.open_of(request) not in ([], [name]):
             raise Violation(RouterFinding.OPEN, f"{name} streams, and {account.open_of(request)} are open")
@@ -290,7 +290,7 @@ def _check_engines(account: RouterAccount, router: GovernedRouter) -> None:
     users = [account.users(engine) for engine in account.engines("prefill")]
     if router.membership.users != users:
         raise Violation(RouterFinding.COUNT, f"{users} attempts need each P, not {router.membership.users}")
-    kept = [engine for engine in account.leaving if not account.in_use(engine)]
+    kept = [engine for engine in account.leaving if not account.in_use(engine)] if account.leaving else []
     if kept or router.membership.leaving.keys() != account.leaving or router.membership.left.keys() != account.left:
         raise Violation(RouterFinding.MEMBER, f"{kept or account.leaving} should have left, {account.left} have")
     if account.silent:

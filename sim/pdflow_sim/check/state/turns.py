@@ -23,6 +23,7 @@ from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
 from pdflow_sim.check.state.endpoint_checks import (
     admits_right,
     counts_right,
+    doubts_with_cause,
     gives_room_in_order,
     ignores_former_incarnation,
     is_woken,
@@ -94,6 +95,7 @@ class TurnRunner:
             ignores_former_incarnation,
             spares_later_requests,
             renews_what_is_wanted,
+            doubts_with_cause,
             partial(refuses_the_expired, cluster.d_of[0].shards),
         ]
         """Checks of every step of an endpoint."""
