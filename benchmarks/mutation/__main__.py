@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutation.page import merged, write
+from benchmarks.mutation.page import load_reasons, merged, write
 from benchmarks.mutation.sample import ROOT, by_hand, draw, extract, load
 from benchmarks.mutation.score import CHANGED, Reach, done_before, measure_reach, score, working_copy
 from benchmarks.mutation.unit_tests import measure, run_for_survivors, tested_copy
@@ -65,7 +65,8 @@ def main() -> int:
         write(merged(early, late if revision != drawn_from else (), tests))
         return 0
     if asked.command == "tests":
-        survivors = [one["bug"] for one in late if one["caught"] == ""]
+        equivalent = {bug for bug, reason in load_reasons().items() if "equivalent" in reason}
+        survivors = [one["bug"] for one in late if one["caught"] == "" and one["bug"] not in equivalent]
         measured = work / f"tests-{revision[:8]}.json"
         copy = tested_copy(tree, work / f"tests-{revision[:8]}")
         if not measured.exists():
@@ -90,8 +91,9 @@ def hunted_in(work: Path, revision: str) -> list[dict[str, Any]]:
 
 
 def together(hunts: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return one verdict on each bug that all hunts have: what one of them noticed it by, if one did."""
-    first, *others = ({one["bug"]: one for one in hunt} for hunt in hunts)
+    """Return one verdict on each bug that all hunts have: what one of them noticed it by, if one did. A revision that
+    was not hunted with is passed over."""
+    first, *others = [{one["bug"]: one for one in hunt} for hunt in hunts if hunt] or [{}]
     found = []
     for bug, verdict in first.items():
         verdicts = [verdict, *(hunt[bug] for hunt in others if bug in hunt)]

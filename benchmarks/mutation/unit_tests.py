@@ -7,12 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from benchmarks.mutation.by_test import SECONDS_FILE
 from benchmarks.mutation.sample import moved
 from benchmarks.mutation.score import done_before, python, span
 from benchmarks.mutation.sites import Bug
@@ -20,7 +19,6 @@ from benchmarks.mutation.sites import Bug
 FOLDERS: Final = ("protocol", "routing", "serving", "methods", "wiring", "results", "faults", "sim", "check/datapath")
 CONFIGURATION: Final = """[run]
 source = pdflow
-dynamic_context = test_function
 """
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-m", "not nightly")
 BUDGET_S: Final = 120.0
@@ -28,25 +26,31 @@ BUDGET_S: Final = 120.0
 SLOW: Final = 5
 """Tests that use this many times their time are stopped: the bug never ends."""
 START_S: Final = 60.0
-Contexts = dict[str, dict[str, list[str]]]
-"""By file of pdflow and line, the tests that execute it, such as "tests.protocol.test_cells.test_done"."""
+HERE: Final = Path(__file__).parent
+ByLine: TypeAlias = dict[str, dict[str, list[str]]]
+"""By file of pdflow and line, the tests that execute it."""
 
 
 def measure(tree: Path, path: Path) -> None:
     """Run these tests of a tree once; write which of them execute which lines, and how long each takes."""
-    settings, data, report = (path.with_suffix(suffix) for suffix in (".coveragerc", ".coverage", ".xml"))
+    settings, data, seconds = (path.with_suffix(suffix) for suffix in (".coveragerc", ".coverage", ".seconds"))
     settings.write_text(CONFIGURATION)
-    command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}", *PYTEST, f"--junitxml={report}"]
+    command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}", *PYTEST]
     subprocess.run(
-        [sys.executable, *command, *(f"tests/{folder}" for folder in FOLDERS)],
+        [sys.executable, *command, "-p", "by_test", *(f"tests/{folder}" for folder in FOLDERS)],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": f"{tree}:{tree}/sim:{tree}/runtime", "HYPOTHESIS_PROFILE": "ci"},
+        env=os.environ
+        | {
+            "PYTHONPATH": f"{tree}:{tree}/sim:{tree}/runtime:{HERE}",
+            "HYPOTHESIS_PROFILE": "ci",
+            SECONDS_FILE: str(seconds),
+        },
         check=True,
     )
-    path.write_text(json.dumps({"seconds": _seconds(report), "contexts": _contexts(tree, data)}))
+    path.write_text(json.dumps({"seconds": json.loads(seconds.read_text()), "tests": _by_line(tree, data)}))
 
 
-def _contexts(tree: Path, data: Path) -> Contexts:
+def _by_line(tree: Path, data: Path) -> ByLine:
     from coverage import CoverageData
 
     read = CoverageData(str(data))
@@ -59,28 +63,9 @@ def _contexts(tree: Path, data: Path) -> Contexts:
     return found
 
 
-def _seconds(report: Path) -> dict[str, float]:
-    """Return the seconds of each test, with all of its parameters."""
-    found: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('classname')}.{case.get('name', '').partition('[')[0]}"
-        found[name] += float(case.get("time", 0))  # type: ignore[assignment]
-    return dict(found)
-
-
-def node_id(tree: Path, context: str) -> str:
-    """Return the id for pytest of a test by its context, or "" if it is none."""
-    names = context.split(".")
-    for end in range(len(names) - 1, 0, -1):
-        file = Path(*names[:end]).with_suffix(".py")
-        if (tree / file).is_file():
-            return "::".join([file.as_posix(), *names[end:]])
-    return ""
-
-
 def chosen(measured: dict[str, Any], file: str, lines: Iterable[int]) -> tuple[list[str], float]:
     """Return the tests that execute these lines, the quickest first, and what they take, within BUDGET_S."""
-    by_line = measured["contexts"].get(file, {})
+    by_line = measured["tests"].get(file, {})
     seconds: dict[str, float] = measured["seconds"]
     found = {name for line in lines for name in by_line.get(str(line), ()) if name in seconds}
     taken, total = [], 0.0
@@ -128,8 +113,7 @@ def run_for_survivors(
         # A cached .pyc of the same size and second would be taken for this file's.
         os.utime(path, (old.st_atime + 10, old.st_mtime + 10))
         try:
-            ids = [found for name in names if (found := node_id(tree, name))]
-            test = first_failure(tree, ids, SLOW * seconds + START_S) if ids else ""
+            test = first_failure(tree, names, SLOW * seconds + START_S) if names else ""
         finally:
             path.write_bytes(source)
             os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))

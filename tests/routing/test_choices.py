@@ -288,3 +288,9 @@ def test_a_fork_of_the_same_state_goes_its_own_way(policy: str, before: Any, asi
         it.do(("end", 0))
     assert not any(it.choice.loads)
     assert it.choice.open_tokens == 0
+
+
+def test_the_two_are_drawn_as_splitmix64_draws() -> None:
+    """The first outputs of its generator with the seeds 0 and 1234567 (Steele, Lea, Flood, 2014)."""
+    assert mixed(0) == 0xE220A8397B1DCDAF
+    assert mixed(1234567) == 6457827717110365317
