@@ -16,7 +16,7 @@ from pdflow.protocol.effects import Handshake, Note, Resolve
 from pdflow.protocol.events import HandshakeEnded, PeerRestarted, Received, TimerFired
 from pdflow.protocol.ids import Shards, engine_of
 from pdflow.protocol.invariants.accounting import miscounted, overadmitted, underadmitted
-from pdflow.protocol.invariants.doubts import doubted_in_vain
+from pdflow.protocol.invariants.doubts import cancelled_in_vain, doubted_in_vain
 from pdflow.protocol.invariants.former import acts_on, fails_for_former_restart
 from pdflow.protocol.invariants.leases import expired_in, unrenewed, waits_in_vain
 from pdflow.protocol.invariants.queues import overtaken, overtaken_in
@@ -124,10 +124,14 @@ def refuses_the_expired(
 
 
 def doubts_with_cause(node: Address, before: Any, after: Any, event: Any, effects: tuple[Any, ...]) -> None:
-    """Check that P lets D have the blocks of a registration that it has never written to (L9)."""
-    if type(before) is not ProducerRank or not before.store.context.dialect.control_frames:
-        return
-    if why := doubted_in_vain(before, effects):
+    """Check that P lets D have the blocks of a registration that it has never written to, and that D cancels nothing
+    that is settled (L9)."""
+    why = ""
+    if type(after) is ConsumerScheduler:
+        why = cancelled_in_vain(after, effects)
+    elif type(before) is ProducerRank and before.store.context.dialect.control_frames:
+        why = doubted_in_vain(before, effects)
+    if why:
         raise Broken("L9", f"at {node}, {why}")
 
 
