@@ -43,5 +43,5 @@ def cancelled_in_vain(after: ConsumerScheduler, effects: Sequence[Effect]) -> st
         for peer in effect.event.to:
             pair = cell.pairs.index((rank_of(peer), rank_of(effect.to)))
             if cell.settled >> pair & 1:
-                return f"{cell.request_id} is settled between {peer} and {effect.to}, and is to be cancelled there"
+                return f"{cell.request_id} is settled between {peer} and {effect.to}, and is cancelled there"
     return ""
