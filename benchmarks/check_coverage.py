@@ -1,6 +1,6 @@
 """Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--page FILE]
 
-Every scope of `pdflow check all`, the data paths of all methods, the races, and N random walks of each dialect run here
+Every scope of `pdflow check all`, the data paths of all methods, the routers, the races, and N random walks of each dialect run here
 under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the
 share that was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached
 from it. With --page, writes a page in Markdown, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU
@@ -54,9 +54,12 @@ def explored(walks: int, show: Callable[[str], None]) -> None:
     from pdflow_sim.check.datapath.rows import row, selected_rows
     from pdflow_sim.check.races.catalogue import RACES
     from pdflow_sim.check.races.verdict import rows as look_at_races
+    from pdflow_sim.check.routers.catalogue import SETTINGS
+    from pdflow_sim.check.routers.world import RouterWorld
     from pdflow_sim.check.scopes.catalogue import SCOPES
     from pdflow_sim.check.search.campaign import WalkTask
     from pdflow_sim.check.search.campaign import walks as walk
+    from pdflow_sim.check.search.forward import explore
     from pdflow_sim.check.search.workers import SearchLimits, search
 
     chosen = [named for named in SCOPES if not named.nightly]
@@ -67,6 +70,9 @@ def explored(walks: int, show: Callable[[str], None]) -> None:
     for method, dialect in selected_rows(list(METHODS), None):
         show(f"data path of {method.name}, {dialect}")
         row(method, dialect)
+    for setting in SETTINGS:
+        show(f"router: {setting.name}")
+        explore(RouterWorld(setting))
     for race in look_at_races(float("inf"), list(RACES), [], time.monotonic):
         show(f"race {race.race.number}")
     for dialect in (STRICT, VLLM_COMPAT):
@@ -140,7 +146,7 @@ def page(found: list[FileCoverage], walks: int) -> str:
     intro = (
         f"`python -m benchmarks.check_coverage --walks {walks} --page FILE` writes this page: the branches of "
         "`pdflow/protocol`, `pdflow/routing` and `pdflow/serving` that the scopes of `pdflow check all`, the data "
-        f"paths, the races and {walks:,} walks of each dialect take together. {total - len(missed):,} of {total:,} are "
+        f"paths, the routers, the races and {walks:,} walks of each dialect take together. {total - len(missed):,} of {total:,} are "
         "taken."
     )
     lines = [

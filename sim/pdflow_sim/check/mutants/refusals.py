@@ -137,6 +137,6 @@ REFUSALS: tuple[Mutant, ...] = (
         source="spec 2.4; F9",
         patches=(Swap(reconnect_refused, _refusal_settles_its_pair),),
         scope=Scope(p_tp=2, lose=1, refused=1, sync=1, concurrent=False, abort=0, deadline=0, stall=0),
-        breaks="S1",
+        breaks="L9",
     ),
 )
