@@ -1,10 +1,11 @@
 """Branches of the protocol that `pdflow check` takes: python -m benchmarks.check_coverage [--walks N] [--page FILE]
 
-Every scope of `pdflow check all`, the data paths of all methods, the routers, the races, and N random walks of each dialect run here
-under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and pdflow/serving. Prints the
-share that was taken, by file, and every branch that was not: the line that jumps, and the line that was never reached
-from it. With --page, writes a page in Markdown, with the reasons of check_coverage_reasons.toml. Takes some 10 CPU
-minutes; with --measured, what an earlier call wrote with --json is used, and nothing is searched.
+Every scope of `pdflow check all`, the data paths of all methods, the routers, the races, and N random walks of each
+dialect run here under the package coverage, which counts branches of pdflow/protocol, pdflow/routing and
+pdflow/serving. Prints the share that was taken, by file, and every branch that was not: the line that jumps, and the
+line that was never reached from it. With --page, writes a page in Markdown, with the reasons of
+check_coverage_reasons.toml. Takes some 10 CPU minutes; with --measured, what an earlier call wrote with --json is used,
+and nothing is searched.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def page(found: list[FileCoverage], walks: int) -> str:
     intro = (
         f"`python -m benchmarks.check_coverage --walks {walks} --page FILE` writes this page: the branches of "
         "`pdflow/protocol`, `pdflow/routing` and `pdflow/serving` that the scopes of `pdflow check all`, the data "
-        f"paths, the routers, the races and {walks:,} walks of each dialect take together. {total - len(missed):,} of {total:,} are "
-        "taken."
+        f"paths, the routers, the races and {walks:,} walks of each dialect take together. {total - len(missed):,} of "
+        f"{total:,} are taken."
     )
     lines = [
         "# Branches that the checker takes",
