@@ -21,8 +21,8 @@ from pdflow_sim.check.datapath.store import StoreWorld
 from pdflow_sim.check.search.forward import Explored, explore
 
 STATES = {
-    ("nixl-push", STRICT): 178,
-    ("nixl-push", AS_PUBLISHED): 178,
+    ("nixl-push", STRICT): 2160,
+    ("nixl-push", AS_PUBLISHED): 2160,
     ("nixl-pull", STRICT): 151,
     ("nixl-pull", AS_PUBLISHED): 151,
     ("cpu-staged", STRICT): 23422,
@@ -32,11 +32,11 @@ STATES = {
     ("p2p-nccl-put-async", STRICT): 2149,
     ("p2p-nccl-put-async", AS_PUBLISHED): 2315,
     ("p2p-nccl-get", STRICT): 369,
-    ("p2p-nccl-get", AS_PUBLISHED): 355,
+    ("p2p-nccl-get", AS_PUBLISHED): 2345,
     ("kv-store", STRICT): 3185,
-    ("kv-store", AS_PUBLISHED): 1942,
+    ("kv-store", AS_PUBLISHED): 3996,
     ("mooncake-v0", STRICT): 197,
-    ("mooncake-v0", AS_PUBLISHED): 196,
+    ("mooncake-v0", AS_PUBLISHED): 2186,
     ("mooncake-v1", STRICT): 178,
     ("mooncake-v1", AS_PUBLISHED): 178,
 }

@@ -11,6 +11,7 @@ import attrs
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.method import AS_PUBLISHED, MemoryKind, Method
 from pdflow_sim.check.datapath.acts import Acts
+from pdflow_sim.check.datapath.decoding import ALONE, FOLLOWS, PLAIN, DecodingWorld
 from pdflow_sim.check.datapath.findings import Finding
 from pdflow_sim.check.datapath.setting import Setting
 from pdflow_sim.check.datapath.store import SETTINGS, StoreWorld
@@ -18,6 +19,7 @@ from pdflow_sim.check.datapath.storing import StoringWorld
 from pdflow_sim.check.search.forward import Explorable, Explored, explore
 
 STRICT: Final = "strict"
+FIRST: Final = next(iter(METHODS))
 _PUT: Final = frozenset({Finding.SKIPPED, Finding.DEAF, Finding.PEER})
 PUBLISHED: Final[dict[str, frozenset[Finding]]] = {
     "p2p-nccl-put": _PUT,
@@ -53,11 +55,16 @@ class DataPathRow:
 
 def explorables(method: Method, dialect: str) -> list[Explorable]:
     """Return the worlds of a method: two requests of one P, and of a P each; of a store, its settings, and a P that
-    uses it."""
+    uses it. D's core alone is the same for all methods, but for those whose D waits."""
     pipeline_policy = method.pipeline_policy(dialect)
+    found: list[Explorable] = []
+    if method.name == FIRST or (pipeline_policy.decode_waits and not method.staged_at_d):
+        found.append(DecodingWorld(pipeline_policy, (FOLLOWS, ALONE)))
+        found.append(DecodingWorld(pipeline_policy, (PLAIN, FOLLOWS), updates=True))
     if method.stores:
-        return [*(StoreWorld(pipeline_policy, setting) for setting in SETTINGS), StoringWorld(pipeline_policy)]
-    return [Acts(Setting(method, pipeline_policy, ps)) for ps in (1, 2)]
+        stores = [StoreWorld(pipeline_policy, setting) for setting in SETTINGS]
+        return [*found, *stores, StoringWorld(pipeline_policy)]
+    return [*found, *(Acts(Setting(method, pipeline_policy, ps)) for ps in (1, 2))]
 
 
 def row(method: Method, dialect: str) -> DataPathRow:

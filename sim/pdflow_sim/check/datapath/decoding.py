@@ -1,0 +1,344 @@
+"""D alone: requests whose KV comes, whose first token comes later, and whose prompt D computes itself, in every order.
+
+The real `DecodeCore` decides. Its endpoint and its engine are what they may do: `DecodeEndpoint` commits a request, or
+resolves it, and the engine admits, rejects, decodes and drops. The world knows who holds which blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from copy import deepcopy
+from enum import IntEnum
+from typing import Any, Final
+
+from pdflow.methods.method import PipelinePolicy
+from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Outcome, Resolve
+from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeHit, DecodeQueued, PrefillLegEnded
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Allocation, Instant
+from pdflow.serving.core import Port
+from pdflow.serving.decode import DecodeCore
+from pdflow.serving.effects import Admit, Drop, EndDecode, HoldEngine, Landed, ResumeEngine
+from pdflow.serving.events import (
+    AloneRequested,
+    DecodeRequested,
+    EngineAdmitted,
+    EngineDropped,
+    EngineFinished,
+    EngineRejected,
+    FirstTokenKnown,
+    PrefillReported,
+    RequestAborted,
+)
+from pdflow.serving.landing import Landing
+from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.search.forward import Move, Violation
+
+TOKENS: Final = 32
+WEIGHTS, NEW_WEIGHTS, DIGEST = 3, 4, 7
+FOLLOWS, PLAIN, ALONE = range(3)
+"""The requests: P's first token follows, the decode leg has it, D computes the prompt."""
+NAMES: Final = ("d0", "d1", "d2")
+
+
+class DecodingPhase(IntEnum):
+    """What the engine does with a request."""
+
+    NOTHING = 0
+    QUEUED = 1
+    LOADING = 2
+    """It has blocks, and its KV is not there."""
+    DECODING = 3
+
+
+class DecodeEndpoint:
+    """The endpoint of D's scheduler, as far as the core depends on it."""
+
+    timed = False
+
+    def __init__(self) -> None:
+        self.open: dict[str, Allocation | None] = {}
+        """Requests that have not ended, with their blocks, if they have some."""
+        self.reported: dict[str, bool] = {}
+
+    def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
+        match event:
+            case DecodeQueued():
+                self.open[event.request_id] = None
+                return (Enqueue(event.request_id),)
+            case DecodeAdmitted():
+                if (event.digest, event.token_start + event.num_tokens) != (DIGEST, TOKENS):
+                    raise Violation(Finding.INDEX, f"{event.request_id} is admitted as {event}")
+                self.open[event.request_id] = event.allocation
+                self.reported[event.request_id] = event.weights == NEW_WEIGHTS
+            case DecodeHit() | Commit():
+                del self.open[event.request_id]
+                return (Commit(event.request_id),)
+            case DecodeAborted() if event.request_id in self.open:
+                return self._ended(event.request_id, event.code)
+            case Resolve() if event.request_id in self.open:
+                return self._ended(event.request_id, event.code)
+            case PrefillLegEnded() if event.request_id in self.open and not event.ok:
+                return self._ended(event.request_id, Code.PREFILL_ABORTED)
+        return ()
+
+    def _ended(self, request_id: str, code: Code) -> tuple[Any, ...]:
+        """End a request; its blocks are free when nothing can write to them any more, which is at once here."""
+        blocks = self.open.pop(request_id)
+        outcome = Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
+        resolved = Resolve(request_id, outcome, code)
+        return (resolved,) if blocks is None else (resolved, FreeBlocks(blocks))
+
+    def wake_at(self) -> Instant | None:
+        return None
+
+    def unfinished(self) -> Mapping[Any, object]:
+        return {}
+
+
+class DecodingWorld:
+    """A state of D and its engine; implements `Explorable`. Args: `requests` that are made; `updates`: the model may
+    get other weights."""
+
+    def __init__(self, pipeline_policy: PipelinePolicy, requests: tuple[int, ...], *, updates: bool = False) -> None:
+        self.requests = requests
+        self.whole_batches = pipeline_policy.fails_whole_batches
+        self.core = DecodeCore(WEIGHTS, Landing(), pipeline_policy.decode_waits, self.whole_batches)
+        self.endpoint = DecodeEndpoint()
+        self.port = Port("d", self.endpoint, 1)
+        self.core.add(self.port)
+        self.core.do[FreeBlocks] = self.free_blocks
+        self.core.do[Enqueue] = self.enqueue
+        self.core.perform.update(
+            {
+                Admit: self.nothing,
+                Commit: self.commit,
+                Drop: self.drop,
+                EndDecode: self.end,
+                Enqueue: self.enqueue,
+                FreeBlocks: self.free_blocks,
+                HoldEngine: self.hold_engine,
+                Landed: self.nothing,
+                ResumeEngine: self.resume_engine,
+            }
+        )
+        self.core.begin(self.port)
+        self.phases = [DecodingPhase.NOTHING] * len(NAMES)
+        self.blocks: list[Allocation | None] = [None] * len(NAMES)
+        self.asked = [False] * len(NAMES)
+        self.first_known = False
+        self.ends: dict[str, Code] = {}
+        self.causes: dict[str, Code] = {}
+        """The codes with which requests must end."""
+        self.dropping: dict[str, None] = {}
+        self.held_engine = False
+        self.may_update, self.updated = updates, False
+        """Whether the model may get other weights, and has them."""
+        self.generation = 0
+        self.failures, self.aborts = 1, 1
+        self.action = ""
+
+    @property
+    def faults(self) -> int:
+        return self.failures + self.aborts
+
+    # What the core asks of its driver.
+
+    def nothing(self, port: Port, effect: object) -> None:
+        """Nothing in this world depends on it."""
+
+    def enqueue(self, port: Port, effect: Enqueue) -> None:
+        r = NAMES.index(effect.request_id)
+        if self.phases[r] is not DecodingPhase.NOTHING:
+            raise Violation(Finding.TWICE, f"{effect.request_id} is queued, and is {self.phases[r].name}")
+        self.phases[r] = DecodingPhase.QUEUED
+
+    def commit(self, port: Port, effect: Commit) -> None:
+        r = NAMES.index(effect.request_id)
+        if self.phases[r] is not DecodingPhase.LOADING or effect.request_id in self.endpoint.open:
+            raise Violation(Finding.STALE, f"{effect.request_id} decodes, and is {self.phases[r].name}")
+        if r == FOLLOWS and not self.first_known:
+            raise Violation(Finding.STALE, f"{effect.request_id} decodes without P's first token")
+        self.phases[r] = DecodingPhase.DECODING
+
+    def drop(self, port: Port, effect: Drop) -> None:
+        if effect.handle in self.dropping:
+            raise Violation(Finding.ANSWER, f"{effect.handle} is dropped twice")
+        self.dropping[effect.handle] = None
+
+    def end(self, port: Port, effect: EndDecode) -> None:
+        expected = self.causes.get(effect.handle)
+        if effect.handle in self.ends or expected is not effect.code:
+            raise Violation(Finding.ANSWER, f"{effect.handle} ends as {effect.code.name}, with the cause {expected}")
+        self.ends[effect.handle] = effect.code
+
+    def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
+        r = next((r for r, blocks in enumerate(self.blocks) if blocks == effect.allocation), None)
+        if r is None:
+            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and no request has it")
+        if self.phases[r] is DecodingPhase.DECODING:
+            raise Violation(Finding.FREED, f"the blocks of {NAMES[r]} are freed, which decodes")
+        self.blocks[r] = None
+
+    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
+        if self.held_engine:
+            raise Violation(Finding.ANSWER, "the engine is held twice")
+        self.held_engine = True
+
+    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
+        if not self.held_engine:
+            raise Violation(Finding.ANSWER, "the engine goes on, and was not held")
+        self.held_engine = False
+
+    # What may happen.
+
+    def moves(self) -> Iterator[Move]:
+        for r in self.requests:
+            name = NAMES[r]
+            if not self.asked[r]:
+                yield ("request", r, 0)
+                continue
+            yield from self.engine_moves(r, name)
+            if name in self.endpoint.open:
+                if self.endpoint.open[name] is not None:
+                    yield ("landed", r, 0)
+                if self.failures:
+                    yield ("load_fails", r, 0)
+                    yield ("prefill_fails", r, 0)
+            if self.aborts and name not in self.ends:
+                yield ("abort", r, 0)
+        if self.asked[FOLLOWS] and not self.first_known:
+            yield ("first_token", FOLLOWS, 0)
+        if self.may_update and not self.updated:
+            yield ("update", 0, 0)
+
+    def engine_moves(self, r: int, name: str) -> Iterator[Move]:
+        phase = self.phases[r]
+        if name in self.dropping:
+            yield ("dropped", r, 0)
+        # Several requests may enter the step before which the engine waits.
+        if phase is DecodingPhase.QUEUED:
+            yield ("admit", r, 0)
+            if r == PLAIN:
+                yield ("admit", r, TOKENS)
+            if self.failures:
+                yield ("reject", r, 0)
+        if phase is DecodingPhase.DECODING and name not in self.dropping and not self.held_engine:
+            yield ("finish", r, 0)
+
+    def after(self, move: Move) -> DecodingWorld:
+        """Return the state that a move leads to. Raises Violation."""
+        other = deepcopy(self)
+        verb, r, detail = move
+        other.action = f"{verb} {NAMES[r]}" + f" {detail}" * bool(detail)
+        try:
+            getattr(other, f"do_{verb}")(r, detail)
+        except Violation as broken:
+            broken.action = other.action
+            raise
+        except Exception as error:
+            crash = Violation(Finding.CRASH, f"{type(error).__name__}: {error}")
+            crash.action = other.action
+            raise crash from error
+        return other
+
+    def feed(self, event: Any, port: Port | None = None) -> None:
+        self.core.feed(port or self.core.role, event, 0)
+
+    def do_request(self, r: int, _: int) -> None:
+        self.asked[r] = True
+        name = NAMES[r]
+        if r == ALONE:
+            self.feed(AloneRequested(name))
+            return
+        params = KvParams(EngineInfo("p", Shards(1, 1, 16)), f"x{r}", f"p{r}", TOKENS)
+        self.feed(DecodeRequested(name, params, 2, TOKENS, DIGEST, first_follows=r == FOLLOWS))
+
+    def do_abort(self, r: int, _: int) -> None:
+        self.aborts -= 1
+        self.causes[NAMES[r]] = Code.CANCELLED
+        self.feed(RequestAborted(NAMES[r]))
+        if NAMES[r] not in self.ends:
+            raise Violation(Finding.ANSWER, f"{NAMES[r]} is aborted, and has not ended")
+
+    def do_first_token(self, r: int, _: int) -> None:
+        self.first_known = True
+        self.feed(FirstTokenKnown(NAMES[r]))
+
+    def do_update(self, _: int, __: int) -> None:
+        self.updated = True
+        self.core.set_weights(NEW_WEIGHTS)
+
+    def do_admit(self, r: int, hit_tokens: int) -> None:
+        self.generation += 1
+        blocks = self.blocks[r] = Allocation(self.generation, (r,))
+        if r == ALONE:
+            self.phases[r] = DecodingPhase.DECODING
+            return
+        self.phases[r] = DecodingPhase.LOADING
+        self.feed(EngineAdmitted(NAMES[r], blocks, hit_tokens))
+        if self.endpoint.reported.pop(NAMES[r], self.updated) is not self.updated:
+            raise Violation(Finding.STALE, f"{NAMES[r]} is admitted with other weights than the model's")
+
+    def do_reject(self, r: int, _: int) -> None:
+        self.failures -= 1
+        self.phases[r] = DecodingPhase.NOTHING
+        self.causes.setdefault(NAMES[r], Code.REJECTED)
+        self.feed(EngineRejected(NAMES[r]))
+
+    def do_finish(self, r: int, _: int) -> None:
+        self.phases[r], self.blocks[r] = DecodingPhase.NOTHING, None
+        self.causes[NAMES[r]] = Code.NONE
+        self.feed(EngineFinished(NAMES[r]))
+
+    def do_dropped(self, r: int, _: int) -> None:
+        """Let the engine drop a request. It gives up the blocks of one whose KV is not there without freeing them."""
+        del self.dropping[NAMES[r]]
+        phase, blocks = self.phases[r], self.blocks[r]
+        self.phases[r] = DecodingPhase.NOTHING
+        if phase is DecodingPhase.DECODING:
+            self.blocks[r] = None
+        left = blocks if phase is DecodingPhase.LOADING else None
+        self.feed(EngineDropped(NAMES[r], left, phase is DecodingPhase.NOTHING))
+
+    def do_landed(self, r: int, _: int) -> None:
+        self.feed(Commit(NAMES[r]), self.port)
+
+    def do_load_fails(self, r: int, _: int) -> None:
+        self.fails(r, Code.IO)
+        self.feed(Resolve(NAMES[r], Outcome.FAILED, Code.IO), self.port)
+
+    def do_prefill_fails(self, r: int, _: int) -> None:
+        self.fails(r, Code.PREFILL_ABORTED)
+        self.feed(PrefillReported(NAMES[r], False))
+        if NAMES[r] not in self.ends:
+            raise Violation(Finding.ANSWER, f"{NAMES[r]} goes on, and its prefill has failed")
+
+    def fails(self, r: int, code: Code) -> None:
+        """Note why a request ends; where whole batches fail, the others that the engine waits for may end so, too."""
+        self.failures -= 1
+        self.causes[NAMES[r]] = code
+        together = self.whole_batches and NAMES[r] in self.core.requests.awaited
+        for other in self.core.requests.awaited if together else ():
+            self.causes[other] = code
+
+    def fingerprint(self) -> Hashable:
+        tables = (self.ends, self.causes, self.dropping, self.endpoint.reported)
+        blocks = tuple([blocks is not None for blocks in self.blocks])
+        bound = tuple([(name, blocks is not None) for name, blocks in self.endpoint.open.items()])
+        around = tuple(self.phases), blocks, bound, tuple(self.asked), self.first_known, self.held_engine, self.updated
+        role = self.core.requests.fingerprint(), self.core.landing.fingerprint()
+        return role, around, self.failures, self.aborts, tuple([tuple(table.items()) for table in tables])
+
+    def at_rest(self) -> None:
+        """Check that all requests have ended and nothing is held. Raises Violation."""
+        open_ones = [NAMES[r] for r in self.requests if NAMES[r] not in self.ends]
+        if open_ones or self.endpoint.open:
+            raise Violation(Finding.STUCK, f"{open_ones or [*self.endpoint.open]} cannot end")
+        if any(self.blocks) or self.held_engine:
+            raise Violation(Finding.KEPT, f"{self.blocks}, and the engine is held: {self.held_engine}")
+        try:
+            self.core.requests.assert_empty("D")
+        except AssertionError as wrong:
+            raise Violation(Finding.KEPT, str(wrong)) from wrong
