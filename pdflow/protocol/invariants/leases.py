@@ -81,7 +81,8 @@ def _waiting(rank: ProducerRank, engine: EngineId) -> list[Reg]:
     store = rank.store
     if not store.context.dialect.registrations_end:
         return []
-    cells = store.cells.items()
     return [
-        key for key, cell in cells if isinstance(key, Reg) and key.engine == engine and cell.phase in (OPEN, JOINING)
+        key
+        for key, cell in store.cells.items()
+        if isinstance(key, Reg) and key.engine == engine and cell.phase in (OPEN, JOINING)
     ]
