@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument("--bugs", type=int, default=400, help="size of the sample (default: 400)")
     parser.add_argument("--hand", action="store_true", help="hunt the bugs of benchmarks/hand_bugs.py instead")
     parser.add_argument("--share", default="0/1", metavar="K/N", help="hunt every N-th bug, from number K on")
-    parser.add_argument("--only", default="", metavar="TEXT", help="reach: only searches with this text in their names")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT,TEXT", help="reach: only searches with such a text in their names"
+    )
     parser.add_argument(
         "--and",
         dest="others",

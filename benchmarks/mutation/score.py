@@ -48,7 +48,8 @@ def python(tree: Path, *arguments: str, given: str = "", timeout_s: float | None
 
 
 def measure_reach(tree: Path, folder: Path, only: str) -> None:
-    """Make every search of a tree with this text in its name once. The folder gets its steps, and index.json."""
+    """Make every search of a tree with one of these texts, between commas, in its name. The folder gets its steps, and
+    index.json."""
     folder.mkdir(exist_ok=True)
     (folder / "index.json").write_text(python(tree, str(INSIDE), "reach", str(folder), only))
 
