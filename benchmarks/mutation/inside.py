@@ -130,8 +130,8 @@ def _races() -> Json:
 
 
 def reach(folder: Path, only: str) -> Json:
-    """Make every search with one of these texts, between commas, in its name, without a bug, each in a process of its own, so that no cache hides
-    a call from a later one. A search that was made before is not made again."""
+    """Make every search with one of these texts, between commas, in its name, without a bug. Each has a process of its
+    own, so that no cache hides a call from a later one. A search that was made before is not made again."""
     found: Json = {}
     for number, (name, made) in enumerate(searches().items()):
         if not any(text in name for text in only.split(",")):
