@@ -47,3 +47,7 @@ def test_keys_are_spread_over_the_nodes() -> None:
     start = origin("m", 0, 1)
     homes = [home(chained(start, [number]), 4) for number in range(1000)]
     assert all(200 < homes.count(node) < 300 for node in range(4))
+
+
+def test_a_key_is_at_the_node_that_its_first_half_names() -> None:
+    assert [home(f"{number:016x}" + "f" * 16, 5) for number in (0, 1, 4, 5, 16, 255)] == [0, 1, 4, 0, 1, 0]

@@ -148,3 +148,15 @@ def test_a_put_that_is_given_up_while_it_waits_for_room_gets_none_later(tokens: 
     it.admit_waiting()
     assert list(it.writing) == ["r3"]
     it.teardown()
+
+
+def test_what_is_brought_back_can_be_found_and_makes_room_again() -> None:
+    counted: list[tuple[str, int]] = []
+    ledger = StoreLedger(StoreMemory(2, keeps=True), BLOCK_TOKENS, lambda what, number: counted.append((what, number)))
+    first, second = (Item("one", 2),), (Item("other", 2),)
+    for items in (first, second, first):
+        room = ledger.bring(items, 0)
+        assert room is not None
+        ledger.brought(room.generation, 0)
+    assert counted == [("store: objects evicted", number) for number in (0, 1, 1)]
+    ledger.assert_empty("the store")

@@ -117,3 +117,15 @@ def test_an_operation_ends_once() -> None:
     it.done(use.group)
     with pytest.raises(AssertionError, match="an operation ends once"):
         it.done(use.group)
+
+
+def test_a_process_that_replaces_a_dead_one_has_met_no_peer() -> None:
+    it = Groups(1)
+    for d_rank in ("d0", "d1"):
+        use = it.use("p0", d_rank)
+        assert isinstance(use, Use)
+        it.done(use.group)
+    it.died({"d0"})
+    use = it.use("p0", "d0")
+    assert isinstance(use, Use)
+    assert (use.made, use.again) == (True, False)

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 import pdflow.protocol
-from pdflow.protocol.dialect import STRICT
+from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.events import ProducerRankEvent, Received, Source
 from pdflow.protocol.ids import Reg, Shards
-from pdflow.protocol.messages import Message
+from pdflow.protocol.messages import Code, Message, Progress, SyncItem
 from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.producer import cell as producer
 from pdflow.protocol.producer import frames as producer_frames
 from pdflow.protocol.producer import rank as producer_rank
 from pdflow.protocol.producer.cell import LEASED, OPEN, CellEvent, ProducerCell, ProducerContext
-from pdflow.protocol.producer.cells import ProducerCells
+from pdflow.protocol.producer.cells import EARLY_LIMIT, ProducerCells
 from pdflow.protocol.producer.lease import released, renewed
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.rules import RULES
@@ -155,3 +155,11 @@ def test_components_of_a_fork_refer_to_its_own_store() -> None:
     other.store.add("x", ProducerCell(OPEN, "x"))
     assert not rank.cells
     assert rank.fingerprint() != other.fingerprint()
+
+
+def test_ended_registrations_are_remembered_up_to_a_limit() -> None:
+    kept = ProducerCells("P", ProducerContext(0, Shards(1, 1, 16), VLLM_COMPAT, Timers(), Agreed().geometry, True))
+    regs = [Reg("D", 0, 0, f"r{number}") for number in range(EARLY_LIMIT + 2)]
+    for reg in regs:
+        kept.add_tombstone(SyncItem(reg, Progress.UNKNOWN, Code.EXPIRED, True))
+    assert list(kept.ended) == regs[2:]

@@ -272,3 +272,8 @@ def test_an_abort_when_the_store_has_it() -> None:
     bench.role(PutEnded("x", STORED))
     assert bench.role(RequestAborted("x")) == []
     assert bench.take_events() == []
+
+
+def test_endpoints_have_an_order_in_which_deadlines_of_one_instant_are_fed() -> None:
+    bench = StoringBench()
+    assert [port.order for port in (bench.port, bench.load_port)] == [0, 1]
