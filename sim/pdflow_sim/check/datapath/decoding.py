@@ -7,7 +7,6 @@ resolves it, and the engine admits, rejects, decodes and drops. The world knows 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from copy import deepcopy
 from enum import IntEnum
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ from pdflow.serving.events import (
 )
 from pdflow.serving.landing import Landing
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Violation
+from pdflow_sim.check.search.forward import Move, Replayed, Violation
 
 TOKENS: Final = 32
 WEIGHTS, NEW_WEIGHTS, DIGEST = 3, 4, 7
@@ -97,11 +96,13 @@ class DecodeEndpoint:
         return {}
 
 
-class DecodingWorld:
+class DecodingWorld(Replayed):
     """A state of D and its engine; implements `Explorable`. Args: `requests` that are made; `updates`: the model may
     get other weights."""
 
     def __init__(self, pipeline_policy: PipelinePolicy, requests: tuple[int, ...], *, updates: bool = False) -> None:
+        super().__init__()
+        self.pipeline_policy = pipeline_policy
         self.requests = requests
         self.whole_batches = pipeline_policy.fails_whole_batches
         self.core = DecodeCore(WEIGHTS, Landing(), pipeline_policy.decode_waits, self.whole_batches)
@@ -137,7 +138,6 @@ class DecodingWorld:
         """Whether the model may get other weights, and has them."""
         self.generation = 0
         self.failures, self.aborts = 1, 1
-        self.action = ""
 
     @property
     def faults(self) -> int:
@@ -227,21 +227,18 @@ class DecodingWorld:
         if phase is DecodingPhase.DECODING and name not in self.dropping and not self.held_engine:
             yield ("finish", r, 0)
 
-    def after(self, move: Move) -> DecodingWorld:
-        """Return the state that a move leads to. Raises Violation."""
-        other = deepcopy(self)
+    def start(self) -> DecodingWorld:
+        return DecodingWorld(self.pipeline_policy, self.requests, updates=self.may_update)
+
+    def make(self, move: Move) -> None:
         verb, r, detail = move
-        other.action = f"{verb} {NAMES[r]}" + f" {detail}" * bool(detail)
+        self.action = f"{verb} {NAMES[r]}" + f" {detail}" * bool(detail)
         try:
-            getattr(other, f"do_{verb}")(r, detail)
-        except Violation as broken:
-            broken.action = other.action
+            getattr(self, f"do_{verb}")(r, detail)
+        except Violation:
             raise
         except Exception as error:
-            crash = Violation(Finding.CRASH, f"{type(error).__name__}: {error}")
-            crash.action = other.action
-            raise crash from error
-        return other
+            raise Violation(Finding.CRASH, f"{type(error).__name__}: {error}") from error
 
     def feed(self, event: Any, port: Port | None = None) -> None:
         self.core.feed(port or self.core.role, event, 0)

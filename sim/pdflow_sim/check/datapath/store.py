@@ -11,7 +11,6 @@ later moment. P's lease on what is stored ends at any moment; D reads what it fi
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from copy import deepcopy
 from enum import IntEnum
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Violation
+from pdflow_sim.check.search.forward import Move, Replayed, Violation
 
 Tokens = tuple[int, ...]
 BLOCK_TOKENS: Final = 2
@@ -133,10 +132,12 @@ def params_of(xid: str, num_tokens: int) -> KvParams:
     return KvParams(EngineInfo("store.get", SHARDS), xid, xid, num_tokens)
 
 
-class StoreWorld:
-    """A state of the store, P and D; implements `Explorable` of `search.py`."""
+class StoreWorld(Replayed):
+    """A state of the store, P and D; implements `Explorable`."""
 
     def __init__(self, pipeline_policy: PipelinePolicy, setting: StoreSetting = SETTINGS[0]) -> None:
+        super().__init__()
+        self.pipeline_policy = pipeline_policy
         self.salts = pipeline_policy.salts_keys
         self.setting = setting
         self.memory = StoreMemory(setting.num_blocks, setting.keeps)
@@ -165,7 +166,6 @@ class StoreWorld:
         self.quarantined: dict[str, Allocation] = {}
         self.cells: dict[int, Tokens] = {}
         """By block, all tokens of the prompt up to the block's last."""
-        self.action = ""
         self.faults = 0
 
     # What the core asks of its driver.
@@ -254,16 +254,12 @@ class StoreWorld:
             if f"r{r}" in self.gets.offers:
                 yield ("lapse", r, 0)
 
-    def after(self, move: Move) -> StoreWorld:
-        """Return the state that a move leads to. Raises Violation."""
-        other = deepcopy(self)
+    def start(self) -> StoreWorld:
+        return StoreWorld(self.pipeline_policy, self.setting)
+
+    def make(self, move: Move) -> None:
         verb, r, _ = move
-        try:
-            getattr(other, verb)(r)
-        except Violation as broken:
-            broken.action = other.action
-            raise
-        return other
+        getattr(self, verb)(r)
 
     def put(self, r: int) -> None:
         self.action = f"P has computed r{r}, and asks the store for memory"

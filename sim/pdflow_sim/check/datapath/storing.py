@@ -8,7 +8,6 @@ has found, or fails. The world knows who holds which blocks, and which calls of 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from copy import deepcopy
 from enum import IntEnum
 from typing import Any, Final
 
@@ -59,7 +58,7 @@ from pdflow.serving.events import (
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Violation
+from pdflow_sim.check.search.forward import Move, Replayed, Violation
 
 BLOCK_TOKENS: Final = 16
 PROMPT_TOKENS: Final = (100, 40)
@@ -167,10 +166,12 @@ def params_of(xid: str, num_tokens: int) -> KvParams:
     return KvParams(EngineInfo("store.get", SHARDS), xid, f"r{xid[1:]}", num_tokens)
 
 
-class StoringWorld:
+class StoringWorld(Replayed):
     """A state of P, its engine and the store's answers; implements `Explorable`."""
 
     def __init__(self, pipeline_policy: PipelinePolicy) -> None:
+        super().__init__()
+        self.pipeline_policy = pipeline_policy
         self.core = PrefillCore(1, Storing(LONGEST, BLOCK_TOKENS, pipeline_policy.prefill_waits))
         self.puts, self.loads = PutEndpoint(), LoadEndpoint()
         self.put_port, self.load_port = Port("p", self.puts, 1), Port("p.load", self.loads, 1)
@@ -203,7 +204,6 @@ class StoringWorld:
         self.held_engine = False
         self.generation = 0
         self.failures, self.aborts = 2, 1
-        self.action = ""
 
     @property
     def faults(self) -> int:
@@ -371,21 +371,18 @@ class StoringWorld:
         if handle in self.puts.held:
             yield ("lapse", r, 0)
 
-    def after(self, move: Move) -> StoringWorld:
-        """Return the state that a move leads to. Raises Violation."""
-        other = deepcopy(self)
+    def start(self) -> StoringWorld:
+        return StoringWorld(self.pipeline_policy)
+
+    def make(self, move: Move) -> None:
         verb, r, detail = move
-        other.action = f"{verb} x{r}" + f" {detail}" * bool(detail)
+        self.action = f"{verb} x{r}" + f" {detail}" * bool(detail)
         try:
-            getattr(other, f"do_{verb}")(r, detail)
-        except Violation as broken:
-            broken.action = other.action
+            getattr(self, f"do_{verb}")(r, detail)
+        except Violation:
             raise
         except Exception as error:
-            crash = Violation(Finding.CRASH, f"{type(error).__name__}: {error}")
-            crash.action = other.action
-            raise crash from error
-        return other
+            raise Violation(Finding.CRASH, f"{type(error).__name__}: {error}") from error
 
     def feed(self, event: Any, port: Port | None = None) -> None:
         self.core.feed(port or self.core.role, event, 0)

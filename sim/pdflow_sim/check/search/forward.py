@@ -7,9 +7,10 @@ each whether it can end. Here one search has to show several faults, states are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import attrs
 
@@ -48,6 +49,35 @@ class Explorable(Protocol):
         """Check a state without moves. Raises Violation."""
 
     def fingerprint(self) -> Hashable: ...
+
+
+class Replayed(ABC):
+    """An explorable that is copied by making its moves again, since a compiled core cannot be copied."""
+
+    def __init__(self) -> None:
+        self.path: tuple[Move, ...] = ()
+        self.action = ""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Return the first state of this world."""
+
+    @abstractmethod
+    def make(self, move: Move) -> None:
+        """Make a move, and set `action`. Raises Violation."""
+
+    def after(self, move: Move) -> Self:
+        """Return the state that a move leads to. Raises Violation."""
+        other = self.start()
+        for made in self.path:
+            other.make(made)
+        other.path = (*self.path, move)
+        try:
+            other.make(move)
+        except Violation as broken:
+            broken.action = other.action
+            raise
+        return other
 
 
 @attrs.define
