@@ -32,7 +32,7 @@ from pdflow.serving.events import (
 )
 from pdflow.serving.landing import Landing
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Replayed, Violation
+from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
 
 TOKENS: Final = 32
 WEIGHTS, NEW_WEIGHTS, DIGEST = 3, 4, 7
@@ -96,7 +96,7 @@ class DecodeEndpoint:
         return {}
 
 
-class DecodingWorld(Replayed):
+class DecodingWorld(CopiedByMoves):
     """A state of D and its engine; implements `Explorable`. Args: `requests` that are made; `updates`: the model may
     get other weights."""
 

@@ -37,7 +37,7 @@ from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Replayed, Violation
+from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
 
 Tokens = tuple[int, ...]
 BLOCK_TOKENS: Final = 2
@@ -132,7 +132,7 @@ def params_of(xid: str, num_tokens: int) -> KvParams:
     return KvParams(EngineInfo("store.get", SHARDS), xid, xid, num_tokens)
 
 
-class StoreWorld(Replayed):
+class StoreWorld(CopiedByMoves):
     """A state of the store, P and D; implements `Explorable`."""
 
     def __init__(self, pipeline_policy: PipelinePolicy, setting: StoreSetting = SETTINGS[0]) -> None:

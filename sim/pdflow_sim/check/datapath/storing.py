@@ -58,7 +58,7 @@ from pdflow.serving.events import (
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import Move, Replayed, Violation
+from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
 
 BLOCK_TOKENS: Final = 16
 PROMPT_TOKENS: Final = (100, 40)
@@ -166,7 +166,7 @@ def params_of(xid: str, num_tokens: int) -> KvParams:
     return KvParams(EngineInfo("store.get", SHARDS), xid, f"r{xid[1:]}", num_tokens)
 
 
-class StoringWorld(Replayed):
+class StoringWorld(CopiedByMoves):
     """A state of P, its engine and the store's answers; implements `Explorable`."""
 
     def __init__(self, pipeline_policy: PipelinePolicy) -> None:

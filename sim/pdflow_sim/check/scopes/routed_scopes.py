@@ -69,8 +69,8 @@ ROUTED = (
         "router, D starts again",
         Scope(attempts=1, d_restart=1, deadline=0, stall=0),
         EVERY_END | GIVEN_UP | {D_LOST},
-        33309,
-        145581,
+        33307,
+        145578,
     ),
     Named(
         "router, pull",
@@ -125,8 +125,8 @@ ROUTED = (
         "router, compat, D starts again",
         Scope(dialect=COMPAT, attempts=1, d_restart=1),
         GIVEN_UP | {D_LOST},
-        15390,
-        57826,
+        15388,
+        57823,
     ),
     Named("router, compat pull", Scope(dialect=COMPAT, attempts=2, pulls=True, err=1), GIVEN_UP | RETRIED, 4087, 12559),
     Named(

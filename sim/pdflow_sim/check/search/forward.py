@@ -51,7 +51,7 @@ class Explorable(Protocol):
     def fingerprint(self) -> Hashable: ...
 
 
-class Replayed(ABC):
+class CopiedByMoves(ABC):
     """An explorable that is copied by making its moves again, since a compiled core cannot be copied."""
 
     def __init__(self) -> None:
