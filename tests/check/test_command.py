@@ -133,7 +133,7 @@ def test_without_what_it_is_quick_and_says_what_it_left_out(monkeypatch: pytest.
         f"It left out: {larger} scopes of more than 100 states or of a pair of faults, {len(MUTANTS)} mutants" in text
     )
     assert (
-        "settings of a router alone, random walks 50 to 6,400 of each dialect: `pdflow check all`, about 5 CPU minutes"
+        "settings of a router alone, random walks 50 to 6,400 of each dialect: `pdflow check all`, about 6 CPU minutes"
         in text
     )
     assert f"{nightly} nightly scopes: `pdflow check all --large`" in text

@@ -40,6 +40,6 @@ def left_out(options: CheckOptions, runs_of_all: int) -> Iterator[str]:
     yield "This was the quick check. It left out:"
     yield f"  {larger} scopes of more than {MAX_STATES:,} states or of a pair of faults, {len(MUTANTS)} mutants,"
     yield f"  {len(RACES)} races, {len(ROUTERS)} settings of a router alone{walks}:"
-    yield "    `pdflow check all`, about 5 CPU minutes"
+    yield "    `pdflow check all`, about 6 CPU minutes"
     yield f"  {nightly} nightly scopes:"
     yield "    `pdflow check all --large`, up to 6 GB"
