@@ -93,7 +93,7 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         method(Router, "_after_failure", lambda *_: AfterFailure.FAIL), "retries", RouterFinding.NEEDLESS,
     ),
     "legs are not aborted": (without(Router, "_close", AbortLeg), "retries", RouterFinding.OPEN),
-    "D is not told": (without(Router, "_close", ReportPrefill), "reports to D", RouterFinding.REPORT),
+    "D gets no report": (without(Router, "_close", ReportPrefill), "reports to D", RouterFinding.REPORT),
     "the most loaded engine is chosen": (
         method(Choice, "take", lambda self, avoid=None: _most_loaded(self)), "prompts of D's own", RouterFinding.ENGINE,
     ),

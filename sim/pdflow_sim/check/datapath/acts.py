@@ -12,7 +12,7 @@ from pdflow_sim.check.datapath.request import PieceStage, RequestPhase
 from pdflow_sim.check.datapath.room import Content
 from pdflow_sim.check.datapath.setting import BLOCK_TOKENS, TOKENS
 from pdflow_sim.check.datapath.world import DataPathWorld, request_of
-from pdflow_sim.check.search.forward import Move, Violation
+from pdflow_sim.check.search.forward import Move, attributed
 
 
 class Acts(DataPathWorld):
@@ -25,12 +25,9 @@ class Acts(DataPathWorld):
         verb, subject, i = move
         other = self.fork()
         act: Callable[..., None] = getattr(other, verb)
-        try:
+        with attributed(other):
             act(subject, i)
             other.settle()
-        except Violation as broken:
-            broken.action = other.action
-            raise
         return other
 
     def compute(self, r: int, _: int) -> None:

@@ -6,19 +6,19 @@ resolves it, and the engine admits, rejects, decodes and drops. The world knows 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
 from pdflow.methods.method import PipelinePolicy
-from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Outcome, Resolve
-from pdflow.protocol.events import DecodeAborted, DecodeAdmitted, DecodeHit, DecodeQueued, PrefillLegEnded
+from pdflow.protocol.effects import Commit, Enqueue, Outcome, Resolve
+from pdflow.protocol.events import DecodeAdmitted, PrefillLegEnded
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation, Instant
+from pdflow.protocol.values import Instant
 from pdflow.serving.core import Port
 from pdflow.serving.decode import DecodeCore
-from pdflow.serving.effects import Admit, Drop, EndDecode, HoldEngine, Landed, ResumeEngine
+from pdflow.serving.effects import Admit, EndDecode, Landed
 from pdflow.serving.events import (
     AloneRequested,
     DecodeRequested,
@@ -31,8 +31,10 @@ from pdflow.serving.events import (
     RequestAborted,
 )
 from pdflow.serving.landing import Landing
+from pdflow_sim.check.datapath.core_world import CoreWorld
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
+from pdflow_sim.check.datapath.stub_endpoints import ConsumerStub
+from pdflow_sim.check.search.forward import Move, Violation
 
 TOKENS: Final = 32
 WEIGHTS, NEW_WEIGHTS, DIGEST = 3, 4, 7
@@ -51,57 +53,36 @@ class DecodingPhase(IntEnum):
     DECODING = 3
 
 
-class DecodeEndpoint:
+class DecodeEndpoint(ConsumerStub):
     """The endpoint of D's scheduler, as far as the core depends on it."""
 
-    timed = False
-
     def __init__(self) -> None:
-        self.open: dict[str, Allocation | None] = {}
-        """Requests that have not ended, with their blocks, if they have some."""
+        super().__init__()
         self.reported: dict[str, bool] = {}
+        """Whether each request that was just admitted is to be decoded with the new weights."""
 
     def handle(self, event: Any, now: Instant) -> tuple[Any, ...]:
-        match event:
-            case DecodeQueued():
-                self.open[event.request_id] = None
-                return (Enqueue(event.request_id),)
-            case DecodeAdmitted():
-                if (event.digest, event.token_start + event.num_tokens) != (DIGEST, TOKENS):
-                    raise Violation(Finding.INDEX, f"{event.request_id} is admitted as {event}")
-                self.open[event.request_id] = event.allocation
-                self.reported[event.request_id] = event.weights == NEW_WEIGHTS
-            case DecodeHit() | Commit():
-                del self.open[event.request_id]
-                return (Commit(event.request_id),)
-            case DecodeAborted() if event.request_id in self.open:
-                return self._ended(event.request_id, event.code)
-            case Resolve() if event.request_id in self.open:
-                return self._ended(event.request_id, event.code)
-            case PrefillLegEnded() if event.request_id in self.open and not event.ok:
-                return self._ended(event.request_id, Code.PREFILL_ABORTED)
-        return ()
+        if not isinstance(event, PrefillLegEnded):
+            return super().handle(event, now)
+        if event.ok or event.request_id not in self.open:
+            return ()
+        return self.ended(event.request_id, Code.PREFILL_ABORTED)
 
-    def _ended(self, request_id: str, code: Code) -> tuple[Any, ...]:
-        """End a request; its blocks are free when nothing can write to them any more, which is at once here."""
-        blocks = self.open.pop(request_id)
-        outcome = Outcome.CANCELLED if code is Code.CANCELLED else Outcome.FAILED
-        resolved = Resolve(request_id, outcome, code)
-        return (resolved,) if blocks is None else (resolved, FreeBlocks(blocks))
-
-    def wake_at(self) -> Instant | None:
-        return None
-
-    def unfinished(self) -> Mapping[Any, object]:
-        return {}
+    def admitted(self, event: DecodeAdmitted) -> None:
+        if (event.digest, event.token_start + event.num_tokens) != (DIGEST, TOKENS):
+            raise Violation(Finding.INDEX, f"{event.request_id} is admitted as {event}")
+        self.reported[event.request_id] = event.weights == NEW_WEIGHTS
 
 
-class DecodingWorld(CopiedByMoves):
+class DecodingWorld(CoreWorld):
     """A state of D and its engine; implements `Explorable`. Args: `requests` that are made; `updates`: the model may
     get other weights."""
 
+    core: DecodeCore
+    loading = DecodingPhase.LOADING
+
     def __init__(self, pipeline_policy: PipelinePolicy, requests: tuple[int, ...], *, updates: bool = False) -> None:
-        super().__init__()
+        super().__init__(NAMES, failures=1, aborts=1)
         self.pipeline_policy = pipeline_policy
         self.requests = requests
         self.whole_batches = pipeline_policy.fails_whole_batches
@@ -109,44 +90,26 @@ class DecodingWorld(CopiedByMoves):
         self.endpoint = DecodeEndpoint()
         self.port = Port("d", self.endpoint, 1)
         self.core.add(self.port)
-        self.core.do[FreeBlocks] = self.free_blocks
         self.core.do[Enqueue] = self.enqueue
-        self.core.perform.update(
+        self.perform_all(
             {
                 Admit: self.nothing,
                 Commit: self.commit,
-                Drop: self.drop,
                 EndDecode: self.end,
                 Enqueue: self.enqueue,
-                FreeBlocks: self.free_blocks,
-                HoldEngine: self.hold_engine,
                 Landed: self.nothing,
-                ResumeEngine: self.resume_engine,
             }
         )
         self.core.begin(self.port)
         self.phases = [DecodingPhase.NOTHING] * len(NAMES)
-        self.blocks: list[Allocation | None] = [None] * len(NAMES)
-        self.asked = [False] * len(NAMES)
         self.first_known = False
         self.ends: dict[str, Code] = {}
         self.causes: dict[str, Code] = {}
         """The codes with which requests must end."""
-        self.dropping: dict[str, None] = {}
-        self.held_engine = False
         self.may_update, self.updated = updates, False
         """Whether the model may get other weights, and has them."""
-        self.generation = 0
-        self.failures, self.aborts = 1, 1
-
-    @property
-    def faults(self) -> int:
-        return self.failures + self.aborts
 
     # What the core asks of its driver.
-
-    def nothing(self, port: Port, effect: object) -> None:
-        """Nothing in this world depends on it."""
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         r = NAMES.index(effect.request_id)
@@ -162,34 +125,11 @@ class DecodingWorld(CopiedByMoves):
             raise Violation(Finding.STALE, f"{effect.request_id} decodes without P's first token")
         self.phases[r] = DecodingPhase.DECODING
 
-    def drop(self, port: Port, effect: Drop) -> None:
-        if effect.handle in self.dropping:
-            raise Violation(Finding.ANSWER, f"{effect.handle} is dropped twice")
-        self.dropping[effect.handle] = None
-
     def end(self, port: Port, effect: EndDecode) -> None:
         expected = self.causes.get(effect.handle)
         if effect.handle in self.ends or expected is not effect.code:
             raise Violation(Finding.ANSWER, f"{effect.handle} ends as {effect.code.name}, with the cause {expected}")
         self.ends[effect.handle] = effect.code
-
-    def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
-        r = next((r for r, blocks in enumerate(self.blocks) if blocks == effect.allocation), None)
-        if r is None:
-            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and no request has it")
-        if self.phases[r] is DecodingPhase.DECODING:
-            raise Violation(Finding.FREED, f"the blocks of {NAMES[r]} are freed, which decodes")
-        self.blocks[r] = None
-
-    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
-        if self.held_engine:
-            raise Violation(Finding.ANSWER, "the engine is held twice")
-        self.held_engine = True
-
-    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
-        if not self.held_engine:
-            raise Violation(Finding.ANSWER, "the engine goes on, and was not held")
-        self.held_engine = False
 
     # What may happen.
 
@@ -230,19 +170,6 @@ class DecodingWorld(CopiedByMoves):
     def start(self) -> DecodingWorld:
         return DecodingWorld(self.pipeline_policy, self.requests, updates=self.may_update)
 
-    def make(self, move: Move) -> None:
-        verb, r, detail = move
-        self.action = f"{verb} {NAMES[r]}" + f" {detail}" * bool(detail)
-        try:
-            getattr(self, f"do_{verb}")(r, detail)
-        except Violation:
-            raise
-        except Exception as error:
-            raise Violation(Finding.CRASH, f"{type(error).__name__}: {error}") from error
-
-    def feed(self, event: Any, port: Port | None = None) -> None:
-        self.core.feed(port or self.core.role, event, 0)
-
     def do_request(self, r: int, _: int) -> None:
         self.asked[r] = True
         name = NAMES[r]
@@ -268,8 +195,7 @@ class DecodingWorld(CopiedByMoves):
         self.core.set_weights(NEW_WEIGHTS)
 
     def do_admit(self, r: int, hit_tokens: int) -> None:
-        self.generation += 1
-        blocks = self.blocks[r] = Allocation(self.generation, (r,))
+        blocks = self.give_blocks(r)
         if r == ALONE:
             self.phases[r] = DecodingPhase.DECODING
             return

@@ -10,7 +10,7 @@ later moment. P's lease on what is stored ends at any moment; D reads what it fi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from pdflow.serving.effects import AnswerCall, AskForRoom, EndCall, Stored
 from pdflow.serving.events import CallWithdrawn, LookupRequested, PutRequested, RoomDue
 from pdflow.serving.store import StoreCore
 from pdflow_sim.check.datapath.findings import Finding
+from pdflow_sim.check.datapath.stub_endpoints import StubEndpoint
 from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
 
 Tokens = tuple[int, ...]
@@ -91,10 +92,8 @@ class EndpointStep:
         self.effect = effect
 
 
-class StorePort:
+class StorePort(StubEndpoint):
     """The endpoint that is put to, or the one that is got from, as far as the store's core depends on it."""
-
-    timed = False
 
     def __init__(self) -> None:
         self.targets: dict[str, DecodeAdmitted] = {}
@@ -120,12 +119,6 @@ class StorePort:
                 offer = self.offers.pop(event.xid)
                 return (ReleaseBlocks(event.xid, offer.allocation, Code.CANCELLED),)
         return ()
-
-    def wake_at(self) -> Instant | None:
-        return None
-
-    def unfinished(self) -> Mapping[Any, object]:
-        return {}
 
 
 def params_of(xid: str, num_tokens: int) -> KvParams:
@@ -166,7 +159,6 @@ class StoreWorld(CopiedByMoves):
         self.quarantined: dict[str, Allocation] = {}
         self.cells: dict[int, Tokens] = {}
         """By block, all tokens of the prompt up to the block's last."""
-        self.faults = 0
 
     # What the core asks of its driver.
 
@@ -253,6 +245,10 @@ class StoreWorld(CopiedByMoves):
                 yield ("free", r, 0)
             if f"r{r}" in self.gets.offers:
                 yield ("lapse", r, 0)
+
+    @property
+    def faults(self) -> int:
+        return 0
 
     def start(self) -> StoreWorld:
         return StoreWorld(self.pipeline_policy, self.setting)

@@ -2,7 +2,7 @@
 
 The real `PrefillCore` with `Storing` decides. Its two endpoints, its engine and the store are what they may do: one
 endpoint holds a computed prompt until it is withdrawn or its lease ends, and the other loads what the store has found,
-or fails (store_endpoints.py). The world knows who holds which blocks, and which calls of the store await an answer.
+or fails (stub_endpoints.py). The world knows who holds which blocks, and which calls of the store await an answer.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ from enum import IntEnum
 from typing import Any, Final
 
 from pdflow.methods.method import PipelinePolicy
-from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, Outcome, ReleaseBlocks, Resolve
+from pdflow.protocol.effects import Commit, Enqueue, Outcome, ReleaseBlocks, Resolve
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Port
 from pdflow.serving.effects import (
     AnswerStored,
     AskStore,
     ComputeAgain,
     Computed,
-    Drop,
     EndPrefill,
     EnqueueLoading,
     Forget,
     FreePrompt,
-    HoldEngine,
     Released,
-    ResumeEngine,
     StartPut,
     WithdrawFound,
     WithdrawPut,
@@ -46,16 +42,18 @@ from pdflow.serving.events import (
 )
 from pdflow.serving.prefill import PrefillCore
 from pdflow.serving.storing import Storing
+from pdflow_sim.check.datapath.core_world import CoreWorld
 from pdflow_sim.check.datapath.findings import Finding
-from pdflow_sim.check.datapath.store_endpoints import (
+from pdflow_sim.check.datapath.stub_endpoints import (
     BLOCK_TOKENS,
     FOUND_TOKENS,
     LoadEndpoint,
     PutEndpoint,
     params_of,
 )
-from pdflow_sim.check.search.forward import CopiedByMoves, Move, Violation
+from pdflow_sim.check.search.forward import Move, Violation
 
+NAMES: Final = ("x0", "x1")
 PROMPT_TOKENS: Final = (100, 40)
 LONGEST: Final = 100
 """The most tokens of a prompt that the store takes: the first prompt has as many."""
@@ -73,11 +71,14 @@ class EnginePhase(IntEnum):
     COMPUTED = 5
 
 
-class StoringWorld(CopiedByMoves):
+class StoringWorld(CoreWorld):
     """A state of P, its engine and the store's answers; implements `Explorable`."""
 
+    core: PrefillCore
+    loading = EnginePhase.LOADING
+
     def __init__(self, pipeline_policy: PipelinePolicy) -> None:
-        super().__init__()
+        super().__init__(NAMES, failures=2, aborts=1)
         self.pipeline_policy = pipeline_policy
         self.core = PrefillCore(1, Storing(LONGEST, BLOCK_TOKENS, pipeline_policy.prefill_waits))
         self.puts, self.loads = PutEndpoint(), LoadEndpoint()
@@ -87,34 +88,19 @@ class StoringWorld(CopiedByMoves):
         storing = self.core.sending
         assert isinstance(storing, Storing)
         storing.scheduler = self.load_port
-        self.core.do[FreeBlocks] = self.free_blocks
-        for effect, perform in self.performed().items():
-            self.core.perform[effect] = perform
+        self.perform_all(self.performed())
         self.core.begin(self.put_port)
-        count = len(PROMPT_TOKENS)
-        self.phases = [EnginePhase.NOTHING] * count
-        self.blocks: list[Allocation | None] = [None] * count
-        """Blocks that the engine has given to a prompt and that are not free again."""
-        self.asked = [False] * count
-        """Whether each prompt has been requested."""
+        self.phases = [EnginePhase.NOTHING] * len(NAMES)
         self.looked_up: dict[str, None] = {}
         self.found: dict[str, None] = {}
         """Beginnings of prompts that the store keeps for P until they are loaded or withdrawn."""
         self.putting: dict[str, None] = {}
-        self.dropping: dict[str, None] = {}
         self.answers: dict[str, str] = {}
         self.given: dict[str, None] = {}
         """Prompts that the protocol answered, and that are to be put."""
         self.aborted: dict[str, None] = {}
         self.failed: dict[str, Code] = {}
         """The code with which each prompt must end that the engine or the store refuses."""
-        self.held_engine = False
-        self.generation = 0
-        self.failures, self.aborts = 2, 1
-
-    @property
-    def faults(self) -> int:
-        return self.failures + self.aborts
 
     def performed(self) -> dict[type, Any]:
         return {
@@ -123,25 +109,18 @@ class StoringWorld(CopiedByMoves):
             Commit: self.commit,
             ComputeAgain: self.compute_again,
             Computed: self.nothing,
-            Drop: self.drop,
             EndPrefill: self.end_prefill,
             Enqueue: self.enqueue,
             EnqueueLoading: self.enqueue_loading,
             Forget: self.forget,
-            FreeBlocks: self.free_blocks,
             FreePrompt: self.free_prompt,
-            HoldEngine: self.hold_engine,
             Released: self.nothing,
-            ResumeEngine: self.resume_engine,
             StartPut: self.start_put,
             WithdrawFound: self.withdraw_found,
             WithdrawPut: self.withdraw_put,
         }
 
     # What the core asks of its driver.
-
-    def nothing(self, port: Port, effect: object) -> None:
-        """Nothing in this world depends on it."""
 
     def ask_store(self, port: Port, effect: AskStore) -> None:
         self.looked_up[effect.handle] = None
@@ -167,24 +146,11 @@ class StoringWorld(CopiedByMoves):
             raise Violation(Finding.TWICE, f"{handle} is queued, and is {self.phases[r].name} or has blocks")
         self.phases[r] = phase
 
-    def drop(self, port: Port, effect: Drop) -> None:
-        if effect.handle in self.dropping:
-            raise Violation(Finding.ANSWER, f"{effect.handle} is dropped twice")
-        self.dropping[effect.handle] = None
-
     def commit(self, port: Port, effect: Commit) -> None:
         r = int(effect.request_id[1])
         if self.phases[r] is not EnginePhase.LOADING:
             raise Violation(Finding.ANSWER, f"{effect.request_id} is loaded, but is {self.phases[r].name}")
         self.phases[r] = EnginePhase.COMPUTING
-
-    def free_blocks(self, port: Port, effect: FreeBlocks) -> None:
-        r = next((r for r, blocks in enumerate(self.blocks) if blocks == effect.allocation), None)
-        if r is None:
-            raise Violation(Finding.TWICE, f"{effect.allocation} is freed, and no prompt has it")
-        if self.phases[r] > EnginePhase.LOADING:
-            raise Violation(Finding.FREED, f"the blocks of x{r} are freed, which is {self.phases[r].name}")
-        self.blocks[r] = None
 
     def free_prompt(self, port: Port, effect: FreePrompt) -> None:
         r = int(effect.handle[1])
@@ -224,16 +190,6 @@ class StoringWorld(CopiedByMoves):
             raise Violation(Finding.ANSWER, f"{effect.handle} is forgotten, and was never answered")
         if effect.handle in self.puts.held or self.blocks[r] is not None:
             raise Violation(Finding.KEPT, f"{effect.handle} is forgotten, and has blocks")
-
-    def hold_engine(self, port: Port, effect: HoldEngine) -> None:
-        if self.held_engine:
-            raise Violation(Finding.ANSWER, "the engine is held twice")
-        self.held_engine = True
-
-    def resume_engine(self, port: Port, effect: ResumeEngine) -> None:
-        if not self.held_engine:
-            raise Violation(Finding.ANSWER, "the engine goes on, and was not held")
-        self.held_engine = False
 
     # What may happen.
 
@@ -281,19 +237,6 @@ class StoringWorld(CopiedByMoves):
     def start(self) -> StoringWorld:
         return StoringWorld(self.pipeline_policy)
 
-    def make(self, move: Move) -> None:
-        verb, r, detail = move
-        self.action = f"{verb} x{r}" + f" {detail}" * bool(detail)
-        try:
-            getattr(self, f"do_{verb}")(r, detail)
-        except Violation:
-            raise
-        except Exception as error:
-            raise Violation(Finding.CRASH, f"{type(error).__name__}: {error}") from error
-
-    def feed(self, event: Any, port: Port | None = None) -> None:
-        self.core.feed(port or self.core.role, event, 0)
-
     def do_request(self, r: int, lookup: int) -> None:
         self.asked[r] = True
         self.feed(PrefillRequested(f"x{r}", f"r{r}", PROMPT_TOKENS[r], 7, lookup=bool(lookup)))
@@ -315,8 +258,7 @@ class StoringWorld(CopiedByMoves):
             self.found.pop(f"x{r}", None)
 
     def do_admit(self, r: int, hit_tokens: int) -> None:
-        self.generation += 1
-        blocks = self.blocks[r] = Allocation(self.generation, (r,))
+        blocks = self.give_blocks(r)
         if self.phases[r] is EnginePhase.QUEUED:
             self.phases[r] = EnginePhase.COMPUTING
         else:

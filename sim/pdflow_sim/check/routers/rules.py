@@ -312,7 +312,7 @@ def _check_hedges(account: RouterAccount) -> None:
 
 
 def _another(account: RouterAccount, name: RequestId) -> bool:
-    """Whether there are engines for a second attempt beside this one."""
+    """Whether there are engines for a second attempt in addition to this one."""
     begun = account.attempts[name]
     role: Role = "prefill" if begun.p >= 0 else "decode"
     engine = begun.p if begun.p >= 0 else begun.d

@@ -27,11 +27,12 @@ from pdflow.routing.events import (
     FirstTokenDelivered,
     PrefillAnswered,
 )
-from pdflow_sim.check.routers.account import LegKey, RouterAccount
+from pdflow.routing.heartbeats import Seat
+from pdflow_sim.check.routers.account import LegKey, Role, RouterAccount
 from pdflow_sim.check.routers.findings import RouterFinding
 from pdflow_sim.check.routers.rules import check_effect, check_end, check_state
 from pdflow_sim.check.routers.setting import RouterSetting, info
-from pdflow_sim.check.search.forward import Move, Violation
+from pdflow_sim.check.search.forward import Move, Violation, attributed
 
 FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TICKS = range(6)
 
@@ -53,7 +54,7 @@ class RouterWorld:
             *(setting.deaths, setting.leaves, setting.ticks),
         )
         self.now = 0
-        self.dead: frozenset[tuple[str, int]] = frozenset()
+        self.dead: frozenset[Seat] = frozenset()
         self.action = ""
 
     @property
@@ -104,9 +105,8 @@ class RouterWorld:
         if (role, leg.engine) in self.dead:
             yield (f"{role} unreachable", *numbers)
             return
-        serves = role == "decode" or not self._kept(name)
         if not leg.awaits_token:
-            if serves and self.setting.streams and not leg.begun:
+            if self._serves(role, name) and self.setting.streams and not leg.begun:
                 yield (f"{role} token", *numbers)
             elif name not in self.tokens:
                 yield (f"{role} ends", *numbers)
@@ -138,10 +138,11 @@ class RouterWorld:
                 if (role, index) not in self.dead and account.last_reports.get((role, index)) != self.now:
                     yield (f"{role} heartbeat", index, 0)
 
-    def _kept(self, name: RequestId) -> bool:
-        """Whether a decode leg follows this prefill leg: its engine answers with KV, and no more."""
+    def _serves(self, role: Role, name: RequestId) -> bool:
+        """Whether the answer comes from this leg. A prefill leg that a decode leg follows answers with KV alone."""
         begun = self.account.attempts[name]
-        return not (self.setting.requests[begun.request].prefill_only or begun.p in self.setting.aggregated)
+        alone = self.setting.requests[begun.request].prefill_only or begun.p in self.setting.aggregated
+        return role == "decode" or alone
 
     # What they lead to.
 
@@ -149,15 +150,8 @@ class RouterWorld:
         """Return the state that a move leads to. Raises Violation."""
         other = self.fork()
         other.action = f"{move[0]} {move[1]} {move[2]}"
-        try:
+        with attributed(other, RouterFinding.CRASH):
             other._make(*move)
-        except Violation as broken:
-            broken.action = other.action
-            raise
-        except Exception as error:
-            crash = Violation(RouterFinding.CRASH, f"{type(error).__name__}: {error}")
-            crash.action = other.action
-            raise crash from error
         return other
 
     def at_rest(self) -> None:
@@ -182,12 +176,12 @@ class RouterWorld:
             case ["tick"]:
                 self._spend(TICKS)
                 self.now += 1
-            case [role, ("late" | "unreachable" | "token" | "ends" | "finishes" | "fails" | "rejects") as how]:
-                self._leg(role, how, f"r{number}.{attempt}")
-            case [role, how]:
-                self._engine(role, how, number)
+            case [at, ("late" | "unreachable" | "token" | "ends" | "finishes" | "fails" | "rejects") as how]:
+                self._leg(_role(at), how, f"r{number}.{attempt}")
+            case [at, how]:
+                self._engine((_role(at), number), how)
 
-    def _leg(self, role: str, how: str, name: RequestId) -> None:
+    def _leg(self, role: Role, how: str, name: RequestId) -> None:
         match how:
             case "token":
                 self._piece(role, name)
@@ -203,11 +197,10 @@ class RouterWorld:
             case _:
                 self._ends_well(role, name)
 
-    def _ends_well(self, role: str, name: RequestId) -> None:
+    def _ends_well(self, role: Role, name: RequestId) -> None:
         """End a leg, with the last piece of its answer, or with P's first token."""
-        serves = role == "decode" or not self._kept(name)
         request = self.account.attempts[name].request
-        if serves:
+        if self._serves(role, name):
             if not self.setting.streams and not self._piece(role, name):
                 return
             if name in self.tokens:
@@ -218,14 +211,13 @@ class RouterWorld:
             self._first_token(name, False)
         self._leg_ends(role, name, Code.NONE)
 
-    def _piece(self, role: str, name: RequestId) -> bool:
+    def _piece(self, role: Role, name: RequestId) -> bool:
         """Handle the first piece of a leg's answer; False if it is dropped: its leg has not ended, and must be
         aborted."""
         request = self.account.attempts[name].request
         answer = self.answers[request]
         streams = answer.streaming
-        key: LegKey = ("prefill" if role == "prefill" else "decode", name)
-        self.account.legs[key] = self.account.legs[key]._replace(begun=True)
+        self.account.legs[role, name] = self.account.legs[role, name]._replace(begun=True)
         use = answer.piece_arrived(name)
         if use is PieceUse.DROP:
             return False
@@ -248,19 +240,18 @@ class RouterWorld:
         if last:
             self._feed(FirstTokenDelivered(request, name))
         for leg in use.forward:
-            key: LegKey = ("decode", leg)
-            if not self.account.legs[key].awaits_token:
+            awaiting = self.account.legs["decode", leg]
+            if not awaiting.awaits_token:
                 raise Violation(RouterFinding.TOKEN, f"{leg} gets P's first token a second time")
-            self.account.legs[key] = self.account.legs[key]._replace(awaits_token=False)
+            self.account.legs["decode", leg] = awaiting._replace(awaits_token=False)
         for leg in use.cancel:
-            role = "decode" if ("decode", leg) in self.account.legs else "prefill"
-            self._leg_ends(role, leg, Code.CANCELLED)
+            self._leg_ends("decode" if ("decode", leg) in self.account.legs else "prefill", leg, Code.CANCELLED)
         return last
 
-    def _leg_ends(self, role: str, name: RequestId, code: Code, last: bool = False) -> None:
+    def _leg_ends(self, role: Role, name: RequestId, code: Code, last: bool = False) -> None:
         request = _numbers(name)[0]
         self.tokens = tuple(each for each in self.tokens if each != name)
-        self.answers[request].leg_ended("prefill" if role == "prefill" else "decode", name)
+        self.answers[request].leg_ended(role, name)
         if role == "decode":
             self._feed(DecodeEnded(name, code))
             return
@@ -268,9 +259,8 @@ class RouterWorld:
         params = KvParams(engine, f"x{name[1:]}", name, 5) if code is Code.NONE else None
         self._feed(PrefillAnswered(name, params, code, last))
 
-    def _engine(self, role: str, how: str, index: int) -> None:
+    def _engine(self, seat: Seat, how: str) -> None:
         account = self.account
-        seat = next(seat for seat in account.infos if seat == (role, index))
         engine = account.infos[seat].engine
         match how:
             case "dies":
@@ -283,9 +273,9 @@ class RouterWorld:
                 self.dead -= {seat}
                 became = info(seat, int(engine.rpartition(".")[2]) + 1)
                 reports = self.setting.rules.silence_ns is not None
-                self._feed(EngineReported(seat[0], index, became) if reports else EngineChanged(engine, True, became))
+                self._feed(EngineReported(*seat, became) if reports else EngineChanged(engine, True, became))
             case "heartbeat":
-                self._feed(EngineReported(seat[0], index, account.infos[seat]))
+                self._feed(EngineReported(*seat, account.infos[seat]))
             case "leaves":
                 self._spend(LEAVES)
                 self._feed(EngineLeaves(engine))
@@ -313,14 +303,12 @@ class RouterWorld:
         match effect:
             case DispatchPrefill() if effect.keeps:
                 returns = self.answers[effect.request].prefill_dispatched()
-                prefill: LegKey = ("prefill", effect.request_id)
-                legs[prefill] = legs[prefill]._replace(returns_token=returns)
+                legs["prefill", effect.request_id] = legs["prefill", effect.request_id]._replace(returns_token=returns)
             case DispatchPrefill() if self.setting.first_from_prefill:
                 self.answers[effect.request].alone_dispatched(effect.request_id)
             case DispatchDecode():
                 awaits = self.answers[effect.request].decode_dispatched(effect.request_id)
-                key: LegKey = ("decode", effect.request_id)
-                legs[key] = legs[key]._replace(awaits_token=awaits)
+                legs["decode", effect.request_id] = legs["decode", effect.request_id]._replace(awaits_token=awaits)
             case DispatchAlone() if self.setting.first_from_prefill:
                 self.answers[effect.request].alone_dispatched(effect.request_id)
             case AbortLeg():
@@ -336,6 +324,10 @@ class RouterWorld:
         failed = Ending.BREAK_OFF if started else Ending.ERROR
         if ending is not (failed if outcome == "failed" else Ending.NOTHING):
             raise Violation(RouterFinding.ANSWER, f"the client of {request} has {started=}, and {ending} at {outcome}")
+
+
+def _role(at: str) -> Role:
+    return "prefill" if at == "prefill" else "decode"
 
 
 def _numbers(name: RequestId) -> tuple[int, int]:

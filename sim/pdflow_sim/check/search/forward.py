@@ -8,7 +8,8 @@ each whether it can end. Here one search has to show several faults, states are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Protocol, Self, TypeAlias
 
@@ -51,8 +52,27 @@ class Explorable(Protocol):
     def fingerprint(self) -> Hashable: ...
 
 
+@contextmanager
+def attributed(world: Explorable, crash: Enum | None = None) -> Iterator[None]:
+    """Give a violation the move that led to it. An exception is a violation too, where `crash` names its finding."""
+    try:
+        yield
+    except Violation as broken:
+        broken.action = world.action
+        raise
+    except Exception as error:
+        if crash is None:
+            raise
+        crashed = Violation(crash, f"{type(error).__name__}: {error}")
+        crashed.action = world.action
+        raise crashed from error
+
+
 class CopiedByMoves(ABC):
     """An explorable that is copied by making its moves again, since a compiled core cannot be copied."""
+
+    crash: Enum | None = None
+    """The finding of an exception; None: it ends the search."""
 
     def __init__(self) -> None:
         self.path: tuple[Move, ...] = ()
@@ -72,12 +92,22 @@ class CopiedByMoves(ABC):
         for made in self.path:
             other.make(made)
         other.path = (*self.path, move)
-        try:
+        with attributed(other, self.crash):
             other.make(move)
-        except Violation as broken:
-            broken.action = other.action
-            raise
         return other
+
+    @property
+    @abstractmethod
+    def faults(self) -> int: ...
+
+    @abstractmethod
+    def moves(self) -> Iterable[Move]: ...
+
+    @abstractmethod
+    def at_rest(self) -> None: ...
+
+    @abstractmethod
+    def fingerprint(self) -> Hashable: ...
 
 
 @attrs.define
