@@ -81,6 +81,7 @@ def test_every_replay_is_run_or_has_a_reason_to_be_skipped() -> None:
     assert left_out == {
         "a-cancelled-prefill-that-d-was-not-told-of": lagging,
         "a-fence-counts-for-a-later-read": lagging,
+        "a-flush-of-what-d-had-discarded": "clocks of their own",
         "a-heartbeat-that-waited-for-its-connection": "only strict is spoken live",
         "a-lost-p-that-writes": "only strict is spoken live",
         "failed-for-a-restart-before-its-prompt": "the router's driver has tests of its own",

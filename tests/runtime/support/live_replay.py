@@ -56,8 +56,8 @@ BLOCKS = 300
 
 
 HAVING_BLOCKS = (RequestStage.GIVEN, RequestStage.ADMITTED, RequestStage.RESOLVED)
-AT_ONCE = ("finish", "admit", "decode", "abort", "task", "unreachable", "flush fails", "notice", "ended", "lose")
-AT_ONCE += ("falsely refused",)
+AT_ONCE = ("finish", "admit", "decode", "abort", "task", "unreachable", "notice", "ended", "lose")
+AT_ONCE += ("falsely refused", "flush fails", "flush refused")
 """Moves that are made without waiting: what peers say goes through a door that does."""
 
 
@@ -127,6 +127,7 @@ class LiveReplay:
             "unreachable": self.unreachable,
             "falsely refused": self.falsely_refused,
             "flush fails": self.flush_fails,
+            "flush refused": self.flush_fails,
             "lose": self.lose,
             "restart": self.restart,
             "read": self.read,

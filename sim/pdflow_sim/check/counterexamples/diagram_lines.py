@@ -199,6 +199,7 @@ MOVES: dict[str, Callable[[Transitions, State, Move], Shape]] = {
     "falsely refused": _of_task(Style.LOST),
     "second": _of_task(Style.SENT),
     "flush fails": _of_task(Style.LOST),
+    "flush refused": _of_task(Style.LOST),
     "lose": lambda world, state, move: (Style.NOTE, world.space.cluster.links[move[1]][0], None),
     "restart": _restart,
     "outlive": _restart,

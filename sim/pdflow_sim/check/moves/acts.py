@@ -19,7 +19,7 @@ Acts: TypeAlias = dict[str, Act]
 """The act of each verb."""
 Possible: TypeAlias = Callable[[State], Iterable[Move]]
 """Returns the moves of one kind that are possible in a state, in one fixed order."""
-ON_TASK = frozenset({"task", "unreachable", "refused", "falsely refused", "flush fails", "second"})
+ON_TASK = frozenset({"task", "unreachable", "refused", "falsely refused", "flush fails", "flush refused", "second"})
 """Verbs of moves by which a transport's task ends."""
 LostLinks: TypeAlias = Callable[[State, Move], list[int]]
 """Returns the links whose frames are lost with a move."""

@@ -13,6 +13,7 @@ from pdflow_sim.check.moves.acts import Acts, Move
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SOURCE
 from pdflow_sim.check.state.shadow_state import (
+    DISCARDED,
     ENDED_ERR,
     ENDED_OK,
     ERROR_REPORTED,
@@ -47,7 +48,11 @@ class Operations(Protocol):
         """Return an operation's flags by value, for a state's digest."""
 
     def flushed(self, state: State, node: int, peer: int) -> bool:
-        """True if everything that this node has posted to that peer has landed."""
+        """True if nothing that this node has posted to that peer is still in flight."""
+
+    def discarded(self, state: State, node: int, peer: int) -> bool:
+        """True if that peer has discarded something whose handle had ended well, and this node has not fenced it
+        since."""
 
     def stop(self, draft: Draft, node: int, op: int) -> None:
         """Let a node's transport stop one of its operations between two pieces."""
@@ -225,6 +230,14 @@ class OneSided:
                 return False
         return True
 
+    def discarded(self, state: State, node: int, peer: int) -> bool:
+        nodes = self.cluster.nodes
+        for op, flags in self.space.ops_of(state):
+            owner, _, effect = self.space.operations(op)
+            if flags & DISCARDED and owner == nodes[node] and other_end(effect) == nodes[peer]:
+                return True
+        return False
+
     def stop(self, draft: Draft, node: int, op: int) -> None:
         raise AssertionError("only a method's operations stop between two pieces")
 
@@ -242,7 +255,7 @@ class OneSided:
         if other_end(effect) in ranks and type(effect) is PostWrite:
             flags &= ~NOTIFICATION
             if flags & IN_FLIGHT:
-                return flags & ~IN_FLIGHT | pending_error(flags)
+                return discarded(flags)
         return flags
 
 
@@ -254,6 +267,13 @@ def can_fail(flags: int) -> bool:
 def pending_error(flags: int) -> int:
     """Return the flag of the error still to be reported of an operation that can land no more: a handle ends once."""
     return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN) else 0
+
+
+def discarded(flags: int) -> int:
+    """Return the flags of a WRITE in flight that its target discards. If its handle has ended well already, which is so
+    only where DONE is local, the flush that has to follow fails."""
+    ended_well = not flags & (READING | ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN)
+    return flags & ~IN_FLIGHT | pending_error(flags) | (DISCARDED if ended_well else 0)
 
 
 def other_end(effect: PostWrite | PostRead) -> Address:

@@ -376,6 +376,9 @@ class PieceOperations:
                 return False
         return True
 
+    def discarded(self, state: State, node: int, peer: int) -> bool:
+        return self.whole.discarded(state, node, peer)
+
     def ranks_die(self, draft: Draft, ranks: Collection[Address]) -> None:
         """Reduce every operation to what is left of it, and reset the lanes of these ranks."""
         self.space.put_ops(draft, [(op, self._outliving(ranks, op, flags)) for op, flags in self.space.ops_of(draft)])

@@ -12,10 +12,10 @@ from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.invariants.former import acts_on
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.moves.onesided import Operations, other_end, pending_error
+from pdflow_sim.check.moves.onesided import Operations, discarded, other_end
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
-from pdflow_sim.check.state.shadow_state import ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
+from pdflow_sim.check.state.shadow_state import DISCARDED, ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
 from pdflow_sim.check.state.space import Draft, State, StateSpace
 from pdflow_sim.check.state.turns import TurnRunner
 
@@ -54,17 +54,27 @@ class Tasks:
             "falsely refused": self.falsely_refused,
             "second": self.second,
             "flush fails": self.flush_fails,
+            "flush refused": self.flush_refused,
         }
 
     def moves(self, state: State) -> Iterator[Move]:
-        left = self.space.left(state)
         for i, (kind, node, target) in enumerate(self.space.tasks_of(state)):
             if kind == "handshake":
                 yield from self.handshake_moves(state, i, node, target)
-            elif kind != "flush" or self.operations.flushed(state, node, target):
+            elif kind != "flush":
                 yield ("task", i)
-            if kind == "flush" and left[FaultKind.ERR]:
-                yield ("flush fails", i)
+            else:
+                yield from self.flush_moves(state, i, node, target)
+
+    def flush_moves(self, state: State, i: int, node: int, target: int) -> Iterator[Move]:
+        """Yield the ways in which a flush may end: well only if the peer has everything whose handle ended well."""
+        if self.operations.discarded(state, node, target):
+            yield ("flush refused", i)
+            return
+        if self.operations.flushed(state, node, target):
+            yield ("task", i)
+        if self.space.left(state)[FaultKind.ERR]:
+            yield ("flush fails", i)
 
     def handshake_moves(self, state: State, i: int, node: int, target: int) -> Iterator[Move]:
         """Yield the ways in which a handshake may end. D opens the connections, so that only D is refused."""
@@ -162,10 +172,9 @@ class Tasks:
             if {node, other_end(effect)} == {name, peer} or outlived:
                 if flags & IN_FLIGHT:
                     # One that was done before it had landed, and is cut off now, has not been done.
-                    flags &= ~ENDED_OK
-                    flags = flags & ~IN_FLIGHT | pending_error(flags)
-                if flags & ERROR_REPORTED and node == name:
-                    flags = 0
+                    flags = discarded(flags & ~ENDED_OK)
+                if node == name:
+                    flags = 0 if flags & ERROR_REPORTED else flags & ~DISCARDED
             ops.append((op, flags))
         space.put_ops(draft, ops)
         if name in cluster.d_ranks:
@@ -209,5 +218,9 @@ class Tasks:
     def flush_fails(self, draft: Draft, move: Move) -> None:
         """Let a flush fail: posted operations may have landed, or not."""
         self.space.spend(draft, FaultKind.ERR)
+        self.flush_refused(draft, move)
+
+    def flush_refused(self, draft: Draft, move: Move) -> None:
+        """Let a flush fail because the peer has discarded some of what was posted."""
         _, node, peer = self.space.take_task(draft, move[1])
         self.turns.event(draft, self.cluster.nodes[node], FlushEnded(self.cluster.nodes[peer], False))

@@ -7,8 +7,9 @@ up and whose peers could be reached (L1: its outcome is the delivery).
 
 Not judged: faults that only a clock can notice (a lost frame, a dead engine); where a dialect has no message for a
 failure, requests that wait for one; a second attempt at a prompt that the first has taken; ambiguities of a base id;
-the lease of a prompt whose decode leg the router never dispatched, since P never learns of it; and that of a prompt
-whose WRITE ended badly although it had landed, which D has and P takes for lost.
+the lease of a prompt whose decode leg the router never dispatched, since P never learns of it; that of a prompt whose
+WRITE ended badly although it had landed, which D has and P takes for lost; and prompts that P's engine cannot compute
+because, with p2p-nccl-put, it waits for one that is released when its short lease ends.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """Faults that only a clock can notice. Where an engine is gone, requests that it serves are not judged; all others are
 (L6)."""
 UNREACHED = (FaultKind.UNREACHABLE, FaultKind.REFUSED)
+FAILED_WRITES = frozenset({FaultKind.ERR, *UNREACHED})
 REPORTED_FAULTS = (FaultKind.ERR, *UNREACHED, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """Faults that may rightly end a request that nobody gave up, and that are reported to the peer that waits, where the
 dialect has a message for it."""
@@ -78,6 +80,8 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
             return Broken("L3", f"the blocks of {request} are freed only by a timer")
         if stage == world.space.over[0] or _taken(world, shadow, i):
             continue
+        if stage == RequestStage.UNREGISTERED and _behind_a_released_prompt(world, state, i, spent):
+            continue
         if stage not in world.space.over:
             return Broken("L1", f"{request} is {RequestStage(stage).name} until a timer fires")
         failed += stage in (RequestStage.FREED, RequestStage.LEFT)
@@ -113,6 +117,20 @@ def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
     """True if another attempt has been sent this one's prompt, which ends this one, wanted or not."""
     products = world.space.cluster.product_of
     return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(shadow.landed))
+
+
+def _behind_a_released_prompt(world: Transitions, state: State, i: int, spent: set[FaultKind]) -> bool:
+    """True if the engine that is to compute this request's prompt waits for prompts whose WRITE has failed, and which P
+    holds no longer than RELEASE leaves them. No RELEASE reaches a rank that has refused D."""
+    cluster = world.space.cluster
+    product = cluster.product_of[i]
+    if world.space.shadow_of(state).products[product] != PromptStage.QUEUED or FAILED_WRITES.isdisjoint(spent):
+        return False
+    role = world.space.body(state, cluster.roles[cluster.p_of[product].engine])
+    awaited: Iterable[str] = getattr(role, "awaited", ())
+    limit = cluster.timers.release_lease_ns
+    leases = [_longest_lease(world, state, xid) for xid in awaited]
+    return bool(leases) and (max(leases) <= limit or not spent.isdisjoint(UNREACHED))
 
 
 def _longest_lease(world: Transitions, state: State, xid: str) -> int:

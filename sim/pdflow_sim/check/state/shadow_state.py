@@ -83,12 +83,14 @@ class Flag(IntFlag):
     """Its handle's error has been reported; bytes may land all the same."""
     ORPHAN = 64
     """The process that posted it is dead."""
+    DISCARDED = 128
+    """Its handle had ended well when the other end discarded some of its bytes: flushes fail until it is fenced."""
 
 
-IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, ERROR_REPORTED, ORPHAN = (flag.value for flag in Flag)
+IN_FLIGHT, NOTIFICATION, ENDED_OK, ENDED_ERR, READING, ERROR_REPORTED, ORPHAN, DISCARDED = (flag.value for flag in Flag)
 INITIAL_WORD = 1 << 32
 """The value of a lease word until P changes it."""
-PIECE = 7
+PIECE = 8
 """The bit above an operation's flags: from it on, how many pieces of the source are read; three bits on, how many have
 landed."""
 OPERATION_TASKS = ("word", "stop")
