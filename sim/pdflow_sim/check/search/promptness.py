@@ -8,14 +8,15 @@ up and whose peers could be reached (L1: its outcome is the delivery).
 Not judged: faults that only a clock can notice (a lost frame, a dead engine); where a dialect has no message for a
 failure, requests that wait for one; a second attempt at a prompt that the first has taken; ambiguities of a base id;
 the lease of a prompt whose decode leg the router never dispatched, since P never learns of it; that of a prompt whose
-WRITE ended badly although it had landed, which D has and P takes for lost; and prompts that P's engine cannot compute
-because, with p2p-nccl-put, it waits for one that is released when its short lease ends.
+WRITE ended badly although it had landed, which D has and P takes for lost; and requests that wait for what a prompt
+whose WRITE has failed has until its short lease ends: P's staging memory, or P's engine (p2p-nccl-put).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from pdflow.protocol.values import NEVER
 from pdflow_sim.check.moves.relation import Transitions
 from pdflow_sim.check.scopes.scope import TOKENS, FaultKind
 from pdflow_sim.check.search.rest import check_rest
@@ -80,7 +81,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
             return Broken("L3", f"the blocks of {request} are freed only by a timer")
         if stage == world.space.over[0] or _taken(world, shadow, i):
             continue
-        if stage == RequestStage.UNREGISTERED and _behind_a_released_prompt(world, state, i, spent):
+        if stage not in world.space.over and _waits_for_a_short_lease(world, state, i, spent):
             continue
         if stage not in world.space.over:
             return Broken("L1", f"{request} is {RequestStage(stage).name} until a timer fires")
@@ -119,18 +120,20 @@ def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
     return any(landed and j != i and products[j] == products[i] for j, landed in enumerate(shadow.landed))
 
 
-def _behind_a_released_prompt(world: Transitions, state: State, i: int, spent: set[FaultKind]) -> bool:
-    """True if the engine that is to compute this request's prompt waits for prompts whose WRITE has failed, and which P
-    holds no longer than RELEASE leaves them. No RELEASE reaches a rank that has refused D."""
-    cluster = world.space.cluster
-    product = cluster.product_of[i]
-    if world.space.shadow_of(state).products[product] != PromptStage.QUEUED or FAILED_WRITES.isdisjoint(spent):
+def _waits_for_a_short_lease(world: Transitions, state: State, i: int, spent: set[FaultKind]) -> bool:
+    """True if a request waits for what prompts have at P whose WRITE has failed, and which P holds no longer than
+    RELEASE leaves them. No RELEASE reaches a rank that has refused D."""
+    if FAILED_WRITES.isdisjoint(spent):
         return False
+    cluster, product = world.space.cluster, world.space.cluster.product_of[i]
     role = world.space.body(state, cluster.roles[cluster.p_of[product].engine])
-    awaited: Iterable[str] = getattr(role, "awaited", ())
-    limit = cluster.timers.release_lease_ns
-    leases = [_longest_lease(world, state, xid) for xid in awaited]
-    return bool(leases) and (max(leases) <= limit or not spent.isdisjoint(UNREACHED))
+    blocking: Collection[str] = ()
+    if world.space.shadow_of(state).products[product] == PromptStage.QUEUED:
+        blocking = getattr(role, "awaited", ())
+    elif (staging := getattr(role, "staging", None)) is not None and cluster.xids[product] in staging.waiting:
+        blocking = [name for name, _ in staging.held.values()]
+    longest = max((_longest_lease(world, state, xid) for xid in blocking), default=NEVER)
+    return longest <= cluster.timers.release_lease_ns or (longest < NEVER and not spent.isdisjoint(UNREACHED))
 
 
 def _longest_lease(world: Transitions, state: State, xid: str) -> int:
