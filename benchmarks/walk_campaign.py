@@ -3,7 +3,9 @@
 Walks the seeds from 0 on, in batches of 200,000, in each of which the seeds of a cluster follow each other. FILE gets
 one line of JSON per batch: its seeds, runs, moves, CPU seconds, the commit, and how often each invariant broke. A
 further call goes on where FILE ends; Ctrl-C loses the batch that is under way, and nothing else. The commit of a tree
-with uncommitted changes is marked with "+". With --summary OUT the totals of FILE are written, and nothing is walked.
+with uncommitted changes is marked with "+". With --again, batches in which something broke are walked again, once it
+is repaired; their lines then say what was `found` before. With --summary OUT the totals of FILE are written, and
+nothing is walked.
 """
 
 from __future__ import annotations
@@ -88,10 +90,22 @@ def batch(dialect: str, seeds: range, jobs: int) -> dict[str, Any]:
     }
 
 
+def walk_again(file: Path, lines: list[dict[str, Any]], jobs: int) -> None:
+    """Walk the batches in which something broke, and replace their lines. What they found is kept in `found`."""
+    for at, line in enumerate(lines):
+        if line["broken"]:
+            found = [*line.get("found", []), {name: line[name] for name in ("commit", "broken", "failures")}]
+            new = batch(line["dialect"], range(line["first_seed"], line["next_seed"]), jobs)
+            lines[at] = {**new, "found": found}
+            file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+            print(f"seeds {line['first_seed']:,} to {line['next_seed'] - 1:,}: {new['broken'] or 'nothing broken'}")
+
+
 def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the totals of a campaign, and the seeds of each commit."""
     lines = list(lines)
     broken: Counter[str] = Counter()
+    found = [failure for line in lines for earlier in line.get("found", []) for failure in earlier["failures"]]
     commits: list[dict[str, Any]] = []
     for line in lines:
         broken.update(line["broken"])
@@ -103,6 +117,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "dialect": lines[0]["dialect"] if lines else "",
         **{name: round(total, 1) for name, total in totals.items()},
         "broken": dict(broken),
+        "found": found,
         "commits": commits,
     }
 
@@ -115,6 +130,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--until", type=int, default=UNTIL, help="the seed before which the campaign ends")
     parser.add_argument("--batch", type=int, default=BATCH, help="seeds of one line")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="walk the batches again in which something broke")
     parser.add_argument("--summary", type=Path, help="write the totals to this file, and walk nothing")
     options = parser.parse_args(arguments)
     try:
@@ -124,6 +140,9 @@ def main(arguments: list[str]) -> int:
     if options.summary is not None:
         options.summary.write_text(json.dumps(summary(lines), indent=1) + "\n")
         return 0
+    if options.again:
+        walk_again(options.file, lines, options.jobs)
+        return int(any(line["broken"] for line in lines))
     seed = lines[-1]["next_seed"] if lines else 0
     while seed < options.until:
         began = time.monotonic()

@@ -56,6 +56,22 @@ def test_a_violation_is_in_its_line_and_in_the_exit_code(tmp_path: Path, monkeyp
     assert main([str(file), "--until", "100"]) == 1
 
 
+def test_batches_that_broke_something_are_walked_again(tmp_path: Path) -> None:
+    file = tmp_path / "walks.jsonl"
+    main([str(file), "--until", "150", "--batch", "50"])
+    lines = lines_of(file, "strict")
+    failures = [{"seed": 60, "invariant": "S1", "what": "x", "scope": ""}]
+    lines[1] |= {"broken": {"S1": 2}, "commit": "a", "failures": failures}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main([str(file), "--again"]) == 0
+    after = lines_of(file, "strict")
+    assert seeds_of(file) == [(0, 50), (50, 100), (100, 150)]
+    assert (after[0], after[2]) == (lines[0], lines[2])
+    assert (after[1]["broken"], after[1]["runs"]) == ({}, 50)
+    assert after[1]["found"] == [{"commit": "a", "broken": {"S1": 2}, "failures": failures}]
+    assert summary(after)["found"] == failures
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
