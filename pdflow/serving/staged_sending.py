@@ -166,7 +166,7 @@ class StagedSending(Sending):
         if self.room_with_write:
             self._finish(going)
         else:
-            if self.waits and not (self.early and going.stays):
+            if self.waits and not going.over and not (self.early and going.stays):
                 self.requests.wait_for(request.handle)
             if self.early and not going.stays:
                 self._finish(going)
@@ -220,7 +220,6 @@ class StagedSending(Sending):
         going = self.outgoing.get(request.handle)
         if going is not None:
             self._settle(going)
-            self._forget(going)
 
     # Room.
 
@@ -245,7 +244,6 @@ class StagedSending(Sending):
             going.chunks.clear()
             if going.request.computed and not self.room_with_write:
                 self._finish(going)
-            self._settle(going)
 
     def _start_send(self, request: PrefillRequest, source: Allocation) -> StagedSend:
         """Begin to send a prompt: ask for room, or announce it where room comes with the WRITE."""

@@ -375,6 +375,17 @@ def test_what_was_offered_is_there_for_whoever_comes_later_until_it_is_withdrawn
     assert lanes.next() is None
 
 
+def test_nothing_is_left_of_an_operation_that_has_ended() -> None:
+    lanes: Lanes[str] = Lanes(LaneRules(as_offered=True))
+    lanes.add("a", "x", 1, 0, 8)
+    lanes.begin("a")
+    lanes.offer("x", Piece(0, 0, 8))
+    assert lanes.next() == ("a", Piece(0, 0, 8))
+    lanes.landed("a", Piece(0, 0, 8))
+    assert lanes.ending("a") is ShipmentEnd.SENT
+    assert lanes.leftovers() == {"prompts with pieces": 1}, "until the prompt is withdrawn"
+
+
 @pytest.mark.parametrize("dialect", ["strict", AS_PUBLISHED])
 @pytest.mark.parametrize("name", METHODS)
 def test_rules_follow_from_what_a_method_is(name: str, dialect: str) -> None:

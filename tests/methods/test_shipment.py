@@ -46,6 +46,20 @@ def test_everything_goes_once_and_the_last_piece_behind_all_others(
     assert posted == Counter({(layer, token): 1 for layer in range(layers) for token in range(start, stop)})
 
 
+def test_a_piece_that_is_taken_back_can_be_posted_again() -> None:
+    shipment, pieces = Shipment(2, 0, 8), [Piece(0, 0, 8), Piece(1, 0, 8)]
+    for piece in pieces:
+        shipment.offer(piece)
+    assert shipment.next() == pieces[0]
+    shipment.recall(pieces[0])
+    assert shipment.ready == 1, "the last piece waits until the first has landed"
+    for piece in pieces:
+        assert shipment.next() == piece
+        assert shipment.next() is None
+        shipment.landed(piece)
+    assert shipment.ending() is ShipmentEnd.SENT
+
+
 @settings(max_examples=300, derandomize=True)
 @given(split=splits(), data=st.data())
 def test_what_is_halted_or_lost_posts_nothing_more_and_ends_with_what_is_under_way(

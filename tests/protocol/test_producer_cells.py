@@ -14,7 +14,7 @@ import pdflow.protocol
 from pdflow.protocol.dialect import STRICT, VLLM_COMPAT
 from pdflow.protocol.events import ProducerRankEvent, Received, Source
 from pdflow.protocol.ids import Reg, Shards
-from pdflow.protocol.messages import Code, Message, Progress, SyncItem
+from pdflow.protocol.messages import Code, Message, Progress, Register, SyncItem
 from pdflow.protocol.phases import ProducerPhase
 from pdflow.protocol.producer import cell as producer
 from pdflow.protocol.producer import frames as producer_frames
@@ -24,6 +24,7 @@ from pdflow.protocol.producer.cells import EARLY_LIMIT, ProducerCells
 from pdflow.protocol.producer.lease import released, renewed
 from pdflow.protocol.producer.rank import ProducerRank
 from pdflow.protocol.producer.rules import RULES
+from pdflow.protocol.producer.writes import requested_range
 from pdflow.protocol.timers import Timers
 from pdflow.protocol.values import NEVER, Allocation
 from tests.support.endpoints import Agreed, engine_info
@@ -145,6 +146,14 @@ def test_a_prompt_that_is_still_computed_has_no_lease_once_it_is_wanted_again() 
     assert renewed(shorter, 9).lease_until == NEVER
     finished = msgspec.structs.replace(shorter, source=msgspec.structs.replace(source, complete=True))
     assert renewed(finished, 9).lease_until == 9
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(32, (0, 32)), (1, (31, 1)), (0, Code.LAYOUT), (-1, Code.LAYOUT)])
+def test_a_registration_asks_for_at_least_one_token(tokens: int, asked: tuple[int, int] | Code) -> None:
+    context = ProducerContext(0, Shards(1, 1, 1), STRICT, Timers(), Agreed().geometry, True)
+    source, target = Source(Allocation(1, tuple(range(32))), 32, 7, 1, None), Allocation(2, tuple(range(32)))
+    registration = Register(Reg("D", 201, 1, "r"), "x", 0, Shards(1, 1, 1), target, 32 - tokens, tokens, 7, 1, 0)
+    assert requested_range(registration, source, context) == asked
 
 
 def test_components_of_a_fork_refer_to_its_own_store() -> None:

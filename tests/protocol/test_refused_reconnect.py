@@ -76,6 +76,23 @@ def test_a_peer_that_does_not_answer_is_dead_only_by_its_silence() -> None:
     assert c.outcomes["r"] == ["PEER_DEAD"]
 
 
+def test_a_registration_that_cannot_be_sent_is_no_sign_of_p() -> None:
+    c = Cluster()
+    for request, xid in (("r", "x"), ("later", "y")):
+        c.prefill(xid)
+        c.decode(request, xid)
+    c.admit("r")
+    c.run()
+    c.unreachable = {"P"}
+    c.feed("D.r0", PeerLost("P.r0"))
+    c.pass_time(DEAD - 2 * S)
+    c.admit("later")
+    c.run()
+    assert (c.outcomes["r"], c.outcomes["later"]) == ([], ["UNREACHABLE"])
+    c.pass_time(3 * S)
+    assert c.outcomes["r"] == ["PEER_DEAD"]
+
+
 def test_a_refusal_behind_a_timeout_counts() -> None:
     """The process was still there, or its host, when D first tried again."""
     c = Cluster()

@@ -104,9 +104,10 @@ class Protocol:
 class World(RuleBasedStateMachine):
     """The engine and the protocol, as far as they matter here: what is posted ends some time, and is released."""
 
-    @initialize(name=st.sampled_from(STAGED), at_once=st.booleans())
-    def build(self, name: str, at_once: bool) -> None:
+    @initialize(name=st.sampled_from(STAGED), at_once=st.booleans(), published=st.booleans())
+    def build(self, name: str, at_once: bool, published: bool) -> None:
         self.method = METHODS[name]
+        self.pipeline_policy = self.method.published if published else self.method.strict
         self.at_once = at_once
         self.prompts: dict[Xid, Prompt] = {}
         self.gone: dict[Xid, Prompt] = {}
@@ -117,7 +118,7 @@ class World(RuleBasedStateMachine):
         self.running: tuple[Xid, int, int] | None = None
         """The step that runs: whose, up to which token, and which layer is next."""
         staging = PagedStaging(KvSize(LAYERS, 1), 4, 8, evicts=name == "p2p-nccl-get")
-        sending = StagedSending(self.method, self.method.strict, staging, LAYERS, 1, 1)
+        sending = StagedSending(self.method, self.pipeline_policy, staging, LAYERS, 1, 1)
         self.staging, self.core = staging, PrefillCore(1, sending)
         self.protocol = Protocol(self.prompts, self.method.pulls)
         self.port = Port("p", self.protocol, 1)
@@ -173,7 +174,7 @@ class World(RuleBasedStateMachine):
     def begin(self, xid: Xid, known: int) -> None:
         self.steps += 1
         self.running = (xid, known, 0)
-        if self.method.strict.early:
+        if self.pipeline_policy.early:
             self.role(ChunkStarted(xid, self.source(xid), known, self.steps))
 
     def source(self, xid: Xid) -> Allocation:
@@ -185,7 +186,7 @@ class World(RuleBasedStateMachine):
         """Of a prompt that was given up meanwhile, too."""
         assert self.running is not None
         xid, known, layer = self.running
-        if self.method.strict.early:
+        if self.pipeline_policy.early:
             self.role(LayerReady(self.steps, layer))
         self.running = (xid, known, layer + 1) if layer + 1 < LAYERS else None
         prompt = self.prompts.get(xid)
@@ -356,9 +357,9 @@ TestStagedSending = World.TestCase
 TestStagedSending.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def world_of(name: str) -> World:
+def world_of(name: str, at_once: bool = True, published: bool = False) -> World:
     world = World()
-    world.build(name, at_once=True)
+    world.build(name, at_once, published)
     return world
 
 
@@ -434,6 +435,32 @@ def test_what_ends_early_leaves_nothing(name: str) -> None:
         world.release(xid)
     assert not world.prompts
     world.core.assert_empty("P")
+
+
+def test_a_prompt_that_gets_room_when_it_is_computed_is_finished_before_it_is_copied() -> None:
+    """As published, a prompt asks for room before its WRITE does."""
+    world = world_of("cpu-staged", at_once=False, published=True)
+    first, then = world.arrive(32), world.arrive(8)
+    world.compute(first, 32)
+    world.compute(then, 8)
+    assert list(world.staging.waiting) == [then]
+    assert not world.prompts[then].finished
+    world.post(first)
+    world.release(first)
+    assert world.prompts[then].finished
+    assert [effect.handle for _, effect in world.copies if effect.handle == then]
+    world.teardown()
+
+
+def test_the_engine_waits_for_no_prompt_that_was_given_up_while_it_was_computed() -> None:
+    world = world_of("p2p-nccl-put-async", published=True)
+    xid = world.arrive(8)
+    world.begin(xid, 8)
+    world.release(xid)
+    while world.running is not None:
+        world.layer()
+    assert not world.held
+    world.teardown()
 
 
 @pytest.mark.parametrize("name", ["p2p-nccl-get"])

@@ -30,7 +30,15 @@ from pdflow.protocol.messages import (
     Taken,
 )
 from pdflow.protocol.values import NO_BLOCK, Allocation, allocation_of
-from pdflow.protocol.wire.limits import MAX_BLOCK_ID, MAX_FRAME_BYTES, MAX_ID_BYTES, MAX_REASON_CHARS, MAX_U63, MAX_U64
+from pdflow.protocol.wire.limits import (
+    MAX_BLOCK_ID,
+    MAX_FRAME_BYTES,
+    MAX_GROUPS,
+    MAX_ID_BYTES,
+    MAX_REASON_CHARS,
+    MAX_U63,
+    MAX_U64,
+)
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow.protocol.wire.sizes import BLOCK_ID_BYTES, RANK_BYTES, frame_size
 from pdflow.protocol.wire.strict import Frame, FrameDecoder, Hello, decode_done, decode_frame, encode_frame
@@ -123,6 +131,17 @@ def test_size_at_the_widths_of_lists(count: int) -> None:
         assert frame_size(frame) == len(msgspec.msgpack.encode(frame)) + 5
 
 
+@pytest.mark.parametrize("count", [0, 255, 256, 65_535, 65_536])
+def test_size_at_the_widths_of_metadata(count: int) -> None:
+    hello = msgspec.structs.replace(HELLO, metadata=bytes(count))
+    assert frame_size(hello) == len(encode_frame(hello))
+
+
+def test_as_many_block_tables_as_are_allowed() -> None:
+    frame = register(target=allocation_of(1, ((1,),) * MAX_GROUPS))
+    assert decode_frame(encode_frame(frame)) == frame
+
+
 @given(st.lists(frames.filter(lambda f: not isinstance(f, Hello)), max_size=4), st.data())
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_stream_split_anywhere_gives_the_same_frames(sent: list[Frame], data: st.DataObject) -> None:
@@ -176,7 +195,7 @@ def test_an_absurd_length_is_refused_before_its_bytes_are_awaited(length: int) -
 
 @pytest.mark.parametrize(
     "address",
-    ["", "decode-0", "decode-0.r", "decode-0.r01", "decode-0.r-1", "decode-0.r4096", ".r1", "a.r１", "x" * 300],
+    ["", "decode-0", "decode-0.r", "decode-0.r01", "decode-0.r-1", "decode-0.r4096", ".r1", "a.r１", "x" * 300 + ".r1"],
 )
 def test_hello_names_a_rank_in_one_spelling(address: str) -> None:
     """Endpoints read engine and rank out of a sender's address, and would raise on any other."""

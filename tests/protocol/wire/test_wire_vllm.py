@@ -124,6 +124,14 @@ def test_an_id_that_no_heartbeat_can_encode_does_not_stop_the_others() -> None:
     assert decode_notification(b"HB:a,," + b"d" * 600 + b",e") == Heartbeat(("a", "e"))
 
 
+def test_a_heartbeat_as_long_as_a_notification_may_be_is_not_split() -> None:
+    """Every character counts as if it took 4 bytes, which is the most that UTF-8 needs for one."""
+    length = MAX_ID_BYTES // 4
+    ids = tuple(f"{n:0{length}d}" for n in range((MAX_NOTIFICATION_BYTES - len("HB:")) // (4 * length + 1)))
+    assert len(encode_heartbeats(Heartbeat(ids))) == 1
+    assert len(encode_heartbeats(Heartbeat((*ids, "more")))) == 2
+
+
 @pytest.mark.parametrize("length", [1, 40, MAX_ID_BYTES])
 def test_a_very_long_heartbeat_is_split_into_readable_ones(length: int) -> None:
     ids = tuple(f"{n:0{length}d}"[-length:] for n in range(MAX_HEARTBEAT_IDS + 10))
