@@ -8,8 +8,8 @@ up and whose peers could be reached (L1: its outcome is the delivery).
 Not judged: faults that only a clock can notice (a lost frame, a dead engine); where a dialect has no message for a
 failure, requests that wait for one; a second attempt at a prompt that the first has taken; ambiguities of a base id;
 the lease of a prompt whose decode leg the router never dispatched, since P never learns of it; that of a prompt whose
-WRITE ended badly although it had landed, which D has and P takes for lost; and requests that wait for what a prompt
-whose WRITE has failed has until its short lease ends: P's staging memory, or P's engine (p2p-nccl-put).
+WRITE ended badly although it had landed, which D has and P takes for lost; and requests that wait for what a prompt has
+that has been released, until its short lease ends: P's staging memory, or P's engine (p2p-nccl-put).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ SILENT = (*LOSSES, FaultKind.P_RESTART, FaultKind.D_RESTART)
 """Faults that only a clock can notice. Where an engine is gone, requests that it serves are not judged; all others are
 (L6)."""
 UNREACHED = (FaultKind.UNREACHABLE, FaultKind.REFUSED)
-FAILED_WRITES = frozenset({FaultKind.ERR, *UNREACHED})
 REPORTED_FAULTS = (FaultKind.ERR, *UNREACHED, FaultKind.PREFILL_ABORT, FaultKind.WITHDRAW)
 """Faults that may rightly end a request that nobody gave up, and that are reported to the peer that waits, where the
 dialect has a message for it."""
@@ -72,7 +71,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
         return None
     if (world.space.scope.same_product or world.space.scope.same_base) and not strict:
         return None
-    failed = 0
+    failed, waiting = 0, set()
     dead = {engine for engine, restarts in zip(cluster.engines, shadow.restarts, strict=True) if restarts}
     for i, (request, stage) in enumerate(zip(cluster.requests, shadow.stages, strict=True)):
         if dead.intersection(cluster.ends_of(i)):
@@ -81,10 +80,10 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
             return Broken("L3", f"the blocks of {request} are freed only by a timer")
         if stage == world.space.over[0] or _taken(world, shadow, i):
             continue
-        if stage not in world.space.over and _waits_for_a_short_lease(world, state, i, spent):
-            continue
         if stage not in world.space.over:
-            return Broken("L1", f"{request} is {RequestStage(stage).name} until a timer fires")
+            if not _waits_for_a_short_lease(world, state, i, spent):
+                return Broken("L1", f"{request} is {RequestStage(stage).name} until a timer fires")
+            waiting.add(i)
         failed += stage in (RequestStage.FREED, RequestStage.LEFT)
     if not dead and (unanswered := world.space.unanswered(state)):
         return Broken("L1", f"{', '.join(unanswered)} until a timer fires")
@@ -103,7 +102,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
                 for j, stage in enumerate(shadow.stages)
                 if cluster.product_of[j] == i and stage != RequestStage.UNREGISTERED
             ]
-            if not asked or any(dead.intersection(cluster.ends_of(j)) for j in asked):
+            if not asked or any(j in waiting or dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
             if FaultKind.ERR in spent and any(
                 shadow.stages[j] in (world.space.over[0], RequestStage.LEFT) for j in asked
@@ -121,10 +120,8 @@ def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
 
 
 def _waits_for_a_short_lease(world: Transitions, state: State, i: int, spent: set[FaultKind]) -> bool:
-    """True if a request waits for what prompts have at P whose WRITE has failed, and which P holds no longer than
-    RELEASE leaves them. No RELEASE reaches a rank that has refused D."""
-    if FAILED_WRITES.isdisjoint(spent):
-        return False
+    """True if a request waits for what prompts have at P that P holds no longer than RELEASE leaves them. No RELEASE
+    reaches a rank that has refused D."""
     cluster, product = world.space.cluster, world.space.cluster.product_of[i]
     role = world.space.body(state, cluster.roles[cluster.p_of[product].engine])
     blocking: Collection[str] = ()
