@@ -125,7 +125,7 @@ _RESULTS = (
         "--goodput",
         multiple=True,
         metavar="NAME:MS",
-        help="Bounds in ms that a good request meets, such as ttft:500 tpot:50 e2el:9000.",
+        help="Bounds in ms that a good request meets, such as ttft:500 tpot:50 itl:80@p99 e2el:9000.",
     ),
     click.option("--label", metavar="TEXT", help="Name of the run."),
     click.option(

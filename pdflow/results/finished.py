@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from pdflow.results.figures.itls import bounds_itl, itls_ns, judge_itls
 from pdflow.results.figures.metrics import Metrics, measure
 from pdflow.results.files.bench_json import RunHeader
 from pdflow.results.records import Records
@@ -36,6 +37,8 @@ class FinishedRun:
     @classmethod
     def of(cls, header: RunHeader, records: Records, steps: Mapping[str, Steps], totals: Totals) -> Self:
         """Make a finished run, computing its figures."""
+        if bounds_itl(header.slo, header.class_slos):
+            judge_itls(records, itls_ns(records, steps), header.slo, header.class_slos)
         metrics = measure(
             records, list(steps.values()), totals.duration_ns, header.slo, header.class_slos, header.warmup_ns
         )

@@ -70,12 +70,15 @@ class Records:
         "ends",
         "first_token_ns",
         "input_tokens",
+        "itl_max_ns",
+        "itl_ns",
         "last_token_ns",
         "outcome",
         "output_tokens",
         "prefill_engine",
         "reason",
         "sessions",
+        "stalled_ns",
         "token_steps",
         "wrong_kv",
     )
@@ -92,6 +95,12 @@ class Records:
         self.first_token_ns: list[int] = [NEVER] * requests
         self.last_token_ns: list[int] = [NEVER] * requests
         self.token_steps: list[TokenSteps | None] = [None] * requests
+        self.itl_ns: list[int] = []
+        """The percentile of each request's inter-token latencies that its SLO bounds, and below their maximum, and the
+        sum of those beyond the bound (`figures/itls.py`). Empty unless an SLO bounds them, and `NEVER` for a request
+        that was not completed."""
+        self.itl_max_ns: list[int] = []
+        self.stalled_ns: list[int] = []
         self.classes: list[str] = []
         """The classes of the requests up to the last that has one; empty for a workload without classes."""
         self.sessions: list[tuple[int, int]] = []
@@ -141,6 +150,10 @@ class Records:
         found.first_token_ns = _of(self.first_token_ns, chosen)
         found.last_token_ns = _of(self.last_token_ns, chosen)
         found.token_steps = _of(self.token_steps, chosen)
+        if self.itl_ns:
+            found.itl_ns = _of(self.itl_ns, chosen)
+            found.itl_max_ns = _of(self.itl_max_ns, chosen)
+            found.stalled_ns = _of(self.stalled_ns, chosen)
         found.classes = [self.class_of(request) for request in chosen] if self.classes else []
         found.sessions = _of(self.sessions, chosen) if self.sessions else []
         if self.wrong_kv is not None:
@@ -183,11 +196,16 @@ class Records:
             "arrival_ns": self.arrival_ns[request],
             "first_token_ns": None if first_ns < 0 else first_ns,
             "last_token_ns": None if last_ns < 0 else last_ns,
+            **(self._inter_token(request) if self.itl_ns else {}),
             "ends_ns": {
                 stage: None if column[request] < 0 else column[request]
                 for stage, column in zip(STAGES, self.ends, strict=True)
             },
         }
+
+    def _inter_token(self, request: int) -> dict[str, int | None]:
+        columns = {"itl_ns": self.itl_ns, "itl_max_ns": self.itl_max_ns, "stalled_ns": self.stalled_ns}
+        return {name: None if column[request] < 0 else column[request] for name, column in columns.items()}
 
 
 def stages_seen(records: Records) -> tuple[str, ...]:

@@ -45,7 +45,8 @@ class Result(FinishedRun):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The headline figures: outcomes, rates, and {ttft,tpot,itl,e2e}_{mean,p50,p90,p99}_ms."""
+        """The headline figures: outcomes, rates, and {ttft,tpot,itl,e2e}_{mean,p50,p90,p99}_ms. Where the SLO bounds
+        ITL, request_itl_* and `stalled_share` too."""
         metrics = self.metrics
         figures: dict[str, Any] = {
             "requests": metrics.requests,
@@ -58,7 +59,10 @@ class Result(FinishedRun):
             "goodput_rps": None if metrics.slo is None else metrics.slo.goodput_rps,
             "slo_attainment": None if metrics.slo is None else metrics.slo.attainment,
         }
-        for name in ("ttft", "tpot", "itl", "e2e"):
+        if metrics.stalled_share is not None:
+            figures["stalled_share"] = metrics.stalled_share
+        bounded = () if metrics.stalled_share is None else ("request_itl",)
+        for name in ("ttft", "tpot", "itl", *bounded, "e2e"):
             spread = getattr(metrics, name)
             for statistic in ("mean", "p50", "p90", "p99"):
                 figures[f"{name}_{statistic}_ms"] = getattr(spread, f"{statistic}_ms")

@@ -16,6 +16,7 @@ from rich.text import Text
 from pdflow.results import formatting
 from pdflow.results.figures.batches import mean_batch
 from pdflow.results.figures.metrics import Metrics
+from pdflow.results.figures.slo import SloTargets
 from pdflow.results.figures.spread import Spread
 from pdflow.results.files.bench_json import RunHeader, statements
 from pdflow.results.steps import Steps
@@ -270,13 +271,26 @@ def _slo_rows(header: RunHeader, metrics: Metrics, separator: str) -> Iterator[t
     if header.slo is None or metrics.slo is None:
         yield "goodput", Text("no SLO given", style="dim")
         return
-    bounds = {"ttft": header.slo.ttft_ms, "tpot": header.slo.tpot_ms, "e2e": header.slo.e2e_ms}
+    slo = header.slo
+    bounds = {"ttft": slo.ttft_ms, "tpot": slo.tpot_ms, "itl": slo.itl_ms, "e2e": slo.e2e_ms}
+    names = {name: name.upper() for name in bounds}
+    if slo.itl_ms is not None and not header.class_slos:
+        names["itl"] = itl_name(slo)
     yield "goodput", f"{formatting.number(metrics.slo.goodput_rps)} requests/s"
     attainments = []
     for name, attained in metrics.slo.by_metric.items():
         bound = f" <= {bounds[name]:g} ms" if bounds[name] is not None and not header.class_slos else ""
-        attainments.append(f"{name.upper()}{bound} {formatting.percent(attained)}")
+        attainments.append(f"{names[name]}{bound} {formatting.percent(attained)}")
     yield "SLO met by", separator.join((f"{formatting.percent(metrics.slo.attainment)} of requests", *attainments))
+    if metrics.stalled_share is not None:
+        bound = "the bound on ITL" if header.class_slos else f"{slo.itl_ms:g} ms"
+        stalled = f"{formatting.percent(metrics.stalled_share)} of decode time in waits longer than {bound}"
+        yield "stalled", stalled
+
+
+def itl_name(slo: SloTargets) -> str:
+    """Return the name of what an SLO bounds of a request's inter-token latencies."""
+    return "max ITL" if slo.itl_percentile >= 100 else f"p{slo.itl_percentile:g} ITL"
 
 
 def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 
 from pdflow.results.files.bench_json import CostStatement, RunHeader
@@ -10,16 +9,10 @@ from pdflow.results.records import FIRST_DECODE, HANDOFF, P_QUEUE, PREFILL, ROUT
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
 from pdflow.results.totals import EngineTotals, LinkTotals, Totals
+from pdflow.scenario.schema.scenario import Slo
 
 MS = 1_000_000
 S = 1_000 * MS
-
-
-@attrs.frozen
-class Slo:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 @pytest.fixture

@@ -12,15 +12,9 @@ from pdflow.results.figures.metrics import Metrics, measure
 from pdflow.results.records import Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
+from pdflow.scenario.schema.scenario import Slo
 
 MS = 1_000_000
-
-
-@attrs.frozen
-class Slo:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 def records_of(*rows: tuple[str, int, int, int]) -> Records:

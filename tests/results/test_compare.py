@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from rich.console import Console
 
@@ -19,16 +18,10 @@ from pdflow.results.files.read import UnreadableRunError, read_runs
 from pdflow.results.records import FIRST_DECODE, PREFILL, Records
 from pdflow.results.result import Result
 from pdflow.results.totals import Totals
+from pdflow.scenario.schema.scenario import Slo
 
 MS = 1_000_000
 COST = CostStatement(pool="p", model="roofline", provenance="roofline of a on b", error_bar="TPOT ±25 %")
-
-
-@attrs.frozen
-class Slo:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 def saved(

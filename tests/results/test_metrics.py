@@ -10,16 +10,10 @@ from pdflow.results.records import STAGES, Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
 from pdflow.results.totals import EngineTotals, LinkTotals, Totals
+from pdflow.scenario.schema.scenario import Slo
 
 MS = 1_000_000
 S = 1_000 * MS
-
-
-@attrs.frozen
-class Slo:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
 
 
 def one(ttft_ns: int, e2e_ns: int, output_tokens: int) -> Records:

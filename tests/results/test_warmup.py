@@ -96,6 +96,8 @@ def test_every_column_is_split() -> None:
         records.add(at, 1, 1)
         records.classify(at, "chat")
         records.sessions.append((0, at + 1))
+        for column in (records.itl_ns, records.itl_max_ns, records.stalled_ns):
+            column.append(at)
     records.wrong_kv = {0, 3}
     later = records.arriving_from(2)
     columns = [getattr(later, name) for name in Records.__slots__ if name not in ("ends", "wrong_kv")]

@@ -12,7 +12,7 @@ from rich.text import Text
 from pdflow.results import formatting
 from pdflow.results.comparison.differences import Difference, How
 from pdflow.results.comparison.runs import Runs, SeedRuns
-from pdflow.results.comparison.seeds import LATENCIES, RATES
+from pdflow.results.comparison.seeds import LATENCIES, RATES, SHARES
 from pdflow.results.figures.intervals import Interval
 from pdflow.results.records import STAGES
 from pdflow.results.table import LATENCY_COLUMNS
@@ -82,7 +82,7 @@ def table(number: int, differences: Mapping[str, Difference]) -> Table:
         rows.add_column(name, justify="right")
     for name, label in _labels(differences):
         it = differences[name]
-        scale = 100.0 if name == "slo_attainment" else 1.0
+        scale = 100.0 if name in SHARES else 1.0
         digits = formatting.decimals_for(max(abs(it.before), abs(it.after)) * scale)
         percent = "" if it.percent is None else _signed(it.percent, 1)
         rows.add_row(
@@ -98,12 +98,12 @@ def table(number: int, differences: Mapping[str, Difference]) -> Table:
 def _labels(differences: Mapping[str, Difference]) -> Iterator[tuple[str, str]]:
     """The rows, in the order of a run's own report: latencies, stages that took anything, rates."""
     labels = {
-        f"{name}_{statistic}_ms": f"{name.upper()} {statistic}, ms"
-        for name in LATENCIES
+        f"{name}_{statistic}_ms": f"{label} {statistic}, ms"
+        for name, label in LATENCIES.items()
         for statistic in LATENCY_COLUMNS
     }
     stages = {f"{stage}_ms": f"  {stage}, ms" for stage in STAGES}
-    for name, label in {**labels, **stages, "slo_attainment": "SLO met, %", **RATES}.items():
+    for name, label in {**labels, **stages, **SHARES, **RATES}.items():
         it = differences.get(name)
         if it is not None and (name not in stages or it.before or it.after):
             yield name, label

@@ -19,6 +19,7 @@ from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
 from pdflow.results.comparison.seeds import RATES
 from pdflow.results.figures import intervals, spread
 from pdflow.results.figures.intervals import FEWEST_BLOCKS, Floats, Interval
+from pdflow.results.figures.metrics import stalled_share
 from pdflow.results.records import stage_durations_ns, stages_seen
 from pdflow.results.table import LATENCY_COLUMNS
 
@@ -36,7 +37,7 @@ class Figures:
     run: OneRun
     values: dict[str, float]
     latencies: dict[str, Floats]
-    """ttft, tpot and e2e in ms."""
+    """ttft, tpot and e2e in ms; request_itl, the percentile of each request's own that the SLO bounds, if it does."""
     shares: dict[str, Floats]
     """Each stage in ms, and `slo_attainment` as 0 or 1: of these only the mean is reported."""
 
@@ -53,6 +54,9 @@ class Figures:
             "tpot": spread.of_floats(served.tpot_ns),
             "e2e": spread.of_ints(served.last - served.arrival),
         }
+        if served.itl is not None:
+            columns["request_itl"] = np.where(served.output > 1, served.itl, np.nan)
+            spreads["request_itl"] = spread.of_ints(served.itl[served.output > 1])
         # Of nothing there are no latencies: a run that completed nothing would be the fastest.
         values = {
             f"{name}_{statistic}_ms": getattr(each, f"{statistic}_ms")
@@ -71,6 +75,8 @@ class Figures:
             good[done] = run.good
             shares["slo_attainment"] = good
             values["slo_attainment"] = float(np.count_nonzero(run.good)) / max(int(np.count_nonzero(ended)), 1)
+        if (stalled := stalled_share(run.records)) is not None:
+            values["stalled_share"] = stalled
         for rate in RATES:
             if (value := getattr(run, rate)) is not None:
                 values[rate] = value

@@ -49,6 +49,8 @@ def requests_frame(records: Records, warmup_ns: int = 0) -> pd.DataFrame:
             "warmup": arrival < warmup_ns,
             "ttft_ms": ms(first - arrival),
             "tpot_ms": ms((last - first) / np.maximum(output - 1, 1), done & (output > 1)),
+            **({"itl_ms": ms(records.itl_ns), "itl_max_ms": ms(records.itl_max_ns)} if records.itl_ns else {}),
+            **({"stalled_ms": ms(records.stalled_ns)} if records.itl_ns else {}),
             "e2e_ms": ms(last - arrival),
             **{f"{stage}_ms": ms(spent) for stage, spent in zip(STAGES, stage_durations_ns(records), strict=True)},
         }

@@ -20,9 +20,10 @@ from pdflow.results.figures.intervals import CONFIDENCE, Interval, of_mean
 from pdflow.results.table import LATENCY_COLUMNS
 
 _WIDEST = 80
-LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "request_itl": "request ITL", "e2e": "E2E"}
+"""Their labels. A request's ITL is the percentile of its own that the SLO bounds; none without a bound."""
 RATES: Final = {"requests_per_s": "requests/s", "output_tokens_per_s": "output tokens/s", "goodput_rps": "goodput/s"}
-_SLO: Final = "slo_attainment"
+SHARES: Final = {"slo_attainment": "SLO met, %", "stalled_share": "stalled, %"}
 
 
 @attrs.frozen
@@ -116,10 +117,12 @@ class SeedsReport:
         table.add_column("ms", style="bold")
         for name in LATENCY_COLUMNS:
             table.add_column(name, justify="right")
-        for name in LATENCIES:
-            row = [self.figures[f"{name}_{statistic}_ms"] for statistic in LATENCY_COLUMNS]
-            digits = formatting.decimals_for(max(it.mean for it in row))
-            table.add_row(name.upper(), *(it.text(sign, digits) for it in row))
+        for name, label in LATENCIES.items():
+            row = [self.figures.get(f"{name}_{statistic}_ms") for statistic in LATENCY_COLUMNS]
+            known = [it for it in row if it is not None]
+            if known:
+                digits = formatting.decimals_for(max(it.mean for it in known))
+                table.add_row(label, *(it.text(sign, digits) for it in known))
         return table
 
     def _others(self, sign: str) -> Table:
@@ -135,8 +138,9 @@ class SeedsReport:
         for name, label in RATES.items():
             if name in self.figures:
                 yield name, label, 1.0
-        if _SLO in self.figures:
-            yield _SLO, "SLO met, %", 100.0
+        for name, label in SHARES.items():
+            if name in self.figures:
+                yield name, label, 100.0
         for name, it in self.figures.items():
             if name.startswith("stage_") and any(it.values):
                 yield name, f"{name.removeprefix('stage_').removesuffix('_ms')}, ms", 1.0
@@ -145,8 +149,8 @@ class SeedsReport:
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the figures of one run that have a mean over runs: not counts, nor those that the scenario does not
     ask for."""
-    for name in (*(f"{of}_{statistic}_ms" for of in LATENCIES for statistic in LATENCY_COLUMNS), *RATES, _SLO):
-        if summary[name] is not None:
+    for name in (*(f"{of}_{statistic}_ms" for of in LATENCIES for statistic in LATENCY_COLUMNS), *RATES, *SHARES):
+        if summary.get(name) is not None:
             yield name, summary[name]
     for stage, mean_ms in summary["stages_mean_ms"].items():
         yield f"stage_{stage}_ms", mean_ms

@@ -1,28 +1,39 @@
-"""Every request's own inter-token latencies, read back from the step logs of the engines that decoded it.
+"""Every request's own inter-token latencies, read back from the step logs of the engines that decoded it, and what an
+SLO asks of them.
 
-Only --save-detailed asks for them, so nothing is recorded per token during a run: the log says when each step of an
-engine ended, the record in which steps a request got its tokens. Instants are rounded up to whole nanoseconds as those
-of the records are, so the latencies of a request add up to its last token less its first, to the nanosecond. What a
-token takes to the client is the same for all of them; where the first came from the prefill engine, the second one's
-wait holds the whole transfer. After a preemption a wait lasts until the prompt has been computed again.
+Only --save-detailed and a bound on ITL ask for them, so nothing is recorded per token during a run: the log says when
+each step of an engine ended, the record in which steps a request got its tokens. Instants are rounded up to whole
+nanoseconds as those of the records are, so the latencies of a request add up to its last token less its first, to the
+nanosecond. What a token takes to the client is the same for all of them; where the first came from the prefill engine,
+the second one's wait holds the whole transfer. After a preemption a wait lasts until the prompt has been computed
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results.records import Records
+from pdflow.results.figures.slo import SloTargets, whole
+from pdflow.results.records import NEVER, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, PS_PER_NS
 
 Instants = npt.NDArray[np.int64]
+NS_PER_MS = 10**6
 
 
 def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]:
-    """Yield each request's ITLs in s, in the order of the workload: n-1 for a completed one of n tokens, else none.
+    """Yield each request's ITLs in s: `itls_ns`, as lists."""
+    for waits in itls_ns(records, logs):
+        yield [int(wait) / NS_PER_S for wait in waits]
+
+
+def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
+    """Yield each request's ITLs in ns, in the order of the workload: n-1 for a completed one of n tokens, else none.
 
     `logs` has the log of each decode engine under the name that the records use: every step, in order, and nothing
     else. A request whose `token_steps` were not recorded has none.
@@ -38,7 +49,7 @@ def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]
     )
     for outcome, engine, tokens, steps, first_ns, last_ns in zip(*columns, strict=True):
         if outcome != "completed" or engine is None or tokens < 2 or steps is None:
-            yield []
+            yield np.empty(0, np.int64)
             continue
         ends = engines.get(engine)
         if ends is None:
@@ -48,7 +59,40 @@ def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]
         if len(waits) < tokens - 1:
             second = int(step_ends[0]) + last_ns - int(step_ends[-1]) - first_ns
             waits = np.concatenate(([second], waits))
-        yield [int(wait) / NS_PER_S for wait in waits]
+        yield waits
+
+
+def bounds_itl(slo: SloTargets | None, class_slos: Mapping[str, SloTargets]) -> bool:
+    """Return whether any request has a bound on its inter-token latencies."""
+    return any(targets is not None and targets.itl_ms is not None for targets in (slo, *class_slos.values()))
+
+
+def judge_itls(
+    records: Records, itls: Iterable[Instants], slo: SloTargets | None, class_slos: Mapping[str, SloTargets]
+) -> None:
+    """Fill the records' columns of inter-token latencies from each request's own, in ns.
+
+    A request without a bound gets the maximum, and nothing beyond it. One of a single token has waited for none.
+    """
+    records.itl_ns, records.itl_max_ns, records.stalled_ns = [], [], []
+    for request, waits in enumerate(itls):
+        targets = class_slos.get(records.class_of(request), slo)
+        nothing = 0 if records.outcome[request] == "completed" else NEVER
+        itl = greatest = stalled = nothing
+        if len(waits):
+            greatest = itl = int(waits.max())
+            if targets is not None and targets.itl_ms is not None:
+                rank = _rank(targets.itl_percentile, len(waits))
+                itl = int(np.partition(waits, rank)[rank])
+                stalled = int(waits[waits > whole(targets.itl_ms, NS_PER_MS)].sum())
+        records.itl_ns.append(itl)
+        records.itl_max_ns.append(greatest)
+        records.stalled_ns.append(stalled)
+
+
+def _rank(percentile: float, samples: int) -> int:
+    """Return the index of the smallest sample that this share of them, in %, does not exceed."""
+    return max(-int(-Fraction(str(percentile)) * samples // 100), 1) - 1
 
 
 class _Ends:

@@ -1,9 +1,10 @@
 """Goodput and attainment of the SLO, of all requests and of each class.
 
 A request is good if it meets every bound of its class; a class that [slo.class] does not name has the bounds of [slo].
-A request of one token meets any bound on TPOT. Attainment is good requests over all that ended, failed and cancelled
-ones too, for they did not get what the SLO promises; a request that an interruption cut off has not ended and counts
-nowhere.
+A request of one token meets any bound on TPOT and ITL. A bound on ITL is on a percentile of the request's own
+inter-token latencies, by the nearest rank: with the 99th, at least 99 % of them are within it. Attainment is good
+requests over all that ended, failed and cancelled ones too, for they did not get what the SLO promises; a request that
+an interruption cut off has not ended and counts nowhere.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class SloTargets(Protocol):
     @property
     def tpot_ms(self) -> float | None: ...
     @property
+    def itl_ms(self) -> float | None: ...
+    @property
+    def itl_percentile(self) -> float: ...
+    @property
     def e2e_ms(self) -> float | None: ...
 
 
 def bounds_ms(
-    slo: SloTargets | None, class_slos: Mapping[str, SloTargets], metric: Literal["ttft", "tpot"]
+    slo: SloTargets | None, class_slos: Mapping[str, SloTargets], metric: Literal["ttft", "tpot", "itl"]
 ) -> list[tuple[str, float]]:
     """Return the bounds on a latency, each with a label: that of [slo], then those of classes that have their own."""
     named = [("SLO", slo), *((f"SLO of {name}", bounds) for name, bounds in class_slos.items())]
@@ -74,11 +79,17 @@ class Served:
     first: IntColumn
     last: IntColumn
     output: IntColumn
+    itl: IntColumn | None = None
+    """The percentile of its inter-token latencies that the SLO of each bounds; None if none has a bound."""
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Served:
         """Return the requests that `chosen` selects."""
         return Served(
-            arrival=self.arrival[chosen], first=self.first[chosen], last=self.last[chosen], output=self.output[chosen]
+            arrival=self.arrival[chosen],
+            first=self.first[chosen],
+            last=self.last[chosen],
+            output=self.output[chosen],
+            itl=None if self.itl is None else self.itl[chosen],
         )
 
     @property
@@ -90,7 +101,7 @@ class Served:
 
 NO_BOUND: Final = 2**62
 """Longer than any run, in ns and in ps."""
-_UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "e2e": 10**6}
+_UNITS: Final = {"ttft": 10**6, "tpot": 10**9, "itl": 10**6, "e2e": 10**6}
 """Units per ms in which each latency is compared: TPOT in ps, the others in ns."""
 
 
@@ -139,15 +150,22 @@ def _measured(name: str, served: Served) -> IntColumn:
         return served.first - served.arrival
     if name == "e2e":
         return served.last - served.arrival
+    if name == "itl":
+        assert served.itl is not None, "inter-token latencies were not measured, though an SLO bounds them"
+        return served.itl
     rounded_up: IntColumn = -((served.first - served.last) * 1_000 // np.maximum(served.output - 1, 1))
     return rounded_up
 
 
 def _whole(slo: SloTargets | None, name: str, units_per_ms: int) -> int:
+    milliseconds = None if slo is None else getattr(slo, f"{name}_ms")
+    return NO_BOUND if milliseconds is None else whole(milliseconds, units_per_ms)
+
+
+def whole(milliseconds: float, units_per_ms: int) -> int:
     """Convert a bound in ms, as written in the scenario (0.1 is a tenth, not its nearest binary fraction), to whole
     units."""
-    milliseconds = None if slo is None else getattr(slo, f"{name}_ms")
-    return NO_BOUND if milliseconds is None else min(int(Fraction(str(milliseconds)) * units_per_ms), NO_BOUND - 1)
+    return min(int(Fraction(str(milliseconds)) * units_per_ms), NO_BOUND - 1)
 
 
 @attrs.frozen(eq=False)

@@ -228,8 +228,10 @@ def _ours(header: RunHeader, metrics: Metrics, seen: ClientMeasurements | None) 
             "ttft": metrics.ttft.as_dict(),
             "tpot": metrics.tpot.as_dict(),
             "itl": metrics.itl.as_dict(),
+            **({} if metrics.stalled_share is None else {"request_itl": metrics.request_itl.as_dict()}),
             "e2e": metrics.e2e.as_dict(),
         },
+        **({} if metrics.stalled_share is None else {"stalled_share": metrics.stalled_share}),
         **({} if seen is None else {"sent_late": seen.late.as_dict()}),
         "stages": {stage: _stage(spread, metrics.ttft) for stage, spread in metrics.stages.items()},
     }
@@ -312,6 +314,7 @@ def _slo(slo: SloTargets | None, attained: SloMetrics | None) -> dict[str, Any] 
     return {
         "ttft_ms": slo.ttft_ms,
         "tpot_ms": slo.tpot_ms,
+        **({} if slo.itl_ms is None else {"itl_ms": slo.itl_ms, "itl_percentile": slo.itl_percentile}),
         "e2e_ms": slo.e2e_ms,
         "good": attained.good,
         "goodput_rps": attained.goodput_rps,

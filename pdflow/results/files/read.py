@@ -16,6 +16,7 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results import formatting
 from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns, done_of, good_of
 from pdflow.results.comparison.seeds import Estimate, SeedsReport
+from pdflow.results.figures.itls import bounds_itl
 from pdflow.results.files.bench_json import CostStatement, statements
 from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, SEEDS_NAME
 from pdflow.results.records import NEVER, STAGES, Outcome, Records
@@ -41,6 +42,8 @@ class UnreadableRunError(PdflowError):
 class _Bounds(msgspec.Struct):
     ttft_ms: _Rate | None = None
     tpot_ms: _Rate | None = None
+    itl_ms: _Rate | None = None
+    itl_percentile: Annotated[float, Meta(gt=0, le=100)] = 99.0
     e2e_ms: _Rate | None = None
 
 
@@ -89,6 +92,9 @@ class _Request(msgspec.Struct):
     first_token_ns: _Instant | None
     last_token_ns: _Instant | None
     ends_ns: dict[str, _Instant | None]
+    itl_ns: _Instant | None = None
+    itl_max_ns: _Instant | None = None
+    stalled_ns: _Instant | None = None
     class_: str = msgspec.field(default="", name="class")
     wrong_kv: bool | None = None
 
@@ -128,6 +134,11 @@ def _run(folder: Path) -> OneRun:
     records = _records(folder / REQUESTS_NAME, folder).arriving_from(round(ours.warmup.s * NS_PER_S))
     if not len(records):
         raise UnreadableRunError(folder, "no request arrived after the warm-up")
+    of_class = {name: row.slo for name, row in ours.classes.items()}
+    if not bounds_itl(ours.slo, {name: slo for name, slo in of_class.items() if slo is not None}):
+        records.itl_ns.clear()
+    elif any(itl < 0 for itl, outcome in zip(records.itl_ns, records.outcome, strict=True) if outcome == "completed"):
+        raise UnreadableRunError(folder, f"the SLO bounds ITL, and {REQUESTS_NAME} lacks itl_ns of a completed request")
     done, served = done_of(records)
     return OneRun(
         path=folder,
@@ -140,7 +151,7 @@ def _run(folder: Path) -> OneRun:
         records=records,
         done=done,
         served=served,
-        good=good_of(ours.slo, {name: row.slo for name, row in ours.classes.items()}, records),
+        good=good_of(ours.slo, of_class, records),
         costs=statements(CostStatement(**msgspec.structs.asdict(cost)) for cost in ours.cost),
     )
 
@@ -198,6 +209,12 @@ def _add(records: Records, line: _Request) -> None:
     request = records.add(line.arrival_ns, line.input_tokens, line.output_tokens)
     records.outcome[request] = line.outcome
     records.first_token_ns[request], records.last_token_ns[request] = first, last
+    for column, value in (
+        (records.itl_ns, line.itl_ns),
+        (records.itl_max_ns, line.itl_max_ns),
+        (records.stalled_ns, line.stalled_ns),
+    ):
+        column.append(NEVER if value is None else value)
     if line.class_:
         records.classify(request, line.class_)
     if line.wrong_kv is not None:

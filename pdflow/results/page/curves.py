@@ -11,8 +11,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pdflow.results.figures import spread
+from pdflow.results.figures.exact import Ints
 from pdflow.results.figures.metrics import completed
 from pdflow.results.figures.spread import NS_PER_MS
 from pdflow.results.files.timeline import CounterLevel, Stamps, summed
@@ -50,11 +52,18 @@ class Curve(NamedTuple):
 
 
 def distributions_ms(records: Records) -> dict[str, list[float]]:
-    """Return the percentiles 0 to 100 of TTFT and of TPOT over the completed requests; no percentiles of none."""
+    """Return the percentiles 0 to 100 of TTFT and of TPOT over the completed requests, and of what the SLO bounds of
+    their ITLs, if it does; no percentiles of none."""
     served = completed(records)
-    ttft = spread.percentiles(served.first - served.arrival, PERCENTS)
-    tpot = spread.percentiles(served.tpot_ns, PERCENTS)
-    return {name: [value / NS_PER_MS for value in values] for name, values in (("TTFT", ttft), ("TPOT", tpot))}
+    samples: dict[str, Ints | npt.NDArray[np.float64]] = {
+        "TTFT": served.first - served.arrival,
+        "TPOT": served.tpot_ns,
+    }
+    if served.itl is not None:
+        samples["ITL"] = served.itl[served.output > 1]
+    return {
+        name: [value / NS_PER_MS for value in spread.percentiles(values, PERCENTS)] for name, values in samples.items()
+    }
 
 
 def over_time(result: FinishedRun, recording: Recording | None = None) -> tuple[list[Curve], list[Curve]]:

@@ -21,16 +21,19 @@ BOUNDS_SHOWN: Final = 8
 
 
 def distributions(result: FinishedRun) -> Iterator[Html]:
-    """Yield the distributions of TTFT and TPOT with the SLO's bounds; a latency that no request has is left out."""
+    """Yield the distributions of latencies with the SLO's bounds; a latency that no request has is left out. That of
+    ITL is of each request's percentile that its SLO bounds."""
     header = result.header
     bounds = {
         "TTFT": bounds_ms(header.slo, header.class_slos, "ttft"),
         "TPOT": bounds_ms(header.slo, header.class_slos, "tpot"),
+        "ITL": bounds_ms(header.slo, header.class_slos, "itl"),
     }
     curves = distributions_ms(result.records.arriving_from(header.warmup_ns))
     figures = [_distribution(name, curve, bounds[name][:BOUNDS_SHOWN]) for name, curve in curves.items() if curve]
     if figures:
-        yield tag("h2", "Distribution of TTFT and TPOT")
+        names = [name for name, curve in curves.items() if curve]
+        yield tag("h2", f"Distribution of {' and '.join([', '.join(names[:-1]), *names[-1:]] if names[1:] else names)}")
         yield tag("div", *figures, class_="charts")
 
 

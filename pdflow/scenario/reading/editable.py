@@ -147,7 +147,8 @@ def _pool_line(pool: Pool) -> str:
 
 
 def _slo_line(slo: Slo) -> str:
-    bounds = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, "E2E": slo.e2e_ms}
+    itl = f"p{slo.itl_percentile:g} ITL" if slo.itl_percentile < 100 else "max ITL"
+    bounds = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms, itl: slo.itl_ms, "E2E": slo.e2e_ms}
     limits = [f"{name} {bound:g} ms" for name, bound in bounds.items() if bound is not None]
     return ", ".join([*limits, *(f"class {name}" for name in slo.classes)])
 

@@ -61,6 +61,7 @@ POSITIVE = Bound(above=0)
 NOT_NEGATIVE = Bound(at_least=0)
 AT_LEAST_ONE = Bound(at_least=1)
 FRACTION = Bound(above=0, at_most=1)
+PERCENTAGE = Bound(above=0, at_most=100)
 NOT_EMPTY = Bound(min_length=1)
 DELAY = Bound(at_least=0, at_most=1e6)
 """Seconds. Beyond eleven days a few thousand of them in a row would leave the 64 bits of an instant."""

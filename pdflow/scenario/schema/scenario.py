@@ -28,6 +28,7 @@ from pdflow.scenario.schema.fields import (
     KV_TOKENS,
     NOT_EMPTY,
     NOT_NEGATIVE,
+    PERCENTAGE,
     POSITIVE,
     field_doc,
 )
@@ -203,18 +204,20 @@ class ClassSlo:
     tpot_ms: float | None = field(
         default=None, metadata=field_doc("bound on the time per output token after the first", POSITIVE)
     )
+    itl_ms: float | None = field(
+        default=None, metadata=field_doc("bound on the request's inter-token latencies", POSITIVE)
+    )
+    itl_percentile: float = field(
+        default=99.0,
+        metadata=field_doc("share of a request's inter-token latencies within itl_ms, in %; 100: all", PERCENTAGE),
+    )
     e2e_ms: float | None = field(default=None, metadata=field_doc("bound on the time of the whole request", POSITIVE))
 
 
 @attrs.frozen(kw_only=True)
-class Slo:
+class Slo(ClassSlo):
     """[slo]: the bounds that each request must meet to count as good."""
 
-    ttft_ms: float | None = field(default=None, metadata=field_doc("bound on the time to first token", POSITIVE))
-    tpot_ms: float | None = field(
-        default=None, metadata=field_doc("bound on the time per output token after the first", POSITIVE)
-    )
-    e2e_ms: float | None = field(default=None, metadata=field_doc("bound on the time of the whole request", POSITIVE))
     classes: dict[str, ClassSlo] = field(
         factory=dict, metadata=field_doc("bounds of one class of requests, instead of these", key="class")
     )

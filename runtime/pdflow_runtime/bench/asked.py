@@ -15,7 +15,7 @@ from pdflow.results import formatting
 from pdflow.results.figures.quoted import LATENCIES, Quoted
 from pdflow.scenario.schema.scenario import Slo
 
-GOODPUT: Final = ("ttft", "tpot", "e2el")
+GOODPUT: Final = ("ttft", "tpot", "itl", "e2el")
 """What --goodput may bound."""
 
 
@@ -101,13 +101,24 @@ class BenchOptions:
         bounds: dict[str, float] = {}
         for text in self.goodput:
             name, colon, value = text.partition(":")
-            bound = _number(value)
+            value, at, percentile = value.partition("@p")
+            bound, share = _number(value), _number(percentile) if at else 99.0
             if name not in GOODPUT or not colon or bound is None or not 0 < bound < math.inf:
                 raise AskedError(f"--goodput {text}: expected NAME:MS, where NAME is one of {', '.join(GOODPUT)}")
+            if share is None or not 0 < share <= 100 or (at and name != "itl"):
+                raise AskedError(f"--goodput {text}: expected a percentile of itl alone, as in itl:50@p95")
             bounds[name] = bound
+            if name == "itl":
+                bounds["percentile"] = share
         if not bounds:
             return None
-        return Slo(ttft_ms=bounds.get("ttft"), tpot_ms=bounds.get("tpot"), e2e_ms=bounds.get("e2el"))
+        return Slo(
+            ttft_ms=bounds.get("ttft"),
+            tpot_ms=bounds.get("tpot"),
+            itl_ms=bounds.get("itl"),
+            itl_percentile=bounds.get("percentile", 99.0),
+            e2e_ms=bounds.get("e2el"),
+        )
 
     @property
     def extra(self) -> dict[str, Any]:

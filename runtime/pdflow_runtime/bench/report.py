@@ -14,6 +14,7 @@ import numpy as np
 
 from pdflow.results.command_line import command_line
 from pdflow.results.figures import spread
+from pdflow.results.figures.itls import bounds_itl, judge_itls
 from pdflow.results.figures.metrics import Metrics, completed, measure
 from pdflow.results.figures.spread import Spread
 from pdflow.results.files.bench_json import ClientMeasurements, RunHeader, bench_date, bench_json
@@ -47,6 +48,9 @@ class BenchRun:
     ) -> BenchRun:
         header = run_header(asked, plan, model, command, interrupted)
         duration_ns = ledger.clock.now() if interrupted else ledger.last_end_ns
+        if bounds_itl(header.slo, header.class_slos):
+            itls = (np.array(each, dtype=np.int64) for each in ledger.itls_ns)
+            judge_itls(ledger.records, itls, header.slo, header.class_slos)
         metrics = measure(ledger.records, [ledger.tokens], duration_ns, header.slo, header.class_slos, header.warmup_ns)
         late = spread.of_ints(np.array(ledger.late_ns, dtype=np.int64))
         arrivals = enumerate(ledger.records.arrival_ns)

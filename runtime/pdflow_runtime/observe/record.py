@@ -134,8 +134,10 @@ def run_header(scenario: ResolvedScenario) -> RunHeader:
         model_id=scenario.model.name,
         burstiness=None,
         source_date_epoch=int(epoch) if epoch and epoch.isdigit() else wall_s(),
-        slo=scenario.slo,
-        workload_note="what clients sent to the live cluster",
+        # No process records when each token was sent: `pdflow bench` measures ITL.
+        slo=attrs.evolve(scenario.slo, itl_ms=None),
+        workload_note="what clients sent to the live cluster"
+        + ("" if scenario.slo.itl_ms is None else "; itl_ms of [slo] is not judged, pdflow bench does that"),
     )
 
 

@@ -38,8 +38,11 @@ FIGURES: Final = {
     "ttft_p99_ms": "TTFT\np99 ms",
     "tpot_p50_ms": "TPOT\np50 ms",
     "tpot_p99_ms": "TPOT\np99 ms",
+    "request_itl_p99_ms": "ITL\np99 ms",
+    "stalled_share": "stalled",
 }
 """The columns that are printed, with their headings. The CSV file has all columns."""
+SHARES: Final = frozenset({"slo_attainment", "stalled_share"})
 
 
 def sweep(
@@ -136,4 +139,4 @@ def _figure(name: str, value: Any) -> str:
         return "-"
     if name == "gpus":
         return formatting.count(value)
-    return formatting.percent(value) if name == "slo_attainment" else formatting.number(value)
+    return formatting.percent(value) if name in SHARES else formatting.number(value)

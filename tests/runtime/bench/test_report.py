@@ -80,6 +80,23 @@ async def test_goodput_and_percentiles_are_those_that_were_asked_for(autojump_cl
     assert (content["max_concurrency"], content["request_rate"], content["backend"]) == (5, "inf", "openai")
 
 
+async def test_a_client_judges_the_inter_token_latencies_of_each_answer(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """Tokens are 10 ms apart."""
+    async with stub() as (_, port):
+        flags: dict[str, Any] = {"num_prompts": 10, "random_output_len": 5, "out": str(tmp_path)}
+        stalled = await run(port, goodput=("itl:9@p50",), **flags)
+        good = await run(port, goodput=("itl:10.001@p100", "ttft:101"), **flags)
+    assert (stalled.metrics.slo.good, stalled.metrics.stalled_share) == (0, 1.0)
+    assert (good.metrics.slo.good, good.metrics.stalled_share) == (10, 0.0)
+    assert good.metrics.request_itl.max_ms == pytest.approx(10.0)
+    good.save(BenchOptions(out=str(tmp_path)))
+    read_back = read_runs(tmp_path)
+    assert read_back.good.all()
+    assert "max ITL <= 10.001 ms" in str(good.table())
+
+
 async def test_vllms_file_has_vllms_name_and_lines_are_appended(autojump_clock: MockClock, tmp_path: Path) -> None:
     folder = str(tmp_path / "results")
     async with stub() as (_, port):
