@@ -60,7 +60,7 @@ def distributions_ms(records: Records) -> dict[str, list[float]]:
         "TPOT": served.tpot_ns,
     }
     if served.itl is not None:
-        samples["ITL"] = served.itl[served.output > 1]
+        samples["request ITL"] = served.itl[served.output > 1]
     return {
         name: [value / NS_PER_MS for value in spread.percentiles(values, PERCENTS)] for name, values in samples.items()
     }

@@ -27,7 +27,7 @@ def distributions(result: FinishedRun) -> Iterator[Html]:
     bounds = {
         "TTFT": bounds_ms(header.slo, header.class_slos, "ttft"),
         "TPOT": bounds_ms(header.slo, header.class_slos, "tpot"),
-        "ITL": bounds_ms(header.slo, header.class_slos, "itl"),
+        "request ITL": bounds_ms(header.slo, header.class_slos, "itl"),
     }
     curves = distributions_ms(result.records.arriving_from(header.warmup_ns))
     figures = [_distribution(name, curve, bounds[name][:BOUNDS_SHOWN]) for name, curve in curves.items() if curve]
