@@ -62,7 +62,7 @@ def roofline(
         floor_ps=round(always_read / (tp * memory_rate)),
     )
     linear = _with_allreduce(dense, model, gpu, tp)
-    ps_per_param = float(bytes_per_param / (tp * memory_rate))
+    ps_per_param = float(Fraction(model.bytes_per_expert_param) / (tp * memory_rate))
     kv_bytes = model.kv_bytes_per_token_per_rank(tp)
     return StepCost(
         h0=to_ps(step_s),
@@ -89,7 +89,7 @@ def _attention_values(model: ModelSpec) -> int:
 
 def _with_experts(dense: LinearTime, model: ModelSpec, moe: MoeDims, ps_per_param: float) -> LinearTable:
     """Return L(T) of a mixture of experts: the weights read grow with the experts that the step's tokens touch."""
-    all_experts = model.expert_layers * moe.num_experts * model.expert_parameters * ps_per_param
+    all_experts = model.routed_parameters * ps_per_param
     times = []
     for tokens in TABLE_TOKENS:
         touched = 1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** tokens

@@ -43,7 +43,7 @@ class MoeDims:
     shared_intermediate_size: int = attrs.field(default=0, validator=validators.ge(0))
     """Width of the shared expert that every token passes; 0: no shared expert."""
     dense_layers: int = attrs.field(default=0, validator=validators.ge(0))
-    """Number of leading layers with an ordinary MLP."""
+    """Number of layers with an ordinary MLP."""
 
     def __attrs_post_init__(self) -> None:
         if self.experts_per_token > self.num_experts:
@@ -66,6 +66,10 @@ class ModelSpec:
     tie_embeddings: bool = False
     weight_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """2 for bf16, 1 for fp8, 0.52 for 4-bit weights with a scale for every 128."""
+    expert_bytes_per_param: float | None = attrs.field(
+        default=None, validator=validators.optional([_RATE, validators.le(8.0)])
+    )
+    """Bytes per parameter of routed experts, where checkpoints quantise only these. None: as all others."""
     embedding_bytes_per_param: float = attrs.field(default=2.0, validator=[_RATE, validators.le(8.0)])
     """Bytes per parameter of the embedding and the LM head, which quantised checkpoints do not quantise."""
     kv_bytes_per_value: int = attrs.field(default=2, validator=_COUNT)
@@ -145,17 +149,26 @@ class ModelSpec:
         return self.head_parameters * (1 if self.tie_embeddings else 2)
 
     @property
+    def routed_parameters(self) -> int:
+        """Parameters of all routed experts of all layers."""
+        return 0 if self.moe is None else self.expert_layers * self.moe.num_experts * self.expert_parameters
+
+    @property
     def parameters(self) -> int:
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        experts = 0 if self.moe is None else self.expert_layers * self.moe.num_experts * self.expert_parameters
-        return self.shared_parameters + experts + self.embedding_parameters + norms
+        return self.shared_parameters + self.routed_parameters + self.embedding_parameters + norms
+
+    @property
+    def bytes_per_expert_param(self) -> float:
+        """Bytes per parameter of routed experts."""
+        return self.weight_bytes_per_param if self.expert_bytes_per_param is None else self.expert_bytes_per_param
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, of which each tensor- and pipeline-parallel rank holds its share."""
-        embeddings = self.embedding_parameters
-        quantised = (self.parameters - embeddings) * self.weight_bytes_per_param
-        return round(quantised + embeddings * self.embedding_bytes_per_param)
+        embeddings, experts = self.embedding_parameters, self.routed_parameters
+        others = (self.parameters - embeddings - experts) * self.weight_bytes_per_param
+        return round(others + experts * self.bytes_per_expert_param + embeddings * self.embedding_bytes_per_param)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
-from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_values
+from pdflow.scenario.hf.config import computed_dtype, model_values
+from pdflow.scenario.hf.keys import HfConfigError
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.convert import structure
 from pdflow.scenario.reading.load import load
@@ -120,12 +122,94 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
         ({"num_hidden_layers": None}, "has no num_hidden_layers"),
         ({"hidden_size": True}, "has no hidden_size"),
         ({"quantization_config": {"quant_method": "unheard-of"}}, 'quantised by "unheard-of"'),
-        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "mixes layers"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED"}}, 'quantised by "MIXED"'),
+        ({"quantization_config": {"config_groups": {"a": {}}, "quant_method": "x"}}, 'quantised by "x"'),
+        ({"quantization_config": {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}}, 'KV cache in "NVFP4"'),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "leaves out"),
+        ({"full_attention_interval": 4}, "linear attention"),
+        ({"layer_types": ["linear_attention"] * 32}, "layers of linear_attention"),
+        ({"hybrid_override_pattern": "M*"}, "state-space layers"),
+        ({"index_topk": 2048}, "sparse attention"),
+        ({"head_dim": 128, "global_head_dim": 256}, "heads of two sizes"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1]}, "has 2 entries in moe_layer_freq"),
     ],
 )
 def test_fields_that_a_config_lacks_are_reported(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HfConfigError, match=message):
         model_values({**LLAMA, **change})
+
+
+CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
+
+
+def spec_of(config: dict[str, Any]) -> ModelSpec:
+    spec, complaints = structure({"name": "m", **model_values(config)}, ModelSpec)
+    assert spec is not None, complaints
+    return spec
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_parameters_are_those_that_the_models_card_states(name: str) -> None:
+    card = CARDS[name]
+    assert spec_of(card["config"]).parameters == pytest.approx(card["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantised", "gigabytes"),
+    [
+        # The sizes of the checkpoints on Hugging Face, without multi-token prediction and vision.
+        ("openai/gpt-oss-120b", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, 65.2),
+        ("openai/gpt-oss-20b", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, 13.8),
+        ("meta-llama/Meta-Llama-3.1-70B", {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}, 72.7),
+        (
+            "moonshotai/Kimi-K2.5",
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}},
+                "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|down)_proj.*"],
+            },
+            595.0,
+        ),
+        (
+            "Qwen/Qwen3-235B-A22B",
+            {"quant_algo": "NVFP4", "exclude_modules": [f"model.layers.{n}.mlp.gate" for n in range(94)]},
+            134.0,
+        ),
+    ],
+)
+def test_a_quantised_checkpoint_has_the_bytes_that_were_published(
+    name: str, quantised: dict[str, Any], gigabytes: float
+) -> None:
+    spec = spec_of({**CARDS[name]["config"], "quantization_config": quantised})
+    assert spec.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_attention_that_a_checkpoint_leaves_in_16_bits_counts_so() -> None:
+    half = {"quant_algo": "FP8", "exclude_modules": [f"model.layers.{n}.self_attn*" for n in range(48)]}
+    all_of_it = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    left, taken = (spec_of({**QWEN_MOE, "quantization_config": each}) for each in (half, all_of_it))
+    attention = left.num_layers * left.attention_parameters_per_layer
+    assert left.weight_bytes - taken.weight_bytes == pytest.approx(attention, rel=0.02)
+    assert (left.bytes_per_expert_param, left.activation_dtype) == (1.0, "fp8")
+    assert model_values({**QWEN_MOE, "quantization_config": all_of_it})["kv_dtype"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("keys", "dense"),
+    [
+        ({}, 0),
+        ({"first_k_dense_replace": 3}, 3),
+        ({"decoder_sparse_step": 2}, 24),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [0, 1, 3]}, 26),
+        ({"interleave_moe_layer_step": 4}, 36),
+        ({"moe_layer_freq": [0, 0, *[1] * 46]}, 2),
+        ({"moe_layer_freq": 2, "first_k_dense_replace": 1}, 25),
+        ({"mlp_layer_types": ["dense", *["sparse"] * 47]}, 1),
+        ({"moe_layers": [1, 3]}, 46),
+    ],
+)
+def test_layers_without_experts_are_counted(keys: dict[str, Any], dense: int) -> None:
+    assert model_values({**QWEN_MOE, **keys})["moe"]["dense_layers"] == dense
 
 
 SCENARIO = """
@@ -156,6 +240,28 @@ def test_a_scenario_names_a_config(tmp_path: Path) -> None:
     model = load(file).model
     assert (model.name, model.num_layers, model.weight_bytes_per_param) == ("llama-4.5B", 16, 1.0)
     assert model.hidden_size == 4096
+
+
+def test_what_is_beside_a_config_counts_unless_the_config_says_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "sliding_window": 4096}))
+    quant = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(quant))
+    file = tmp_path / "s.toml"
+    file.write_text(SCENARIO.replace("MORE", ""))
+    scenario = load(file)
+    assert (scenario.model.weight_bytes_per_param, scenario.model.kv_bytes_per_value) == (0.5625, 1)
+    assert len(scenario.notes) == 1
+    assert "latest 4,096 tokens only" in scenario.notes[0]
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "bf16"'))
+    assert load(file).model.weight_bytes_per_param == 2.0
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "fp8"}}))
+    file.write_text(SCENARIO.replace("MORE", ""))
+    assert load(file).model.weight_bytes_per_param == 1.0
+    (folder / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(ScenarioError, match=r"hf_quant_config\.json"):
+        load(file)
 
 
 @pytest.mark.parametrize(

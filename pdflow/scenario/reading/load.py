@@ -18,8 +18,11 @@ import attrs
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.step_costs import check_costs
-from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
-from pdflow.scenario.hf_config import HfConfigError, computed_dtype, model_name, model_values
+from pdflow.scenario.hf.config import DTYPES as HF_DTYPES
+from pdflow.scenario.hf.config import computed_dtype, language_model, model_name, model_values
+from pdflow.scenario.hf.keys import HfConfigError
+from pdflow.scenario.hf.quantisation import QUANT_CONFIG, with_quant_config
+from pdflow.scenario.hf.unsupported import window_note
 from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown, structure
 from pdflow.scenario.reading.document import DTYPES, ScenarioTables, alias_notes, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
@@ -67,7 +70,7 @@ def parse(file: str, text: str) -> Draft:
 def resolve(draft: Draft) -> ResolvedScenario:
     """Resolve a draft's presets and other files, and check it; the draft stays as it is. Raises ScenarioError."""
     file = draft.file
-    document, of_model = _with_config(file, _with_served_dtype(file, draft.document))
+    document, of_model, of_windows = _with_config(file, _with_served_dtype(file, draft.document))
     config, of_config = _transfer_config(file, document)
     if config is not None:
         document = config.under(document)
@@ -91,7 +94,7 @@ def resolve(draft: Draft) -> ResolvedScenario:
     if problems:
         raise ScenarioError(problems)
     from_config = () if config is None else tuple(config.summary_lines())
-    return _scenario(file, tables, from_config, alias_notes(document))
+    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows))
 
 
 def _read(file: str) -> str:
@@ -144,20 +147,20 @@ def _with_served_dtype(file: str, document: Mapping[str, Any]) -> Mapping[str, A
     return document if dtype is None else {**document, "model": {**model, "kv_dtype": HF_DTYPES[dtype]}}
 
 
-def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint]]:
+def _with_config(file: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Complaint], tuple[str, ...]]:
     """Return the document with the values of `hf_config`, or of the folder in `serve.model` where [model] does not
-    specify a model, under those that [model] has itself."""
+    specify a model, under those that [model] has itself; what is wrong with it, and notes on it."""
     table = document.get("model", {})
     if not isinstance(table, Mapping):
-        return document, []
+        return document, [], ()
     own = {key: value for key, value in table.items() if key != "hf_config"}
     if "hf_config" in table:
-        values, complaints = _config_values(file, table["hf_config"], own, ("model", "hf_config"))
+        values, complaints, notes = _config_values(file, table["hf_config"], own, ("model", "hf_config"))
     elif (folder := _specifying_folder(document, own)) is not None:
-        values, complaints = _config_values(file, f"{folder}/config.json", own, ("serve", "model"))
+        values, complaints, notes = _config_values(file, f"{folder}/config.json", own, ("serve", "model"))
     else:
-        return document, []
-    return {**document, "model": {**values, **own}}, complaints
+        return document, [], ()
+    return {**document, "model": {**values, **own}}, complaints, notes
 
 
 def _specifying_folder(document: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
@@ -172,31 +175,48 @@ def _specifying_folder(document: Mapping[str, Any], own: Mapping[str, Any]) -> s
 
 def _config_values(
     file: str, name: object, own: Mapping[str, Any], path: KeyPath
-) -> tuple[dict[str, Any], list[Complaint]]:
+) -> tuple[dict[str, Any], list[Complaint], tuple[str, ...]]:
     """Return the values of a config.json that [model] does not have itself. `path`: the key that names the file."""
     if "preset" in own:
-        return {}, [Complaint(path, "cannot be combined with preset; remove one of the two")]
+        return {}, [Complaint(path, "cannot be combined with preset; remove one of the two")], ()
     if not isinstance(name, str) or not name:
-        return {}, [Complaint(path, f"is {shown(name)}, expected the path of a config.json")]
+        return {}, [Complaint(path, f"is {shown(name)}, expected the path of a config.json")], ()
     config_file = Path(file).parent / name
     try:
         config = json.loads(config_file.read_bytes())
         if not isinstance(config, dict):
             raise HfConfigError("is not a JSON object")
+        config = _with_quant_config(config, config_file)
         values = model_values(config)
     except OSError as error:
         looked = os.path.normpath(config_file)
-        return {}, [Complaint(path, f'"{name}" cannot be read: {error.strerror}; looked for {looked}')]
+        return {}, [Complaint(path, f'"{name}" cannot be read: {error.strerror}; looked for {looked}')], ()
     except HfConfigError as error:
-        return {}, [Complaint(path, f'"{name}" {error}')]
+        return {}, [Complaint(path, f'"{name}" {error}')], ()
     except (ValueError, RecursionError):
-        return {}, [Complaint(path, f'"{name}" is not JSON')]
+        return {}, [Complaint(path, f'"{name}" is not JSON')], ()
     for key, (field, _) in DTYPES.items():
         if key in own or field in own:
             values.pop(key, None)
             values.pop(field, None)
+            if key == "weight_dtype":
+                values.pop("expert_bytes_per_param", None)
     spec, _ = structure({"name": "", **values, **{key: own[key] for key in own if key in values}}, ModelSpec)
-    return {"name": model_name(config, None if spec is None else spec.parameters), **values}, []
+    name_of = model_name(config, None if spec is None else spec.parameters)
+    note = window_note(language_model(config))
+    return {"name": name_of, **values}, [], (f"{'.'.join(map(str, path))}: {note}",) if note else ()
+
+
+def _with_quant_config(config: Mapping[str, Any], config_file: Path) -> Mapping[str, Any]:
+    """Return a config.json with what hf_quant_config.json next to it says. Raises OSError, ValueError and
+    HfConfigError."""
+    file = config_file.with_name(QUANT_CONFIG)
+    if not file.exists():
+        return config
+    quant_config = json.loads(file.read_bytes())
+    if not isinstance(quant_config, dict):
+        raise HfConfigError(f"has a {QUANT_CONFIG} next to it that is not a JSON object")
+    return with_quant_config(config, quant_config)
 
 
 def _with_links(

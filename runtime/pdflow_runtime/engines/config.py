@@ -14,7 +14,7 @@ import attrs
 
 from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.layout.shapes import KvShape
-from pdflow.scenario.hf_config import computed_dtype
+from pdflow.scenario.hf.config import computed_dtype
 
 FAMILY: Final = ("llama", "mistral", "qwen2")
 """`model_type`s that are this one network; of qwen2, with biases on Q, K and V."""

@@ -17,7 +17,7 @@ from pdflow.errors import MissingBackendError, Problem, ScenarioError
 from pdflow.layout.shapes import KvShape
 from pdflow.protocol.wire.limits import MAX_BLOCKS
 from pdflow.scenario.costs.step_costs import step_cost
-from pdflow.scenario.hf_config import DTYPES as HF_DTYPES
+from pdflow.scenario.hf.config import DTYPES as HF_DTYPES
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
 from pdflow.version import version

@@ -1,7 +1,8 @@
 """The values of [model] from a Hugging Face `config.json`, over the model families' different keys.
 
-It decides names only. What does not follow from the file (a tokenizer's padding, tensors left in 16 bits by a recipe)
-is left to keys of [model], which come on top.
+It decides names only. What does not follow from the file (a tokenizer's padding) is left to keys of [model], which come
+on top. `experts.py` reads mixtures of experts, `quantisation.py` quantised checkpoints, and `unsupported.py` refuses
+what [model] cannot describe.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import re
 from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any, Final
+
+from pdflow.scenario.hf.experts import DENSE, experts_of, has_experts
+from pdflow.scenario.hf.keys import positive
+from pdflow.scenario.hf.quantisation import Quantisation, quantisation_of
+from pdflow.scenario.hf.unsupported import refuse_unsupported
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -27,46 +33,49 @@ DTYPES: Final[Mapping[str, str]] = {"float64": "fp64", "float32": "fp32", "bfloa
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII).fullmatch
 _HUB_CACHE: Final = re.compile(r"models--([\w.-]+?)--([\w.-]+)[/\\]snapshots[/\\]", re.ASCII)
 """The folder of a model in Hugging Face's cache."""
-EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
-
-
-class HfConfigError(ValueError):
-    """The file is not the configuration of a model that pdflow can describe."""
 
 
 def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of [model] without its name. Raises HfConfigError."""
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping):
-        # A multimodal model: what is served by tokens is its language model.
-        outer = {key: value for key, value in config.items() if key == "quantization_config"}
-        return model_values({**outer, **inner, "dtype": computed_dtype(config)})
+    inner = language_model(config)
+    if inner is not config:
+        return model_values({**inner, "dtype": computed_dtype(config)})
+    refuse_unsupported(config)
     kind = str(config.get("model_type", ""))
-    hidden = _whole(config, NAMES["hidden_size"])
-    heads = _whole(config, NAMES["num_heads"])
+    hidden = positive(config, NAMES["hidden_size"])
+    heads = positive(config, NAMES["num_heads"])
     head_dim = config.get("head_dim")
     values: dict[str, Any] = {
-        "num_layers": _whole(config, NAMES["num_layers"]),
+        "num_layers": positive(config, NAMES["num_layers"]),
         "hidden_size": hidden,
-        "intermediate_size": _whole(config, NAMES["intermediate_size"], 4 * hidden),
+        "intermediate_size": positive(config, NAMES["intermediate_size"], 4 * hidden),
         "num_heads": heads,
-        "num_kv_heads": _whole(config, ("num_key_value_heads", "num_kv_heads"), heads),
+        "num_kv_heads": positive(config, ("num_key_value_heads", "num_kv_heads"), heads),
         "head_dim": head_dim if isinstance(head_dim, int) else hidden // heads,
-        "vocab_size": _whole(config, NAMES["vocab_size"]),
+        "vocab_size": positive(config, NAMES["vocab_size"]),
         "tie_embeddings": bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
         "gated_mlp": kind not in UNGATED,
-        **_dtypes(config),
     }
     if config.get("kv_lora_rank"):
         values["mla"] = {
-            key: _whole(config, (key,))
+            key: positive(config, (key,))
             for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         }
         values["mla"]["q_lora_rank"] = config.get("q_lora_rank") or 0
         values["num_kv_heads"] = heads
-    if any(config.get(key) for key in EXPERTS):
-        values["moe"] = _experts(config)
-    return values
+    if has_experts(config):
+        values["moe"] = experts_of(config, values["num_layers"])
+        values["intermediate_size"] = positive(config, DENSE, values["intermediate_size"])
+    return values | _dtypes(config, values)
+
+
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of a multimodal model's language model, which is what is served by tokens; of any other
+    model, its own."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config
+    return {**{key: value for key, value in config.items() if key == "quantization_config"}, **inner}
 
 
 def model_name(config: Mapping[str, Any], parameters: int | None) -> str:
@@ -110,49 +119,55 @@ def computed_dtype(config: Mapping[str, Any]) -> str | None:
     return name if name in DTYPES else None
 
 
-def _whole(config: Mapping[str, Any], keys: tuple[str, ...], default: int | None = None) -> int:
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    if default is None:
-        raise HfConfigError(f"has no {keys[0]}: is it the config.json of a language model?")
-    return default
-
-
-def _experts(config: Mapping[str, Any]) -> dict[str, int]:
-    size = _whole(config, ("moe_intermediate_size", "intermediate_size"))
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * size
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise HfConfigError("mixes layers with and without experts, which [model] does not support")
-    return {
-        "num_experts": _whole(config, EXPERTS),
-        "experts_per_token": _whole(config, ("num_experts_per_tok", "num_experts_per_token")),
-        "expert_intermediate_size": size,
-        "shared_intermediate_size": shared,
-        "dense_layers": config.get("first_k_dense_replace") or 0,
-    }
-
-
-def _dtypes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _dtypes(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dtypes of weights, products and KV. Quantised checkpoints leave the embeddings in 16 bits."""
     dtype = computed_dtype(config)
     wide = {"float64": 8.0, "float32": 4.0}.get(dtype or "bfloat16", 2.0)
     found: dict[str, Any] = {"weight_bytes_per_param": wide, "embedding_bytes_per_param": wide}
     if dtype is not None:
         found["kv_dtype"] = DTYPES[dtype]
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping):
+    quantised = quantisation_of(config)
+    if quantised is None:
         return found
-    method = str(quantised.get("quant_method", ""))
-    bits = quantised.get("bits", quantised.get("w_bit"))
-    if method in ("fp8", "fbgemm_fp8"):
-        return found | {"weight_bytes_per_param": 1.0, "activation_dtype": "fp8"}
-    if isinstance(bits, int) and not isinstance(bits, bool) and 0 < bits <= 8:
-        group = quantised.get("group_size", 128)
-        scales = (16 + bits) / 8 / group if isinstance(group, int) and group > 0 else 0.0
-        return found | {"weight_bytes_per_param": bits / 8 + scales}
-    raise HfConfigError(
-        f'is quantised by "{method}", which pdflow does not know: remove quantization_config there and set '
-        "model.weight_dtype"
-    )
+    if quantised.kv_dtype:
+        found["kv_dtype"] = quantised.kv_dtype
+    if quantised.activation_dtype:
+        found["activation_dtype"] = quantised.activation_dtype
+    narrow = quantised.bytes_per_param
+    share = 0.0 if quantised.only_experts else _quantised_share(quantised, values)
+    found["weight_bytes_per_param"] = share * narrow + (1 - share) * wide
+    if "moe" in values:
+        middle = f"layers.{values['num_layers'] // 2}.mlp.experts"
+        found["expert_bytes_per_param"] = wide if quantised.leaves(middle) else narrow
+    return found
+
+
+def _quantised_share(quantised: Quantisation, values: Mapping[str, Any]) -> float:
+    """Return the share of parameters that are quantised, of those that every token passes: attention and MLPs."""
+    layer = f"layers.{values['num_layers'] // 2}"
+    attention = _projections(values)
+    shared = values["moe"]["shared_intermediate_size"] if "moe" in values else values["intermediate_size"]
+    mlp: int = (3 if values["gated_mlp"] else 2) * values["hidden_size"] * shared
+    left = sum(size for name, size in attention.items() if quantised.leaves(f"{layer}.self_attn.{name}"))
+    names = ("mlp.shared_experts", "mlp.shared_expert") if "moe" in values else ("mlp",)
+    if any(quantised.leaves(f"{layer}.{name}") for name in names):
+        left += mlp
+    return 1 - left / (sum(attention.values()) + mlp)
+
+
+def _projections(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the parameters of each projection of a layer's attention, by its usual name."""
+    hidden, heads, mla = values["hidden_size"], values["num_heads"], values.get("mla")
+    if mla is None:
+        outer, inner = (hidden * number * values["head_dim"] for number in (heads, values["num_kv_heads"]))
+        return {"q_proj": outer, "k_proj": inner, "v_proj": inner, "o_proj": outer}
+    width = heads * (mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"])
+    found = {"q_a_proj": hidden * mla["q_lora_rank"], "q_b_proj": mla["q_lora_rank"] * width}
+    if not mla["q_lora_rank"]:
+        found = {"q_proj": hidden * width}
+    return {
+        **found,
+        "kv_a_proj_with_mqa": hidden * (mla["kv_lora_rank"] + mla["qk_rope_head_dim"]),
+        "kv_b_proj": mla["kv_lora_rank"] * heads * (mla["qk_nope_head_dim"] + mla["v_head_dim"]),
+        "o_proj": heads * mla["v_head_dim"] * hidden,
+    }
