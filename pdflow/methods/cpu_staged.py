@@ -40,9 +40,10 @@ CPU_STAGED = Method(
     loading=Hop.H2D,
     back_pressure="if a ring is full, the prompt stays in P's blocks, or D registers later",
     on_loss="as nixl-push; as published, D waits forever for KV of a P that has died",
-    limits="a prompt's KV must fit the ring",
+    limits="a prompt's KV must fit the ring; as published, equal tensor-parallel sizes",
     strict=PipelinePolicy(early=True),
     published=PipelinePolicy(
+        equal_tp=True,
         early=True,
         prefill_waits=True,
         decode_waits=True,

@@ -64,6 +64,12 @@ class Turns(Enum):
 class PipelinePolicy:
     """The rules of one dialect of a method: what waits for what, what is sent early, and which guards it has."""
 
+    equal_tp: bool = False
+    """A prefill engine serves only decode engines of its own tensor-parallel size."""
+    pipelined: bool = True
+    """Prefill engines may have pipeline stages."""
+    one_pair: bool = False
+    """There is one prefill engine and one decode engine."""
     early: bool = False
     """P sends pieces while it computes the next. Otherwise it sends when the prompt is computed."""
     prefill_waits: bool = False

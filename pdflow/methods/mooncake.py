@@ -62,9 +62,11 @@ MOONCAKE_V0 = Method(
     hops=(Hop.D2H, Hop.WIRE, Hop.H2D),
     back_pressure="if the lookup buffer is full, P's next step waits",
     on_loss="as nixl-pull; as published, D computes the prompt",
-    limits="as published, one pair of engines; one transfer at a time on each side",
+    limits="as published, one pair of engines of equal tensor-parallel sizes; one transfer at a time on each side",
     strict=PipelinePolicy(sending_lanes=1, receiving_lanes=1),
     published=PipelinePolicy(
+        equal_tp=True,
+        one_pair=True,
         prefill_waits=True,
         decode_waits=True,
         sending_lanes=1,

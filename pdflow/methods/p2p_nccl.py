@@ -14,7 +14,10 @@ from pdflow.methods.guards import Guards
 from pdflow.methods.method import Grain, Hop, MemoryKind, Method, PipelinePolicy, Turns
 from pdflow.methods.wire_profile import LEASE_WORD, UNASKED, Occasion, ProfileMessage, Side, WireProfile
 
-_LIMITS = "equal tensor-parallel sizes, no pipeline parallelism; an NCCL group for each pair of ranks takes GPU memory"
+_LIMITS = (
+    "as published, equal tensor-parallel sizes and no pipeline parallelism; an NCCL group for each pair of ranks takes "
+    "GPU memory"
+)
 _LANES = 4
 """Lanes of a D rank, in strict. The authors proposed more than their one listener."""
 _HEARTBEAT_S = 3.0
@@ -70,6 +73,8 @@ P2P_NCCL_PUT = Method(
     limits=_LIMITS,
     strict=PipelinePolicy(prefill_waits=True, asks=True, sending_lanes=1, receiving_lanes=_LANES),
     published=PipelinePolicy(
+        equal_tp=True,
+        pipelined=False,
         prefill_waits=True,
         decode_waits=True,
         asks=True,
@@ -104,6 +109,8 @@ P2P_NCCL_GET = Method(
     limits=_LIMITS,
     strict=PipelinePolicy(asks=True, sending_lanes=1, receiving_lanes=_LANES),
     published=PipelinePolicy(
+        equal_tp=True,
+        pipelined=False,
         decode_waits=True,
         asks=True,
         sending_lanes=1,

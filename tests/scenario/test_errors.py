@@ -194,6 +194,32 @@ def test_block_sizes_by_method_and_dialect(tmp_path: Path) -> None:
     assert not sound(64, 16, "nixl-pull", "vllm-compat")
 
 
+@pytest.mark.parametrize(
+    ("method", "change", "expected"),
+    [
+        ("p2p-nccl-put", {"pool.prefill.tp": 2}, ["tp: is 1, expected 2, as pool prefill has: p2p-nccl-put as"]),
+        ("p2p-nccl-get", {"pool.prefill.pp": 2}, ["pp: is 2, expected 1: p2p-nccl-get as published has no pipeline"]),
+        ("cpu-staged", {"pool.decode.tp": 2}, ["tp: is 2, expected 1, as pool prefill has: cpu-staged as published"]),
+        ("kv-store", {"pool.decode.tp": 2}, ["tp: is 2, expected 1, as pool prefill has: kv-store as published needs"]),
+        (
+            "mooncake-v0",
+            {"pool.prefill.replicas": 2},
+            ["replicas: is 2, expected 1: mooncake-v0 as published is one pair of engines"],
+        ),
+        ("mooncake-v1", {"pool.decode.tp": 2, "pool.prefill.replicas": 2, "pool.prefill.pp": 2}, []),
+    ],
+)
+def test_what_an_original_does_not_support_is_refused_as_published(
+    tmp_path: Path, method: str, change: dict[str, int], expected: list[str]
+) -> None:
+    pair = {"pool.prefill.replicas": 1, "pool.decode.replicas": 1, "transfer.method": method} | change
+    for dialect, wrong in (("strict", []), ("as-published", expected)):
+        overrides = tuple(f"{key}={value}" for key, value in (pair | {"transfer.dialect": dialect}).items())
+        found = problems(tmp_path, GOOD, overrides=overrides)
+        assert len(found) == len(wrong), found
+        assert all(text in line for text, line in zip(wrong, found, strict=True)), found
+
+
 def test_a_store_without_room_for_a_block(tmp_path: Path) -> None:
     """Each prompt was refused for itself, with every other one."""
     block = 16 * 128 * 1024

@@ -61,6 +61,8 @@ class Case:
     def overrides(self) -> list[str]:
         settings = {"transfer.method": self.name, "transfer.dialect": self.dialect, "model.num_layers": LAYERS}
         settings["transfer.progressive"] = str(self.progressive).lower()
+        if self.pipeline_policy.one_pair:
+            settings |= {"pool.p.replicas": 1, "pool.d.replicas": 1}
         if self.workers is not None:
             settings["transfer.num_workers"] = self.workers
         return [f"{key}={value}" for key, value in settings.items()]
@@ -87,7 +89,7 @@ def stop_of(i: int) -> int:
 def effect_of(i: int, method: Method) -> PostWrite | PostRead:
     reg = Reg("d-0", 7, i + 1, f"r{i}.0")
     registration = Register(reg, xid_of(i), 0, Shards(1, 1, 16), Allocation(i + 1, (0,)), 0, stop_of(i), 0, 1, 0)
-    op, allocation, peer = Op(reg, 0, 0), Allocation(1, tuple(range(OPS))), i % 2
+    op, allocation, peer = Op(reg, 0, 0), Allocation(1, tuple(range(OPS))), i % (1 if method.published.one_pair else 2)
     if method.pulls:
         return PostRead(op, f"p-{peer}.r0", allocation.blocks, registration, 64, None)
     return PostWrite(op, f"d-{peer}.r0", allocation, registration, 64, Done(reg, 0, i + 1, 64, 1))

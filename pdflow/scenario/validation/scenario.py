@@ -46,6 +46,7 @@ def check(tables: ScenarioTables) -> Iterator[Complaint]:
     if tables.transfer is not None:
         yield from _timers(tables.transfer)
         yield from _dialect(tables.transfer)
+        yield from _limits(tables.transfer, pools)
         yield from _blocks(tables.transfer, pools)
         yield from check_memory(tables.transfer, pools, [scale for scale in tables.scales if scale is not None])
     if tables.model is not None:
@@ -120,6 +121,27 @@ def _dialect(transfer: Transfer) -> Iterator[Complaint]:
     elif transfer.progressive and not METHODS[transfer.method].dialect(transfer.dialect).control_frames:
         expected = 'expected false, or dialect = "strict": vLLM 0.32 writes a prompt only after all of it is computed'
         yield Complaint(("transfer", "progressive"), f"is true, {expected}")
+
+
+def _limits(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    """Yield what the original of a method does not support."""
+    policy = METHODS[transfer.method].pipeline_policy(transfer.dialect)
+    senders, receivers = _of_role(pools, "prefill"), _of_role(pools, "decode")
+    of = f"{transfer.method} as published"
+    for path, pool in senders:
+        if not policy.pipelined and pool.pp > 1:
+            yield Complaint((*path, "pp"), f"is {pool.pp}, expected 1: {of} has no pipeline parallelism")
+    for path, decode in receivers if policy.equal_tp else ():
+        for _, prefill in senders:
+            if prefill.tp != decode.tp:
+                where = f"expected {prefill.tp}, as pool {prefill.name} has: {of} needs equal tensor-parallel sizes"
+                yield Complaint((*path, "tp"), f"is {decode.tp}, {where}")
+    for those in (senders, receivers) if policy.one_pair else ():
+        for path, pool in those[1:]:
+            yield Complaint(path, f"is a second {pool.role} pool: {of} is one pair of engines")
+        for path, pool in those[:1]:
+            if pool.replicas > 1:
+                yield Complaint((*path, "replicas"), f"is {pool.replicas}, expected 1: {of} is one pair of engines")
 
 
 def _of_role(pools: Iterable[PlacedPool], role: str) -> list[PlacedPool]:

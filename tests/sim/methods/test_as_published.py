@@ -198,7 +198,8 @@ def test_who_comes_behind_a_receive_that_does_not_end_waits_too(play: Play) -> N
 @pytest.mark.parametrize("name", METHODS)
 def test_only_what_can_go_wrong_is_counted(play: Play, name: str) -> None:
     for dialect in ("strict", "as-published"):
-        world = play({"transfer.method": name, "transfer.dialect": dialect, "workload.requests": 3})
+        pair = {"pool.p.replicas": 1, "pool.d.replicas": 1}
+        world = play({"transfer.method": name, "transfer.dialect": dialect, "workload.requests": 3} | pair)
         guards: Guards = METHODS[name].pipeline_policy(dialect).guards
         can = not (guards.invalidates_lost and guards.indexes_by_piece)
         assert world.records.wrong_kv == (set() if can else None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdflow_sim.world import World
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.simulations import disturb, disturbances, random_simulations, scenarios
+from tests.sim.support.simulations import disturb, disturbances, random_simulations, scenarios, within_limits
 
 Play = Callable[..., World]
 STORE = {"transfer.method": "kv-store", "router.dispatch": "sequential"}
@@ -24,17 +24,20 @@ TOKEN_BYTES = 131_072
 def stored(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
     """The same by a store that holds a few prompts, or all. A prompt of 100 tokens takes 1.8 MB of its four layers,
     and as published three times as much at most."""
-    return overrides | {
-        "transfer.method": "kv-store",
-        "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
-        "transfer.store_nodes": draw(st.integers(1, 3)),
-        "transfer.store_bytes": draw(st.sampled_from([6_400_000, 20_000_000, 1_000_000_000])),
-        "transfer.store_granularity": draw(st.sampled_from(["prompt", "block"])),
-        "transfer.store_keep": draw(st.booleans()),
-        "transfer.store_lease_s": draw(st.sampled_from([0.05, 10.0])),
-        "transfer.store_high_water": draw(st.sampled_from([0.3, 0.9, 1.0])),
-        "model.num_layers": 4,
-    }
+    return within_limits(
+        overrides
+        | {
+            "transfer.method": "kv-store",
+            "transfer.dialect": draw(st.sampled_from(["strict", "strict", "as-published"])),
+            "transfer.store_nodes": draw(st.integers(1, 3)),
+            "transfer.store_bytes": draw(st.sampled_from([6_400_000, 20_000_000, 1_000_000_000])),
+            "transfer.store_granularity": draw(st.sampled_from(["prompt", "block"])),
+            "transfer.store_keep": draw(st.booleans()),
+            "transfer.store_lease_s": draw(st.sampled_from([0.05, 10.0])),
+            "transfer.store_high_water": draw(st.sampled_from([0.3, 0.9, 1.0])),
+            "model.num_layers": 4,
+        }
+    )
 
 
 @st.composite

@@ -94,14 +94,16 @@ def test_what_cannot_be_loaded_is_computed(twice: Callable[..., World]) -> None:
     assert world.totals.bytes_moved == TOKEN_BYTES * (PROMPT + PROMPT + 1 + PROMPT)
 
 
-@pytest.mark.parametrize("how", [{"transfer.store_hidden_states": True}, {"transfer.dialect": "as-published"}])
+@pytest.mark.parametrize(
+    ("how", "d_tp"), [({"transfer.store_hidden_states": True}, 2), ({"transfer.dialect": "as-published"}, 4)]
+)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_hidden_states_are_moved_as_often_as_kv(play: Play, how: dict[str, Any], device: str) -> None:
+def test_hidden_states_are_moved_as_often_as_kv(play: Play, how: dict[str, Any], d_tp: int, device: str) -> None:
     """Each rank of D gets them all, and so does each of the store's."""
-    changes = {"transfer.kv_buffer_device": device, "pool.p.tp": 4, "pool.d.tp": 2, "pool.p.pp": 2}
+    changes = {"transfer.kv_buffer_device": device, "pool.p.tp": 4, "pool.d.tp": d_tp, "pool.p.pp": 2}
     world = play(STORE | how | changes)
     hidden_bytes = 4096 * 2
-    assert world.totals.bytes_moved == 2 * (TOKEN_BYTES + 2 * hidden_bytes) * sum(world.records.input_tokens)
+    assert world.totals.bytes_moved == 2 * (TOKEN_BYTES + d_tp * hidden_bytes) * sum(world.records.input_tokens)
 
 
 ONE = {

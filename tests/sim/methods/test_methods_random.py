@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from pdflow.methods.catalogue import METHODS
 from pdflow.routing.effects import DispatchDecode
 from tests.sim.support.fault_plans import disturbed_scenarios
-from tests.sim.support.simulations import MS, RELAXED, disturb, disturbances, random_simulations, scenarios
+from tests.sim.support.simulations import (
+    MS,
+    RELAXED,
+    disturb,
+    disturbances,
+    random_simulations,
+    scenarios,
+    within_limits,
+)
 
 CORE = ("nixl-push", "nixl-pull")
 """Every other test is about these, as they are by default."""
@@ -27,16 +35,19 @@ def by_method(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
     """The same by another method. A prompt of 100 tokens takes 1.7 MB of its four layers."""
     method = draw(st.sampled_from([*OTHERS, "nixl-push"]))
     strict = method == "nixl-push" or draw(st.booleans())
-    return overrides | {
-        "transfer.method": method,
-        "transfer.dialect": "strict" if strict else "as-published",
-        "transfer.progressive": strict and draw(st.booleans()),
-        "transfer.kv_buffer_device": draw(st.sampled_from(["cuda", "cpu"])),
-        "transfer.host_buffer_bytes": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
-        "transfer.kv_buffer_size": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
-        "transfer.mem_pool_size_gb": draw(st.sampled_from([0, 1])),
-        "model.num_layers": 4,
-    }
+    return within_limits(
+        overrides
+        | {
+            "transfer.method": method,
+            "transfer.dialect": "strict" if strict else "as-published",
+            "transfer.progressive": strict and draw(st.booleans()),
+            "transfer.kv_buffer_device": draw(st.sampled_from(["cuda", "cpu"])),
+            "transfer.host_buffer_bytes": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
+            "transfer.kv_buffer_size": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
+            "transfer.mem_pool_size_gb": draw(st.sampled_from([0, 1])),
+            "model.num_layers": 4,
+        }
+    )
 
 
 @st.composite

@@ -11,6 +11,8 @@ from zlib import crc32
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from pdflow.methods.catalogue import METHODS
+
 MS = 1_000_000
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 WHOLE = 100
@@ -161,3 +163,16 @@ def everything_ends(disturbed: dict[str, Any], play: Callable[..., Any], lines: 
     assert not any(router.prefill_choice.loads + router.decode_choice.loads)
     exact = play(overrides, prepared=prepared, exact=True, checked=False)
     assert lines(exact).splitlines() == lines(fast).splitlines()
+
+
+def within_limits(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the same scenario of small.toml, as the method's original supports it: else in strict."""
+    method, dialect = METHODS[overrides["transfer.method"]], overrides["transfer.dialect"]
+    policy, found = method.pipeline_policy(dialect), dict(overrides)
+    if policy.equal_tp:
+        found["pool.d.tp"] = found.get("pool.p.tp", 1)
+    if not policy.pipelined:
+        found["pool.p.pp"] = 1
+    if policy.one_pair and (found.get("pool.p.replicas"), found.get("pool.d.replicas")) != (1, 1):
+        found["transfer.dialect"] = "strict"
+    return found
