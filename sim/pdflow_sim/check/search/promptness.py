@@ -104,9 +104,7 @@ def amiss(world: Transitions, state: State, had: tuple[int, ...]) -> Broken | No
             ]
             if not asked or any(j in waiting or dead.intersection(cluster.ends_of(j)) for j in asked):
                 continue
-            if FaultKind.ERR in spent and any(
-                shadow.stages[j] in (world.space.over[0], RequestStage.LEFT) for j in asked
-            ):
+            if _landed_all_the_same(world, state, xid, spent):
                 continue
             if product == PromptStage.HELD and _longest_lease(world, state, xid) > limit:
                 return Broken("L2", f"no request needs {xid} any more, but P holds it for a full lease")
@@ -120,8 +118,8 @@ def _taken(world: Transitions, shadow: ShadowState, i: int) -> bool:
 
 
 def _waits_for_a_short_lease(world: Transitions, state: State, i: int, spent: set[FaultKind]) -> bool:
-    """True if a request waits for what prompts have at P that P holds no longer than RELEASE leaves them. No RELEASE
-    reaches a rank that has refused D."""
+    """True if a request waits for what prompts have at P that P holds no longer than RELEASE leaves them. There is no
+    RELEASE of a prompt that D has, though its WRITE ended badly, and none reaches a rank that has refused D."""
     cluster, product = world.space.cluster, world.space.cluster.product_of[i]
     role = world.space.body(state, cluster.roles[cluster.p_of[product].engine])
     blocking: Collection[str] = ()
@@ -129,8 +127,19 @@ def _waits_for_a_short_lease(world: Transitions, state: State, i: int, spent: se
         blocking = getattr(role, "awaited", ())
     elif (staging := getattr(role, "staging", None)) is not None and cluster.xids[product] in staging.waiting:
         blocking = [name for name, _ in staging.held.values()]
-    longest = max((_longest_lease(world, state, xid) for xid in blocking), default=NEVER)
+    leases = [
+        0 if _landed_all_the_same(world, state, xid, spent) else _longest_lease(world, state, xid) for xid in blocking
+    ]
+    longest = max(leases, default=NEVER)
     return longest <= cluster.timers.release_lease_ns or (longest < NEVER and not spent.isdisjoint(UNREACHED))
+
+
+def _landed_all_the_same(world: Transitions, state: State, xid: str, spent: set[FaultKind]) -> bool:
+    """True if a prompt may have a WRITE that ended badly although it had landed: D has it, and P takes it for lost."""
+    cluster, stages = world.space.cluster, world.space.shadow_of(state).stages
+    product = cluster.xids.index(xid)
+    asked = [stages[j] for j in range(len(stages)) if cluster.product_of[j] == product]
+    return FaultKind.ERR in spent and any(stage in (world.space.over[0], RequestStage.LEFT) for stage in asked)
 
 
 def _longest_lease(world: Transitions, state: State, xid: str) -> int:
