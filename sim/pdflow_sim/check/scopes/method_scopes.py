@@ -3,9 +3,9 @@
 They are derived from a method's properties, so that a new method has scopes as soon as it is in the catalogue. The
 scopes of a method: every fault with one request; several ranks, where nothing may need a timer; engines that start
 again; two requests, with room for one in each memory that may be full, and where that is on both sides, no timer that
-would help; engines that report late, copies that take time, and messages within an engine that do. Where P reports
-that something has landed before it has, and where two attempts share a prompt that is being computed, only methods to
-which that matters have a scope.
+would help; a WRITE that fails or is aborted, and a request behind it; engines that report late, copies that take time,
+and messages within an engine that do. Where P reports that something has landed before it has, and where two attempts
+share a prompt that is being computed, only methods to which that matters have a scope.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ COUNTS: dict[str, tuple[int, int]] = {
     "cpu-staged, both start again": (1079, 3280),
     "cpu-staged, two requests": (11575, 42970),
     "cpu-staged, two requests and no timer": (1917, 6288),
+    "cpu-staged, no timer, a WRITE fails": (26051, 82062),
+    "cpu-staged, no timer, a request is aborted": (167231, 663918),
     "cpu-staged, slow engines": (50673, 210263),
     "cpu-staged, two requests, slow copies": (29820, 116904),
     "cpu-staged, WRITE completes before it lands": (33464, 128476),
@@ -55,6 +57,8 @@ COUNTS: dict[str, tuple[int, int]] = {
     "p2p-nccl-put, two ranks": (8143, 26646),
     "p2p-nccl-put, both start again": (589, 1745),
     "p2p-nccl-put, two requests": (6536, 20548),
+    "p2p-nccl-put, no timer, a WRITE fails": (17834, 51704),
+    "p2p-nccl-put, no timer, a request is aborted": (110968, 429448),
     "p2p-nccl-put, slow engines": (14354, 55454),
     "p2p-nccl-put, two requests, slow copies": (11679, 39732),
     "p2p-nccl-put, WRITE completes before it lands": (8301, 28541),
@@ -137,13 +141,21 @@ def scopes_of(method: Method, progressive: bool = False) -> Iterator[Named]:
         untimed = Scope(**of, **full, requests=2, clocks=False, abort=0)
         yield _named(f"{name}, two requests and no timer", untimed, DELIVERED | waits)
 
+    waiting = method.pipeline_policy(STRICT.name).prefill_waits
+    if method.staged_at_p and not pulls and (full["p_pool"] or waiting):
+        # The next request waits for what a prompt has that P keeps for the short lease of a RELEASE.
+        behind: dict[str, Any] = {"p_pool": full["p_pool"], "requests": 2, "clocks": False, "deadline": 0, "stall": 0}
+        failing, aborted = Scope(**of, **behind, err=1, abort=0), Scope(**of, **behind, abort=1)
+        yield _named(f"{name}, no timer, a WRITE fails", failing, DELIVERED | resolved("IO"))
+        yield _named(f"{name}, no timer, a request is aborted", aborted, DELIVERED | STOPS, nightly=True)
+
     if early or method.staged_at_p:
         decodes: dict[str, Any] = {"decodes": True, "preempt": 1} if method.staged_at_d else {}
         own |= {"aborted after a preemption"} if decodes else frozenset()
         slow = Scope(**of, **faults, **decodes, late=True, lagging=True, deadline=0, stall=0)
         yield _named(f"{name}, slow engines", slow, DELIVERED | goals | own)
-        behind = Scope(**of, **full, requests=2, late=True, **QUIET)
-        yield _named(f"{name}, two requests, slow copies", behind, DELIVERED | waits)
+        copied = Scope(**of, **full, requests=2, late=True, **QUIET)
+        yield _named(f"{name}, two requests, slow copies", copied, DELIVERED | waits)
 
     if method.in_pieces and not pulls:
         local = Scope(**of, **faults, done_is_remote=False, lagging=True, err=1, clocks=False)
