@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
 from pdflow.scenario.hf.config import computed_dtype, model_values
 from pdflow.scenario.hf.keys import HfConfigError
+from pdflow.scenario.hf.unsupported import window_note
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.convert import structure
 from pdflow.scenario.reading.load import load
@@ -137,6 +140,47 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
 def test_fields_that_a_config_lacks_are_reported(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HfConfigError, match=message):
         model_values({**LLAMA, **change})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        *(DEEPSEEK | QWEN_MOE),
+        *("quantization_config", "text_config", "layer_types", "moe_layer_freq", "mlp_layer_types", "moe_layers"),
+        *("shared_expert_intermediate_size", "mlp_only_layers", "sliding_window", "global_head_dim", "head_dim"),
+    ]
+)
+QUANTISED = st.fixed_dictionaries(
+    {},
+    optional={
+        "quant_method": st.sampled_from(["fp8", "mxfp4", "modelopt", "gptq"]) | JSON,
+        "quant_algo": st.sampled_from(["FP8", "NVFP4"]) | JSON,
+        "quantization": JSON,
+        "config_groups": st.dictionaries(st.text(max_size=2), st.fixed_dictionaries({"weights": JSON})) | JSON,
+        "kv_cache_scheme": JSON,
+        "kv_cache_quant_algo": JSON,
+        "ignore": st.lists(st.sampled_from(["re:(", "re:.*attn.*", "lm_head", "model.layers.1.*"]) | JSON) | JSON,
+        "bits": JSON,
+        "group_size": JSON,
+    },
+)
+
+
+@given(st.sampled_from([DEEPSEEK, QWEN_MOE]), st.dictionaries(KEYS, JSON, max_size=4), st.none() | QUANTISED)
+def test_whatever_a_config_says_it_is_read_or_refused(
+    base: dict[str, Any], changed: dict[str, Any], quantised: dict[str, Any] | None
+) -> None:
+    config = base | changed | ({} if quantised is None else {"quantization_config": quantised})
+    try:
+        values = model_values(config)
+    except HfConfigError:
+        return
+    structure({"name": "m", **values}, ModelSpec)
+    window_note(config)
 
 
 CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())

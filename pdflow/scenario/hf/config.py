@@ -13,7 +13,7 @@ from pathlib import PureWindowsPath
 from typing import Any, Final
 
 from pdflow.scenario.hf.experts import DENSE, experts_of, has_experts
-from pdflow.scenario.hf.keys import positive
+from pdflow.scenario.hf.keys import optional, positive
 from pdflow.scenario.hf.quantisation import Quantisation, quantisation_of
 from pdflow.scenario.hf.unsupported import refuse_unsupported
 
@@ -61,7 +61,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
             key: positive(config, (key,))
             for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         }
-        values["mla"]["q_lora_rank"] = config.get("q_lora_rank") or 0
+        values["mla"]["q_lora_rank"] = optional(config, "q_lora_rank")
         values["num_kv_heads"] = heads
     if has_experts(config):
         values["moe"] = experts_of(config, values["num_layers"])

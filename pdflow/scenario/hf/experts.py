@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pdflow.scenario.hf.keys import HfConfigError, positive
+from pdflow.scenario.hf.keys import HfConfigError, listed, optional, positive
 
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
@@ -31,9 +31,9 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 def experts_of(config: Mapping[str, Any], num_layers: int) -> dict[str, int]:
     """Return the values of [model.moe]. Raises HfConfigError."""
     size = positive(config, ("moe_intermediate_size", "intermediate_size"))
-    shared = next((config[key] for key in SHARED if config.get(key)), None)
-    if shared is None:
-        shared = (config.get("n_shared_experts") or config.get("num_shared_experts") or 0) * size
+    shared = next(filter(None, (optional(config, key) for key in SHARED)), 0)
+    if not shared:
+        shared = (optional(config, "n_shared_experts") or optional(config, "num_shared_experts")) * size
     if config.get("model_type") == "llama4_text":
         shared = size  # Always one, which no key names (Llama4TextMoe).
     return {
@@ -55,16 +55,15 @@ def _with_experts(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     chosen = config.get("moe_layers")
     if isinstance(chosen, list):  # Llama 4
         return [layer in chosen for layer in range(num_layers)]
-    dense = config.get("mlp_only_layers") or []
-    first = config.get("first_k_dense_replace") or 0
+    dense, first = listed(config, "mlp_only_layers"), optional(config, "first_k_dense_replace")
     every, last = 1, False
     for key, at_the_end in (
         ("moe_layer_freq", False),  # DeepSeek: of every n layers the first
         ("interleave_moe_layer_step", True),  # Llama 4: the last
         ("decoder_sparse_step", True),  # Qwen: the last
     ):
-        if isinstance(config.get(key), int) and config[key] > 1:
-            every, last = config[key], at_the_end
+        if (found := optional(config, key)) > 1:
+            every, last = found, at_the_end
     offset = every - 1 if last else 0
     return [layer >= first and layer % every == offset and layer not in dense for layer in range(num_layers)]
 

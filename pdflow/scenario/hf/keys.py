@@ -20,3 +20,19 @@ def positive(config: Mapping[str, Any], keys: Sequence[str], default: int | None
     if default is None:
         raise HfConfigError(f"has no {keys[0]}: is it the config.json of a language model?")
     return default
+
+
+def optional(config: Mapping[str, Any], key: str) -> int:
+    """Return a whole number, 0 if the key is absent or null. Raises HfConfigError for anything else."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise HfConfigError(f"has {key} = {str(value)[:40]}, expected a whole number")
+    return value
+
+
+def listed(config: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list, empty if the key is absent or no list."""
+    value = config.get(key)
+    return value if isinstance(value, list) else []

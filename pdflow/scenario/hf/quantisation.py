@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from pdflow.scenario.hf.keys import HfConfigError
+from pdflow.scenario.hf.keys import HfConfigError, listed
 
 QUANT_CONFIG: Final = "hf_quant_config.json"
 """The file next to config.json in which modelopt says how a checkpoint is quantised, if config.json does not."""
@@ -59,7 +59,7 @@ def quantisation_of(config: Mapping[str, Any]) -> Quantisation | None:
     inner = table.get("quantization")
     if isinstance(inner, Mapping):
         table = {**table, **inner}
-    left_out = tuple(str(each) for key in LEFT_OUT for each in table.get(key) or ())
+    left_out = tuple(str(each) for key in LEFT_OUT for each in listed(table, key))
     for pattern in left_out:
         try:
             re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
@@ -121,9 +121,10 @@ def _kv_dtype(table: Mapping[str, Any]) -> str:
     if isinstance(scheme, str):
         algorithm = algorithm or scheme
     if algorithm:
-        if algorithm not in KV_ALGORITHMS:
+        known = KV_ALGORITHMS.get(str(algorithm))
+        if known is None:
             raise HfConfigError(f'has a KV cache in "{algorithm}" (kv_cache_quant_algo), which pdflow does not know')
-        return KV_ALGORITHMS[algorithm]
+        return known
     if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
         return "fp8" if scheme.get("type") == "float" else "int8"
     return ""
