@@ -32,6 +32,24 @@ class MlaSpec:
     """Rank of the compressed queries; 0: queries are projected directly."""
 
 
+def attention_projections(hidden: int, heads: int, kv_heads: int, head_dim: int, mla: MlaSpec | None) -> dict[str, int]:
+    """Return the parameters of each projection of a layer's attention, by its usual name."""
+    if mla is None:
+        outer, inner = hidden * heads * head_dim, hidden * kv_heads * head_dim
+        return {"q_proj": outer, "k_proj": inner, "v_proj": inner, "o_proj": outer}
+    width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    if mla.q_lora_rank:
+        queries = {"q_a_proj": hidden * mla.q_lora_rank, "q_b_proj": mla.q_lora_rank * width}
+    else:
+        queries = {"q_proj": hidden * width}
+    return {
+        **queries,
+        "kv_a_proj_with_mqa": hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim),
+        "kv_b_proj": mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+        "o_proj": heads * mla.v_head_dim * hidden,
+    }
+
+
 @attrs.frozen(kw_only=True)
 class MoeDims:
     """A mixture of experts in place of the MLP: a router picks some of many small gated MLPs for each token."""
@@ -97,14 +115,8 @@ class ModelSpec:
 
     @property
     def attention_parameters_per_layer(self) -> int:
-        heads, hidden, mla = self.num_heads, self.hidden_size, self.mla
-        if mla is None:
-            return hidden * self.head_dim * (2 * heads + 2 * self.num_kv_heads)
-        query_width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-        query = hidden * query_width if not mla.q_lora_rank else mla.q_lora_rank * (hidden + query_width)
-        compress = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
-        expand = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        return query + compress + expand + heads * mla.v_head_dim * hidden
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
+        return sum(attention_projections(self.hidden_size, *heads, self.mla).values())
 
     @property
     def mlp_parameters_per_layer(self) -> int:

@@ -1,4 +1,4 @@
-"""The turn of an engine: its driver is told of every deadline that comes nearer, and of no other."""
+"""The turn of an engine: its driver arms a timer for each deadline that is earlier than the one before."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns
 from pdflow.results.comparison.seeds import RATES
 from pdflow.results.figures import intervals, spread
 from pdflow.results.figures.intervals import FEWEST_BLOCKS, Floats, Interval
-from pdflow.results.figures.metrics import stalled_share
 from pdflow.results.records import stage_durations_ns, stages_seen
 from pdflow.results.table import LATENCY_COLUMNS
 
@@ -75,8 +74,8 @@ class Figures:
             good[done] = run.good
             shares["slo_attainment"] = good
             values["slo_attainment"] = float(np.count_nonzero(run.good)) / max(int(np.count_nonzero(ended)), 1)
-        if (stalled := stalled_share(run.records)) is not None:
-            values["stalled_share"] = stalled
+        if served.stalled_share is not None:
+            values["stalled_share"] = served.stalled_share
         for rate in RATES:
             if (value := getattr(run, rate)) is not None:
                 values[rate] = value

@@ -33,6 +33,10 @@ def requests_frame(records: Records, warmup_ns: int = 0) -> pd.DataFrame:
     def ms(durations_ns: npt.ArrayLike, counted: npt.NDArray[np.bool_] = done) -> npt.NDArray[np.float64]:
         return np.where(counted, np.divide(durations_ns, 1e6), np.nan)
 
+    inter_token = {}
+    if records.itl_ns:
+        columns = {"itl_ms": records.itl_ns, "itl_max_ms": records.itl_max_ns, "stalled_ms": records.stalled_ns}
+        inter_token = {name: ms(column) for name, column in columns.items()}
     classes = {"class": [records.class_of(request) for request in range(len(records))]} if records.classes else {}
     return pd.DataFrame(
         {
@@ -49,8 +53,7 @@ def requests_frame(records: Records, warmup_ns: int = 0) -> pd.DataFrame:
             "warmup": arrival < warmup_ns,
             "ttft_ms": ms(first - arrival),
             "tpot_ms": ms((last - first) / np.maximum(output - 1, 1), done & (output > 1)),
-            **({"itl_ms": ms(records.itl_ns), "itl_max_ms": ms(records.itl_max_ns)} if records.itl_ns else {}),
-            **({"stalled_ms": ms(records.stalled_ns)} if records.itl_ns else {}),
+            **inter_token,
             "e2e_ms": ms(last - arrival),
             **{f"{stage}_ms": ms(spent) for stage, spent in zip(STAGES, stage_durations_ns(records), strict=True)},
         }

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pdflow.results.figures.slo import SloTargets, whole
+from pdflow.results.figures.spread import NS_PER_MS
 from pdflow.results.records import NEVER, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, PS_PER_NS
 
 Instants = npt.NDArray[np.int64]
-NS_PER_MS = 10**6
 
 
 def itls_s(records: Records, logs: Mapping[str, Steps]) -> Iterator[list[float]]:
@@ -75,24 +76,38 @@ def judge_itls(
     A request without a bound gets the maximum, and nothing beyond it. One of a single token has waited for none.
     """
     records.itl_ns, records.itl_max_ns, records.stalled_ns = [], [], []
+    bounds = {name: _Bound.of(targets) for name, targets in class_slos.items()}
+    default = _Bound.of(slo)
     for request, waits in enumerate(itls):
-        targets = class_slos.get(records.class_of(request), slo)
+        bound = bounds.get(records.class_of(request), default)
         nothing = 0 if records.outcome[request] == "completed" else NEVER
         itl = greatest = stalled = nothing
         if len(waits):
             greatest = itl = int(waits.max())
-            if targets is not None and targets.itl_ms is not None:
-                rank = _rank(targets.itl_percentile, len(waits))
+            if bound is not None:
+                rank = bound.rank(len(waits))
                 itl = int(np.partition(waits, rank)[rank])
-                stalled = int(waits[waits > whole(targets.itl_ms, NS_PER_MS)].sum())
+                stalled = int(waits[waits > bound.itl_ns].sum())
         records.itl_ns.append(itl)
         records.itl_max_ns.append(greatest)
         records.stalled_ns.append(stalled)
 
 
-def _rank(percentile: float, samples: int) -> int:
-    """Return the index of the smallest sample that this share of them, in %, does not exceed."""
-    return max(-int(-Fraction(str(percentile)) * samples // 100), 1) - 1
+class _Bound(NamedTuple):
+    """An SLO's bound on ITL, exactly as it is written."""
+
+    itl_ns: int
+    percentile: Fraction
+
+    @staticmethod
+    def of(targets: SloTargets | None) -> _Bound | None:
+        if targets is None or targets.itl_ms is None:
+            return None
+        return _Bound(whole(targets.itl_ms, NS_PER_MS), Fraction(str(targets.itl_percentile)))
+
+    def rank(self, samples: int) -> int:
+        """Return the index of the smallest sample that this share of them, in %, does not exceed."""
+        return max(-int(-self.percentile * samples // 100), 1) - 1
 
 
 class _Ends:

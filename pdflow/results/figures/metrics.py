@@ -110,7 +110,7 @@ def measure(
         tpot=spread.of_floats(served.tpot_ns),
         itl=spread.of_steps(steps),
         request_itl=Spread() if served.itl is None else spread.of_ints(served.itl[served.output > 1]),
-        stalled_share=stalled_share(records),
+        stalled_share=served.stalled_share,
         e2e=spread.of_ints(last - arrival),
         stages={stage: spread.of_ints(durations[row]) for row, stage in enumerate(stages_seen(records))},
         slo=evaluate_slo(
@@ -136,19 +136,10 @@ def completed(records: Records) -> Served:
         for column in (records.arrival_ns, records.first_token_ns, records.last_token_ns, records.output_tokens)
     )
     assert ((arrival <= first) & (first <= last)).all(), "a completed request has no token times"
-    itl = np.array(records.itl_ns, dtype=np.int64)[done] if records.itl_ns else None
-    return Served(arrival=arrival, first=first, last=last, output=output, itl=itl)
-
-
-def stalled_share(records: Records) -> float | None:
-    """Return the share of the time after their first token for which completed requests waited longer for a token than
-    the SLO's bound; None if none has one."""
-    if not records.itl_ns:
-        return None
-    served = completed(records)
-    done = _outcome_codes(records) == _OUTCOME_CODES["completed"]
-    stalled_ns = int(np.array(records.stalled_ns, dtype=np.int64)[done].sum())
-    return share(stalled_ns, int((served.last - served.first).sum()))
+    itl, stalled = (
+        np.array(column, dtype=np.int64)[done] if column else None for column in (records.itl_ns, records.stalled_ns)
+    )
+    return Served(arrival=arrival, first=first, last=last, output=output, itl=itl, stalled=stalled)
 
 
 _OUTCOMES = ("completed", "failed", "cancelled", UNFINISHED)

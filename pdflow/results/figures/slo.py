@@ -81,6 +81,8 @@ class Served:
     output: IntColumn
     itl: IntColumn | None = None
     """The percentile of its inter-token latencies that the SLO of each bounds; None if none has a bound."""
+    stalled: IntColumn | None = None
+    """The sum of those beyond the bound; None as well."""
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Served:
         """Return the requests that `chosen` selects."""
@@ -90,7 +92,14 @@ class Served:
             last=self.last[chosen],
             output=self.output[chosen],
             itl=None if self.itl is None else self.itl[chosen],
+            stalled=None if self.stalled is None else self.stalled[chosen],
         )
+
+    @property
+    def stalled_share(self) -> float | None:
+        """The share of the time after their first token for which requests waited longer for a token than the SLO's
+        bound; None if none has one."""
+        return None if self.stalled is None else share(int(self.stalled.sum()), int((self.last - self.first).sum()))
 
     @property
     def tpot_ns(self) -> npt.NDArray[np.float64]:

@@ -136,7 +136,7 @@ def _run(folder: Path) -> OneRun:
         raise UnreadableRunError(folder, "no request arrived after the warm-up")
     of_class = {name: row.slo for name, row in ours.classes.items()}
     if not bounds_itl(ours.slo, {name: slo for name, slo in of_class.items() if slo is not None}):
-        records.itl_ns.clear()
+        records.itl_ns, records.itl_max_ns, records.stalled_ns = [], [], []
     elif any(itl < 0 for itl, outcome in zip(records.itl_ns, records.outcome, strict=True) if outcome == "completed"):
         raise UnreadableRunError(folder, f"the SLO bounds ITL, and {REQUESTS_NAME} lacks itl_ns of a completed request")
     done, served = done_of(records)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any, Final
 
+from pdflow.cost.specs import MlaSpec, attention_projections
 from pdflow.scenario.hf.experts import DENSE, experts_of, has_experts
 from pdflow.scenario.hf.keys import optional, positive
 from pdflow.scenario.hf.quantisation import Quantisation, quantisation_of
@@ -145,7 +146,9 @@ def _dtypes(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 def _quantised_share(quantised: Quantisation, values: Mapping[str, Any]) -> float:
     """Return the share of parameters that are quantised, of those that every token passes: attention and MLPs."""
     layer = f"layers.{values['num_layers'] // 2}"
-    attention = _projections(values)
+    mla = MlaSpec(**values["mla"]) if "mla" in values else None
+    heads = values["num_heads"], values["num_kv_heads"], values["head_dim"]
+    attention = attention_projections(values["hidden_size"], *heads, mla)
     shared = values["moe"]["shared_intermediate_size"] if "moe" in values else values["intermediate_size"]
     mlp: int = (3 if values["gated_mlp"] else 2) * values["hidden_size"] * shared
     left = sum(size for name, size in attention.items() if quantised.leaves(f"{layer}.self_attn.{name}"))
@@ -153,21 +156,3 @@ def _quantised_share(quantised: Quantisation, values: Mapping[str, Any]) -> floa
     if any(quantised.leaves(f"{layer}.{name}") for name in names):
         left += mlp
     return 1 - left / (sum(attention.values()) + mlp)
-
-
-def _projections(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return the parameters of each projection of a layer's attention, by its usual name."""
-    hidden, heads, mla = values["hidden_size"], values["num_heads"], values.get("mla")
-    if mla is None:
-        outer, inner = (hidden * number * values["head_dim"] for number in (heads, values["num_kv_heads"]))
-        return {"q_proj": outer, "k_proj": inner, "v_proj": inner, "o_proj": outer}
-    width = heads * (mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"])
-    found = {"q_a_proj": hidden * mla["q_lora_rank"], "q_b_proj": mla["q_lora_rank"] * width}
-    if not mla["q_lora_rank"]:
-        found = {"q_proj": hidden * width}
-    return {
-        **found,
-        "kv_a_proj_with_mqa": hidden * (mla["kv_lora_rank"] + mla["qk_rope_head_dim"]),
-        "kv_b_proj": mla["kv_lora_rank"] * heads * (mla["qk_nope_head_dim"] + mla["v_head_dim"]),
-        "o_proj": heads * mla["v_head_dim"] * hidden,
-    }

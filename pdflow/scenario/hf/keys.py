@@ -1,4 +1,4 @@
-"""Keys of a config.json that go by several names, read as numbers above 0."""
+"""Values of a config.json, of the types that they must have; some go by several names."""
 
 from __future__ import annotations
 

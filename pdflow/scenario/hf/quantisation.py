@@ -17,14 +17,21 @@ from pdflow.scenario.hf.keys import HfConfigError, listed
 
 QUANT_CONFIG: Final = "hf_quant_config.json"
 """The file next to config.json in which modelopt says how a checkpoint is quantised, if config.json does not."""
+
+
+def _grouped(bits: int, group: int) -> float:
+    """Return the bytes of a weight of so many bits, with a scale of 16 bits and a zero for each group (GPTQ, AWQ)."""
+    return bits / 8 + (16 + bits) / 8 / group
+
+
 FP8_METHODS: Final = ("fp8", "fbgemm_fp8")
 MODELOPT: Final[Mapping[str, tuple[float, str]]] = {
     "FP8": (1.0, "fp8"),
     "FP8_PER_CHANNEL_PER_TOKEN": (1.0, "fp8"),
     "FP8_PB_WO": (1.0, ""),
     "NVFP4": (0.5 + 1 / 16, ""),
-    "W4A16_AWQ": (0.5 + 2.5 / 128, ""),
-    "W4A8_AWQ": (0.5 + 2.5 / 128, "fp8"),
+    "W4A16_AWQ": (_grouped(4, 128), ""),
+    "W4A8_AWQ": (_grouped(4, 128), "fp8"),
 }
 """By `quant_algo`: bytes per parameter with its scales, and the dtype of products, "" for 16 bits. NVFP4 has 16-bit
 products here: no GPU preset has a rate for 4-bit ones."""
@@ -94,7 +101,7 @@ def _size(table: Mapping[str, Any]) -> tuple[float, str, bool]:
     if not isinstance(bits, int) or isinstance(bits, bool) or not 0 < bits <= 8:
         raise HfConfigError(_unknown(method))
     group = table.get("group_size", 128)
-    return bits / 8 + ((16 + bits) / 8 / group if isinstance(group, int) and group > 0 else 0.0), "", False
+    return _grouped(bits, group) if isinstance(group, int) and group > 0 else bits / 8, "", False
 
 
 def _of_groups(groups: Mapping[str, Any], method: str) -> tuple[float, str]:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_INTERRUPTED, Problem, ScenarioError, before_simulating
 from pdflow.results import formatting
+from pdflow.results.comparison.seeds import SHARES
 from pdflow.results.files.write import guarding, replacing
 from pdflow.scenario.reading.convert import MisfitError, shown
 from pdflow.scenario.reading.editable import Scenario
@@ -42,7 +43,6 @@ FIGURES: Final = {
     "stalled_share": "stalled",
 }
 """The columns that are printed, with their headings. The CSV file has all columns."""
-SHARES: Final = frozenset({"slo_attainment", "stalled_share"})
 
 
 def sweep(

@@ -223,18 +223,17 @@ class OneSided:
     # What else changes operations.
 
     def flushed(self, state: State, node: int, peer: int) -> bool:
-        nodes = self.cluster.nodes
-        for op, flags in self.space.ops_of(state):
-            owner, _, effect = self.space.operations(op)
-            if flags & IN_FLIGHT and owner == nodes[node] and other_end(effect) == nodes[peer]:
-                return False
-        return True
+        return not self._has(state, node, peer, IN_FLIGHT)
 
     def discarded(self, state: State, node: int, peer: int) -> bool:
+        return self._has(state, node, peer, DISCARDED)
+
+    def _has(self, state: State, node: int, peer: int, flag: int) -> bool:
+        """True if an operation that this node has posted to that peer has this flag."""
         nodes = self.cluster.nodes
         for op, flags in self.space.ops_of(state):
             owner, _, effect = self.space.operations(op)
-            if flags & DISCARDED and owner == nodes[node] and other_end(effect) == nodes[peer]:
+            if flags & flag and owner == nodes[node] and other_end(effect) == nodes[peer]:
                 return True
         return False
 
@@ -255,7 +254,7 @@ class OneSided:
         if other_end(effect) in ranks and type(effect) is PostWrite:
             flags &= ~NOTIFICATION
             if flags & IN_FLIGHT:
-                return discarded(flags)
+                return after_discarding(flags)
         return flags
 
 
@@ -269,7 +268,7 @@ def pending_error(flags: int) -> int:
     return ENDED_ERR if flags & READING and not flags & (ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN) else 0
 
 
-def discarded(flags: int) -> int:
+def after_discarding(flags: int) -> int:
     """Return the flags of a WRITE in flight that its target discards. If its handle has ended well already, which is so
     only where DONE is local, the flush that has to follow fails."""
     ended_well = not flags & (READING | ENDED_OK | ENDED_ERR | ERROR_REPORTED | ORPHAN)

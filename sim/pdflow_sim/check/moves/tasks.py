@@ -12,7 +12,7 @@ from pdflow.protocol.ids import engine_of, rank_of
 from pdflow.protocol.invariants.former import acts_on
 from pdflow.protocol.values import Address, Xid
 from pdflow_sim.check.moves.acts import Acts, Move
-from pdflow_sim.check.moves.onesided import Operations, discarded, other_end
+from pdflow_sim.check.moves.onesided import Operations, after_discarding, other_end
 from pdflow_sim.check.scopes.scope import FaultKind
 from pdflow_sim.check.state.cluster import FIRST_INCARNATION, SECOND
 from pdflow_sim.check.state.shadow_state import DISCARDED, ENDED_OK, ERROR_REPORTED, IN_FLIGHT, Broken, RequestStage
@@ -172,7 +172,7 @@ class Tasks:
             if {node, other_end(effect)} == {name, peer} or outlived:
                 if flags & IN_FLIGHT:
                     # One that was done before it had landed, and is cut off now, has not been done.
-                    flags = discarded(flags & ~ENDED_OK)
+                    flags = after_discarding(flags & ~ENDED_OK)
                 if node == name:
                     flags = 0 if flags & ERROR_REPORTED else flags & ~DISCARDED
             ops.append((op, flags))
