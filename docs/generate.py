@@ -341,6 +341,7 @@ ONE_REQUEST = (
     *("simulate", "examples/reference.toml", "--quiet", "--events"),
     *("--set", "workload.requests=1", "--set", "pool.prefill.replicas=1", "--set", "pool.decode.replicas=1"),
     *("--set", "network.handshake_s=0.001"),
+    *("--set", "network.warm=false"),
 )
 
 

@@ -38,7 +38,7 @@ def latency_ms(tokens: int, apart: bool, api_server_s: float, **network: Any) ->
         "model": {"preset": "qwen3-0.6b"},
         "pool": [{"name": role, "role": role, **engine} for role in roles],
         "transfer": {"method": "cpu-staged", "dialect": "as-published"},
-        "network": {"preset": PRESET, "handshake_s": 0.0, **network},
+        "network": {"preset": PRESET, **network},
     }
     tables["workload"] |= {"input_tokens": tokens, "output_tokens": 1}
     return float(run(tables).summary["ttft_mean_ms"])

@@ -56,7 +56,7 @@ def pulled(model: str, block_size: int, **network: Any) -> Pull:
         "model": {"preset": model},
         "pool": [{"name": "p", "role": "prefill", **engine}, {"name": "d", "role": "decode", **engine}],
         "transfer": {"method": "nixl-pull", "dialect": "vllm-compat"},
-        "network": {"preset": "rdma-400g", "handshake_s": 0.0, **network},
+        "network": {"preset": "rdma-400g", **network},
     }
     tables["workload"] |= {"input_tokens": TOKENS, "output_tokens": 2}
     (record,) = pdflow.simulate(pdflow.Scenario.from_dict(tables)).records

@@ -40,7 +40,7 @@ def result(method: str, rate_rps: float, p: int, d: int, output_tokens: int, req
             {"name": "d", "role": "decode", "replicas": d, **engine, "gpu_memory_utilization": 0.7},
         ],
         "transfer": {"method": method, "dialect": "as-published", "kv_buffer_size": 8_000_000_000},
-        "network": {"preset": "pcie4", "handshake_s": 0.0},
+        "network": {"preset": "pcie4"},
     }
     return run(tables)
 

@@ -143,6 +143,7 @@ class SimulationBuilder(EngineBuilder):
         return FabricSettings(
             control_ns=seconds_to_ns(table.control_latency_s),
             handshake_ns=seconds_to_ns(table.handshake_s),
+            warm=table.warm,
             wire_profile=self.pipeline_policy.wire_profile,
             pulls=self.pulls,
             checks_words=self.pipeline_policy.guards.invalidates_lost,

@@ -84,7 +84,14 @@ class Network:
     )
     control_latency_s: float = field(metadata=field_doc("one-way latency of a control message", DELAY, preset=True))
     handshake_s: float = field(
-        metadata=field_doc("duration of the first handshake between two ranks, in each direction", DELAY, preset=True)
+        metadata=field_doc("duration of a handshake between two ranks, in each direction", DELAY, preset=True)
+    )
+    warm: bool = field(
+        default=True,
+        metadata=field_doc(
+            "all ranks have completed their handshakes before the first request, and a restarted engine's begin when "
+            "it restarts; false: handshakes begin at first contact"
+        ),
     )
     http_latency_s: float = field(metadata=field_doc("one-way latency of one HTTP hop", DELAY, preset=True))
     poll: bool = field(

@@ -174,11 +174,11 @@ class FaultyFabric(Fabric):
         """Begin a handshake as Fabric does; its reply may never come."""
         a, b = self.faults.slot_of(port.address), self.faults.slot_of(peer)
         fails = self.fails is not None and self.fails(peer)
-        takes = self.contact_ns(port)
+        takes = self.contact_ns(port, peer)
         for fault in self.faults.on_handshakes:
             if fault.links.hold(a, b) and self.faults.hits(fault):
                 fails = True
-                takes = takes if fault.delay_ns is None else fault.delay_ns
+                takes = self.cold_contact_ns(port) if fault.delay_ns is None else fault.delay_ns
         until = self.clock.now + max(takes, self.handshake_timeout_ns)
         self.clock.call(takes, self.answered, HandshakeTry(port, peer, fails, until))
 

@@ -1,9 +1,9 @@
 """Engines that start and stop while requests come: on a schedule, or with the load.
 
 All engines that there will ever be are in the world from the start; those that are down get no legs and compute
-nothing. One that is to start gets legs after its lag, and meets its peers then: their handshakes are paid at first
-contact, as always. One that is to stop drains: it ends the legs that it has, a prefill engine also holds its KV until
-the protocol has released it, and then it is down. Its caches stay warm if it comes up again, which flatters it.
+nothing. One that is to start gets legs after its lag, in which its handshakes take place if connections are warm. One
+that is to stop drains: it ends the legs that it has, a prefill engine also holds its KV until the protocol has
+released it, and then it is down. Its caches stay warm if it comes up again, which flatters it.
 
 The scenario or `pdflow.routing.scaling` decides how many engines there should be.
 """

@@ -47,6 +47,8 @@ class FabricSettings(NamedTuple):
     control_ns: int
     """A control message's latency."""
     handshake_ns: int
+    warm: bool
+    """True if ranks have completed their handshakes before the first request, and before they serve again."""
     wire_profile: WireProfile
     """The messages of a method as published, instead of pdflow's frames."""
     pulls: bool
@@ -69,6 +71,9 @@ class Fabric:
         """Takes over operations (`pdflow_sim.network.shipping`), if the method sends them in pieces."""
         self.control_ns = control_ns = settings.control_ns
         self.handshake_ns = settings.handshake_ns
+        self.warm = settings.warm
+        self.met: set[tuple[Address, Instant, Address, Instant]] = set()
+        """Ranks and peers that have used the handshake that was ready for them, with the start of each process."""
         self.wire_profile = wire_profile
         self.silent: frozenset[type] = frozenset([FRAMES[tag] for tag in wire_profile.silent if tag in FRAMES])
         """Kinds of messages that take no time and are not counted."""
@@ -109,10 +114,27 @@ class Fabric:
         port.node.receive(port, event)
 
     def handshake(self, port: SimPort, peer: Address) -> None:
-        self.clock.call(self.contact_ns(port), self.shaken, (port, peer))
+        self.clock.call(self.contact_ns(port, peer), self.shaken, (port, peer))
 
-    def contact_ns(self, port: SimPort) -> int:
-        """Return how long it takes this rank to make itself known to another one, in ns."""
+    def contact_ns(self, port: SimPort, peer: Address) -> int:
+        """Return how long it takes this rank to make itself known to a peer, in ns.
+
+        Where connections are warm, the first handshake of two processes began when the later of them started, before
+        the first request for those that are there from the beginning. A later one, after a lost connection, begins now.
+        """
+        cold_ns = self.cold_contact_ns(port)
+        if not cold_ns or not self.warm:
+            return cold_ns
+        there = self.ports[peer]
+        pair = (port.address, port.since, peer, there.since)
+        if pair in self.met:
+            return cold_ns
+        self.met.add(pair)
+        began = max(port.since, there.since)
+        return max(0, began + cold_ns - self.clock.now) if began else 0
+
+    def cold_contact_ns(self, port: SimPort) -> int:
+        """Return how long a handshake takes that begins now, in ns."""
         return self.handshake_ns if self.contact(port) else 0
 
     def contact(self, port: SimPort) -> str:

@@ -33,7 +33,7 @@ FAR: Instant = NEVER
 class SimPort(Port):
     """One endpoint at its node, with its timer."""
 
-    __slots__ = ("lane_free", "node", "side")
+    __slots__ = ("lane_free", "node", "side", "since")
 
     def __init__(
         self, node: SimNode, address: Address, endpoint: Endpoint, incarnation: int, side: Side = Side.P
@@ -42,6 +42,8 @@ class SimPort(Port):
         self.node = node
         self.side = side
         """The side of transfers on which the endpoint is."""
+        self.since: Instant = node.clock.now
+        """When its process started."""
         self.armed = FAR
         self.lane_free: Instant = 0
         """When this rank has posted all that it was asked to post so far."""

@@ -137,6 +137,7 @@ async_scheduling = false
 [network]
 preset = "rdma-400g"
 handshake_s = 0.001
+warm = false
 [router]
 dispatch = "concurrent"
 """

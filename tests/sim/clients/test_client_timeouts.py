@@ -71,6 +71,7 @@ LEAVING = {
     "workload.client": "{ timeout_s = 0.09, first_token_timeout_s = 0.06, cancel_probability = 0.4,"
     ' cancel_after_s = { dist = "uniform", low_s = 0.0, high_s = 0.08 } }',
     "network.preset": "rdma-400g",
+    "network.warm": False,
 }
 
 

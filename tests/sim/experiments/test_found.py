@@ -15,8 +15,8 @@ COMPAT_PULL = {"transfer.method": "nixl-pull", "transfer.dialect": "vllm-compat"
 def test_a_heartbeat_after_the_lease_has_ended_does_not_make_a_read_fresh(play: Callable[..., Any]) -> None:
     """The first contact takes as long as P's lease; the heartbeat that waited for it left just before the READ ended,
     and D committed blocks that P had freed (S2)."""
-    late = {"workload.requests": 1, "transfer.kv_lease_duration_s": 1.0, "network.handshake_s": 1.2}
-    records = play({**COMPAT_PULL, **late}).records
+    late = {"workload.requests": 1, "transfer.kv_lease_duration_s": 1.0}
+    records = play({**COMPAT_PULL, **late, "network.handshake_s": 1.2, "network.warm": False}).records
     assert records.outcome == ["failed"]
     assert records.reason == ["stale"]
 
@@ -27,7 +27,8 @@ def test_blocks_leave_quarantine_when_the_client_hangs_up(play: Callable[..., An
     """Against a P that cannot be asked, D waits for the end of the prefill leg: nobody told it when the router took
     the legs back, nor in a sequential dispatch at all, and its blocks stayed in quarantine for ever."""
     one = {"workload.requests": 1, "workload.arrival": '{ process = "closed", concurrency = 1 }'}
-    slow = {"router.dispatch": dispatch, "network.handshake_s": 0.05, "network.http_latency_s": 0.001}
+    cold = {"network.handshake_s": 0.05, "network.warm": False}
+    slow = {"router.dispatch": dispatch, "network.http_latency_s": 0.001, **cold}
 
     def prepared(world: Any) -> None:
         world.clock.call(at_ms * MS, world.router.hang_up, 0)

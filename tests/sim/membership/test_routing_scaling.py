@@ -110,6 +110,7 @@ def test_new_pairs_shake_hands(play: Play) -> None:
         "pool.p.replicas": 1,
         "pool.d.replicas": 1,
         "network.handshake_s": 0.3,
+        "network.warm": False,
         "workload.arrival": '{ process = "constant", rate_rps = 10 }',
     }
     records = play(overrides).records

@@ -81,7 +81,7 @@ def test_a_node_that_does_not_wake_its_engine_is_noticed(
     monkeypatch.setattr(kind, "freed_before", kind.free, raising=False)
     monkeypatch.setattr(kind, "free", _not_rearmed)
     with pytest.raises(InvariantError, match=r"S12: the engine of \S+ is due at \d+, but"):
-        play({**SMALL, "transfer.method": method}, file=CANCELLED)
+        play({**SMALL, "transfer.method": method, "network.warm": "false"}, file=CANCELLED)
 
 
 @WATCHED

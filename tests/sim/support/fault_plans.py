@@ -149,6 +149,7 @@ def disturbed_scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "network.http_latency_s": latency,
         "network.handshake_s": draw(st.sampled_from([0.0, 0.003])),
         "network.poll": draw(st.booleans()),
+        "network.warm": draw(st.booleans()),
         "faults.transport_timeout_s": draw(st.sampled_from([0.5, 7.0])),
     }
     for pool in ("p", "d"):

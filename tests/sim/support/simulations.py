@@ -49,6 +49,7 @@ def networks(draw: st.DrawFn) -> dict[str, Any]:
         **{f"network.{name}": draw(GRID) for name in names},
         "network.bandwidth_bytes_per_s": draw(st.sampled_from(["inf", 131_072_000, 13_107_200_000])),
         "network.poll": draw(st.booleans()),
+        "network.warm": draw(st.booleans()),
     }
 
 
