@@ -151,12 +151,14 @@ class Answer:
 def simulated(
     row: Row, setup: Setup | None = None, by: Factors | None = None, edit: tuple[str, str] = ("", "")
 ) -> Answer:
-    """`edit`: a key of the pool or of the model, and the line that says it."""
+    """`edit`: a key of the pool ("gpu", "cost") or of the model, and the line that sets it."""
     setup = setup or Setup()
     text = row.text(setup)
     key, line = edit
     if key == "gpu":
         text = text.replace(f'gpu = "{row.gpu}"', line.replace("GPU", row.gpu))
+    elif key == "cost":
+        text = text.replace('role = "aggregated"', f'role = "aggregated"\n{line}')
     elif key:
         text = text.replace("[model]", f"[model]\n{line}")
     scenario = scenario_of(text)

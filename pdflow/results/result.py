@@ -71,6 +71,7 @@ class Result(FinishedRun):
         figures["stages_mean_ms"] = {stage: spread.mean_ms for stage, spread in metrics.stages.items()}
         figures["bytes_moved"] = self.totals.bytes_moved
         figures["stranded_kv_byte_s"] = self.totals.stranded_byte_ns / 1e9
+        figures["posting_busy_share"] = self.totals.busiest_lane()[1]
         figures["gpu_busy_share"] = {role: self.totals.gpu_busy_share(role) for role in self.totals.roles()}
         figures["interrupted"] = self.header.interrupted
         return figures

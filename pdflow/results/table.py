@@ -31,6 +31,8 @@ _BAR_CELLS = (" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█")
 _EIGHTHS = 8
 _REASONS_SHOWN = 4
 _LINKS_SHOWN = 3
+_BUSY_LANE = 0.7
+"""The share of its time from which on a rank that posts delays transfers noticeably: they queue for it."""
 
 
 @attrs.frozen
@@ -228,6 +230,7 @@ def _inside_rows(totals: Totals, steps: Mapping[str, Steps], signs: _Signs) -> I
     separator = f" {signs.dot} "
     yield "bytes moved", f"{formatting.size(totals.bytes_moved)} in {formatting.count(totals.transfers)} transfers"
     yield from _link_rows(totals, separator)
+    yield from _posting_rows(totals)
     yield "in steps", separator.join(_in_steps(totals, role) for role in totals.roles()) or "no engines"
     if batches := [text for role in totals.roles() if (text := _mean_batch(totals, steps, role))]:
         yield "mean batch", separator.join(batches)
@@ -308,6 +311,13 @@ def _link_rows(totals: Totals, separator: str) -> Iterator[tuple[str, str | Text
     if used > len(shown):
         shown.append(f"and {used - len(shown)} more")
     yield "link use", separator.join(shown)
+
+
+def _posting_rows(totals: Totals) -> Iterator[tuple[str, str | Text]]:
+    rank, busy = totals.busiest_lane()
+    if busy > _BUSY_LANE:
+        remedy = "larger blocks need fewer descriptors, more engines share them"
+        yield "posting", Text(f"{rank} {formatting.percent(busy)} of its time: {remedy}", style="yellow")
 
 
 def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str | Text]]:

@@ -6,7 +6,7 @@ here and nowhere else, and are 0 where nothing could have been busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -77,6 +77,8 @@ class Totals:
     stranded_byte_ns: int = 0
     """Integral over time of KV bytes held although their prefill had ended: waiting for, in, or after a transfer."""
     links: list[LinkTotals] = attrs.field(factory=list)
+    posting_ns: Mapping[str, int] = attrs.field(factory=dict)
+    """By rank, how long it was posting transfers, descriptor by descriptor."""
     engines: list[EngineTotals] = attrs.field(factory=list)
     notes: dict[str, int] = attrs.field(factory=dict)
     """How often an endpoint noted something (late, duplicate, stale...), by the note's name."""
@@ -114,6 +116,11 @@ class Totals:
         """Return the links that were used: nearest to capacity first, then by bytes, then in the network's order."""
         used = [link for link in self.links if link.bytes > 0]
         return sorted(used, key=lambda link: (-link.utilisation(self.duration_ns), -link.bytes))[:most]
+
+    def busiest_lane(self) -> tuple[str, float]:
+        """Return the rank that was posting for the largest share of the run, and that share; ("", 0.0) if none was."""
+        name = max(self.posting_ns, key=lambda rank: self.posting_ns[rank], default="")
+        return name, share(self.posting_ns.get(name, 0), self.duration_ns)
 
 
 def share(portion: int, whole: int) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from benchmarks.fit_costs import DATA
 from benchmarks.validate import PAGE
-from benchmarks.validation import disagg, requests, rows
+from benchmarks.validation import disagg, mori, requests, rows
 from benchmarks.validation.common import error_text
 
 PUBLISHED = DATA / "published"
@@ -56,3 +57,15 @@ def test_without_measurements_nothing_is_written(tmp_path: Path, capsys: pytest.
     assert main([str(tmp_path)]) == 0
     assert "is not there" in capsys.readouterr().out
     assert (PAGE.read_bytes() if PAGE.exists() else b"") == before
+
+
+@pytest.mark.parametrize("gpu", [mori.PRESET, mori.Gpu(0.113, 0.501)])
+def test_disaggregated_serving_is_above_aggregated_serving_on_mi300x(gpu: mori.Gpu) -> None:
+    """As published, with the presets and with the constants that docs/validation.md states as calibrated."""
+    good = {}
+    for design in mori.DESIGNS:
+        results = [mori.simulated(design, gpu, seed) for seed in mori.SEEDS[:5]]
+        good[design.row_id] = fmean(result.metrics.slo.good for result in results if result.metrics.slo is not None)
+    together = max(good["moriio_tp8"], good["moriio_2tp4"])
+    assert min(good["moriio_read"], good["moriio_write"]) > together
+    assert abs(good["moriio_write"] - good["moriio_read"]) < 15

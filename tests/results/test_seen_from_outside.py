@@ -21,7 +21,7 @@ from pdflow.results.table import Report
 from pdflow.results.totals import Totals
 
 MS = 1_000_000
-INSIDE = {"transfers", "links", "engines", "gpu_busy_share", "cost", "notes", "world_events"}
+INSIDE = {"posting_busy_share", "transfers", "links", "engines", "gpu_busy_share", "cost", "notes", "world_events"}
 HEADER = RunHeader(scenario_name="x", scenario_sha256="", seed=1, version="")
 
 

@@ -244,12 +244,13 @@ def test_tables_of_about_twenty_combinations_come_with_pdflow() -> None:
 def test_a_table_of_aiconfigurator_has_its_provenance_and_error_bar(name: str) -> None:
     file = AIC[name]
     of = file.engine
-    assert name == f"{of.model}_{of.gpu}_tp{of.tp}"
+    in_8_bits = of.weight_bytes_per_param == 1 and of.model != "deepseek-v3"
+    assert name == f"{of.model}{'-fp8' if in_8_bits else ''}_{of.gpu}_tp{of.tp}"
     assert "NVIDIA, Apache-2.0" in file.provenance
     assert file.made_from.licence == "Apache-2.0"
     assert file.error_bar.tpot
     assert {row.of for row in file.errors} == {"prefill", "decode", "mixed"}
-    assert all(row.median < 0.06 for row in file.errors)
+    assert all(row.median < 0.08 for row in file.errors)
 
 
 def test_gpu_time_agrees_with_figures_that_others_took_from_the_same_package() -> None:
@@ -259,6 +260,7 @@ def test_gpu_time_agrees_with_figures_that_others_took_from_the_same_package() -
         ("llama-3.1-70b_h200_tp4", 128, 14.5),
         ("qwen3-32b_b200_tp2", 58, 9.6),
         ("llama-3.1-8b_a100-80g_tp1", 125, 19.1),
+        ("llama-3.1-70b-fp8_h100-sxm_tp2", 165.6, 20.2),
     ):
         cost = AIC[name].step_cost()
         assert cost.step_ps([(2048, 0)], []) / 1e9 == pytest.approx(prefill_ms, rel=0.05)
@@ -282,7 +284,7 @@ def test_a_combination_that_does_not_come_with_pdflow(tmp_path: Path, monkeypatc
     assert problem.endswith(
         "pool.prefill.cost.model: pdflow has no table of llama-3.1-8b on h100-sxm, tp 2; "
         "pip install 'pdflow[aiconfigurator]' computes one; "
-        "tables that come with pdflow for llama-3.1-8b on h100-sxm: tp 1"
+        "tables that come with pdflow for llama-3.1-8b on h100-sxm: tp 1 in 8 bits, tp 1"
     )
     [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "pool.prefill.gpu=mi300x")
     assert "aiconfigurator has no data for gpu mi300x" in problem
@@ -290,10 +292,19 @@ def test_a_combination_that_does_not_come_with_pdflow(tmp_path: Path, monkeypatc
 
 
 def test_a_table_is_of_its_own_precision(tmp_path: Path) -> None:
-    [problem] = problems_of(tmp_path, "{ model = 'aiconfigurator' }", "model.weight_dtype=fp8")
-    assert problem.endswith(
-        "aiconfigurator has times for weight_bytes_per_param 2.0, not 1.0; choose a table or file for this pool"
-    )
+    kernels = "{ model = 'aiconfigurator' }"
+    eight_bits = ("model.weight_dtype=fp8", "model.activation_dtype=fp8")
+    [problem] = problems_of(tmp_path, kernels, "model.weight_dtype=int4")
+    assert "pdflow has no table of llama-3.1-8b with 0.52 bytes per parameter, and computes none" in problem
+    assert "tables that come with pdflow for llama-3.1-8b on h100-sxm: tp 1 in 8 bits, tp 1" in problem
+    [problem] = problems_of(tmp_path, kernels, eight_bits[0])
+    assert problem.endswith('8-bit weights only with 8-bit products; expected model.activation_dtype = "fp8"')
+    costs = []
+    for more in ((), eight_bits):
+        scenario = scenario_with(tmp_path, kernels, *more)
+        costs.append(step_cost(scenario.model, scenario.pools[0], scenario.base_dir))
+    assert "llama-3.1-8b in 8 bits on h100-sxm" in costs[1].provenance
+    assert costs[1].step_ps([(8192, 0)], []) < costs[0].step_ps([(8192, 0)], [])
 
 
 def test_a_table_is_of_its_own_kv_precision(tmp_path: Path) -> None:

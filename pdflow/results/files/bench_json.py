@@ -255,6 +255,7 @@ def _inside(totals: Totals, header: RunHeader) -> dict[str, Any]:
             }
             for link in totals.links
         ],
+        "posting_busy_share": {rank: share(ns, totals.duration_ns) for rank, ns in totals.posting_ns.items()},
         **_prefix_cache(totals),
         "engines": [
             {

@@ -45,9 +45,10 @@ MODELS: Final = {
     "qwen3-8b": "Qwen/Qwen3-8B",
 }
 WEIGHT_BYTES: Final = {"deepseek-v3": 1.0}
-"""Bytes per parameter; 2 for the others: each as its published checkpoint has it."""
+"""Bytes per parameter of published checkpoints; 2 for the others, of which there are 8-bit tables too."""
 WITH_EXPERTS: Final = frozenset(("deepseek-v3", "qwen3-235b-a22b", "qwen3-30b-a3b"))
-"""Models whose experts are split over tp GPUs like everything else, as vLLM does by default."""
+"""Models whose experts are split over tp GPUs like everything else, as vLLM does by default. In 8 bits their weights
+have a scale for each block of 128 x 128, as their published checkpoints have; others have one for each tensor."""
 VLLM: Final = {"a100-80g": "vLLM 0.14.0"}
 """The version whose kernels were measured, where it is not 0.24.0: systems/query_versions.yaml of the package."""
 ON_PCIE: Final = frozenset(("l40s", "rtx-pro-6000"))
@@ -77,21 +78,28 @@ ERROR_BARS: Final = {
 
 
 @functools.cache
-def tabulated(gpu: str, model: str, tp: int) -> CostFile:
-    """Return the table of one combination, by vLLM's kernels. Raises ValueError, with a sentence for a person."""
+def tabulated(gpu: str, model: str, tp: int, weight_bytes_per_param: float | None = None) -> CostFile:
+    """Return the table of one combination, by vLLM's kernels; weights are as published if nothing is said, or of one
+    byte, with 8-bit products. Raises ValueError, with a sentence for a person."""
     if gpu not in GPUS or model not in MODELS:
         what = f"gpu {gpu}" if gpu not in GPUS else f"model {model}"
         raise ValueError(
             f"aiconfigurator has no data for {what} (it has {', '.join(GPUS if gpu not in GPUS else MODELS)})"
         )
+    published = WEIGHT_BYTES.get(model, 2.0)
+    weight_bytes = published if weight_bytes_per_param is None else weight_bytes_per_param
+    if weight_bytes not in (published, 1.0):
+        raise ValueError(f"pdflow has no table of {model} with {weight_bytes:g} bytes per parameter, and computes none")
+    fp8 = weight_bytes != published
+    what = f"{model}{' in 8 bits' if fp8 else ''} on {gpu}, tp {tp}"
     try:
         sdk = importlib.import_module("aiconfigurator_core.sdk")
     except ImportError:
-        raise ValueError(f"pdflow has no table of {model} on {gpu}, tp {tp}; {INSTALL} computes one") from None
+        raise ValueError(f"pdflow has no table of {what}; {INSTALL} computes one") from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
-        asked = _Asked.of(sdk, gpu, model, tp)
-        halved = _Asked.of(sdk, gpu, model, tp // 2) if tp > 1 else None
+        asked = _Asked.of(sdk, gpu, model, tp, fp8)
+        halved = _Asked.of(sdk, gpu, model, tp // 2, fp8) if tp > 1 else None
         if halved is not None:
             _refuse_slower(asked, halved)
         _refuse_crowds_that_are_faster(asked)
@@ -100,7 +108,7 @@ def tabulated(gpu: str, model: str, tp: int) -> CostFile:
         raise
     except Exception as error:  # Whatever it raises for data that it lacks; its classes share no base of their own.
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        raise ValueError(f"aiconfigurator has no table of {model} on {gpu}, tp {tp}: {reason}") from None
+        raise ValueError(f"aiconfigurator has no table of {what}: {reason}") from None
 
 
 class _RefusedError(ValueError):
@@ -114,12 +122,16 @@ class _Asked:
     gpu: str
     model: str
     tp: int
+    fp8: bool
     software: str
     handle: Any
 
     @classmethod
-    def of(cls, sdk: Any, gpu: str, model: str, tp: int) -> _Asked:
-        split = {"moe_tp_size": tp, "moe_ep_size": 1} if model in WITH_EXPERTS else {}
+    def of(cls, sdk: Any, gpu: str, model: str, tp: int, fp8: bool) -> _Asked:
+        options: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if model in WITH_EXPERTS else {}
+        if fp8:
+            products = "fp8_block" if model in WITH_EXPERTS else "fp8"
+            options |= {"gemm_quant_mode": products, "moe_quant_mode": products}
         handle = sdk.EngineHandle.compile(
             MODELS[model],
             GPUS[gpu],
@@ -127,9 +139,12 @@ class _Asked:
             backend_version="current",
             tp_size=tp,
             kvcache_quant_mode="bfloat16",
-            **split,
+            **options,
         )
-        return cls(gpu, model, tp, VLLM.get(gpu, "vLLM 0.24.0"), handle)
+        return cls(gpu, model, tp, fp8, VLLM.get(gpu, "vLLM 0.24.0"), handle)
+
+    def __str__(self) -> str:
+        return f"{self.model}{' in 8 bits' if self.fp8 else ''} on {self.gpu}, tp {self.tp}"
 
     def prompt(self, prompts: int, new: int, prefix: int = 0) -> Step:
         return prompt_step(
@@ -156,7 +171,7 @@ def _refuse_slower(asked: _Asked, halved: _Asked) -> None:
         slow, fast = (one.prompt(1, length).seconds * 1e3 for one in (asked, halved))
         if slow >= fast:
             raise _RefusedError(
-                f"pdflow rejects aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}: a prompt of "
+                f"pdflow rejects aiconfigurator's table of {asked}: a prompt of "
                 f"{length} tokens takes {slow:.0f} ms, but {fast:.0f} ms with tp {halved.tp}: its all-reduces are wrong"
             )
 
@@ -165,7 +180,7 @@ def _refuse_crowds_that_are_faster(asked: _Asked) -> None:
     alone, crowd = (asked.decode(decodes, 1024).seconds * 1e3 for decodes in (1, 64))
     if alone > crowd:
         raise _RefusedError(
-            f"pdflow rejects aiconfigurator's table of {asked.model} on {asked.gpu}, tp {asked.tp}: a step of one "
+            f"pdflow rejects aiconfigurator's table of {asked}: a step of one "
             f"decode takes {alone:.0f} ms, but one of 64 decodes only {crowd:.0f} ms"
         )
 
@@ -178,10 +193,7 @@ def _table(asked: _Asked) -> CostFile:
     ]
     cost = attrs.evolve(
         fitted(steps, KNOTS),
-        provenance=(
-            f"aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0): {asked.software} kernels of {asked.model} on "
-            f"{asked.gpu}, tp {asked.tp}"
-        ),
+        provenance=f"aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0): {asked.software} kernels of {asked}",
         rel_error=ERROR_BARS[asked.gpu in ON_PCIE and asked.tp > 1],
     )
     return cost_file(
@@ -191,7 +203,7 @@ def _table(asked: _Asked) -> CostFile:
             model=asked.model,
             tp=asked.tp,
             software=asked.software,
-            weight_bytes_per_param=WEIGHT_BYTES.get(asked.model, 2.0),
+            weight_bytes_per_param=1.0 if asked.fp8 else WEIGHT_BYTES.get(asked.model, 2.0),
             kv_bytes_per_value=2,
         ),
         MadeFrom(

@@ -135,17 +135,30 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
             return _held_against(tables[name], f'"{name}"', "table", model, pool)
         case MeasuredCost(path=name):
             return _held_against(_read(base_dir / name, name), f'"{name}"', "path", model, pool)
+        case AiconfiguratorCost() if model.weight_bytes_per_param == 1 and model.activation_dtype != "fp8":
+            wanted = 'expected model.activation_dtype = "fp8"'
+            raise CostError(f"has times of 8-bit weights only with 8-bit products; {wanted}", "cost", "model")
         case AiconfiguratorCost():
-            file = cost_tables("aiconfigurator").get(f"{model.name}_{pool.gpu.name}_tp{pool.tp}")
+            file = _stored_table(model, pool)
             if file is None:
                 # Brings numpy, which nothing else in loading a scenario needs.
                 from pdflow.scenario.costs.aiconfigurator import tabulated
 
                 try:
-                    file = tabulated(pool.gpu.name, model.name, pool.tp)
+                    file = tabulated(pool.gpu.name, model.name, pool.tp, model.weight_bytes_per_param)
                 except ValueError as error:
                     raise CostError(f"{error}; {_baked(model, pool)}", "cost", "model") from None
             return _held_against(file, "aiconfigurator", "model", model, pool)
+    return None
+
+
+def _stored_table(model: ModelSpec, pool: Pool) -> CostFile | None:
+    """Return the table of kernels that comes with pdflow for this pool, if there is one."""
+    own = (model.name, pool.gpu.name, pool.tp, model.weight_bytes_per_param)
+    for file in cost_tables("aiconfigurator").values():
+        engine = file.engine
+        if (engine.model, engine.gpu, engine.tp, engine.weight_bytes_per_param) == own:
+            return file
     return None
 
 
@@ -189,7 +202,7 @@ def _baked(model: ModelSpec, pool: Pool) -> str:
     of_both = [e for e in engines if e.model == model.name and e.gpu == pool.gpu.name]
     near: Iterator[str]
     if of_both:
-        near = (f"tp {e.tp}" for e in of_both)
+        near = (f"tp {e.tp}{' in 8 bits' if e.weight_bytes_per_param == 1 else ''}" for e in of_both)
         return f"tables that come with pdflow for {model.name} on {pool.gpu.name}: {', '.join(near)}"
     near = (f"{e.model} on {e.gpu} tp {e.tp}" for e in engines if model.name == e.model or pool.gpu.name == e.gpu)
     listed = ", ".join(near)

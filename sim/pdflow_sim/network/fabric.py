@@ -89,6 +89,8 @@ class Fabric:
         self.messages = 0
         self.posted = 0
         """Operations posted so far."""
+        self.posting_ns: dict[Address, int] = {}
+        """How long each rank's posting lane has been busy."""
         self.fences: dict[tuple[Address, Address], int] = {}
         """By P rank and D rank: the number of the last operation that a fence between them stopped."""
         self.bars: dict[tuple[Address, Address], int] = {}
@@ -244,8 +246,14 @@ class Fabric:
         if not cost_ns and not before_ns:
             self.begin(flight)
             return
+        self.clock.call(self.occupy(lane, cost_ns) + before_ns, self.begin, flight)
+
+    def occupy(self, lane: SimPort, cost_ns: int) -> int:
+        """Post something after all that the rank is posting already, and return in how many ns it is posted."""
+        now = self.clock.now
         lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.clock.call(lane.lane_free - now + before_ns, self.begin, flight)
+        self.posting_ns[lane.address] = self.posting_ns.get(lane.address, 0) + cost_ns
+        return lane.lane_free - now
 
     def count_messages(self, flight: Flight) -> int:
         """Count the messages before an operation's first byte and behind its last; return how long the former take, in

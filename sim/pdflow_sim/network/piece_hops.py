@@ -90,10 +90,7 @@ class PieceHops:
         whole = operation.flight
         fabric.posted = number = fabric.posted + 1
         flight = whole.piece(in_flight.nbytes, number, in_flight.ended)
-        lane = whole.mover
-        now, cost_ns = self.clock.now, self.post_ns(operation, in_flight)
-        lane.lane_free = max(now, lane.lane_free) + cost_ns
-        self.clock.call(lane.lane_free - now, fabric.begin, flight)
+        self.clock.call(fabric.occupy(whole.mover, self.post_ns(operation, in_flight)), fabric.begin, flight)
 
     def post_ns(self, operation: ShippedOperation, in_flight: PieceInFlight) -> int:
         """Return how long the posting lane is busy with a piece, in ns.

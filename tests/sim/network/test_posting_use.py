@@ -1,0 +1,45 @@
+"""How busy ranks are with posting transfers, and when the report says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pdflow
+from pdflow import Result, Scenario
+
+SMALL = Path(__file__).parents[1] / "small.toml"
+PROMPT, REQUESTS = 64, 50
+
+
+def posted(per_descriptor_s: float, method: str = "nixl-push") -> Result:
+    """One pair of engines at 20 requests a second, of 4 blocks each."""
+    edits = {
+        "workload.requests": REQUESTS,
+        "workload.arrival": {"process": "constant", "rate_rps": 20.0},
+        "workload.input_tokens": PROMPT,
+        "pool.p.replicas": 1,
+        "pool.d.replicas": 1,
+        "network.per_descriptor_s": per_descriptor_s,
+        "transfer.method": method,
+    }
+    return pdflow.simulate(Scenario.load(SMALL).with_(edits))
+
+
+@pytest.mark.parametrize(("method", "rank"), [("nixl-push", "p-0.r0"), ("nixl-pull", "d-0.r0")])
+def test_the_side_that_moves_the_bytes_posts(method: str, rank: str) -> None:
+    """K and V of 32 layers, of 4 blocks each, for every request."""
+    result = posted(1e-6, method)
+    assert result.totals.posting_ns == {rank: REQUESTS * 2 * 32 * 4 * 1000}
+    assert result.totals.busiest_lane() == (rank, pytest.approx(REQUESTS * 256e-6 * 1e9 / result.totals.duration_ns))
+    assert "posting" not in str(result.table())
+
+
+def test_a_lane_that_is_nearly_always_busy_is_reported() -> None:
+    """256 descriptors take 40 ms, of the 50 between two requests."""
+    result = posted(40e-3 / 256)
+    assert 0.7 < result.summary["posting_busy_share"] < 1
+    [line] = [line for line in str(result.table()).splitlines() if line.startswith("posting")]
+    assert "p-0.r0" in line
+    assert "larger blocks" in str(result.table())
