@@ -58,13 +58,12 @@ def cost_of(model: str, gpu: str, tp: int, cost: str) -> StepCost:
     return step_cost(found.model, found.pools[0], found.base_dir)
 
 
-def larger(linear: LinearTable | None, model: object, moe: object, ps_per_param: float) -> LinearTable:
-    """The curve with the larger of reading and arithmetic, as of dense layers."""
+def larger(model: object, moe: object, slope_ps: int, ps_per_param: float, _ep: int) -> LinearTable:
+    """The time of experts as of dense layers: the larger of reading and arithmetic."""
     times = []
     for tokens in ROOFLINE.TABLE_TOKENS:
         touched = 1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** tokens
-        reading = linear.floor_ps + round(model.routed_parameters * ps_per_param * touched)
-        times.append(max(reading, linear.slope_ps * tokens) + linear.allreduce_ps + linear.allreduce_slope_ps * tokens)
+        times.append(round(max(model.routed_parameters * ps_per_param * touched, slope_ps * tokens)))
     return LinearTable(tokens=ROOFLINE.TABLE_TOKENS, ps=tuple(times))
 
 
@@ -85,7 +84,7 @@ def show(title: str) -> None:
 def main() -> int:
     print("at " + ", ".join(f"{tokens:,}" for tokens in TOKENS) + " tokens")
     show("as computed")
-    with patch.object(ROOFLINE, "_with_experts", larger):
+    with patch.object(ROOFLINE, "_experts", larger):
         show("experts as dense layers")
     return 0
 

@@ -3,13 +3,14 @@
 The rows that state all engines: DeepSeek-R1 fp8 on H200 and Qwen3-32B NVFP4 on B200 and GB200, TensorRT-LLM. They do
 not state how the clients start, how many requests there were, the engines' host time, or which routers and servers a
 request passes. So they give TTFT only to within a factor of 2 to 4; here it is a band over those. Nothing is fitted.
-TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here; ranks with data-parallel attention
-are one engine that works in lockstep.
+TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here. Rows with tensor parallelism (TP8)
+use the table of NVIDIA's kernels, of which there is none for data-parallel attention: rows with that (DP8) use the
+roofline, with `dp_attention` and `ep`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
@@ -17,10 +18,6 @@ from statistics import fmean, median
 import attrs
 
 from benchmarks.validation.common import Claim, Found, error, error_text, latencies, read_csv, scenario_of, table
-from pdflow.cost.step import StepCost
-from pdflow.scenario.costs.step_costs import step_cost
-from pdflow.scenario.schema.scenario import ResolvedScenario
-from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow_sim.experiments.calibrate import ran
 
 FILE = "aiconfigurator_silicon_disagg.csv"
@@ -38,10 +35,7 @@ class Engines:
     replicas: int
     tp: int
     dp: int
-
-    @property
-    def gpus(self) -> int:
-        return self.tp * self.dp
+    ep: int
 
 
 @attrs.frozen(kw_only=True)
@@ -77,11 +71,11 @@ name = "{role}"
 role = "{role}"
 replicas = {side.replicas}
 gpu = {self.gpu.replace("HOST", f"{host_s}")}
-tp = {side.gpus}
-max_num_seqs = {256 * side.dp}
-max_num_batched_tokens = {8192 * side.dp}
+tp = {side.tp}
+dp_attention = {side.dp}
+ep = {side.ep if side.dp > 1 else 1}
 api_server_s = {api_server_s}
-{self.cost.replace("HOST", f"{host_s}")}
+{self.cost.replace("HOST", f"{host_s}") if side.dp == 1 else ""}
 """
             for role, side in (("prefill", self.prefill), ("decode", self.decode))
         )
@@ -111,7 +105,7 @@ def rows_of(folder: Path) -> list[Row]:
         if row["model_path"] == "deepseek-ai/DeepSeek-V3" and row["system"] == "h200_sxm":
             kind = "DeepSeek-R1"
             model = 'preset = "deepseek-v3"'
-            gpu = '"h200"'
+            gpu = '{ preset = "h200", host_step_s = HOST, host_seq_s = 0 }'
             cost = 'cost = { model = "aiconfigurator", host_step_s = HOST, host_seq_s = 0 }'
         elif row["model_path"] == "nvidia/Qwen3-32B-NVFP4":
             kind = "Qwen3-32B"
@@ -126,6 +120,7 @@ def rows_of(folder: Path) -> list[Row]:
                 replicas=int(float(row[f"{side}_num_workers"])),
                 tp=int(float(row[f"{side}_tp_size"])),
                 dp=int(float(row[f"{side}_attention_dp_size"])),
+                ep=int(float(row[f"{side}_moe_ep_size"])),
             )
             for side in ("prefill", "decode")
         ]
@@ -148,21 +143,6 @@ def rows_of(folder: Path) -> list[Row]:
     return found
 
 
-def scenario_of_row(
-    row: Row, waves: int, host_s: float, api_server_s: float
-) -> tuple[ResolvedScenario, Mapping[str, StepCost]]:
-    """With data-parallel attention a rank keeps and reads the latent KV of its own sequences; with tensor parallelism,
-    of all: an engine of 8 ranks then holds 8 times as many tokens and reads an eighth of the context in each step."""
-    scenario = scenario_of(row.text(waves, host_s, api_server_s))
-    costs = {}
-    pools = []
-    for side, pool in zip((row.prefill, row.decode), scenario.pools, strict=True):
-        cost = step_cost(scenario.model, pool, scenario.base_dir)
-        costs[pool.name] = attrs.evolve(cost, c2=cost.c2 // side.dp)
-        pools.append(attrs.evolve(pool, kv_tokens=kv_tokens_of(scenario.model, pool) * side.dp))
-    return attrs.evolve(scenario, pools=tuple(pools)), costs
-
-
 @attrs.frozen
 class Answer:
     """What a row comes to: TPOT by host time, and TTFT over everything that is not stated."""
@@ -176,7 +156,7 @@ def simulated(row: Row) -> Answer:
     tpots: list[float] = []
     for host_s, api_server_s in (BEST, WORST):
         for waves in WAVES:
-            found = latencies(ran(*scenario_of_row(row, waves, host_s, api_server_s)))
+            found = latencies(ran(scenario_of(row.text(waves, host_s, api_server_s)), {}))
             ttfts.append(fmean(ttft for ttft, _ in found))
             ttfts.append(fmean(ttft for ttft, _ in found[row.clients :]))
         tpots.append(fmean(tpot for _, tpot in found))

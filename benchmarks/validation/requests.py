@@ -57,8 +57,8 @@ MOE = Run(
     file="RTXPRO6000_Qwen3-30B-A3B-Instruct-2507",
     model="qwen3-30b-a3b",
     gpu='"rtx-pro-6000"',
-    # Two data-parallel ranks in lockstep, each with half of the experts: one engine with the seats and budget of both.
-    pool="tp = 2\nmax_num_seqs = 256\nmax_num_batched_tokens = 4096",
+    # Two data-parallel ranks in lockstep, each with half of the experts.
+    pool="ep = 2\nmax_num_seqs = 128\nmax_num_batched_tokens = 2048",
 )
 RUNS = (PRO, RTX4090, MOE)
 

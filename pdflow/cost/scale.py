@@ -29,8 +29,9 @@ class Factors:
 def scaled(cost: StepCost, by: Factors) -> StepCost:
     """Return `cost` with these factors applied."""
     curve: LinearTime | LinearTable
+    experts = None if cost.experts is None else _times(cost.experts, by.linear)
     if isinstance(cost.linear, LinearTable):
-        curve = attrs.evolve(cost.linear, ps=tuple(round(ps * by.linear) for ps in cost.linear.ps))
+        curve = _times(cost.linear, by.linear)
     else:
         curve = LinearTime(
             **{coefficient: round(ps * by.linear) for coefficient, ps in attrs.asdict(cost.linear).items()}
@@ -43,4 +44,9 @@ def scaled(cost: StepCost, by: Factors) -> StepCost:
         c1=round(cost.c1 * by.attention),
         c2=round(cost.c2 * by.attention),
         linear=curve,
+        experts=experts,
     )
+
+
+def _times(table: LinearTable, factor: float) -> LinearTable:
+    return attrs.evolve(table, ps=tuple(round(ps * factor) for ps in table.ps))

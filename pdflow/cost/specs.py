@@ -10,6 +10,7 @@ vendors' data sheets for rates; docs/costs.md for the factors.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Literal
 
 import attrs
@@ -181,6 +182,17 @@ class ModelSpec:
         embeddings, experts = self.embedding_parameters, self.routed_parameters
         others = (self.parameters - embeddings - experts) * self.weight_bytes_per_param
         return round(others + experts * self.bytes_per_expert_param + embeddings * self.embedding_bytes_per_param)
+
+    def weight_bytes_per_gpu(self, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1) -> int:
+        """Return the bytes of weights on each GPU of an engine: a share of all layers, or, with `dp` replicas of
+        attention, all that is no routed expert on each `tp` GPUs, and of the experts a share, with `ep` a whole number.
+        """
+        if dp == 1 and ep == 1:
+            return -(-self.weight_bytes // (tp * pp))
+        assert self.moe is not None
+        experts = self.routed_parameters * self.bytes_per_expert_param
+        own = experts / (tp * dp) if ep == 1 else experts / self.moe.num_experts * -(-self.moe.num_experts // ep)
+        return ceil(((self.weight_bytes - experts) / tp + own) / pp)
 
     @property
     def kv_bytes_per_token(self) -> int:

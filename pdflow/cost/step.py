@@ -7,6 +7,9 @@ sequences; C context tokens that they read. L is what every token of the step pa
 layers, bound by weights read or by arithmetic, and the all-reduces. hw comes on top of the first step of an engine that
 stood still, which is for the engine to know.
 
+With data-parallel attention an engine is several replicas in lockstep: all of the above is of the replica that takes
+longest, and E(T), of the tokens of all replicas, is added: experts, and moving tokens to them.
+
 Coefficients are rounded to picoseconds once, when a cost is built; from there everything is exact, so k steps taken at
 once last as long as k steps taken one by one. `step_ps` serves the latter: it walks over requests and shares only the
 coefficients with the rest. docs/costs.md describes the form.
@@ -81,6 +84,8 @@ class StepCost:
     c1: int = 0
     c2: int = 0
     linear: LinearTime | LinearTable = LinearTime()
+    experts: LinearTable | None = None
+    """E(T), if T are the tokens of all replicas; None: all layers are in `linear`."""
     chunks: bool = True
     provenance: str = ""
     """Where the coefficients come from; printed with every result."""
@@ -89,7 +94,18 @@ class StepCost:
 
     def step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> int:
         """Return the ps of one step, request by request: (new tokens, prefix) of each chunk, the context of each
-        decode."""
+        decode. All are of one replica."""
+        time, tokens = self._own_step_ps(prefill, decode_contexts)
+        return time if self.experts is None else time + self.experts.of(tokens)
+
+    def lockstep_ps(self, replicas: Sequence[tuple[Sequence[tuple[int, int]], Sequence[int]]]) -> int:
+        """Return the ps of one step of all replicas, request by request, as `step_ps` takes those of each."""
+        own = [self._own_step_ps(prefill, contexts) for prefill, contexts in replicas]
+        slowest = max([time for time, tokens in own if tokens], default=0)
+        return slowest + (0 if self.experts is None else self.experts.of(sum([tokens for _, tokens in own])))
+
+    def _own_step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> tuple[int, int]:
+        """Return the ps of one replica's step without E(T), and its tokens."""
         time = self.h0
         tokens = 0
         for new, prefix in prefill:
@@ -103,10 +119,15 @@ class StepCost:
             tokens += 1
         if decode_contexts:
             time += self.c0
-        return time + self.linear.of(tokens)
+        return time + self.linear.of(tokens), tokens
 
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
-        """Return the ps of one step from the sums P, A, D, C."""
+        """Return the ps of one step from the sums P, A, D, C; all are of one replica."""
+        time = self.own_sums_ps(prefill_tokens, attended, decodes, context)
+        return time if self.experts is None else time + self.experts.of(prefill_tokens + decodes)
+
+    def own_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
+        """Return the ps of one replica's step without E(T), from its sums P, A, D, C."""
         time = self.h0
         if decodes:
             time += self.c0 + (self.h1 + self.c1) * decodes + self.c2 * context

@@ -34,8 +34,11 @@ class AdmissionQueue:
         "_batch",
         "_block_size",
         "_capacity_tokens",
+        "_most_chunk",
+        "_next_replica",
         "_pool",
         "_queue",
+        "_replicas",
         "_seats",
         "_whole_prompts",
         "loading",
@@ -61,7 +64,11 @@ class AdmissionQueue:
         self._batch = batch
         self._queue: deque[Sequence] = deque()
         self._block_size = limits.block_size
-        self._capacity_tokens = pool.num_blocks * limits.block_size
+        self._replicas = limits.replicas
+        self._next_replica = 0
+        self._most_chunk = limits.max_num_batched_tokens // limits.replicas
+        """What one replica computes of a prompt in a step."""
+        self._capacity_tokens = pool.num_blocks // limits.replicas * limits.block_size
         self._seats = limits.max_num_seqs
         self._whole_prompts = whole_prompts
 
@@ -138,7 +145,7 @@ class AdmissionQueue:
             found = 0 if prefixes is None else prefixes.found(seq)
             if seq.local:
                 new = seq.target if prefixes is None else seq.target - found * prefixes.span_tokens
-                if new > budget:
+                if new > budget or new > self._most_chunk:
                     new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
@@ -193,17 +200,20 @@ class AdmissionQueue:
         return True
 
     def chunk_tokens(self, left: int, budget: int, others: bool) -> int:
-        """Return how many of `left` tokens, more than the budget, this step computes. A whole prompt may exceed it
-        alone."""
+        """Return how many of `left` tokens, more than the budget or than one replica's, this step computes. A whole
+        prompt may exceed it alone."""
         if self._whole_prompts:
             return 0 if others else left
-        return budget if budget > 0 else 0
+        return min(left, budget, self._most_chunk) if budget > 0 else 0
 
     def _seat(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
         self.waiting -= 1
         self.seats_taken += 1
         if seq.admitted_ns < 0:
             seq.admitted_ns = at_ns
+            if self._replicas > 1:
+                seq.replica = self._next_replica
+                self._next_replica = (seq.replica + 1) % self._replicas
             if self.prefixes is not None:
                 self.prefix_cache_queries += seq.target
                 self.prefix_cache_hits += seq.cached_tokens

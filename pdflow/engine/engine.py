@@ -31,6 +31,7 @@ from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
+from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
 from pdflow.engine.walk import WalkedBatch
@@ -91,7 +92,13 @@ class Engine:
         """Whether each part of a prompt is an outcome as its step begins."""
         self._block_size = limits.block_size
         self._caches = isinstance(pool, CachingPool)
-        batch = (WalkedBatch if exact else DecodeBatch)(cost, limits.block_size)
+        batch: DecodeBatch | WalkedBatch
+        if exact:
+            batch = WalkedBatch(cost, limits.block_size, limits.replicas)
+        elif limits.replicas > 1:
+            batch = ReplicatedBatch(cost, limits.block_size, limits.replicas)
+        else:
+            batch = DecodeBatch(cost, limits.block_size)
         self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
         self._admission = self._scheduler.admission
         self._ahead = limits.async_scheduling

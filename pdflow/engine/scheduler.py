@@ -45,6 +45,7 @@ class Scheduler:
         "_late_blocks",
         "_late_seats",
         "_leaving",
+        "_most_chunk",
         "_prefilling",
         "_prefixes",
         "_ready",
@@ -77,6 +78,7 @@ class Scheduler:
         """A sequence was preempted: the queue is worth a look after one step."""
         self._prefixes = self.admission.prefixes
         self._budget = limits.max_num_batched_tokens
+        self._most_chunk = limits.max_num_batched_tokens // limits.replicas
         self._ahead = limits.async_scheduling
         # What the end of a step has made free, where the step after it was composed before.
         self._late_seats = 0
@@ -305,7 +307,7 @@ class Scheduler:
         chunks = self.chunks
         for seq in self._prefilling:
             new = seq.target - seq.computed
-            if new > budget:
+            if new > budget or new > self._most_chunk:
                 new = self.admission.chunk_tokens(new, budget, bool(chunks))
                 if not new:
                     return -1

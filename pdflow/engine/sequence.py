@@ -55,12 +55,19 @@ class Limits:
     block_size: int = attrs.field(default=16, validator=validators.ge(1))
     async_scheduling: bool = False
     """Whether a step is composed while the one before it runs."""
+    replicas: int = attrs.field(default=1, validator=validators.ge(1))
+    """Replicas of attention in lockstep. They share the limits above evenly, and so they do the blocks of the pool; a
+    sequence keeps the replica that it is given at its admission, in turn."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence decodes one token per step"
+            )
+        if self.max_num_batched_tokens < self.replicas:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least replicas ({self.replicas})"
             )
 
 
@@ -126,6 +133,8 @@ class Sequence(msgspec.Struct, eq=False):
     """Step number of the first token of the current run."""
     join_step: int = -1
     join_context: int = 0
+    replica: int = 0
+    """The replica of attention that computes it."""
     order: int = -1
     """Position in the decode batch's order of joining; -1 outside of it."""
 

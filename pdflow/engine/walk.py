@@ -27,10 +27,11 @@ class _Row:
 
 
 class WalkedBatch:
-    __slots__ = ("_block_size", "_cost", "_counted", "_rows", "step")
+    __slots__ = ("_block_size", "_cost", "_counted", "_replicas", "_rows", "step")
 
-    def __init__(self, cost: StepCost, block_size: int) -> None:
+    def __init__(self, cost: StepCost, block_size: int, replicas: int = 1) -> None:
         self.step = 0
+        self._replicas = replicas
         self._cost = cost
         self._block_size = block_size
         self._counted = 0
@@ -54,8 +55,20 @@ class WalkedBatch:
 
     def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
         del pool
+        if self._replicas > 1:
+            return self._lockstep_ps(chunks), 0, 1
         prefill = [(new, seq.computed) for seq, new in chunks]
         return self._cost.step_ps(prefill, [row.context for row in self._rows.values()]), 0, 1
+
+    def _lockstep_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        replicas = [
+            (
+                [(new, seq.computed) for seq, new in chunks if seq.replica == replica],
+                [row.context for seq, row in self._rows.items() if seq.replica == replica],
+            )
+            for replica in range(self._replicas)
+        ]
+        return self._cost.lockstep_ps(replicas)
 
     def count_growth(self, steps: int, pool: PagedPool) -> None:
         grown = self.growth_over(steps)

@@ -36,17 +36,18 @@ class PoolSummary:
 def pool_summary(scenario: ResolvedScenario, pool: Pool) -> PoolSummary:
     """Return the sizes of one pool's engines; `kv_bytes` is that of a whole engine, replicated heads included."""
     ranks = pool.tp * pool.pp
+    replicas = pool.attention_replicas
     per_rank = scenario.model.kv_bytes_per_token_per_rank(pool.tp, pool.pp)
     tokens = kv_tokens_of(scenario.model, pool)
     return PoolSummary(
         name=pool.name,
         role=pool.role,
         engines=pool.replicas,
-        gpus_per_engine=ranks,
+        gpus_per_engine=pool.gpus_per_engine,
         gpu=pool.gpu.name,
         kv_tokens=tokens,
         kv_bytes=tokens * per_rank * ranks,
-        weight_bytes_per_gpu=-(-scenario.model.weight_bytes // ranks),
+        weight_bytes_per_gpu=scenario.model.weight_bytes_per_gpu(pool.tp, pool.pp, replicas, pool.ep),
     )
 
 

@@ -56,11 +56,13 @@ class EngineWiring:
         self.geometry: Geometry = self.protocol.geometry()
 
     def limits_of(self, pool: Pool) -> Limits:
+        replicas = pool.attention_replicas
         return Limits(
-            max_num_seqs=pool.max_num_seqs,
-            max_num_batched_tokens=pool.step_tokens,
+            max_num_seqs=pool.max_num_seqs * replicas,
+            max_num_batched_tokens=pool.step_tokens * replicas,
             block_size=pool.block_size,
             async_scheduling=pool.async_scheduling,
+            replicas=replicas,
         )
 
     def blocks_of(self, pool: Pool) -> int:

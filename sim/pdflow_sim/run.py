@@ -266,14 +266,14 @@ def _signals_stop(world: World) -> Iterator[list[int]]:
 
 def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], interrupted: bool) -> Result:
     """Return the result: add up what the world holds."""
-    totals, now = world.totals, world.totals.duration_ns
+    totals, now, posting = world.totals, world.totals.duration_ns, world.fabric.posting_ns
     network = world.fabric.network
     totals.world_events = world.clock.turns
     totals.messages = world.fabric.messages
     for name, resource, capacity in world.fabric.paths.names:
         carried, busy = network.carried_bytes(resource, world.clock.now), network.busy_ns(resource, world.clock.now)
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
-    totals.posting_ns = dict(world.fabric.posting_ns)
+    totals.posting_ns = {rank: ns // len(world.fabric.ports[rank].lanes_free) for rank, ns in posting.items()}
     for node in (*world.prefills, *world.decodes):
         pool = world.fabric.paths.pool_of[node.name]
         queries, hits = node.prefix_cache()
@@ -282,12 +282,12 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
                 name=node.name,
                 role=pool.role,
                 busy_ps=node.busy_ps(now),
-                gpus=pool.tp * pool.pp,
+                gpus=pool.gpus_per_engine,
                 kv_blocks=node.engine.pool.num_blocks,
                 peak_kv_blocks=node.peak_blocks,
                 prefix_cache_queries=queries,
                 prefix_cache_hits=hits,
-                max_num_seqs=pool.max_num_seqs,
+                max_num_seqs=pool.max_num_seqs * pool.attention_replicas,
                 up_ns=None if world.scaling is None else world.scaling.up_ns(node.name),
             )
         )

@@ -381,3 +381,52 @@ def test_async_scheduling_gives_blocks_away_a_step_after_they_are_free(exact: bo
         d.submit(seq, 0)
     run_until(d, 10**12)
     assert waits.start_ns == 30 * MS
+
+
+@both
+def test_replicas_take_sequences_in_turn_and_wait_for_the_slowest(exact: bool) -> None:
+    """Two replicas. Of three sequences the first has the first and the third, so that a step reads both contexts."""
+    cost = StepCost(c2=10**9)
+    d = engine(cost, exact=exact, max_num_seqs=8, replicas=2)
+    seqs = [Sequence(index, prompt, 3, remote_kv=True) for index, prompt in enumerate((10, 25, 5))]
+    for seq in seqs:
+        d.submit(seq, 0)
+    run_until(d, 1)
+    for seq in seqs:
+        d.loaded(seq, 0)
+    outcomes = run_until(d, 10**12)
+    assert [seq.replica for seq in seqs] == [0, 1, 0]
+    # The second replica's context is the larger one until both of the first have grown past it: never, in 3 steps.
+    assert {o.at_ns // MS for o in outcomes} == {25 + 26 + 27}
+
+
+@both
+def test_a_replica_with_more_sequences_becomes_the_slowest(exact: bool) -> None:
+    """Contexts of 2 x 10 grow by 2 a step, one of 22 by 1: from the third step on the first replica takes longer."""
+    d = engine(StepCost(c2=10**9), exact=exact, max_num_seqs=8, replicas=2)
+    seqs = [Sequence(index, prompt, 6, remote_kv=True) for index, prompt in enumerate((10, 22, 10))]
+    for seq in seqs:
+        d.submit(seq, 0)
+    run_until(d, 1)
+    for seq in seqs:
+        d.loaded(seq, 0)
+    outcomes = run_until(d, 10**12)
+    steps = [max(20 + 2 * step, 22 + step) for step in range(6)]
+    assert steps == [22, 23, 24, 26, 28, 30]
+    assert {o.at_ns // MS for o in outcomes} == {sum(steps)}
+
+
+@both
+def test_a_replica_computes_its_share_of_the_budget_of_one_prompt(exact: bool) -> None:
+    """200 tokens a step, 100 of each replica: a prompt of 150 needs two steps, and another is computed beside it."""
+    p = engine(PER_TOKEN, exact=exact, max_num_seqs=8, max_num_batched_tokens=200, replicas=2)
+    for index, prompt in enumerate((150, 80)):
+        p.submit(Sequence(index, prompt, prefill_only=True), 0)
+    assert summaries(run_until(p, 10**12)) == [("Prefilled", 1, 100), ("Prefilled", 0, 150)]
+
+
+def test_a_sequence_must_fit_a_replica() -> None:
+    d = engine(TEN_MS, blocks=10, block_size=16, replicas=2)
+    d.submit(Sequence(0, 80, 1), 0)
+    with pytest.raises(NeverFitsError):
+        d.submit(Sequence(1, 81, 1), 0)

@@ -14,7 +14,7 @@ import attrs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdflow.cost import LinearTime, StepCost, constant
+from pdflow.cost import LinearTable, LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
@@ -209,6 +209,9 @@ def generated_world(draw: st.DrawFn) -> World:
         cost = attrs.evolve(constant(), hp=draw(coefficient))
     if draw(st.booleans()):
         cost = attrs.evolve(cost, hw=draw(coefficient))
+    replicas = draw(st.sampled_from([1, 1, 2, 3]))
+    if draw(st.booleans()):
+        cost = attrs.evolve(cost, experts=LinearTable(tokens=(1, 4), ps=(unit, unit + draw(coefficient))))
     kinds = draw(
         st.sampled_from(["remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"])
     ).split()
@@ -238,9 +241,10 @@ def generated_world(draw: st.DrawFn) -> World:
         jobs=tuple(jobs),
         limits=Limits(
             max_num_seqs=seats,
-            max_num_batched_tokens=seats + draw(st.integers(0, 30)),
+            max_num_batched_tokens=(seats + draw(st.integers(0, 30))) * replicas,
             block_size=block_size,
             async_scheduling=draw(st.booleans()),
+            replicas=replicas,
         ),
         cost=cost,
         blocks=blocks,

@@ -54,7 +54,7 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
         case ConstantCost(prefill_s=prefill_s, decode_step_s=decode_step_s):
             return constant(prefill_s, decode_step_s)
         case RooflineCost():
-            return roofline(model, pool.gpu, pool.tp, pool.pp)
+            return roofline(model, pool.gpu, pool.tp, pool.pp, dp=pool.attention_replicas, ep=pool.ep)
         case AiconfiguratorCost() as cost_config:
             assert file is not None
             return _with_host_time(file.step_cost(), cost_config, pool)
@@ -123,6 +123,9 @@ def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], lis
 
 def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """Return the cost file that the pool's cost is from, if it is from one, checked against the pool."""
+    if (pool.ep > 1 or pool.attention_replicas > 1) and not isinstance(pool.cost, (RooflineCost, ConstantCost)):
+        expected = 'expected "roofline" or "constant" with ep or dp_attention'
+        raise CostError(f"has times of engines that share all weights by tensor parallelism; {expected}", "cost")
     match pool.cost:
         case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
             mismatch = f"{pool.gpu.name} has no fp8_flops, and model.activation_dtype is {model.activation_dtype}"

@@ -143,7 +143,9 @@ class Scenario:
 
 def _pool_line(pool: Pool) -> str:
     name = pool.name if pool.name == pool.role else f"{pool.name} ({pool.role})"
-    return f"{name}: {pool.replicas} x {pool.gpu.name}, TP {pool.tp}, PP {pool.pp}"
+    spread = f", DP {pool.attention_replicas}" if pool.attention_replicas > 1 else ""
+    spread += f", EP {pool.ep}" if pool.ep > 1 else ""
+    return f"{name}: {pool.replicas} x {pool.gpu.name}, TP {pool.tp}, PP {pool.pp}{spread}"
 
 
 def _slo_line(slo: Slo) -> str:

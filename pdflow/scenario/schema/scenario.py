@@ -119,6 +119,22 @@ class Pool:
         default=1,
         metadata=field_doc("pipeline-parallel size of each engine; above 1 in prefill pools only", AT_LEAST_ONE),
     )
+    dp_attention: int | None = field(
+        default=None,
+        metadata=field_doc(
+            "models with experts: number of attention replicas of each engine, which work in lockstep on tp GPUs each; "
+            "max_num_seqs, max_num_batched_tokens and kv_tokens are of one replica; default: ep / tp, or 1",
+            AT_LEAST_ONE,
+        ),
+    )
+    ep: int = field(
+        default=1,
+        metadata=field_doc(
+            "number of GPUs that whole experts are spread over: all of an engine, tp x dp_attention, or 1: every GPU "
+            "has a slice of each expert",
+            AT_LEAST_ONE,
+        ),
+    )
     cost: Cost = field(
         factory=RooflineCost, metadata=field_doc("how long a step takes: the cost model; default: roofline")
     )
@@ -187,8 +203,18 @@ class Pool:
 
     @property
     def step_tokens(self) -> int:
-        """The most tokens in one step, of which every sequence in it has at least one."""
+        """The most tokens in one step of a replica, of which every sequence in it has at least one."""
         return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
+    def attention_replicas(self) -> int:
+        """The replicas of attention of one engine."""
+        return max(1, self.ep // self.tp) if self.dp_attention is None else self.dp_attention
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """The GPUs of one engine."""
+        return self.tp * self.pp * self.attention_replicas
 
     @property
     def leg(self) -> Literal["prefill", "decode"]:

@@ -14,17 +14,20 @@ HIDDEN_BYTES_PER_VALUE = 2
 
 
 def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
-    """Return the KV capacity of one engine of the pool, in tokens, a whole number of blocks.
+    """Return the KV capacity of one engine of the pool, in tokens, a whole number of blocks of each of its replicas.
 
     `kv_tokens`, where the pool says it, is taken at its word, as vLLM's log line is. Raises ValueError, with a sentence
     for the scenario's author, if not even one block fits.
     """
+    replicas = pool.attention_replicas
     if pool.kv_tokens is None:
-        return kv_capacity_tokens(model, pool.gpu, pool.tp, pool.pp, pool.gpu_memory_utilization, pool.block_size)
+        share, block_size = pool.gpu_memory_utilization, pool.block_size
+        tokens = kv_capacity_tokens(model, pool.gpu, pool.tp, pool.pp, share, block_size, dp=replicas, ep=pool.ep)
+        return replicas * tokens
     blocks = pool.kv_tokens // pool.block_size
     if blocks < 1:
         raise ValueError(f"kv_tokens {pool.kv_tokens} is less than one block of {pool.block_size} tokens")
-    return blocks * pool.block_size
+    return replicas * blocks * pool.block_size
 
 
 def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:

@@ -36,6 +36,9 @@ def check_router(router: RouterConfig, transfer: Transfer | None, pools: Sequenc
     if pools is None:
         return
     roles = {pool.role for pool in pools}
+    if router.disaggregate_above_tokens == "auto" and any(pool.attention_replicas > 1 for pool in pools):
+        expected = "expected a number of tokens with dp_attention: auto does not know which replica a prompt is given"
+        yield Complaint(("router", "disaggregate_above_tokens"), f'is "auto", {expected}')
     alone: dict[str, object] = {"disaggregate_above_tokens": router.disaggregate_above_tokens}
     if router.on_failure == "recompute":
         alone["on_failure"] = router.on_failure

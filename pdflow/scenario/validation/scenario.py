@@ -172,7 +172,27 @@ def _blocks(transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
                 yield Complaint((*path, "block_size"), f"is {d}, {where}")
 
 
+def _spread(model: ModelSpec, path: KeyPath, pool: Pool) -> Iterator[Complaint]:
+    """Check expert parallelism and data-parallel attention."""
+    replicas, gpus = pool.attention_replicas, pool.tp * pool.attention_replicas
+    for key, value in (("ep", pool.ep), ("dp_attention", replicas)):
+        if value > 1 and model.moe is None:
+            why = "has no experts" + ("; use replicas, which are engines of their own" if key == "dp_attention" else "")
+            yield Complaint((*path, key), f"is {value}, expected 1: {model.name} {why}")
+            return
+        if value > 1 and pool.pp > 1:
+            yield Complaint((*path, key), f"is {value}, expected 1 with pipeline stages (pp is {pool.pp})")
+            return
+    if pool.ep not in (1, gpus):
+        of = f"tp {pool.tp} x dp_attention {replicas}"
+        yield Complaint((*path, "ep"), f"is {pool.ep}, expected 1 or {gpus}, the GPUs of an engine ({of})")
+
+
 def _model_fits(model: ModelSpec, path: KeyPath, pool: Pool) -> Iterator[Complaint]:
+    spread = list(_spread(model, path, pool))
+    if spread:
+        yield from spread
+        return
     try:
         model.check_parallel(pool.tp, pool.pp)
     except ValueError as error:

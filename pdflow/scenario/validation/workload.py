@@ -125,7 +125,7 @@ def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool
         return
     prompt, whole = _longest(workload.sessions, workload.input_tokens, workload.output_tokens)
     for pool in pools:
-        capacity = kv_tokens_of(model, pool)
+        capacity = kv_tokens_of(model, pool) // pool.attention_replicas
         key, need, what = (
             ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
         )

@@ -249,11 +249,12 @@ class Fabric:
         self.clock.call(self.occupy(lane, cost_ns) + before_ns, self.begin, flight)
 
     def occupy(self, lane: SimPort, cost_ns: int) -> int:
-        """Post something after all that the rank is posting already, and return in how many ns it is posted."""
-        now = self.clock.now
-        lane.lane_free = max(now, lane.lane_free) + cost_ns
+        """Post something on the lane of the rank that is free first; return in how many ns it is posted."""
+        now, lanes = self.clock.now, lane.lanes_free
+        first = min(lanes)
+        posted = lanes[lanes.index(first)] = max(now, first) + cost_ns
         self.posting_ns[lane.address] = self.posting_ns.get(lane.address, 0) + cost_ns
-        return lane.lane_free - now
+        return posted - now
 
     def count_messages(self, flight: Flight) -> int:
         """Count the messages before an operation's first byte and behind its last; return how long the former take, in

@@ -133,20 +133,28 @@ class Paths:
         key = (rank, direction, number)
         resource = self.nics.get(key)
         if resource is None:
-            which = f" {number}" if self.table.nics_per_rank > 1 else ""
+            which = f" {number}" if self.nics_of(rank) > 1 else ""
             rate = self.queue_rate if direction == "queue" else self.table.bandwidth_bytes_per_s
             name = f"{rank} nic{which} {direction}"
             resource = self.nics[key] = self.network.add_resource(name, rate)
             self.names.append((name, resource, rate))
         return resource
 
+    def replicas_of(self, rank: Address) -> int:
+        """Return the GPUs behind a rank: one for each replica of its engine's attention."""
+        return self.pool_of[engine_of(rank)].attention_replicas
+
+    def nics_of(self, rank: Address) -> int:
+        """Return the NICs near a rank's GPUs."""
+        return self.table.nics_per_rank * self.replicas_of(rank)
+
     def lane(self, rank: Address, direction: Direction) -> PathId:
         """Return the PCIe link of a rank's GPU, one way: shared by all copies between its memory and the host's."""
-        return self._local(rank, direction, self.pool_of[engine_of(rank)].gpu.pcie_bytes_per_s)
+        return self._local(rank, direction, self.pool_of[engine_of(rank)].gpu.pcie_bytes_per_s * self.replicas_of(rank))
 
     def copy(self, rank: Address) -> PathId:
         """Return the path from one place of a GPU's memory to another: each byte is read and written."""
-        return self._local(rank, "d2d", self.pool_of[engine_of(rank)].gpu.hbm_bytes_per_s / 2)
+        return self._local(rank, "d2d", self.pool_of[engine_of(rank)].gpu.hbm_bytes_per_s / 2 * self.replicas_of(rank))
 
     def thread(self, rank: Address, name: str, bytes_per_s: int) -> PathId:
         """Return a thread of a rank's host through which bytes go one after the other."""
@@ -192,7 +200,8 @@ class Paths:
         d_pool = self.pool_of[engine_of(target)]
         via = self.via.get((p_pool.name, d_pool.name), ())
         paths = self._between(source, target)
-        rails = Rails(paths, self.table.slice_bytes) if self.table.nics_per_rank > 1 and self._bounded(via) else None
+        several = max(self.nics_of(source), self.nics_of(target)) > 1
+        rails = Rails(paths, self.table.slice_bytes) if several and self._bounded(via) else None
         latency = latency_ns(self.table, links_between(self.table, p_pool, d_pool))
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
         path = paths[0] if paths and rails is None else None
@@ -209,7 +218,7 @@ class Paths:
             crossed = links + self._crossed(p_nic, d_nic)
             if crossed:
                 paths.append(path := self.network.path(crossed))
-                if self.table.nics_per_rank > 1:
+                if max(len(p_nics), len(d_nics)) > 1:
                     self.over.setdefault(p_nic, set()).add(path)
                     self.over.setdefault(d_nic, set()).add(path)
         return paths
@@ -228,7 +237,7 @@ class Paths:
 
     def working(self, rank: Address) -> list[Nic]:
         """Return the working NICs near a rank's GPU; if none is left, those near its engine's other GPUs."""
-        own = [(rank, number) for number in range(self.table.nics_per_rank)]
+        own = [(rank, number) for number in range(self.nics_of(rank))]
         left = [nic for nic in own if nic not in self.down] if self.down else own
         if left:
             return left

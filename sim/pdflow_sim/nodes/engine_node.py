@@ -29,6 +29,7 @@ class SimEngineNode(PeerNode):
         super().__init__(components.ports, side, core)
         self.name = components.name
         self.engine = components.engine
+        self.lanes = components.engine.limits.replicas
         self.block_bytes = components.block_bytes
         self.shipping = components.ports.shipping
         self.prompts = components.ports.prompts

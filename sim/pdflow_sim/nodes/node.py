@@ -33,7 +33,7 @@ FAR: Instant = NEVER
 class SimPort(Port):
     """One endpoint at its node, with its timer."""
 
-    __slots__ = ("lane_free", "node", "side", "since")
+    __slots__ = ("lanes_free", "node", "side", "since")
 
     def __init__(
         self, node: SimNode, address: Address, endpoint: Endpoint, incarnation: int, side: Side = Side.P
@@ -45,8 +45,8 @@ class SimPort(Port):
         self.since: Instant = node.clock.now
         """When its process started."""
         self.armed = FAR
-        self.lane_free: Instant = 0
-        """When this rank has posted all that it was asked to post so far."""
+        self.lanes_free: list[Instant] = [0] * node.lanes
+        """When each of this rank's posting lanes has posted all that it was asked to post so far."""
 
 
 class SimNode:
@@ -66,6 +66,8 @@ class SimNode:
         self.paused_until: Instant = 0
         self.makes_contact = True
         """True if its ranks make themselves known, where a method as published has words for that."""
+        self.lanes = 1
+        """The posting lanes of each rank: one for each replica of its attention."""
         self.in_host_memory = False
         """True if its blocks are in its host's memory, so that nothing is copied on the host."""
         self.observer: Observer | None = None
