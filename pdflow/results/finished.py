@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from pdflow.results.figures.aftermath import Aftermath, aftermaths
 from pdflow.results.figures.itls import bounds_itl, itls_ns, judge_itls
 from pdflow.results.figures.metrics import Metrics, measure
 from pdflow.results.files.bench_json import RunHeader
@@ -32,6 +33,8 @@ class FinishedRun:
     """Each engine's step log, under the engine's name."""
     totals: Totals
     metrics: Metrics
+    aftermaths: tuple[Aftermath, ...] = ()
+    """What each fault of an engine or a link did to the requests after it, in order."""
     scenario: Scenario | None = None
 
     @classmethod
@@ -42,7 +45,8 @@ class FinishedRun:
         metrics = measure(
             records, list(steps.values()), totals.duration_ns, header.slo, header.class_slos, header.warmup_ns
         )
-        return cls(header, records, steps, totals, metrics)
+        after = aftermaths(records, totals.faults, header.slo, header.warmup_ns)
+        return cls(header, records, steps, totals, metrics, tuple(after))
 
     def made_by(self, scenario: Scenario) -> Self:
         """Return the same run with its scenario."""
@@ -50,4 +54,4 @@ class FinishedRun:
 
     def table(self) -> Report:
         """Return the report that a run prints: `print(result.table())`, or rich's `console.print(result.table())`."""
-        return Report(self.header, self.metrics, self.totals, steps=self.steps)
+        return Report(self.header, self.metrics, self.totals, steps=self.steps, aftermaths=self.aftermaths)

@@ -117,7 +117,7 @@ class Result(FinishedRun):
         write_requests(where / REQUESTS_NAME, self.records)
         counted = self.records.arriving_from(self.header.warmup_ns)
         itls = itls_s(counted, self.steps) if detailed else None
-        content = bench_json(self.header, counted, self.metrics, self.totals, itls_s=itls)
+        content = bench_json(self.header, counted, self.metrics, self.totals, itls_s=itls, aftermaths=self.aftermaths)
         write_results(where / RESULTS_NAME, content)
 
     def _repr_html_(self) -> str:

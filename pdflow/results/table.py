@@ -6,7 +6,7 @@ NO_COLOR and for terminals without Unicode: meaning never rests on colour, and e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import formatting
+from pdflow.results.figures.aftermath import WINDOW_NS, Aftermath
 from pdflow.results.figures.batches import mean_batch
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.slo import SloTargets
@@ -31,6 +32,7 @@ _BAR_CELLS = (" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█")
 _EIGHTHS = 8
 _REASONS_SHOWN = 4
 _LINKS_SHOWN = 3
+_FAULTS_SHOWN = 3
 _BUSY_LANE = 0.7
 """The share of its time from which on a rank that posts delays transfers noticeably: they queue for it."""
 
@@ -48,6 +50,7 @@ class Report:
     totals: Totals | None
     late: Spread | None = None
     steps: Mapping[str, Steps] = attrs.field(factory=dict)
+    aftermaths: Sequence[Aftermath] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         options = options.update(width=min(options.max_width, _WIDEST))
@@ -165,6 +168,7 @@ class Report:
         if self.totals is not None:
             yield from _inside_rows(self.totals, self.steps, signs)
         yield from _outcome_rows(metrics, separator)
+        yield from _aftermath_rows(self.aftermaths, separator)
         if self.late is not None and self.late.count:
             late = (self.late.mean_ms, self.late.p99_ms, self.late.max_ms)
             mean, p99, worst = (formatting.number(figure) for figure in late)
@@ -335,3 +339,23 @@ def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str |
             yield outcome, text.append(separator + separator.join(reasons), style="not dim default")
     if metrics.outcomes["unfinished"]:
         yield "unfinished", formatting.count(metrics.outcomes["unfinished"])
+
+
+def _aftermath_rows(aftermaths: Sequence[Aftermath], separator: str) -> Iterator[tuple[str, str | Text]]:
+    window = formatting.duration(WINDOW_NS)
+    for each in aftermaths[:_FAULTS_SHOWN]:
+        fault, before, after = each.fault, each.ttft_before, each.ttft_after
+        where = f" of {fault.engine}" if fault.engine else ""
+        ttft = f"TTFT p99 {formatting.number(after.p99_ms)} ms in the {window} after it" if after.count else "no TTFT"
+        earlier = f", {formatting.number(before.p99_ms)} ms before" if before.count else ""
+        failed = f"{formatting.count(each.failed)} of {formatting.count(each.arrived)} failed"
+        if each.recovered_ns is None:
+            recovery = "recovery unknown"
+        elif each.recovered_ns:
+            recovery = f"recovered after {formatting.duration(each.recovered_ns)}"
+        else:
+            recovery = "no time to recover"
+        figures = (f"{fault.name}{where} at {formatting.duration(fault.begin_ns)}: {ttft}{earlier}", failed, recovery)
+        yield "fault", separator.join(figures)
+    if len(aftermaths) > _FAULTS_SHOWN:
+        yield "", Text(f"and {len(aftermaths) - _FAULTS_SHOWN} more in results.json", style="dim")

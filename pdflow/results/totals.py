@@ -61,6 +61,16 @@ class EngineTotals:
         return share(self.busy_ps, self.held_ns(duration_ns) * PS_PER_NS)
 
 
+@attrs.frozen(kw_only=True)
+class FaultTotals:
+    """One time that a fault acted. `engine`: "" if it is not an engine's; `end_ns` None: to the end of the run."""
+
+    name: str
+    engine: str
+    begin_ns: int
+    end_ns: int | None = None
+
+
 @attrs.define(kw_only=True)
 class Totals:
     """The totals of one run. `duration_ns` is from instant 0 to the end of the last request, not of the last timer."""
@@ -80,6 +90,8 @@ class Totals:
     posting_ns: Mapping[str, int] = attrs.field(factory=dict)
     """By rank, how long it was posting transfers, descriptor by descriptor."""
     engines: list[EngineTotals] = attrs.field(factory=list)
+    faults: list[FaultTotals] = attrs.field(factory=list)
+    """Crashes, pauses, partitions, slow links and failed NICs, in order; not faults of single messages or clients."""
     notes: dict[str, int] = attrs.field(factory=dict)
     """How often an endpoint noted something (late, duplicate, stale...), by the note's name."""
 

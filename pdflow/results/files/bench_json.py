@@ -17,12 +17,13 @@ SOURCE_DATE_EPOCH=0 would say. A live run is of its day, and passes that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import msgspec
 
+from pdflow.results.figures.aftermath import Aftermath
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.slo import ClassMetrics, SloMetrics, SloTargets
 from pdflow.results.figures.spread import Spread
@@ -113,6 +114,7 @@ def bench_json(
     *,
     itls_s: Iterable[list[float]] | None = None,
     seen: ClientMeasurements | None = None,
+    aftermaths: Sequence[Aftermath] = (),
 ) -> dict[str, Any]:
     """Return the whole file as a dict, in the order in which it is written.
 
@@ -123,8 +125,30 @@ def bench_json(
     return {
         **_header(header, records),
         **_body(records, metrics, itls_s, seen),
-        "pdflow": {**_ours(header, metrics, seen), **({} if totals is None else _inside(totals, header))},
+        "pdflow": {
+            **_ours(header, metrics, seen),
+            **({} if totals is None else _inside(totals, header)),
+            **_after(aftermaths),
+        },
     }
+
+
+def _after(aftermaths: Sequence[Aftermath]) -> dict[str, Any]:
+    rows = [
+        {
+            "name": each.fault.name,
+            "engine": each.fault.engine or None,
+            "at_s": each.fault.begin_ns / NS_PER_S,
+            "until_s": None if each.fault.end_ns is None else each.fault.end_ns / NS_PER_S,
+            "ttft_before": each.ttft_before.as_dict(),
+            "ttft_after": each.ttft_after.as_dict(),
+            "requests": each.arrived,
+            "failed": each.failed,
+            "recovered_s": None if each.recovered_ns is None else each.recovered_ns / NS_PER_S,
+        }
+        for each in aftermaths
+    ]
+    return {"faults": rows} if rows else {}
 
 
 def bench_date(source_date_epoch: int | None) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from pdflow.faults.draw import Numbers, Streams, Window, windows
-from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, PauseEngine, Skew, Slow
+from pdflow.faults.plan import Crash, Fault, HangUp, NicDown, Partition, PauseEngine, Skew, Slow
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import EngineId, Instant
+from pdflow.results.totals import FaultTotals
 from pdflow.workload.request import Request
 from pdflow_sim.clients.clients import Clients
 from pdflow_sim.clock import AFTER_ENGINES, INPUT
@@ -26,6 +27,9 @@ from pdflow_sim.network.paths import Nic
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.node import Observer
 from pdflow_sim.nodes.registry import NodeRegistry
+
+REPORTED = (Crash, NicDown, Partition, PauseEngine, Slow)
+"""Faults whose consequences for requests a result reports one by one."""
 
 
 class ActiveFault:
@@ -71,6 +75,8 @@ class FaultInjector:
         self.open: dict[int, ActiveFault] = {}
         """Windows that are open and will end, by a number of their own."""
         self.windows = 0
+        self.acted: list[FaultTotals] = []
+        """What has happened so far of the kinds that are reported, in order."""
         self.waiting: list[Any] = []
         self.slowed: dict[int, list[float]] = {}
         """The factors by which the bandwidth of each resource of the network is divided."""
@@ -118,6 +124,8 @@ class FaultInjector:
 
     def begin(self, course: ActiveFault, until: Instant | None) -> None:
         fault = course.fault
+        if isinstance(fault, REPORTED):
+            self.record(fault, course.engine, until)
         action = self.actions.get(type(fault))
         if action is not None:
             action[0](course, until)
@@ -128,6 +136,15 @@ class FaultInjector:
             self.open[self.windows] = course
             if until is not None:
                 self.env.process(self.end_at(self.windows, until))
+
+    def record(self, fault: Fault, engine: EngineId | None, until: Instant | None) -> None:
+        """Record that a fault acts, unless it happens to an engine that is down."""
+        now = self.clock.now
+        if isinstance(fault, Crash):
+            until = None if fault.restart_after_ns is None else now + fault.restart_after_ns
+        if engine is None or self.lifecycle.node(engine).alive:
+            kind = fault.name.partition("/")[0]
+            self.acted.append(FaultTotals(name=kind, engine=engine or "", begin_ns=now, end_ns=until))
 
     def end_at(self, window: int, at: Instant) -> ProcessSteps:
         yield self.env.timeout(at - self.clock.now)
