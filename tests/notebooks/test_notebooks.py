@@ -18,6 +18,7 @@ COARSER = {
     "02_is_it_worth_it": {
         "PROMPTS = [250, 500, 1000, 2000, 4000, 8000]": "PROMPTS = [250, 1000, 4000]",
         "LOADS = np.geomspace(4_000, 28_000, 8)": "LOADS = np.geomspace(4_000, 28_000, 5)",
+        "LARGE_LOADS = np.geomspace(500, 6_000, 8)": "LARGE_LOADS = np.geomspace(500, 6_000, 4)",
         "GBITS = [200, 100, 50, 25, 10, 5]": "GBITS = [200, 25, 5]",
     },
     "03_how_many": {"PS, DS = range(2, 9), range(2, 7)": "PS, DS = range(5, 8), range(3, 5)"},
