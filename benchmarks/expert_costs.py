@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from statistics import fmean
 from unittest.mock import patch
 
+from pdflow.cost import experts
 from pdflow.cost.step import LinearTable, StepCost
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.reading.load import parse, resolve
@@ -25,7 +25,6 @@ CASES = (
     ("deepseek-v3", "h200", 8),
 )
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-ROOFLINE = import_module("pdflow.cost.roofline")
 
 
 def scenario(model: str, gpu: str, tp: int, cost: str) -> ResolvedScenario:
@@ -61,10 +60,10 @@ def cost_of(model: str, gpu: str, tp: int, cost: str) -> StepCost:
 def larger(model: object, moe: object, slope_ps: int, ps_per_param: float, _ep: int) -> LinearTable:
     """The time of experts as of dense layers: the larger of reading and arithmetic."""
     times = []
-    for tokens in ROOFLINE.TABLE_TOKENS:
+    for tokens in experts.TABLE_TOKENS:
         touched = 1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** tokens
         times.append(round(max(model.routed_parameters * ps_per_param * touched, slope_ps * tokens)))
-    return LinearTable(tokens=ROOFLINE.TABLE_TOKENS, ps=tuple(times))
+    return LinearTable(tokens=experts.TABLE_TOKENS, ps=tuple(times))
 
 
 def errors() -> Iterator[list[float]]:
@@ -84,7 +83,7 @@ def show(title: str) -> None:
 def main() -> int:
     print("at " + ", ".join(f"{tokens:,}" for tokens in TOKENS) + " tokens")
     show("as computed")
-    with patch.object(ROOFLINE, "_experts", larger):
+    with patch.object(experts, "_experts", larger):
         show("experts as dense layers")
     return 0
 
