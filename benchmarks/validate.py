@@ -67,9 +67,10 @@ PLAINLY = """\
   simulation predicts saturation correctly, but TTFT is off by a factor (sections 2 and 3).
 - **TTFT of disaggregated systems** is given as a band, because the published rows do not state how clients start and
   which servers are in front of the engines. Such a wide band is not a prediction.
-- **MI300X** has been compared with four runs of one model (section 3). The preset's steps with prompts are three times
-  too fast for it. With two constants calibrated, disaggregated serving is above aggregated serving, as measured, but by
-  less: P is at its capacity, where a few per cent of a prompt's time decide how many requests meet the bound.
+- **MI300X** has been compared with four runs of one model (section 3). With the preset, a step with a prompt takes less
+  than half as long as measured. With two constants calibrated, disaggregated serving is above aggregated serving in the
+  median of the seeds, as measured, but by less; with steps 5 % slower still it is not. P is at its capacity there: a
+  few per cent of a prompt's time decide how many requests meet the bound.
 - **The number of batch slots and KV tokens of an engine** has the largest effect: copy `kv_tokens` from vLLM's log.
 - **Past saturation of vLLM V0** (section 6) mean TPOT is close, TTFT is too long, and the quantiles of ITL differ: V0
   runs prompts before decodes, which the engines of pdflow do not.

@@ -1,7 +1,7 @@
 """The rows of section 2 that were not fitted on and are below saturation, once with the roofline and once with NVIDIA's
 kernel tables (`cost = { model = "aiconfigurator" }`), which measured single kernels of the same GPUs.
 
-The roofline stays the default where both exist: neither is nearer to these engines.
+The roofline stays the default where both exist: the tables are no nearer to these engines.
 """
 
 from __future__ import annotations

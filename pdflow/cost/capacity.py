@@ -43,6 +43,6 @@ def kv_capacity_tokens(
             f"{f', dp_attention {dp}' if dp > 1 else ''}): each GPU offers "
             f"{usable / 1e9:.1f} GB (gpu_memory_utilization {gpu_memory_utilization:g} of {gpu.device_bytes / 1e9:.1f} "
             f"GB), of which weights need {weights / 1e9:.1f} GB and the engine {reserve_bytes / 1e9:.2f} GB; "
-            f"raise tp{' or ep' if dp > 1 else ''}, or gpu_memory_utilization, or take a larger GPU"
+            f"raise tp{', or dp_attention and ep' if dp > 1 else ''}, or gpu_memory_utilization, or take a larger GPU"
         )
     return blocks * block_size

@@ -19,7 +19,7 @@ from itertools import accumulate
 import attrs
 
 from pdflow.cost.allreduce import with_allreduce
-from pdflow.cost.expert_parallel import busiest_share, exchange_s
+from pdflow.cost.expert_parallel import NODE_GPUS, busiest_share, exchange_s
 from pdflow.cost.specs import GpuSpec, ModelSpec, MoeDims
 from pdflow.cost.step import LinearTable, LinearTime, to_ps
 
@@ -36,8 +36,8 @@ it is 21 %. `python benchmarks/expert_costs.py` prints both."""
 def with_experts(
     dense: LinearTime, model: ModelSpec, gpu: GpuSpec, memory_rate: Fraction, tp: int, dp: int, ep: int
 ) -> tuple[LinearTime | LinearTable, LinearTable | None]:
-    """Return L(T) and E(T) of a model with experts. E(T), of the tokens of all replicas, is None where experts are on
-    the GPUs of one replica only: then L(T) has them.
+    """Return L(T) and E(T) of a model with experts. E(T), of the tokens of all replicas, is None with tensor
+    parallelism alone: then L(T) has the experts.
 
     Args: `dense`: the arithmetic of all that a token passes, and the reading of all but routed experts, on `tp` GPUs;
     `memory_rate`: bytes per ps of one GPU.
@@ -72,14 +72,21 @@ def _experts(model: ModelSpec, moe: MoeDims, slope_ps: int, ps_per_param: float,
 
 
 def _with_exchange(experts: LinearTable, model: ModelSpec, gpu: GpuSpec, gpus: int, ep: int) -> LinearTable:
-    """Add what it takes to bring tokens to experts on `gpus` GPUs and back, in all layers that have some. Whole experts
-    can be brought all tokens too, as slices must be, if that is faster: between two GPUs it is."""
+    """Add what it takes to bring tokens to experts on `gpus` GPUs and back, in all layers that have experts.
+
+    Slices of experts need every token on every GPU, which an all-reduce stands for; beyond a node it runs at the NICs'
+    rate. Whole experts within a node get them in this manner too if it is faster.
+    """
     gathered = with_allreduce(LinearTime(), model, gpu, gpus, 1)
+    if gpus > NODE_GPUS:
+        slower = (gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s) / gpu.nic_bytes_per_s
+        gathered = attrs.evolve(gathered, allreduce_slope_ps=round(gathered.allreduce_slope_ps * max(1.0, slower)))
     times = []
     for tokens, ps in zip(experts.tokens, experts.ps, strict=True):
-        exchange = gathered.of(tokens)
+        exchange = gathered.of(tokens) * model.expert_layers // model.num_layers
         if ep > 1:
-            exchange = min(exchange, to_ps(model.expert_layers * exchange_s(model, gpu, ep, tokens / gpus)))
+            sent = to_ps(model.expert_layers * exchange_s(model, gpu, ep, tokens / gpus))
+            exchange = min(exchange, sent) if gpus <= NODE_GPUS else sent
         times.append(ps + exchange)
     return LinearTable(tokens=experts.tokens, ps=_never_falling(times))
 

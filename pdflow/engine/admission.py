@@ -66,7 +66,7 @@ class AdmissionQueue:
         self._block_size = limits.block_size
         self._replicas = limits.replicas
         self._next_replica = 0
-        self._most_chunk = limits.max_num_batched_tokens // limits.replicas
+        self._most_chunk = limits.max_num_batched_tokens // (1 if whole_prompts else limits.replicas)
         """What one replica computes of a prompt in a step."""
         self._capacity_tokens = pool.num_blocks // limits.replicas * limits.block_size
         self._seats = limits.max_num_seqs
@@ -82,7 +82,8 @@ class AdmissionQueue:
         if tokens > self._capacity_tokens:
             raise NeverFitsError(
                 f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
-                f"the engine has {self._pool.num_blocks} of {self._block_size} tokens"
+                f"the engine has {self._capacity_tokens // self._block_size} of {self._block_size} tokens"
+                f"{' for each replica' if self._replicas > 1 else ''}"
             )
         seq.phase = _WAITING
         seq.stamp = now

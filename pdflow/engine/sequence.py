@@ -56,8 +56,9 @@ class Limits:
     async_scheduling: bool = False
     """Whether a step is composed while the one before it runs."""
     replicas: int = attrs.field(default=1, validator=validators.ge(1))
-    """Replicas of attention in lockstep. They share the limits above evenly, and so they do the blocks of the pool; a
-    sequence keeps the replica that it is given at its admission, in turn."""
+    """Replicas of attention in lockstep. The limits above and the pool's blocks are of all together, but a step takes
+    no more of one prompt than one replica's share. A sequence keeps the replica that it is given at its admission, in
+    turn."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -348,13 +348,13 @@ def _aftermath_rows(aftermaths: Sequence[Aftermath], separator: str) -> Iterator
         where = f" of {fault.engine}" if fault.engine else ""
         ttft = f"TTFT p99 {formatting.number(after.p99_ms)} ms in the {window} after it" if after.count else "no TTFT"
         earlier = f", {formatting.number(before.p99_ms)} ms before" if before.count else ""
-        failed = f"{formatting.count(each.failed)} of {formatting.count(each.arrived)} failed"
+        failed = f"{formatting.count(each.failed)} of {formatting.count(each.affected)} failed"
         if each.recovered_ns is None:
             recovery = "recovery unknown"
         elif each.recovered_ns:
             recovery = f"recovered after {formatting.duration(each.recovered_ns)}"
         else:
-            recovery = "no time to recover"
+            recovery = "recovered at once"
         figures = (f"{fault.name}{where} at {formatting.duration(fault.begin_ns)}: {ttft}{earlier}", failed, recovery)
         yield "fault", separator.join(figures)
     if len(aftermaths) > _FAULTS_SHOWN:

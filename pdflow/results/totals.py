@@ -6,7 +6,7 @@ here and nowhere else, and are 0 where nothing could have been busy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -34,7 +34,8 @@ class LinkTotals:
 
 @attrs.define(kw_only=True)
 class EngineTotals:
-    """The totals of one engine. `busy_ps`: time in steps. `gpus`: tensor parallel size times pipeline stages."""
+    """The totals of one engine. `busy_ps`: time in steps. `gpus`: tensor-parallel size times pipeline stages times
+    replicas of attention."""
 
     name: str
     role: str
@@ -87,7 +88,7 @@ class Totals:
     stranded_byte_ns: int = 0
     """Integral over time of KV bytes held although their prefill had ended: waiting for, in, or after a transfer."""
     links: list[LinkTotals] = attrs.field(factory=list)
-    posting_ns: Mapping[str, int] = attrs.field(factory=dict)
+    posting_ns: dict[str, int] = attrs.field(factory=dict)
     """By rank, how long it was posting transfers, descriptor by descriptor."""
     engines: list[EngineTotals] = attrs.field(factory=list)
     faults: list[FaultTotals] = attrs.field(factory=list)

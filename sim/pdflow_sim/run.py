@@ -274,7 +274,10 @@ def conclude(scenario: ResolvedScenario, world: World, command: Sequence[str], i
         carried, busy = network.carried_bytes(resource, world.clock.now), network.busy_ns(resource, world.clock.now)
         totals.links.append(LinkTotals(name=name, bytes=carried, busy_ns=busy, capacity_bytes_per_s=capacity))
     totals.faults = [] if world.faults is None else world.faults.acted
-    totals.posting_ns = {rank: ns // len(world.fabric.ports[rank].lanes_free) for rank, ns in posting.items()}
+    for rank, ns in posting.items():
+        lanes = world.fabric.ports[rank].lanes_free
+        ahead = sum([max(0, free - now) for free in lanes])  # ordered, and not posted when the run ended
+        totals.posting_ns[rank] = max(0, ns - ahead) // len(lanes)
     for node in (*world.prefills, *world.decodes):
         pool = world.fabric.paths.pool_of[node.name]
         queries, hits = node.prefix_cache()

@@ -95,7 +95,9 @@ def test_each_gpu_has_all_of_attention_and_whole_experts() -> None:
 def test_more_gpus_leave_more_room_for_kv() -> None:
     tokens = [kv_capacity_tokens(DEEPSEEK, attrs.evolve(H800, device_bytes=141e9), dp=n, ep=n) for n in (8, 16, 32, 64)]
     assert all(less < more for less, more in pairwise(tokens))
-    with pytest.raises(ValueError, match=r"does not fit on 8 x h800 \(tp 1, pp 1, dp_attention 8\).*raise tp or ep"):
+    with pytest.raises(
+        ValueError, match=r"does not fit on 8 x h800 \(tp 1, pp 1, dp_attention 8\).*raise tp, or dp_attention and ep"
+    ):
         kv_capacity_tokens(DEEPSEEK, H800, dp=8, ep=8)
 
 

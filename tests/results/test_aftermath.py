@@ -51,8 +51,10 @@ def usual(at: float) -> float:
 
 def test_a_fault_that_delays_nothing_needs_no_recovery() -> None:
     [found] = judged(usual)
-    assert (found.arrived, found.failed, found.recovered_ns) == (500, 0, 0)
-    assert found.ttft_before.count == 500
+    in_flight = found.ttft_after.count - 500
+    assert in_flight in (1, 2)
+    assert (found.affected, found.failed, found.recovered_ns) == (500 + in_flight, 0, 0)
+    assert found.ttft_before.count == 500 - in_flight
     assert found.ttft_after.p99_ms == pytest.approx(found.ttft_before.p99_ms, rel=0.1)
 
 
@@ -67,6 +69,43 @@ def test_recovery_is_when_no_more_requests_are_late_than_before() -> None:
 def test_failures_count_as_well() -> None:
     [found] = judged(usual, fails=lambda at: 50 <= at < 53)
     assert (found.failed, found.recovered_ns) == (30, 4 * S)
+
+
+def test_requests_in_flight_are_affected_and_not_the_measure() -> None:
+    """Those of the 4 s before the crash wait until it is over; half of them fail."""
+    [found] = judged(lambda at: 60.5 - at if 46 <= at < 60 else usual(at), fails=lambda at: 46 <= at < 48)
+    assert found.ttft_before.p99_ms < 210
+    assert found.failed == 20
+    assert found.affected in (540, 541, 542)
+    assert found.recovered_ns == 10 * S
+
+
+def test_a_burst_before_a_fault_makes_no_tiny_intervals() -> None:
+    """30 requests within a microsecond, and the fault right after their first tokens: the run is 100 s long."""
+    records = Records()
+    for number in range(1000):
+        at = number if number < 30 else number * S // 10
+        request = records.add(at, 10, 2)
+        records.outcome[request] = "completed"
+        records.first_token_ns[request] = records.last_token_ns[request] = at + 100
+    [found] = aftermaths(records, [attrs.evolve(CRASH, begin_ns=1000)], None, 0)
+    assert found.recovered_ns == 0
+
+
+def test_unfinished_and_cancelled_requests_are_not_judged() -> None:
+    records = Records()
+    for number in range(1000):
+        request = records.add(number * S // 10, 10, 2)
+        if number < 900:
+            records.outcome[request] = "completed" if number % 5 else "cancelled"
+            records.first_token_ns[request] = records.last_token_ns[request] = number * S // 10 + 1
+    assert aftermaths(records, [CRASH], None, 0)[0].recovered_ns == 0
+
+
+def test_nothing_can_be_said_without_requests_or_with_none_that_was_in_time() -> None:
+    assert aftermaths(Records(), [CRASH], None, 0) == []
+    assert judged(usual, slo=Bounds(ttft_ms=1))[0].recovered_ns is None
+    assert judged(usual, faults=(attrs.evolve(CRASH, begin_ns=200 * S),))[0].recovered_ns is None
 
 
 def test_an_slo_says_what_is_late() -> None:
@@ -98,7 +137,7 @@ def test_reports_and_files_have_them(tmp_path: Path) -> None:
     assert crash.fault.engine in lines[0]
     result.save(tmp_path)
     [row] = msgspec.json.decode((tmp_path / "results.json").read_bytes())["pdflow"]["faults"]
-    assert (row["engine"], row["requests"], row["failed"]) == (crash.fault.engine, crash.arrived, crash.failed)
+    assert (row["engine"], row["requests"], row["failed"]) == (crash.fault.engine, crash.affected, crash.failed)
 
 
 def test_runs_without_faults_have_none() -> None:

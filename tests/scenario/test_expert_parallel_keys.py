@@ -8,9 +8,12 @@ import pytest
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario import ResolvedScenario, kv_tokens_of
+from pdflow.scenario.costs.cost_file import MadeFrom, MeasuredEngine, cost_file
+from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.reading.load import parse, resolve
 from pdflow.scenario.summary import pool_summary
 from pdflow_runtime.build import refuse_what_is_not_served
+from pdflow_sim.experiments.calibrate import calibrated
 
 
 def scenario(keys: str, model: str = "deepseek-v3", more: str = "") -> ResolvedScenario:
@@ -107,3 +110,14 @@ def test_they_are_in_the_line_of_the_pool(tmp_path: Path) -> None:
         'gpu = "h200"\nep = 8\n'
     )
     assert "TP 1, PP 1, DP 8, EP 8" in repr(pdflow.Scenario.load(file))
+
+
+def test_no_cost_file_can_hold_them(tmp_path: Path) -> None:
+    found = scenario("ep = 8")
+    seen = tmp_path / "seen.csv"
+    seen.write_text("request,ttft_ms,tpot_ms\n0,100,10\n")
+    with pytest.raises(ScenarioError, match="whose step times no cost file can hold"):
+        calibrated(found, seen, None, [])
+    cost = step_cost(found.model, found.pools[0], found.base_dir)
+    with pytest.raises(ValueError, match="cannot hold the cost of an engine with ep or dp_attention"):
+        cost_file(cost, MeasuredEngine(), MadeFrom(source="x", command="y"))

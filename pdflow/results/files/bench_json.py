@@ -142,7 +142,7 @@ def _after(aftermaths: Sequence[Aftermath]) -> dict[str, Any]:
             "until_s": None if each.fault.end_ns is None else each.fault.end_ns / NS_PER_S,
             "ttft_before": each.ttft_before.as_dict(),
             "ttft_after": each.ttft_after.as_dict(),
-            "requests": each.arrived,
+            "requests": each.affected,
             "failed": each.failed,
             "recovered_s": None if each.recovered_ns is None else each.recovered_ns / NS_PER_S,
         }

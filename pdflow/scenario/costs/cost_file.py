@@ -173,7 +173,10 @@ class CostFile:
 def cost_file(
     cost: StepCost, engine: MeasuredEngine, made_from: MadeFrom, errors: tuple[RowErrors, ...] = ()
 ) -> CostFile:
-    """Make the file of a cost. Raises ValueError if its coefficients are beyond the form's bounds."""
+    """Make the file of a cost. Raises ValueError if its coefficients are beyond the form's bounds, or if experts are
+    apart from them."""
+    if cost.experts is not None:
+        raise ValueError("a cost file cannot hold the cost of an engine with ep or dp_attention")
     curve = cost.linear
     names = [name.name for name in attrs.fields(Coefficients)]
     file = CostFile(

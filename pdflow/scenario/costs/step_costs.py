@@ -138,9 +138,11 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
             return _held_against(tables[name], f'"{name}"', "table", model, pool)
         case MeasuredCost(path=name):
             return _held_against(_read(base_dir / name, name), f'"{name}"', "path", model, pool)
-        case AiconfiguratorCost() if model.weight_bytes_per_param == 1 and model.activation_dtype != "fp8":
-            wanted = 'expected model.activation_dtype = "fp8"'
+        case AiconfiguratorCost() if (model.weight_bytes_per_param == 1) is not (model.activation_dtype == "fp8"):
+            wanted = 'expected model.weight_dtype = "fp8" and model.activation_dtype = "fp8", or neither'
             raise CostError(f"has times of 8-bit weights only with 8-bit products; {wanted}", "cost", "model")
+        case AiconfiguratorCost() if model.bytes_per_expert_param != model.weight_bytes_per_param:
+            raise CostError("has times of experts in the dtype of all weights only (expert_bytes_per_param)", "cost")
         case AiconfiguratorCost():
             file = _stored_table(model, pool)
             if file is None:

@@ -89,8 +89,8 @@ class Network:
     warm: bool = field(
         default=True,
         metadata=field_doc(
-            "all ranks have completed their handshakes before the first request, and a restarted engine's begin when "
-            "it restarts; false: handshakes begin at first contact"
+            "all ranks have completed their handshakes before the first request, and handshakes of a restarted engine "
+            "begin at its restart; false: handshakes begin at first contact"
         ),
     )
     http_latency_s: float = field(metadata=field_doc("one-way latency of one HTTP hop", DELAY, preset=True))

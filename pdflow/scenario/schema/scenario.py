@@ -123,7 +123,7 @@ class Pool:
         default=None,
         metadata=field_doc(
             "models with experts: number of attention replicas of each engine, which work in lockstep on tp GPUs each; "
-            "max_num_seqs, max_num_batched_tokens and kv_tokens are of one replica; default: ep / tp, or 1",
+            "the engine has max_num_seqs, max_num_batched_tokens and kv_tokens for each; default: ep / tp, or 1",
             AT_LEAST_ONE,
         ),
     )

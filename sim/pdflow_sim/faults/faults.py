@@ -140,8 +140,11 @@ class FaultInjector:
     def record(self, fault: Fault, engine: EngineId | None, until: Instant | None) -> None:
         """Record that a fault acts, unless it happens to an engine that is down."""
         now = self.clock.now
+        heal_ns = self.plan.heal_ns
         if isinstance(fault, Crash):
             until = None if fault.restart_after_ns is None else now + fault.restart_after_ns
+        if heal_ns is not None:
+            until = heal_ns if until is None else min(until, heal_ns)
         if engine is None or self.lifecycle.node(engine).alive:
             kind = fault.name.partition("/")[0]
             self.acted.append(FaultTotals(name=kind, engine=engine or "", begin_ns=now, end_ns=until))
@@ -257,9 +260,11 @@ class FaultInjector:
         self.failover.regain(self.nics(course))
 
     def nics(self, course: ActiveFault) -> list[Nic]:
-        """Return the NICs that fail together: one of each rank."""
-        node = self.lifecycle.node(cast(EngineId, course.engine))
-        return [(address, cast(NicDown, course.fault).nic) for address in node.ports if address != node.name]
+        """Return the NICs that fail together: one of each GPU."""
+        node, paths = self.lifecycle.node(cast(EngineId, course.engine)), self.fabric.paths
+        first, each = cast(NicDown, course.fault).nic, paths.table.nics_per_rank
+        ranks = [address for address in node.ports if address != node.name]
+        return [(rank, first + each * gpu) for rank in ranks for gpu in range(paths.replicas_of(rank))]
 
     def set_bandwidths(self, course: ActiveFault) -> None:
         network = self.fabric.network
@@ -283,9 +288,8 @@ class FaultInjector:
         node = self.lifecycle.node(course.engine)
         direction = "tx" if node in self.nodes.prefills else "rx"
         nics = [address for address in node.ports if address != node.name]
-        numbers = range(paths.table.nics_per_rank)
         rate = paths.table.bandwidth_bytes_per_s
-        return [(paths.nic(address, direction, number), rate) for address in nics for number in numbers]
+        return [(paths.nic(nic, direction, number), rate) for nic in nics for number in range(paths.nics_of(nic))]
 
     def hang_up(self, course: ActiveFault, until: Instant | None) -> None:
         fault = cast(HangUp, course.fault)

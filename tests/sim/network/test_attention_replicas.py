@@ -14,7 +14,7 @@ KV_BYTES = PROMPT * 70_272
 """The latent KV of DeepSeek-V3."""
 
 
-def run(replicas: int, requests: int, exact: bool = False, **network: Any) -> Result:
+def run(replicas: int, requests: int, fault: Any = (), **network: Any) -> Result:
     """Prompts that arrive together and are computed at once; their KV is 0.7 GB each, over NICs of 1 GB/s."""
     engine = {
         "gpu": "h200",
@@ -34,7 +34,9 @@ def run(replicas: int, requests: int, exact: bool = False, **network: Any) -> Re
         "pool": [{"name": "p", "role": "prefill", **engine}, {"name": "d", "role": "decode", **engine}],
         "network": {"preset": "ideal", "bandwidth_bytes_per_s": 1_000_000_000, **network},
     }
-    return pdflow.simulate(Scenario.from_dict(tables), exact=exact)
+    if fault:
+        tables |= {"fault": fault}
+    return pdflow.simulate(Scenario.from_dict(tables))
 
 
 def moving_s(result: Result) -> float:
@@ -58,6 +60,18 @@ def test_replicas_post_at_the_same_time() -> None:
     }
     assert last[1] - last[4] == pytest.approx(0.3 - 0.01, abs=1e-6)
     assert results[1].totals.posting_ns["p-0.r0"] == 4 * results[4].totals.posting_ns["p-0.r0"] == 400_000_000
+
+
+def test_whole_prompts_of_replicas_are_computed_together() -> None:
+    """Constant costs do not cut prompts: four fit into a step of all replicas."""
+    first_tokens = {record["first_token_ns"] for record in run(4, 4, bandwidth_bytes_per_s=float("inf")).records}
+    assert max(first_tokens) - min(first_tokens) <= 10_000_000
+
+
+def test_faults_of_nics_are_of_all_gpus_of_an_engine() -> None:
+    slow = [{"kind": "slow", "engine": "p-0", "factor": 10, "at_s": 0, "for_s": 1000}]
+    alone = moving_s(run(4, 4))
+    assert moving_s(run(4, 4, fault=slow)) == pytest.approx(10 * alone, rel=0.02)
 
 
 def test_gpus_of_all_replicas_are_counted() -> None:

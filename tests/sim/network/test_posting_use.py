@@ -43,3 +43,17 @@ def test_a_lane_that_is_nearly_always_busy_is_reported() -> None:
     [line] = [line for line in str(result.table()).splitlines() if line.startswith("posting")]
     assert "p-0.r0" in line
     assert "larger blocks" in str(result.table())
+
+
+def test_what_is_not_posted_when_a_run_ends_does_not_count() -> None:
+    """Each transfer takes 0.4 s to post, twenty are asked for in a second, and clients leave after 2 s."""
+    edits = {
+        "workload.requests": 40,
+        "workload.arrival": {"process": "constant", "rate_rps": 20.0},
+        "workload.client": {"timeout_s": 2.0},
+        "pool.p.replicas": 1,
+        "pool.d.replicas": 1,
+        "network.per_message_s": 0.4,
+    }
+    result = pdflow.simulate(Scenario.load(SMALL).with_(edits))
+    assert 0.9 < result.summary["posting_busy_share"] <= 1
