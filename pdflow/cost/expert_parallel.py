@@ -6,8 +6,8 @@ high-throughput ones, which send one copy to each GPU (within a node) or node. T
 from its H800 (200 GB/s NVLink, a 400 Gb/s NIC for each GPU) to other GPUs by their links. Overlap of these with
 computing, as of two half batches, is not modelled.
 
-Source: DeepEP V1 (deepseek-ai/DeepEP, docs/legacy.md, at 0297fc80): 128 and 4,096 tokens a GPU, 7,168 values each,
-8 experts a token, dispatch in 8 bits, combine in 16.
+Source: the tables of DeepEP V1 (deepseek-ai/DeepEP at 0297fc80, its page "legacy"): 128 and 4,096 tokens a GPU, 7,168
+values each, 8 experts a token, dispatch in 8 bits, combine in 16.
 """
 
 from __future__ import annotations
