@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdflow.results import formatting
-from pdflow.results.figures.aftermath import WINDOW_NS, Aftermath
+from pdflow.results.figures.aftermath import Aftermath
 from pdflow.results.figures.batches import mean_batch
 from pdflow.results.figures.metrics import Metrics
 from pdflow.results.figures.slo import SloTargets
@@ -342,11 +342,10 @@ def _outcome_rows(metrics: Metrics, separator: str) -> Iterator[tuple[str, str |
 
 
 def _aftermath_rows(aftermaths: Sequence[Aftermath], separator: str) -> Iterator[tuple[str, str | Text]]:
-    window = formatting.duration(WINDOW_NS)
     for each in aftermaths[:_FAULTS_SHOWN]:
         fault, before, after = each.fault, each.ttft_before, each.ttft_after
         where = f" of {fault.engine}" if fault.engine else ""
-        ttft = f"TTFT p99 {formatting.number(after.p99_ms)} ms in the {window} after it" if after.count else "no TTFT"
+        ttft = f"TTFT p99 {formatting.number(after.p99_ms)} ms after it" if after.count else "no TTFT after it"
         earlier = f", {formatting.number(before.p99_ms)} ms before" if before.count else ""
         failed = f"{formatting.count(each.failed)} of {formatting.count(each.affected)} failed"
         if each.recovered_ns is None:
@@ -358,4 +357,4 @@ def _aftermath_rows(aftermaths: Sequence[Aftermath], separator: str) -> Iterator
         figures = (f"{fault.name}{where} at {formatting.duration(fault.begin_ns)}: {ttft}{earlier}", failed, recovery)
         yield "fault", separator.join(figures)
     if len(aftermaths) > _FAULTS_SHOWN:
-        yield "", Text(f"and {len(aftermaths) - _FAULTS_SHOWN} more in results.json", style="dim")
+        yield "faults", Text(f"{len(aftermaths) - _FAULTS_SHOWN} more in results.json", style="dim")
