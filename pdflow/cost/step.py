@@ -96,13 +96,17 @@ class StepCost:
         """Return the ps of one step, request by request: (new tokens, prefix) of each chunk, the context of each
         decode. All are of one replica."""
         time, tokens = self._own_step_ps(prefill, decode_contexts)
-        return time if self.experts is None else time + self.experts.of(tokens)
+        return time + self.experts_ps(tokens)
+
+    def experts_ps(self, tokens: int) -> int:
+        """Return E(T): what all replicas need for experts in a step of so many tokens."""
+        return 0 if self.experts is None else self.experts.of(tokens)
 
     def lockstep_ps(self, replicas: Sequence[tuple[Sequence[tuple[int, int]], Sequence[int]]]) -> int:
         """Return the ps of one step of all replicas, request by request, as `step_ps` takes those of each."""
         own = [self._own_step_ps(prefill, contexts) for prefill, contexts in replicas]
         slowest = max([time for time, tokens in own if tokens], default=0)
-        return slowest + (0 if self.experts is None else self.experts.of(sum([tokens for _, tokens in own])))
+        return slowest + self.experts_ps(sum([tokens for _, tokens in own]))
 
     def _own_step_ps(self, prefill: Sequence[tuple[int, int]], decode_contexts: Sequence[int]) -> tuple[int, int]:
         """Return the ps of one replica's step without E(T), and its tokens."""
@@ -124,7 +128,7 @@ class StepCost:
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
         """Return the ps of one step from the sums P, A, D, C; all are of one replica."""
         time = self.own_sums_ps(prefill_tokens, attended, decodes, context)
-        return time if self.experts is None else time + self.experts.of(prefill_tokens + decodes)
+        return time + self.experts_ps(prefill_tokens + decodes)
 
     def own_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
         """Return the ps of one replica's step without E(T), from its sums P, A, D, C."""

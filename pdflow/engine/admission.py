@@ -34,7 +34,6 @@ class AdmissionQueue:
         "_batch",
         "_block_size",
         "_capacity_tokens",
-        "_most_chunk",
         "_next_replica",
         "_pool",
         "_queue",
@@ -43,6 +42,7 @@ class AdmissionQueue:
         "_whole_prompts",
         "loading",
         "missed",
+        "most_chunk",
         "prefix_cache_hits",
         "prefix_cache_queries",
         "prefixes",
@@ -66,7 +66,7 @@ class AdmissionQueue:
         self._block_size = limits.block_size
         self._replicas = limits.replicas
         self._next_replica = 0
-        self._most_chunk = limits.max_num_batched_tokens // (1 if whole_prompts else limits.replicas)
+        self.most_chunk = limits.max_num_batched_tokens // (1 if whole_prompts else limits.replicas)
         """What one replica computes of a prompt in a step."""
         self._capacity_tokens = pool.num_blocks // limits.replicas * limits.block_size
         self._seats = limits.max_num_seqs
@@ -146,7 +146,7 @@ class AdmissionQueue:
             found = 0 if prefixes is None else prefixes.found(seq)
             if seq.local:
                 new = seq.target if prefixes is None else seq.target - found * prefixes.span_tokens
-                if new > budget or new > self._most_chunk:
+                if new > budget or new > self.most_chunk:
                     new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
@@ -205,7 +205,7 @@ class AdmissionQueue:
         prompt may exceed it alone."""
         if self._whole_prompts:
             return 0 if others else left
-        return min(left, budget, self._most_chunk) if budget > 0 else 0
+        return min(left, budget, self.most_chunk) if budget > 0 else 0
 
     def _seat(self, seq: Sequence, at_ns: int, outcomes: list[Outcome]) -> None:
         self.waiting -= 1

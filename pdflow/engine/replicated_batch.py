@@ -58,8 +58,7 @@ class ReplicatedBatch(DecodeBatch):
             if grows > growth:
                 # Step k of the run is the last in which the other one is not slower.
                 steps = min(steps, (slowest - other) // (grows - growth) + 1)
-        shared = 0 if cost.experts is None else cost.experts.of(self.size)
-        return slowest + shared, growth, steps
+        return slowest + cost.experts_ps(self.size), growth, steps
 
     def _chunk_step_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
         cost = self._cost
@@ -69,4 +68,4 @@ class ReplicatedBatch(DecodeBatch):
             attended[seq.replica] += new * seq.computed + new * (new + 1) // 2
         sums = zip(tokens, attended, self._sizes, self._contexts, strict=True)
         slowest = max([cost.own_sums_ps(*each) for each in sums if each[0] or each[2]])
-        return slowest + (0 if cost.experts is None else cost.experts.of(sum(tokens) + self.size))
+        return slowest + cost.experts_ps(sum(tokens) + self.size)

@@ -78,7 +78,7 @@ class Scheduler:
         """A sequence was preempted: the queue is worth a look after one step."""
         self._prefixes = self.admission.prefixes
         self._budget = limits.max_num_batched_tokens
-        self._most_chunk = limits.max_num_batched_tokens // (1 if whole_prompts else limits.replicas)
+        self._most_chunk = self.admission.most_chunk
         self._ahead = limits.async_scheduling
         # What the end of a step has made free, where the step after it was composed before.
         self._late_seats = 0

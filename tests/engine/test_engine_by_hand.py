@@ -418,7 +418,7 @@ def test_a_replica_with_more_sequences_becomes_the_slowest(exact: bool) -> None:
 
 @both
 def test_a_replica_computes_its_share_of_the_budget_of_one_prompt(exact: bool) -> None:
-    """200 tokens a step, 100 of each replica: a prompt of 150 needs two steps, and another is computed beside it."""
+    """200 tokens a step, 100 of each replica: a prompt of 150 needs two steps, the first with another one."""
     p = engine(PER_TOKEN, exact=exact, max_num_seqs=8, max_num_batched_tokens=200, replicas=2)
     for index, prompt in enumerate((150, 80)):
         p.submit(Sequence(index, prompt, prefill_only=True), 0)

@@ -123,7 +123,7 @@ def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], lis
 
 def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """Return the cost file that the pool's cost is from, if it is from one, checked against the pool."""
-    if (pool.ep > 1 or pool.attention_replicas > 1) and not isinstance(pool.cost, (RooflineCost, ConstantCost)):
+    if not pool.tp_alone and not isinstance(pool.cost, (RooflineCost, ConstantCost)):
         expected = 'expected "roofline" or "constant" with ep or dp_attention'
         raise CostError(f"has times of engines that share all weights by tensor parallelism; {expected}", "cost")
     match pool.cost:

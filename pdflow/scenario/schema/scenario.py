@@ -212,6 +212,11 @@ class Pool:
         return max(1, self.ep // self.tp) if self.dp_attention is None else self.dp_attention
 
     @property
+    def tp_alone(self) -> bool:
+        """True if the GPUs of an engine share its layers by tensor parallelism (and stages) alone."""
+        return self.attention_replicas == 1 and self.ep == 1
+
+    @property
     def gpus_per_engine(self) -> int:
         """The GPUs of one engine."""
         return self.tp * self.pp * self.attention_replicas

@@ -156,7 +156,7 @@ def latencies_ms(world: World, request: int) -> tuple[float | None, float | None
 def calibrated(scenario: ResolvedScenario, seen: Path, name: str | None, command: Sequence[str]) -> tuple[str, str]:
     """Run the command, and return what to print and the text of the cost file. Raises ScenarioError."""
     pool = _chosen(scenario, name)
-    if pool.attention_replicas > 1 or pool.ep > 1:
+    if not pool.tp_alone:
         problem = "has ep or dp_attention, whose step times no cost file can hold; calibrate a pool without them"
         raise ScenarioError([Problem(scenario.path, f"pool.{pool.name}", problem)])
     built = list(requests(scenario.workload, scenario.seed, scenario.base_dir))
