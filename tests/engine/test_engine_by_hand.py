@@ -47,6 +47,16 @@ def run_until(engine: Engine, until: int, answer: Callable[[Outcome], None] | No
     return outcomes
 
 
+def all_loaded(engine: Engine, seqs: Iterable[Sequence]) -> list[Outcome]:
+    """Admit sequences at instant 0, with their KV there at once, and run them to their ends."""
+    for seq in seqs:
+        engine.submit(seq, 0)
+    run_until(engine, 1)
+    for seq in seqs:
+        engine.loaded(seq, 0)
+    return run_until(engine, 10**12)
+
+
 def summaries(outcomes: Iterable[Outcome]) -> list[tuple[str, int, int]]:
     return [(type(o).__name__, o.seq.index, o.at_ns // MS) for o in outcomes]
 
@@ -389,12 +399,7 @@ def test_replicas_take_sequences_in_turn_and_wait_for_the_slowest(exact: bool) -
     cost = StepCost(c2=10**9)
     d = engine(cost, exact=exact, max_num_seqs=8, replicas=2)
     seqs = [Sequence(index, prompt, 3, remote_kv=True) for index, prompt in enumerate((10, 25, 5))]
-    for seq in seqs:
-        d.submit(seq, 0)
-    run_until(d, 1)
-    for seq in seqs:
-        d.loaded(seq, 0)
-    outcomes = run_until(d, 10**12)
+    outcomes = all_loaded(d, seqs)
     assert [seq.replica for seq in seqs] == [0, 1, 0]
     # The second replica's context is the larger one until both of the first have grown past it: never, in 3 steps.
     assert {o.at_ns // MS for o in outcomes} == {25 + 26 + 27}
@@ -405,12 +410,7 @@ def test_a_replica_with_more_sequences_becomes_the_slowest(exact: bool) -> None:
     """Contexts of 2 x 10 grow by 2 a step, one of 22 by 1: from the third step on the first replica takes longer."""
     d = engine(StepCost(c2=10**9), exact=exact, max_num_seqs=8, replicas=2)
     seqs = [Sequence(index, prompt, 6, remote_kv=True) for index, prompt in enumerate((10, 22, 10))]
-    for seq in seqs:
-        d.submit(seq, 0)
-    run_until(d, 1)
-    for seq in seqs:
-        d.loaded(seq, 0)
-    outcomes = run_until(d, 10**12)
+    outcomes = all_loaded(d, seqs)
     steps = [max(20 + 2 * step, 22 + step) for step in range(6)]
     assert steps == [22, 23, 24, 26, 28, 30]
     assert {o.at_ns // MS for o in outcomes} == {sum(steps)}

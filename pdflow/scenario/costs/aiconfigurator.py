@@ -91,7 +91,7 @@ def tabulated(gpu: str, model: str, tp: int, weight_bytes_per_param: float | Non
     if weight_bytes not in (published, 1.0):
         raise ValueError(f"pdflow has no table of {model} with {weight_bytes:g} bytes per parameter, and computes none")
     fp8 = weight_bytes != published
-    what = f"{model}{' in 8 bits' if fp8 else ''} on {gpu}, tp {tp}"
+    what = _named(gpu, model, tp, fp8)
     try:
         sdk = importlib.import_module("aiconfigurator_core.sdk")
     except ImportError:
@@ -109,6 +109,10 @@ def tabulated(gpu: str, model: str, tp: int, weight_bytes_per_param: float | Non
     except Exception as error:  # Whatever it raises for data that it lacks; its classes share no base of their own.
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         raise ValueError(f"aiconfigurator has no table of {what}: {reason}") from None
+
+
+def _named(gpu: str, model: str, tp: int, fp8: bool) -> str:
+    return f"{model}{' in 8 bits' if fp8 else ''} on {gpu}, tp {tp}"
 
 
 class _RefusedError(ValueError):
@@ -144,7 +148,7 @@ class _Asked:
         return cls(gpu, model, tp, fp8, VLLM.get(gpu, "vLLM 0.24.0"), handle)
 
     def __str__(self) -> str:
-        return f"{self.model}{' in 8 bits' if self.fp8 else ''} on {self.gpu}, tp {self.tp}"
+        return _named(self.gpu, self.model, self.tp, self.fp8)
 
     def prompt(self, prompts: int, new: int, prefix: int = 0) -> Step:
         return prompt_step(

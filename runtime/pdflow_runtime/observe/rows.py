@@ -192,7 +192,7 @@ class _Engines:
                 name=name,
                 role=pool.role,
                 busy_ps=self._busy_ns[name] * PS_PER_NS,
-                gpus=pool.tp * pool.pp,
+                gpus=pool.gpus_per_engine,
                 kv_blocks=kv_tokens_of(scenario.model, pool) // pool.block_size,
                 peak_kv_blocks=self._peak[name],
                 max_num_seqs=pool.max_num_seqs,

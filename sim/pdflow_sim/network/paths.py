@@ -200,7 +200,7 @@ class Paths:
         d_pool = self.pool_of[engine_of(target)]
         via = self.via.get((p_pool.name, d_pool.name), ())
         paths = self._between(source, target)
-        several = max(self.nics_of(source), self.nics_of(target)) > 1
+        several = self._has_several_nics(source, target)
         rails = Rails(paths, self.table.slice_bytes) if several and self._bounded(via) else None
         latency = latency_ns(self.table, links_between(self.table, p_pool, d_pool))
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
@@ -218,10 +218,14 @@ class Paths:
             crossed = links + self._crossed(p_nic, d_nic)
             if crossed:
                 paths.append(path := self.network.path(crossed))
-                if max(len(p_nics), len(d_nics)) > 1:
+                if self._has_several_nics(source, target):
                     self.over.setdefault(p_nic, set()).add(path)
                     self.over.setdefault(d_nic, set()).add(path)
         return paths
+
+    def _has_several_nics(self, source: Address, target: Address) -> bool:
+        """True if either rank has several NICs, whether they work or not."""
+        return max(self.nics_of(source), self.nics_of(target)) > 1
 
     def _bounded(self, via: Sequence[str]) -> bool:
         return bool(via) or self.table.bandwidth_bytes_per_s is not None or self.queue_rate is not None

@@ -167,3 +167,14 @@ def test_blocks_that_lie_apart_stay_descriptors(lay: Callable[..., ResolvedScena
     registration = Register(reg, "x", 0, shards, blocks, token_start=32, num_tokens=64, digest=0, weights=0, floor=0)
     assert route.joints((0, 1, 2, 3, 4, 6), registration) == 1
     assert route.joints((9, 9, 2, 3, 5, 6, 7), registration) == 2
+
+
+def test_the_last_nic_of_several_is_known_to_carry_its_paths(lay: Callable[..., ResolvedScenario]) -> None:
+    """Should it fail too, what goes over it has to be found."""
+    here = paths(lay, nics_per_rank=2, bandwidth_bytes_per_s=1_000_000)
+    d = rank_address("d-0", 0)
+    for nic in ((P, 0), (d, 0)):
+        here.fail(nic, 1)
+    rails = here.route(P, d).rails
+    assert rails is not None
+    assert here.over[P, 1] == here.over[d, 1] == set(rails.paths)
