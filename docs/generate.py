@@ -342,6 +342,7 @@ ONE_REQUEST = (
     *("--set", "workload.requests=1", "--set", "pool.prefill.replicas=1", "--set", "pool.decode.replicas=1"),
     *("--set", "network.handshake_s=0.001"),
     *("--set", "network.warm=false"),
+    *("--set", "noise.steps=0", "--set", "noise.api_server=0", "--set", "noise.links=0"),
 )
 
 
