@@ -35,6 +35,7 @@ from pdflow.protocol import diagrams, dialect, messages, phases, timers
 from pdflow.protocol.diagrams import docstrings
 from pdflow.protocol.wire import formats
 from pdflow.results.files.events import read_events
+from pdflow.scenario.costs.error_bars import error_bars, interval
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables
 from pdflow.scenario.schema.jsonschema import schema_json
 from pdflow_sim.check.mutants.page import page as mutants_page
@@ -55,7 +56,7 @@ def pages() -> dict[str, str]:
         "README.md": {"output": fenced(printed(*MAIN_JOB)), "methods": "\n".join(method_rows()) + "\n"},
         "docs/methods.md": {"methods": "\n".join(method_pages())},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
-        "docs/costs.md": {"tables": "\n".join(cost_rows())},
+        "docs/costs.md": {"tables": "\n".join(cost_rows()), "error bars": "\n".join(error_bar_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
         "docs/spec.md": {**protocol_parts(), "races": races_part()},
@@ -291,6 +292,17 @@ def cost_rows() -> Iterator[str]:
             errors = [error for of in ("prefill", "decode") for error in (rows[of].median, rows[of].p95, rows[of].max)]
             shares = " | ".join(f"{error:.1%}".replace("%", " %") for error in errors)
             yield f"| `{name}` | {file.engine.software} | {shares} |"
+    yield ""
+
+
+def error_bar_rows() -> Iterator[str]:
+    yield "| GPU | model | engine | TPOT | TTFT | TPOT above 85 % | TTFT above 85 % |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for key, row in error_bars().items():
+        figures = (row[name] for name in ("tpot_below", "ttft_below", "tpot_above", "ttft_above"))
+        shares = " | ".join("–" if bar is None else f"{interval(bar)} ({bar[0]})" for bar in figures)
+        mark = " fitted" if row["seen"] else ""
+        yield f"| `{key.gpu}`{mark} | {key.model} | {key.parallel} | {shares} |"
     yield ""
 
 
