@@ -353,15 +353,15 @@ def compared(comparison: Comparison, given: argparse.Namespace, print_line: Prin
 
 def markdown(found: dict[str, dict[str, Any]]) -> str:
     """The results as a section of a page, without its heading: of each peer what it says, then the tables."""
-    parts = [
+    sections = [
         "The same traffic in pdflow, in the offline replay of NVIDIA's Dynamo and in NVIDIA's aisimulate, written by\n"
         "`python benchmarks/peers.py --dynamo DIR/bin/python --aisimulate DIR/bin/python --markdown FILE`."
     ]
     for name, figures_of in found.items():
         items = [textwrap.fill(x, 120, initial_indent="- ", subsequent_indent="  ") for x in figures_of["reading"]]
         tables = "\n".join(figures_of["tables"])
-        parts += [f"### {name}", "\n".join(items), f"```text\n{tables}\n```"]
-    return "\n\n".join(parts) + "\n"
+        sections += [f"### {name}", "\n".join(items), f"```text\n{tables}\n```"]
+    return "\n\n".join(sections) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
