@@ -1,10 +1,10 @@
 """The same traffic in pdflow and in two other simulators:
 python benchmarks/peers.py --dynamo DIR/bin/python --aisimulate DIR/bin/python
 
-Dynamo's replay and aisimulate move no bytes either: they are simulators with a hand-off, like ours. So
-where two are given the same requests, step times and bandwidth, they must say the same, request by request; where they
-part, one of them models what the other leaves out. The traffic is drawn here once, as a Mooncake trace, which all read.
-Each run is a process of its own.
+Dynamo's replay and aisimulate move no bytes either: they are simulators with a hand-off, like ours. So where two are
+given the same requests, step times and bandwidth, they must say the same, request by request; where they part, one of
+them models what the other leaves out. The traffic is drawn here once, as a Mooncake trace, which all read. Each run is
+a process of its own.
 
 Each peer needs an environment of its own (HOW_TO). Without it, only pdflow's part is shown.
 """
@@ -325,7 +325,7 @@ class Comparison:
 
 COMPARISONS = (
     Comparison("Dynamo", "dynamo", "dynamo.replay", dynamo, with_dynamo, dynamo_reading),
-    Comparison("aisimulate", "aisimulate", "aisimulate", aisimulate, with_aisimulate, aisimulate_reading),
+    Comparison("aisimulate", "aisimulate", "aisimulate.predict", aisimulate, with_aisimulate, aisimulate_reading),
 )
 
 
