@@ -35,6 +35,7 @@ from benchmarks.peer_figures import (
     title,
     under_way,
 )
+from benchmarks.peer_own_times import in_words, own_times, table
 from benchmarks.peer_runs import (
     ADMITTED,
     FIXED_COST,
@@ -260,7 +261,7 @@ def aisimulate_reading(found: dict[str, Any]) -> list[str]:
         f"{table['seconds']:,.0f} s. pdflow completes {ours['in_time']:,} requests before the last one arrives and "
         f"{ours['completed']:,} in all, and the others fail: the design is saturated.",
     ]
-    return sentences + speed_reading(found, "aisimulate")
+    return [*sentences, in_words(found["own_times"]), *speed_reading(found, "aisimulate")]
 
 
 def speed_reading(found: dict[str, Any], peer: str) -> list[str]:
@@ -304,6 +305,9 @@ def with_aisimulate(given: argparse.Namespace, peer: Peer | None, print_line: Pr
     print_line("")
     into_one = attrs.evolve(quiet, title="one decode engine", rate_rps=5.0, prefills=3, decodes=1)
     found["contention"] = contention(into_one, peer, print_line)
+    print_line("")
+    found["own_times"] = own_times(given.requests, peer)
+    print_line("\n".join(table(found["own_times"], given.requests)))
     if given.speed:
         print_line("")
         found["speed"] = speed(quiet, given.speed, peer, given.repeat, print_line)

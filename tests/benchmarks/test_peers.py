@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from benchmarks import peer_own_times
 from benchmarks.peer_aisimulate import AISIMULATE, configured, fixed_times, prediction
 from benchmarks.peer_figures import apart, delivered, overloaded, tenths, under_way
 from benchmarks.peer_runs import (
@@ -231,6 +232,41 @@ def test_why_a_peer_cannot_be_run() -> None:
     why_not = usable("aisimulate", sys.executable, "no_such_module")
     assert why_not == f"{sys.executable} has no no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
     assert usable("aisimulate", sys.executable, "json") is None
+
+
+@pytest.mark.parametrize("name", peer_own_times.DESIGNS)
+def test_with_own_times_both_have_the_same_engines_and_links(tmp_path: Path, name: str) -> None:
+    design = peer_own_times.DESIGNS[name]
+    (tmp_path / "trace.jsonl").write_text(peer_own_times.trace(20))
+    (tmp_path / "scenario.toml").write_text(peer_own_times.scenario(design, '{ model = "roofline" }'))
+    ours = load(str(tmp_path / "scenario.toml"))
+    theirs = peer_own_times.prediction(design, tmp_path)["engine"]
+    assert {pool.name for pool in ours.pools} == set(theirs["workers"])
+    for pool in ours.pools:
+        workers = theirs["workers"][pool.name]
+        assert (pool.replicas, pool.tp) == (workers["parallelism"]["replicas"], workers["parallelism"]["tensor"])
+        assert pool.max_num_seqs == workers["scheduler"]["max_sequences"]
+        assert pool.max_num_batched_tokens == workers["scheduler"]["max_batched_tokens"]
+        assert pool.block_size == workers["kv_cache"]["block_size"]
+        assert pool.enable_prefix_caching is workers["kv_cache"]["prefix_caching"] is False
+    assert sum(pool.replicas * pool.tp for pool in ours.pools) == 8
+    assert (theirs["mode"] == "disaggregated") == ("kv_transfer" in theirs) == (len(ours.pools) == 2)
+    if "kv_transfer" in theirs:
+        assert ours.network.bandwidth_bytes_per_s is not None
+        of_engine = ours.network.bandwidth_bytes_per_s * peer_own_times.TP
+        assert of_engine == theirs["kv_transfer"]["bandwidth_gb_per_second"] * 1e9
+    lengths = {(r.input_tokens, r.output_tokens) for r in requests(ours.workload, ours.seed, ours.base_dir)}
+    assert lengths == {(1200, 200)}
+
+
+@pytest.mark.slow
+def test_own_times_without_the_peer_are_ours() -> None:
+    found = peer_own_times.own_times(8, None)
+    assert list(found) == list(peer_own_times.DESIGNS)
+    for sources in found.values():
+        assert list(sources) == list(peer_own_times.COSTS)
+        without_host, tables = sources["pdflow, tables, no host time"], sources["pdflow, tables"]
+        assert 0 < without_host["ITL"] < tables["ITL"]
 
 
 @pytest.mark.slow
