@@ -1,8 +1,9 @@
 """One traffic in pdflow and in aisimulate, each with its own step times: Llama-3.1-70B in 8 bits on eight H100.
 
-Here nothing is given but model, GPU and traffic. So it shows how far the step times of two programs are apart, and
-whether that decides between four engines that do both and three that prefill for one that decodes. Which is right was
-not measured. pdflow is run with its roofline and with its tables of NVIDIA's kernels; aisimulate has newer such tables.
+Here nothing is given but model, GPU, traffic and ample KV in 16 bits. So it shows how far the step times of two
+programs are apart, and whether that decides between four engines that do both and three that prefill for one that
+decodes. Which is right was not measured. pdflow is run with its roofline and with its tables of NVIDIA's kernels, which
+are of the same version of vLLM as aisimulate's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_figures import spread
-from benchmarks.peer_runs import BLOCK, HUNDRED_GBIT, PDFLOW, REFERENCE, Peer, Run, measured, mooncake
+from benchmarks.peer_runs import BLOCK, HUNDRED_GBIT, KV_TOKENS, PDFLOW, REFERENCE, Peer, Run, measured, mooncake
 from pdflow.scenario import load
 from pdflow.workload.build import requests
 from pdflow.workload.request import PREFIX_BLOCK_TOKENS
@@ -32,6 +33,8 @@ COSTS = {
 }
 TRAFFIC = ("workload.input_tokens=1200", "workload.output_tokens=200", "workload.arrival.rate_rps=20.0")
 TP = 2
+KV_BYTES_PER_TOKEN = 327_680
+"""Llama-3.1-70B in 16 bits, as in pdflow's tables. By default aisimulate takes the 8 bits of the checkpoint."""
 NIC_BYTES_PER_S = 4 * HUNDRED_GBIT
 """Of each GPU."""
 
@@ -48,7 +51,8 @@ def scenario(design: Mapping[str, int], cost: str) -> str:
     """A design as a scenario file beside its trace, without what aisimulate does not model."""
     pools = "".join(
         f'[[pool]]\nname = "{role}"\nrole = "{role}"\nreplicas = {replicas}\ngpu = "h100-sxm"\ntp = {TP}\n'
-        f"cost = {cost}\nblock_size = {BLOCK}\nmax_num_seqs = 256\nmax_num_batched_tokens = 8192\n"
+        f"cost = {cost}\nblock_size = {BLOCK}\nkv_tokens = {KV_TOKENS}\n"
+        "max_num_seqs = 256\nmax_num_batched_tokens = 8192\n"
         "enable_prefix_caching = false\nasync_scheduling = false\napi_server_s = 0.0\n"
         for role, replicas in design.items()
     )
@@ -66,7 +70,13 @@ def prediction(design: Mapping[str, int], folder: Path) -> dict[str, Any]:
         role: {
             "parallelism": {"replicas": replicas, "tensor": TP},
             "scheduler": {"max_batched_tokens": 8192, "max_sequences": 256},
-            "kv_cache": {"block_size": BLOCK, "prefix_caching": False},
+            "kv_cache": {
+                "block_size": BLOCK,
+                "prefix_caching": False,
+                "bytes_per_token": KV_BYTES_PER_TOKEN,
+                "capacity": {"type": "fixed", "blocks": KV_TOKENS // BLOCK},
+            },
+            "timing": {"kvcache_quant_mode": "bfloat16"},
         }
         for role, replicas in design.items()
     }
@@ -79,7 +89,11 @@ def prediction(design: Mapping[str, int], folder: Path) -> dict[str, Any]:
     }
     if "decode" in design:
         bandwidth = TP * NIC_BYTES_PER_S / 1e9
-        engine["kv_transfer"] = {"bandwidth_gb_per_second": bandwidth, "timing_mode": "full_prompt"}
+        engine["kv_transfer"] = {
+            "bytes_per_token": KV_BYTES_PER_TOKEN,
+            "bandwidth_gb_per_second": bandwidth,
+            "timing_mode": "full_prompt",
+        }
     source = {"type": "trace", "paths": [str(folder / "trace.jsonl")], "format": "mooncake"}
     return {
         "traffic": {"source": source | {"block_size": PREFIX_BLOCK_TOKENS}, "load": {"type": "trace_timestamps"}},

@@ -248,6 +248,8 @@ def test_with_own_times_both_have_the_same_engines_and_links(tmp_path: Path, nam
         assert pool.max_num_seqs == workers["scheduler"]["max_sequences"]
         assert pool.max_num_batched_tokens == workers["scheduler"]["max_batched_tokens"]
         assert pool.block_size == workers["kv_cache"]["block_size"]
+        assert pool.kv_tokens == workers["kv_cache"]["capacity"]["blocks"] * workers["kv_cache"]["block_size"]
+        assert ours.model.kv_bytes_per_token == workers["kv_cache"]["bytes_per_token"]
         assert pool.enable_prefix_caching is workers["kv_cache"]["prefix_caching"] is False
     assert sum(pool.replicas * pool.tp for pool in ours.pools) == 8
     assert (theirs["mode"] == "disaggregated") == ("kv_transfer" in theirs) == (len(ours.pools) == 2)
