@@ -1,6 +1,6 @@
 """Writes what can be generated in the documentation: python docs/generate.py
 
-    README.md              what the first command prints
+    README.md              what the first command prints; the errors that docs/validation.md states
     docs/scenario.md       every key of a scenario file, from the schema that the loader uses
     docs/costs.md          the cost tables that come with pdflow, and their errors
     docs/cli.md            every command and option, from the command itself
@@ -53,7 +53,11 @@ Schema = Mapping[str, Any]
 def pages() -> dict[str, str]:
     """Every document with a generated part, as it should be now."""
     generated = {
-        "README.md": {"output": fenced(printed(*MAIN_JOB)), "methods": "\n".join(method_rows()) + "\n"},
+        "README.md": {
+            "output": fenced(printed(*MAIN_JOB)),
+            "methods": "\n".join(method_rows()) + "\n",
+            "accuracy": "\n".join(accuracy_rows((ROOT / "docs/validation.md").read_text(encoding="utf-8"))) + "\n",
+        },
         "docs/methods.md": {"methods": "\n".join(method_pages())},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows()), "error bars": "\n".join(error_bar_rows())},
@@ -127,6 +131,28 @@ def method_pages() -> Iterator[str]:
         yield from (f"| {head} | {fact} |" for head, fact in facts(method).items())
         yield ""
         yield fenced("\n".join(one_request(method.name)) + "\n")
+
+
+# The errors on the validation page.
+
+
+def accuracy_rows(page: str) -> Iterator[str]:
+    """The page's summary, a row for each engine: its errors without calibration, and with it."""
+    summary = page.split("\n## In short\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
+    engines: dict[str, dict[str, str]] = {}
+    for what, metric, error, *_ in lines[2:]:
+        engine, calibrated, _ = what.partition(", calibrated")
+        engine = engine.partition(", presets alone")[0]
+        engines.setdefault(engine, {})[metric + calibrated] = error
+    yield "| what was measured | TTFT | TPOT | TTFT, calibrated | TPOT, calibrated |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for engine, errors in engines.items():
+        columns = (errors.get(name, "") for name in ("TTFT", "TPOT", "TTFT, calibrated", "TPOT, calibrated"))
+        yield f"| {engine} | {' | '.join(columns)} |"
+    yield ""
+    holding = next(line for line in summary.splitlines() if line.endswith(" hold."))
+    yield holding.replace(" hold.", " aims of that page hold.")
 
 
 # The keys of a scenario file.

@@ -37,12 +37,12 @@ def bar_of(model: str, gpu: str, tp: int) -> str:
 def test_a_class_that_was_measured_has_its_intervals_and_rows() -> None:
     row = next(row for key, row in error_bars().items() if key == ("h100-sxm", "dense", "tensor parallel"))
     rows, low, high = row["tpot_below"]
-    said = bar_of("llama-3.1-70b", "h100-sxm", 4)
-    assert said.startswith(
+    found = bar_of("llama-3.1-70b", "h100-sxm", 4)
+    assert found.startswith(
         f"measured against simulated: TPOT {low * 100:+.0f} to {high * 100:+.0f} %".replace("-", "−")
     )
-    assert f" in {rows} rows; above 85 % load TPOT" in said
-    assert said.endswith("(dense, h100-sxm, tensor parallel)")
+    assert f" in {rows} rows; above 85 % load TPOT" in found
+    assert found.endswith("(dense, h100-sxm, tensor parallel)")
 
 
 def test_a_class_without_rows_was_never_compared() -> None:
