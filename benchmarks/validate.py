@@ -116,7 +116,7 @@ def page(results: dict[str, Found]) -> str:
     ):
         lines += [title, "", str(module.__doc__).strip(), "", *results[section].lines]
     if PEERS.exists():
-        lines += ["## 5. Comparison with another simulator", "", PEERS.read_text(encoding="utf-8").strip(), ""]
+        lines += ["## 5. Comparison with other simulators", "", PEERS.read_text(encoding="utf-8").strip(), ""]
     if METHODS.exists():
         lines += [HEADING, "", METHODS.read_text(encoding="utf-8").strip(), ""]
     lines += [UNFITTED, "", section_7(results["unfitted"])]

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,6 +28,7 @@ from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown, stru
 from pdflow.scenario.reading.document import DTYPES, ScenarioTables, alias_notes, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.locate import KeyPath, key_lines
+from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Workload
 from pdflow.scenario.validation.scenario import check
@@ -356,7 +358,7 @@ def _scenario(
         pools=tuple(_sound(pool) for pool in tables.pools),
         transfer=_sound(tables.transfer),
         network=_sound(tables.network),
-        router=_sound(tables.router),
+        router=_with_attempts(_sound(tables.router), tables),
         slo=_sound(tables.slo),
         noise=_sound(tables.noise),
         path=file,
@@ -367,6 +369,20 @@ def _scenario(
         from_config=from_config,
         notes=notes,
     )
+
+
+def _with_attempts(router: RouterConfig, tables: ScenarioTables) -> RouterConfig:
+    """Return the router's table with a second attempt where another engine could make it.
+
+    Routers of published systems do not retry.
+    """
+    engines = Counter({"prefill": 0, "decode": 0})
+    for pool in map(_sound, tables.pools):
+        engines[pool.leg] += pool.replicas
+    alone = max(engines.values()) == 1 or _sound(tables.transfer).dialect == "as-published"
+    if router.max_attempts is not None or router.on_failure is not None or alone:
+        return router
+    return attrs.evolve(router, max_attempts=2)
 
 
 def _as_text(name: str) -> str:

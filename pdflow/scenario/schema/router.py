@@ -80,8 +80,8 @@ class RouterConfig:
     max_attempts: int | None = field(
         default=None,
         metadata=field_doc(
-            "maximum number of attempts per request, including the first; default: 2 with on_failure retry "
-            "or recompute, otherwise 1",
+            "maximum number of attempts per request, including the first; default: 2 with more than one engine of a "
+            "kind or on_failure retry or recompute, otherwise 1 (and with as-published)",
             AT_LEAST_ONE,
         ),
     )
