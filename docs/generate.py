@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from pdflow.cli import cli
+from pdflow.cost.layers import WindowSpec
 from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.show import facts
@@ -130,7 +131,7 @@ def method_pages() -> Iterator[str]:
 
 # The keys of a scenario file.
 
-SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims}
+SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims, "window": WindowSpec}
 KEY_DESCRIPTIONS = {
     "preset": "preset that supplies the values that the file does not set; `pdflow presets` lists them",
     "name": "name in reports",
@@ -141,6 +142,7 @@ KEY_DESCRIPTIONS = {
     "weight_dtype": "alternative to weight_bytes_per_param",
     "mla": "sizes of multi-head latent attention (DeepSeek), instead of KV heads",
     "moe": "sizes of a mixture of experts, instead of an MLP",
+    "window": "layers that attend to the latest tokens only",
     "hf_config": "instead of a preset: path of a Hugging Face config.json, relative to the scenario file; default of "
     "`name`: `_name_or_path`, or the architecture and size, such as llama-8.0B",
     "source": "source of the values",
@@ -158,6 +160,7 @@ INSIDE = {
     "trace": "a recorded workload.",
     "mla": "the sizes of latent attention, as in the model's config.json.",
     "moe": "the sizes of a mixture of experts, from the model's config.json.",
+    "window": "layers that attend to the latest tokens only: a sliding window, or the chunk that a token is in.",
     "gpu": "a preset with some values replaced, or a complete data sheet.",
 }
 

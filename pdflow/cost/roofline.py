@@ -65,14 +65,19 @@ def roofline(
         linear, experts = with_allreduce(dense, model, gpu, tp, 2), None
     else:
         linear, experts = with_experts(dense, model, gpu, memory_rate, tp, dp, ep)
-    kv_bytes = model.kv_bytes_per_token_per_rank(tp)
-    reading_ps = kv_bytes / memory_rate
-    products_ps = 2 * model.num_layers * _decode_values(model) / (tp * attention_rate)
+    reading_ps = model.kv_bytes_per_layer_per_rank(tp) / memory_rate
+    products_ps = 2 * _decode_values(model) / (tp * attention_rate)
+    decode_ps = max(reading_ps, products_ps)
+    prefill_ps = 2 * _attention_values(model) / (tp * attention_rate)
+    whole = model.num_layers - model.window_layers
     return StepCost(
         h0=to_ps(step_s),
         h1=to_ps(seq_s),
-        a2=round(2 * model.num_layers * _attention_values(model) / (tp * attention_rate)),
-        c2=round(max(reading_ps, products_ps)),
+        a2=round(whole * prefill_ps),
+        c2=round(whole * decode_ps),
+        window=0 if model.window is None else model.window.tokens,
+        aw=round(model.window_layers * prefill_ps),
+        cw=round(model.window_layers * decode_ps),
         linear=linear,
         experts=experts,
         provenance=(

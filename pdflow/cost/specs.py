@@ -16,6 +16,8 @@ from typing import Literal
 import attrs
 from attrs import validators
 
+from pdflow.cost.layers import WindowSpec, padded_layers
+
 _COUNT = validators.ge(1)
 _RATE = validators.gt(0.0)
 _HOST_S = [validators.ge(0.0), validators.le(1e3)]
@@ -101,9 +103,15 @@ class ModelSpec:
     """Whether an MLP has three matrices (gate, up, down) or two (up, down)."""
     mla: MlaSpec | None = None
     moe: MoeDims | None = None
+    window: WindowSpec | None = None
     source: str = ""
 
     def __attrs_post_init__(self) -> None:
+        if self.window is not None and self.window.layers > self.num_layers:
+            raise ValueError(
+                f"model {self.name!r}: {self.window.layers} layers with a window are more than its {self.num_layers} "
+                "layers"
+            )
         if self.moe is not None and self.moe.dense_layers >= self.num_layers:
             raise ValueError(
                 f"model {self.name!r}: dense_layers {self.moe.dense_layers} must be fewer than its {self.num_layers} "
@@ -195,18 +203,60 @@ class ModelSpec:
         return ceil(((self.weight_bytes - experts) / tp + own) / pp)
 
     @property
+    def window_layers(self) -> int:
+        """Layers that attend to a window."""
+        return 0 if self.window is None else self.window.layers
+
+    @property
+    def dropping_layers(self) -> int:
+        """Layers that keep the KV of a window only. Where all layers have one, engines are taken to keep all KV."""
+        kept = self.window is None or self.window.whole_kv or self.window.layers == self.num_layers
+        return 0 if kept else self.window_layers
+
+    @property
+    def keeping_layers(self) -> int:
+        """Layers that keep the KV of whole contexts."""
+        return self.num_layers - self.dropping_layers
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token keeps in the cache, all layers, every KV head once."""
-        return self.num_layers * self._kv_values_per_layer(1) * self.kv_bytes_per_value
+        """Bytes that one token keeps in the cache in layers that keep whole contexts, every KV head once."""
+        return self.keeping_layers * self.kv_bytes_per_layer
+
+    @property
+    def kv_bytes_per_layer(self) -> int:
+        """Bytes that one token keeps in the cache in one layer, every KV head once."""
+        return self._kv_values_per_layer(1) * self.kv_bytes_per_value
+
+    def kv_bytes_of(self, tokens: int) -> int:
+        """Return the bytes that a context of so many tokens keeps, every KV head once."""
+        kept = self.kv_bytes_per_token * tokens
+        if self.window is not None and self.dropping_layers:
+            kept += self.dropping_layers * self.kv_bytes_per_layer * min(tokens, self.window.tokens)
+        return kept
 
     def kv_bytes_per_token_per_rank(self, tp: int, pp: int = 1) -> int:
-        """Bytes of one token on one rank: its share of the heads, or one whole head where heads are replicated.
+        """Bytes of one token on one rank in layers that keep whole contexts: its share of the heads, or one whole head
+        where heads are replicated.
 
         With pipeline stages of unequal depth it is the deepest stage that counts. Raises ValueError where vLLM does.
         """
         self.check_parallel(tp, pp)
-        layers = -(-self.num_layers // pp)
-        return layers * self._kv_values_per_layer(tp) * self.kv_bytes_per_value
+        return -(-self.block_layers // pp) * self.kv_bytes_per_layer_per_rank(tp)
+
+    def kv_bytes_per_layer_per_rank(self, tp: int) -> int:
+        """Return the bytes of one token in one layer on one rank."""
+        return self._kv_values_per_layer(tp) * self.kv_bytes_per_value
+
+    @property
+    def block_layers(self) -> int:
+        """Layers that a KV block of a whole context holds, with those that only pad it."""
+        return padded_layers(self.keeping_layers, (self.keeping_layers, self.dropping_layers))
+
+    @property
+    def window_block_layers(self) -> int:
+        """Layers for which an engine allocates blocks of windows, with those that only pad them."""
+        return padded_layers(self.dropping_layers, (self.keeping_layers, self.dropping_layers))
 
     def check_parallel(self, tp: int, pp: int = 1) -> None:
         if tp < 1 or pp < 1:

@@ -41,6 +41,10 @@ class KvShape(Value, frozen=True, gc=False):
     block_size: int
     mla: MlaDims | None = None
     packed: bool = False
+    window_layers: int = 0
+    """Of the layers, those of which a transfer moves the last `window_tokens` tokens only. Their memory is as that of
+    all others here: what an engine allocates for windows is `pdflow.cost.capacity`."""
+    window_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "bytes_per_value", "block_size"):
@@ -48,6 +52,11 @@ class KvShape(Value, frozen=True, gc=False):
                 raise LayoutError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         if self.mla is not None and (self.mla.latent_dim < 1 or self.mla.rope_dim < 0):
             raise LayoutError(f"MLA dimensions {self.mla.latent_dim} + {self.mla.rope_dim}: they must be positive")
+        if not 0 <= self.window_layers <= self.num_layers or (self.window_layers and self.window_tokens < 1):
+            raise LayoutError(
+                f"{self.window_layers} of {self.num_layers} layers with a window of {self.window_tokens} tokens: at "
+                "most all, and a window has at least one token"
+            )
         if self.mla is not None and self.packed:
             raise LayoutError("MLA keeps no K and V that could be packed: leave out `packed` or `mla`")
 

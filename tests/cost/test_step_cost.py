@@ -16,10 +16,13 @@ from pdflow.cost import (
     ModelSpec,
     MoeDims,
     StepCost,
+    WindowSpec,
     constant,
+    extra_blocks,
     kv_capacity_tokens,
     roofline,
 )
+from pdflow.cost.layers import padded_layers
 from pdflow.cost.progression import boundary_after, span_of, steps_to_reach
 from tests.cost.hardware import H100, LLAMA_8B, LLAMA_70B
 
@@ -49,6 +52,24 @@ def test_sums_and_walk_agree(cost: StepCost, prefill: list[tuple[int, int]], con
     tokens = sum(n for n, _ in prefill)
     attended = sum(n * prefix + n * (n + 1) // 2 for n, prefix in prefill)
     assert cost.step_ps(prefill, contexts) == cost.step_sums_ps(tokens, attended, len(contexts), sum(contexts))
+
+
+@given(
+    costs,
+    st.integers(1, 120),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 99)), max_size=4),
+    st.lists(st.integers(1, 99)),
+)
+def test_sums_and_walk_agree_with_a_window(
+    cost: StepCost, window: int, prefill: list[tuple[int, int]], contexts: list[int]
+) -> None:
+    cost = attrs.evolve(cost, window=window, aw=cost.c1, cw=cost.c0)
+    tokens = sum(n for n, _ in prefill)
+    attended = sum(n * prefix + n * (n + 1) // 2 for n, prefix in prefill)
+    within = sum(cost.within_window(*chunk) for chunk in prefill)
+    sums = cost.step_sums_ps(tokens, attended, len(contexts), sum(contexts))
+    windowed = cost.window_ps(within, sum(min(context, window) for context in contexts))
+    assert cost.step_ps(prefill, contexts) == sums + windowed
 
 
 @given(costs, st.lists(st.integers(1, 5000), min_size=1, max_size=9), st.integers(0, 40))
@@ -130,6 +151,15 @@ def test_replicated_heads_are_read_on_every_rank() -> None:
     per_rank = [roofline(LLAMA_8B, H100, tp=tp).c2 for tp in (1, 8, 16, 32)]
     assert per_rank[0] == pytest.approx(8 * per_rank[1], abs=8)
     assert per_rank[1] == per_rank[2] == per_rank[3]
+
+
+def test_layers_with_a_window_read_no_more_than_it() -> None:
+    half = attrs.evolve(LLAMA_8B, window=WindowSpec(tokens=128, layers=16))
+    whole, windowed = roofline(LLAMA_8B, H100), roofline(half, H100)
+    assert windowed.step_ps([], [100]) == pytest.approx(whole.step_ps([], [100]), rel=1e-6)
+    assert windowed.step_ps([(100, 0)], []) == pytest.approx(whole.step_ps([(100, 0)], []), rel=1e-6)
+    saved = whole.step_ps([], [20_000]) - windowed.step_ps([], [20_000])
+    assert saved == pytest.approx(16 * 4096 * (20_000 - 128) / (0.77 * 3.35), rel=1e-4)
 
 
 def test_a_small_all_reduce_takes_longer_among_more_ranks_by_the_logarithm() -> None:
@@ -220,6 +250,42 @@ def test_kv_capacity() -> None:
     tokens = kv_capacity_tokens(LLAMA_8B, H100, block_size=64)
     assert tokens % 64 == 0
     assert tokens == (int(0.9 * 85.9e9) - LLAMA_8B.weight_bytes - 1_240_000_000) // (131072 * 64) * 64
+
+
+def test_windows_take_blocks_of_the_same_pool() -> None:
+    """gemma-3-27b: 10 layers of 62 keep whole contexts, the others 1,024 tokens, in six groups of 10 layers."""
+    gemma = ModelSpec(
+        name="gemma-3-27b",
+        num_layers=62,
+        hidden_size=5376,
+        intermediate_size=21504,
+        num_heads=32,
+        num_kv_heads=16,
+        head_dim=128,
+        vocab_size=262208,
+        window=WindowSpec(tokens=1024, layers=52),
+    )
+    assert gemma.kv_bytes_per_token == 10 * 2 * 16 * 128 * 2
+    assert gemma.kv_bytes_of(5000) == 16384 // 2 * (10 * 5000 + 52 * 1024)
+    extra = extra_blocks(gemma, 16)
+    assert extra is not None
+    assert [extra.of(blocks) for blocks in (1, 64, 65, 66, 1000)] == [6, 384, 390, 390, 390]
+    assert extra_blocks(LLAMA_8B, 16) is None
+    # Where all have a window, whole contexts are kept.
+    mistral = attrs.evolve(LLAMA_8B, window=WindowSpec(tokens=4096, layers=32))
+    assert extra_blocks(mistral, 16) is None
+    assert kv_capacity_tokens(mistral, H100) == kv_capacity_tokens(LLAMA_8B, H100)
+    with pytest.raises(ValueError, match="33 layers with a window are more than its 32"):
+        attrs.evolve(LLAMA_8B, window=WindowSpec(tokens=4096, layers=33))
+
+
+@pytest.mark.parametrize(
+    ("layers", "kinds", "padded"),
+    [(18, (18, 18), 18), (52, (10, 52), 60), (20, (10, 20), 20), (12, (13, 12), 13), (5, (5, 0), 5), (0, (5, 0), 0)],
+)
+def test_blocks_hold_as_many_layers_of_every_kind(layers: int, kinds: tuple[int, int], padded: int) -> None:
+    """vLLM's rule and its comment's examples."""
+    assert padded_layers(layers, kinds) == padded
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
-from pdflow.scenario.hf.config import computed_dtype, model_values
+from pdflow.scenario.hf.config import computed_dtype, model_note, model_values
 from pdflow.scenario.hf.keys import HfConfigError
-from pdflow.scenario.hf.unsupported import window_note
+from pdflow.scenario.hf.layers import layer_kinds
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.convert import structure
 from pdflow.scenario.reading.load import load
@@ -134,6 +134,12 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
         ({"hybrid_override_pattern": "M*"}, "state-space layers"),
         ({"index_topk": 2048}, "sparse attention"),
         ({"head_dim": 128, "global_head_dim": 256}, "heads of two sizes"),
+        ({"layer_types": ["full_attention"] * 3}, "has 3 entries in layer_types and 32 layers"),
+        ({"layer_types": ["sliding_attention"] * 32}, "has layers of sliding_attention and no sliding_window"),
+        ({"layer_types": ["sliding_attention", "chunked_attention"] * 16}, "windows of two kinds"),
+        ({"sliding_window": 512, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern = LLLG"),
+        ({"sliding_window": "wide"}, "sliding_window = wide"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "1 entries in no_rope_layers"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1]}, "has 2 entries in moe_layer_freq"),
     ],
 )
@@ -152,6 +158,7 @@ KEYS = st.sampled_from(
         *(DEEPSEEK | QWEN_MOE),
         *("quantization_config", "text_config", "layer_types", "moe_layer_freq", "mlp_layer_types", "moe_layers"),
         *("shared_expert_intermediate_size", "mlp_only_layers", "sliding_window", "global_head_dim", "head_dim"),
+        *("use_sliding_window", "max_window_layers", "sliding_window_pattern", "attention_chunk_size"),
     ]
 )
 QUANTISED = st.fixed_dictionaries(
@@ -180,7 +187,7 @@ def test_whatever_a_config_says_it_is_read_or_refused(
     except HfConfigError:
         return
     structure({"name": "m", **values}, ModelSpec)
-    window_note(config)
+    model_note(config)
 
 
 CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
@@ -256,6 +263,58 @@ def test_layers_without_experts_are_counted(keys: dict[str, Any], dense: int) ->
     assert model_values({**QWEN_MOE, **keys})["moe"]["dense_layers"] == dense
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "gpt_oss", "sliding_window": 128}, 16),
+        ({"model_type": "gemma2"}, 16),
+        ({"model_type": "gemma3_text", "sliding_window": 1024}, 27),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 4}, 24),
+        ({"model_type": "cohere2", "sliding_window": 4096}, 24),
+        ({"model_type": "olmo3", "sliding_window": 4096}, 24),
+        ({"model_type": "mistral", "sliding_window": 4096}, 32),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "llama", "sliding_window": 4096, "max_position_embeddings": 4096}, 0),
+        ({"model_type": "llama4_text"}, 24),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 0] * 16, "attention_chunk_size": 8192}, 16),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, 0),
+        ({"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, 4),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 512}, 16),
+        ({"layer_types": ["full_attention"] * 32, "sliding_window": 512}, 0),
+    ],
+)
+def test_layers_with_a_window_are_counted(config: dict[str, Any], layers: int) -> None:
+    window = spec_of({**LLAMA, **config}).window
+    assert (0 if window is None else window.layers) == layers
+    size = config.get("sliding_window") or config.get("attention_chunk_size")
+    assert window is None or window.tokens == (size or {"llama4_text": 8192}.get(config["model_type"], 4096))
+    assert window is None or window.whole_kv == (config.get("model_type") == "llama4_text")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo3", "qwen2", "llama4_text"])
+def test_layers_are_of_the_kinds_that_transformers_says(family: str) -> None:
+    """A family's own rule, where a file does not name the kinds."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.CONFIG_MAPPING[family](num_hidden_layers=26)
+    assert layer_kinds({"model_type": family}, 26) == theirs.layer_types
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "note"),
+    [
+        (32, "sliding_attention", "all layers attend to the latest 512 tokens only"),
+        (24, "chunked_attention", "24 of 32 layers attend to chunks of 512 tokens"),
+        (24, "sliding_attention", ""),
+    ],
+)
+def test_what_counts_as_more_than_it_is_has_a_note(layers: int, kind: str, note: str) -> None:
+    kinds = [kind] * layers + ["full_attention"] * (32 - layers)
+    found = model_note({**LLAMA, "layer_types": kinds, "sliding_window": 512, "attention_chunk_size": 512})
+    assert found.startswith(note) if note else not found
+
+
 SCENARIO = """
 [workload]
 requests = 10
@@ -297,7 +356,7 @@ def test_what_is_beside_a_config_counts_unless_the_config_says_it(tmp_path: Path
     scenario = load(file)
     assert (scenario.model.weight_bytes_per_param, scenario.model.kv_bytes_per_value) == (0.5625, 1)
     assert len(scenario.notes) == 1
-    assert "latest 4,096 tokens only" in scenario.notes[0]
+    assert "all layers attend to the latest 4,096 tokens only" in scenario.notes[0]
     file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "bf16"'))
     assert load(file).model.weight_bytes_per_param == 2.0
     (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "fp8"}}))

@@ -15,6 +15,7 @@ from typing import Any, Final
 from pdflow.cost.specs import MlaSpec, attention_projections
 from pdflow.scenario.hf.experts import DENSE, experts_of, has_experts
 from pdflow.scenario.hf.keys import optional, positive
+from pdflow.scenario.hf.layers import layer_kinds, window_note, window_of
 from pdflow.scenario.hf.quantisation import Quantisation, quantisation_of
 from pdflow.scenario.hf.unsupported import refuse_unsupported
 
@@ -64,10 +65,20 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         }
         values["mla"]["q_lora_rank"] = optional(config, "q_lora_rank")
         values["num_kv_heads"] = heads
+    window = window_of(config, layer_kinds(config, values["num_layers"]))
+    if window is not None:
+        values["window"] = window
     if has_experts(config):
         values["moe"] = experts_of(config, values["num_layers"])
         values["intermediate_size"] = positive(config, DENSE, values["intermediate_size"])
     return values | _dtypes(config, values)
+
+
+def model_note(config: Mapping[str, Any]) -> str:
+    """Return a sentence on what is counted as more than it is; "" if nothing is. Raises HfConfigError."""
+    config = language_model(config)
+    kinds = layer_kinds(config, positive(config, NAMES["num_layers"]))
+    return window_note(kinds, window_of(config, kinds))
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:

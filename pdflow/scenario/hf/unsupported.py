@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pdflow.scenario.hf.keys import HfConfigError
+from pdflow.scenario.hf.layers import FULL, WINDOWS
 
 FEATURES: Final[Mapping[str, str]] = {
     "full_attention_interval": "linear attention",
@@ -26,8 +27,6 @@ FEATURES: Final[Mapping[str, str]] = {
     "moe_latent_size": "experts in a latent space",
 }
 """What each key, if it is there and not empty, says that the model has."""
-WINDOWS: Final = ("sliding_attention", "chunked_attention")
-"""Kinds of layers in `layer_types` that attend to the latest tokens only."""
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -37,27 +36,8 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
             raise HfConfigError(f"has {feature} ({key}), which [model] does not support")
     kinds = config.get("layer_types")
     for kind in kinds if isinstance(kinds, list) else ():
-        if kind != "full_attention" and kind not in WINDOWS:
-            raise HfConfigError(f"has layers of {kind} (layer_types), which [model] does not support")
+        if str(kind) != FULL and str(kind) not in WINDOWS:
+            raise HfConfigError(f"has layers of {str(kind)[:40]} (layer_types), which [model] does not support")
     sizes = config.get("global_head_dim"), config.get("head_dim")
     if sizes[0] and sizes[0] != sizes[1]:
         raise HfConfigError("has attention heads of two sizes (global_head_dim), which [model] does not support")
-
-
-def window_note(config: Mapping[str, Any]) -> str:
-    """Return a sentence if layers attend to the latest tokens only; "" if none does.
-
-    Their attention is counted in full: too much, for contexts that are longer than the window.
-    """
-    kinds = config.get("layer_types")
-    window = config.get("sliding_window") or config.get("attention_chunk_size")
-    if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
-        return ""
-    layers = sum(kind in WINDOWS for kind in kinds) if isinstance(kinds, list) else None
-    if layers == 0:
-        return ""
-    which = "layers" if layers is None else f"{layers} of {len(kinds or ())} layers"
-    return (
-        f"{which} attend to the latest {window:,} tokens only, which is not modelled: "
-        "KV memory and attention count whole contexts"
-    )

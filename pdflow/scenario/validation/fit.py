@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import attrs
+import msgspec
+
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.shapes import KvShape, MlaDims
@@ -11,6 +16,18 @@ from pdflow.scenario.schema.transfer import Transfer
 
 HIDDEN_BYTES_PER_VALUE = 2
 """Hidden states of the V0 connectors, in 16 bits."""
+
+
+def as_kept(model: ModelSpec, transfer: Transfer, pools: Iterable[Pool]) -> tuple[ModelSpec, str]:
+    """Return the model as engines keep it with this method, and a note if that is more than its windows, or ""."""
+    if model.window is None or not model.dropping_layers or all(pool.role == "aggregated" for pool in pools):
+        return model, ""
+    method = METHODS[transfer.method]
+    method = method.adapted(transfer.progressive, transfer.kv_buffer_device == "cpu", transfer.num_workers)
+    if method.hybrid and not (method.in_pieces or method.staged_at_p or method.staged_at_d):
+        return model, ""
+    note = f"layers with a window keep whole contexts: {transfer.method} moves one KV cache group only"
+    return attrs.evolve(model, window=attrs.evolve(model.window, whole_kv=True)), note
 
 
 def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
@@ -40,6 +57,19 @@ def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
         bytes_per_value=model.kv_bytes_per_value,
         block_size=pool.block_size,
         mla=mla,
+    )
+
+
+def moved_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
+    """Return the geometry of what a transfer moves of this model's KV: of layers with a window, the blocks at the
+    prompt's end that vLLM's NIXL connector names (`get_sw_clipped_blocks`: the window's, and one more)."""
+    shape = kv_shape_of(model, pool)
+    if model.window is None or not model.dropping_layers:
+        return shape
+    return msgspec.structs.replace(
+        shape,
+        window_layers=model.dropping_layers,
+        window_tokens=(-(-model.window.tokens // pool.block_size) + 1) * pool.block_size,
     )
 
 

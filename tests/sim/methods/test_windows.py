@@ -1,0 +1,88 @@
+"""Models with layers that attend to a window: planning many steps at once changes nothing, every request ends, every
+block comes back, and of these layers the end of a prompt is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.methods.catalogue import METHODS
+from tests.sim.support.simulations import (
+    both_modes_agree,
+    disturbances,
+    everything_ends,
+    random_simulations,
+    scenarios,
+)
+
+WINDOWS = ("{ tokens = 20, layers = 16 }", "{ tokens = 7, layers = 27 }", "{ tokens = 64, layers = 32 }")
+
+
+@st.composite
+def windowed(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
+    capacity = draw(st.sampled_from([1280, 8192]))
+    return overrides | {
+        "model.window": draw(st.sampled_from(WINDOWS)),
+        "pool.p.kv_tokens": capacity,
+        "pool.d.kv_tokens": capacity,
+    }
+
+
+@random_simulations(100)
+@given(overrides=scenarios().flatmap(windowed))
+def test_exact_and_fast_are_the_same(
+    overrides: dict[str, Any], play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    both_modes_agree(overrides, play, lines)
+
+
+@random_simulations(100)
+@given(disturbed=disturbances(), overrides=st.data())
+def test_everything_ends(
+    disturbed: dict[str, Any], overrides: st.DataObject, play: Callable[..., Any], lines: Callable[[Any], bytes]
+) -> None:
+    disturbed["overrides"] = overrides.draw(windowed(disturbed["overrides"]))
+    everything_ends(disturbed, play, lines)
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.parametrize("p_tp", [1, 2])
+def test_of_layers_with_a_window_its_blocks_are_moved(play: Callable[..., Any], method: str, p_tp: int) -> None:
+    overrides = {
+        "transfer.method": method,
+        "router.dispatch": "sequential",
+        "model.window": "{ tokens = 20, layers = 24 }",
+        "pool.p.tp": p_tp,
+    }
+    world = play(overrides)
+    records = world.records
+    # Of 4,096 bytes per token and layer 24 layers move three blocks of 16 tokens, 8 whole prompts.
+    expected = [4096 * (8 * tokens + 24 * min(tokens, 48)) for tokens in records.input_tokens]
+    assert world.totals.bytes_moved == sum(expected)
+    assert max(records.input_tokens) > 48 > min(records.input_tokens)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_serves_them(
+    play: Callable[..., Any], lay: Callable[..., Any], lines: Callable[[Any], bytes], method: str
+) -> None:
+    """Those that move one KV cache group only, as their originals, keep and move whole contexts in all layers."""
+    overrides = {
+        "transfer.method": method,
+        "router.dispatch": "sequential",
+        "pool.p.replicas": 1,
+        "pool.d.replicas": 1,
+        "model.num_layers": 4,
+        "model.window": "{ tokens = 20, layers = 3 }",
+    }
+    world = play(overrides)
+    assert set(world.records.outcome) == {"completed"}
+    whole = 4 * 4096 * sum(world.records.input_tokens)
+    assert (world.totals.bytes_moved < whole) == METHODS[method].hybrid
+    window = lay(overrides).model.window
+    assert window.whole_kv != METHODS[method].hybrid
+    assert lines(play(overrides, exact=True, checked=False)) == lines(world)
