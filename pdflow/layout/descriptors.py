@@ -112,9 +112,11 @@ class DescriptorCounter(Value, frozen=True, gc=False):
     layers: int = 1
     window_layers: int = 0
     window_tokens: int = 0
+    states: int = 0
+    """Descriptors in addition, of states whose size does not depend on tokens."""
 
     def count(self, num_tokens: int, joints: int = 0) -> int:
-        count = self._of_all(num_tokens) - joints * self.per_joint
+        count = self._of_all(num_tokens) - joints * self.per_joint + self.states
         if self.window_layers and num_tokens > self.window_tokens:
             # A joint outside the windows saves nothing there; so many blocks are rarely neighbours.
             kept = self._of_all(self.window_tokens)

@@ -39,6 +39,8 @@ class _Table(Value, frozen=True, gc=False):
     bytes_per_token: dict[tuple[int, int], int]
     window_bytes_per_token: dict[tuple[int, int], int]
     """Of these bytes, those in layers of which a window is moved; empty if there are none."""
+    state_bytes: int
+    """Bytes that each pair moves beside those of tokens."""
 
 
 class TransferGeometry:
@@ -54,7 +56,7 @@ class TransferGeometry:
         self._initiator: Initiator = initiator
         self._rule: Rule = rule
         self._tables: dict[tuple[int, int, int], _Table] = {}
-        self._last: tuple[Sharding | None, Sharding | None, _Table] = (None, None, _Table({}, {}, (), {}, {}))
+        self._last: tuple[Sharding | None, Sharding | None, _Table] = (None, None, _Table({}, {}, (), {}, {}, 0))
         """The latest answer: engines of one pool share their value, and one pair of pools asks nearly every time."""
 
     def targets(self, p_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
@@ -84,8 +86,8 @@ class TransferGeometry:
             raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
         if table.window_bytes_per_token and num_tokens > self._shape.window_tokens:
             before = num_tokens - self._shape.window_tokens
-            return num_tokens * per_token - before * table.window_bytes_per_token[p_rank, d_rank]
-        return num_tokens * per_token
+            return num_tokens * per_token - before * table.window_bytes_per_token[p_rank, d_rank] + table.state_bytes
+        return num_tokens * per_token + table.state_bytes
 
     def _table(self, p: Sharding, d: Sharding) -> _Table:
         if p.block_size != d.block_size:
@@ -115,4 +117,5 @@ class TransferGeometry:
             window_bytes_per_token={
                 (pair.p_rank, pair.d_rank): pair.bytes_per_token * window // layers for pair in found if window
             },
+            state_bytes=self._shape.state_bytes // len(found),
         )

@@ -68,7 +68,7 @@ class EngineBuilder(EngineWiring):
 
     def limits_of(self, pool: Pool) -> Limits:
         """Return the limits of an engine of this pool, which keeps of windows what vLLM does."""
-        return attrs.evolve(super().limits_of(pool), extra=extra_blocks(self.scenario.model, pool.block_size))
+        return attrs.evolve(super().limits_of(pool), extra=extra_blocks(self.scenario.model, pool.block_size, pool.tp))
 
     def first_incarnation(self, slot: EngineSlot) -> int:
         """Return the incarnation that an engine begins with; a simulated one needs no randomness."""

@@ -18,6 +18,7 @@ from pdflow.scenario.hf.keys import HfConfigError
 from pdflow.scenario.hf.layers import layer_kinds
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.reading.document import KV_DTYPES
 from pdflow.scenario.reading.load import load
 
 LLAMA: dict[str, Any] = {
@@ -131,6 +132,8 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
         ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "leaves out"),
         ({"full_attention_interval": 4}, "linear attention"),
         ({"layer_types": ["linear_attention"] * 32}, "layers of linear_attention"),
+        ({"layer_types": ["mamba"] * 32}, "layers of mamba"),
+        ({"attn_type_list": [0, 1]}, "linear attention .attn_type_list."),
         ({"hybrid_override_pattern": "M*"}, "state-space layers"),
         ({"index_topk": 2048}, "sparse attention"),
         ({"head_dim": 128, "global_head_dim": 256}, "heads of two sizes"),
@@ -148,6 +151,8 @@ def test_fields_that_a_config_lacks_are_reported(change: dict[str, Any], message
         model_values({**LLAMA, **change})
 
 
+CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
+DSA, HYBRID = CARDS["deepseek-ai/DeepSeek-V3.2"]["config"], CARDS["Qwen/Qwen3.5-35B-A3B"]["config"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -158,6 +163,8 @@ KEYS = st.sampled_from(
         *(DEEPSEEK | QWEN_MOE),
         *("quantization_config", "text_config", "layer_types", "moe_layer_freq", "mlp_layer_types", "moe_layers"),
         *("shared_expert_intermediate_size", "mlp_only_layers", "sliding_window", "global_head_dim", "head_dim"),
+        *("index_topk", "index_n_heads", "index_head_dim", "indexer_types", "index_topk_freq", "model_type"),
+        *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "attn_type_list"),
         *("use_sliding_window", "max_window_layers", "sliding_window_pattern", "attention_chunk_size"),
     ]
 )
@@ -177,7 +184,9 @@ QUANTISED = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from([DEEPSEEK, QWEN_MOE]), st.dictionaries(KEYS, JSON, max_size=4), st.none() | QUANTISED)
+@given(
+    st.sampled_from([DEEPSEEK, QWEN_MOE, DSA, HYBRID]), st.dictionaries(KEYS, JSON, max_size=4), st.none() | QUANTISED
+)
 def test_whatever_a_config_says_it_is_read_or_refused(
     base: dict[str, Any], changed: dict[str, Any], quantised: dict[str, Any] | None
 ) -> None:
@@ -190,9 +199,6 @@ def test_whatever_a_config_says_it_is_read_or_refused(
     model_note(config)
 
 
-CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
-
-
 def spec_of(config: dict[str, Any]) -> ModelSpec:
     spec, complaints = structure({"name": "m", **model_values(config)}, ModelSpec)
     assert spec is not None, complaints
@@ -203,6 +209,89 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 def test_parameters_are_those_that_the_models_card_states(name: str) -> None:
     card = CARDS[name]
     assert spec_of(card["config"]).parameters == pytest.approx(card["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if "kv_bytes_per_token" in card])
+def test_kv_bytes_are_those_that_are_published_or_counted_by_hand(name: str) -> None:
+    card = CARDS[name]
+    spec = spec_of(card["config"])
+    values = spec.kv_bytes_per_token // spec.kv_bytes_per_value
+    assert (values * KV_DTYPES[spec.kv_dtype] if spec.kv_dtype else 2 * values) == card["kv_bytes_per_token"]
+    assert card["source"]
+
+
+def test_there_are_cards_of_every_kind() -> None:
+    specs = [spec_of(card["config"]) for card in CARDS.values()]
+    assert len(specs) >= 30
+    for key in ("window", "linear_attention", "sparse_attention", "mla", "moe"):
+        assert any(getattr(spec, key) is not None for spec in specs), key
+    assert {spec.activation_dtype for spec in specs} == {"bf16", "fp4"}
+
+
+def test_linear_attention_by_hand() -> None:
+    """Qwen3.5-397B-A17B: 45 of 60 layers, each with a state of 64 heads x 128 x 128 in float32, and 3 tokens of the
+    convolution's 2 x 16 x 128 + 64 x 128 values."""
+    spec = spec_of(CARDS["Qwen/Qwen3.5-397B-A17B"]["config"])
+    assert spec.linear_attention is not None
+    assert (spec.linear_attention.layers, spec.attention_layers, spec.gated_attention) == (45, 15, True)
+    assert spec.state_bytes == 45 * (64 * 128 * 128 * 4 + 3 * 12288 * 2)
+    assert spec.kv_bytes_of(1000) == 30_720_000 + spec.state_bytes
+    with pytest.raises(ValueError, match="tp 32 does not divide its 16 key heads of linear attention"):
+        spec.check_parallel(32)
+
+
+def test_sparse_attention_by_hand() -> None:
+    """GLM-5.2's indexers: layers 0 to 2, and of those that follow every fourth."""
+    spec = spec_of(CARDS["zai-org/GLM-5.2"]["config"])
+    assert spec.sparse_attention is not None
+    assert (spec.sparse_attention.topk, spec.sparse_attention.layers) == (2048, 21)
+    indexer = 2048 * 32 * 128 + 6144 * (128 + 32)
+    assert spec.attention_parameters == 78 * spec.attention_parameters_per_layer + 21 * indexer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "deepseek_v9"}, "sparse attention .index_topk., which .model. does not support in this family"),
+        ({"q_lora_rank": None}, "has no q_lora_rank"),
+        ({"index_n_heads": None}, "has no index_n_heads"),
+        ({"index_topk_pattern": "FSSF"}, "index_topk_pattern and no indexer_types"),
+        ({"indexer_types": ["full"]}, "has indexer_types, expected"),
+        ({"indexer_types": ["shared"] * 61}, "no layer with an indexer"),
+        ({"index_skip_topk_offset": "x"}, "index_skip_topk_offset = x"),
+    ],
+)
+def test_sparse_attention_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+    config = CARDS["deepseek-ai/DeepSeek-V3.2"]["config"]
+    with pytest.raises(HfConfigError, match=message):
+        model_values({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linear_num_key_heads": None}, "has no linear_num_key_heads"),
+        ({"model_type": "bailing"}, "linear attention .full_attention_interval., which"),
+        ({"full_attention_interval": 64}, "has no layers but those of linear_attention"),
+    ],
+)
+def test_linear_attention_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+    config = CARDS["Qwen/Qwen3.5-27B"]["config"] | {"full_attention_interval": 4}
+    with pytest.raises(HfConfigError, match=message):
+        model_values({**config, **change} | ({"num_hidden_layers": 60} if "full_attention_interval" in change else {}))
+
+
+def test_products_of_an_fp4_checkpoint_are_those_of_what_it_quantises() -> None:
+    config = CARDS["nvidia/Qwen3-235B-A22B-NVFP4"]["config"]
+    all_of_it = spec_of(config)
+    assert (all_of_it.activation_dtype, all_of_it.expert_products) == ("fp4", "fp4")
+    left = ["lm_head", "model.layers.*.self_attn*"]
+    experts = spec_of({**config, "quantization_config": {"quant_algo": "NVFP4", "exclude_modules": left}})
+    assert (experts.activation_dtype, experts.expert_products) == ("bf16", "fp4")
+    group = {"weights": {"num_bits": 4, "group_size": 16, "type": "float"}}
+    for inputs, products in ((None, "bf16"), ({"num_bits": 4, "type": "float"}, "fp4")):
+        groups = {"config_groups": {"a": {**group, "input_activations": inputs}}, "quant_method": "compressed-tensors"}
+        assert spec_of({**LLAMA, "quantization_config": groups}).activation_dtype == products
 
 
 @pytest.mark.parametrize(
@@ -355,10 +444,16 @@ def test_what_is_beside_a_config_counts_unless_the_config_says_it(tmp_path: Path
     file.write_text(SCENARIO.replace("MORE", ""))
     scenario = load(file)
     assert (scenario.model.weight_bytes_per_param, scenario.model.kv_bytes_per_value) == (0.5625, 1)
+    assert scenario.model.activation_dtype == "fp4"
     assert len(scenario.notes) == 1
     assert "all layers attend to the latest 4,096 tokens only" in scenario.notes[0]
     file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "bf16"'))
-    assert load(file).model.weight_bytes_per_param == 2.0
+    model = load(file).model
+    assert (model.weight_bytes_per_param, model.activation_dtype) == (2.0, "bf16")
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp4"'))
+    assert load(file).model.activation_dtype == "fp4"
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp4"\nactivation_dtype = "bf16"'))
+    assert load(file).model.activation_dtype == "bf16"
     (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "fp8"}}))
     file.write_text(SCENARIO.replace("MORE", ""))
     assert load(file).model.weight_bytes_per_param == 1.0

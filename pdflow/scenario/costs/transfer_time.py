@@ -57,17 +57,20 @@ def counters(
 
 def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
     """Return the descriptor counter of a pair: layer by layer, K and V apart, heads before tokens, which is the nesting
-    that NIXL demands of vLLM (spec 3.3)."""
+    that NIXL demands of vLLM (spec 3.3). Keys of indexers and states are tensors of their own."""
     source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
     target = rank_memory(d_shape, 1, d_pool.tp)
     counter = descriptor_counter(pair, source, target)
-    if not d_shape.window_layers:
-        return counter
+    own = pair.num_layers / d_shape.num_layers
+    keys = round(own * d_shape.index_layers)
     return msgspec.structs.replace(
         counter,
+        per_unit=counter.per_unit + keys,
+        per_tail=counter.per_tail + keys,
         layers=d_shape.num_layers,
         window_layers=d_shape.window_layers,
         window_tokens=d_shape.window_tokens,
+        states=round(own * d_shape.state_tensors),
     )
 
 

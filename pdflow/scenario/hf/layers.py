@@ -1,4 +1,4 @@
-"""Which layers of a model attend to what, by its config.json: to whole contexts, or to a window.
+"""Which layers of a model attend to what, by its config.json: to whole contexts, to a window, or by linear attention.
 
 Files name the kind of each layer (`layer_types`), or leave it to a rule of their family. Sources: transformers'
 configuration classes of the families named below (5.24).
@@ -17,6 +17,11 @@ WINDOWS: Final[Mapping[str, str]] = {
 }
 """Kinds of layers that attend to the latest tokens only, and the key that says to how many."""
 FULL: Final = "full_attention"
+LINEAR: Final = "linear_attention"
+INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")
+"""Kinds of layers with sparse attention, which other keys describe (`index_topk`)."""
+LINEAR_FAMILIES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Values of `model_type` whose linear attention is a gated delta rule; of every few layers the last one is full."""
 WINDOW_TOKENS: Final[Mapping[str, int]] = {
     "gpt_oss": 128,
     "llama4_text": 8192,
@@ -44,6 +49,9 @@ def layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
             raise HfConfigError(f"has {len(kinds)} entries in layer_types and {num_layers} layers")
         return [str(kind) for kind in kinds]
     family = str(config.get("model_type", ""))
+    if family in LINEAR_FAMILIES:
+        every = optional(config, "full_attention_interval") or 4
+        return [FULL if (layer + 1) % every == 0 else LINEAR for layer in range(num_layers)]
     if family == "llama4_text":
         return _llama4(config, num_layers)
     if not _slides(config, family):

@@ -205,6 +205,8 @@ def _config_values(
             values.pop(field, None)
             if key == "weight_dtype":
                 values.pop("expert_bytes_per_param", None)
+                if values.pop("expert_activation_dtype", None) or values.get("activation_dtype") == "fp4":
+                    values.pop("activation_dtype", None)
     spec, _ = structure({"name": "", **values, **{key: own[key] for key in own if key in values}}, ModelSpec)
     name_of = model_name(config, None if spec is None else spec.parameters)
     note = model_note(config)

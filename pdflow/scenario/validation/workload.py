@@ -130,7 +130,7 @@ def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool
         key, need, what = (
             ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
         )
-        extra = extra_blocks(model, pool.block_size)
+        extra = extra_blocks(model, pool.block_size, pool.tp)
         if extra is not None:
             need += extra.of(-(-need // pool.block_size)) * pool.block_size
         if need > capacity:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
 from tests.sim.support.simulations import (
     both_modes_agree,
@@ -64,6 +65,33 @@ def test_of_layers_with_a_window_its_blocks_are_moved(play: Callable[..., Any], 
     expected = [4096 * (8 * tokens + 24 * min(tokens, 48)) for tokens in records.input_tokens]
     assert world.totals.bytes_moved == sum(expected)
     assert max(records.input_tokens) > 48 > min(records.input_tokens)
+
+
+HYBRID = "{ layers = 24, key_heads = 16, value_heads = 16, key_head_dim = 16, value_head_dim = 16 }"
+STATE_BYTES = 24 * (16 * 16 * 16 * 4 + 3 * 3 * 16 * 16 * 2)
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.parametrize("p_tp", [1, 2])
+def test_states_are_moved_once(play: Callable[..., Any], lines: Callable[[Any], bytes], method: str, p_tp: int) -> None:
+    overrides = {
+        "transfer.method": method,
+        "router.dispatch": "sequential",
+        "model.linear_attention": HYBRID,
+        "pool.p.tp": p_tp,
+        "pool.d.cost": '{ model = "roofline" }',
+    }
+    world = play(overrides)
+    assert set(world.records.outcome) == {"completed"}
+    assert world.totals.bytes_moved == sum(8 * 4096 * tokens + STATE_BYTES for tokens in world.records.input_tokens)
+    assert lines(play(overrides, exact=True, checked=False)) == lines(world)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.hybrid])
+def test_methods_of_one_group_refuse_states(lay: Callable[..., Any], method: str) -> None:
+    overrides = {"transfer.method": method, "router.dispatch": "sequential", "model.linear_attention": HYBRID}
+    with pytest.raises(ScenarioError, match="a model with linear_attention needs nixl-push or nixl-pull"):
+        lay(overrides)
 
 
 @pytest.mark.parametrize("method", METHODS)
