@@ -35,7 +35,7 @@ from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
 from pdflow.engine.walk import WalkedBatch
-from pdflow.engine.windowed import WindowedBatch
+from pdflow.engine.windowed import WindowedBatch, WindowedReplicas
 from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class Engine:
         if exact:
             batch = WalkedBatch(cost, limits.block_size, limits.replicas)
         elif limits.replicas > 1:
-            batch = ReplicatedBatch(cost, limits.block_size, limits.replicas)
+            kind = WindowedReplicas if cost.window else ReplicatedBatch
+            batch = kind(cost, limits.block_size, limits.replicas)
         elif cost.window:
             batch = WindowedBatch(cost, limits.block_size)
         else:

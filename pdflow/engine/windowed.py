@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.cost.step import StepCost
 from pdflow.engine.batch import DecodeBatch
+from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -100,3 +101,51 @@ class WindowedBatch(DecodeBatch):
         if chunks:
             return first, 0, 1
         return first, growth + cost.window_ps(0, windowed.growing), windowed.alike(self.step, steps)
+
+
+class WindowedReplicas(ReplicatedBatch):
+    """A decode batch of several replicas of attention, of a model in which layers have a window."""
+
+    __slots__ = ("_windowed",)
+
+    def __init__(self, cost: StepCost, block_size: int, replicas: int) -> None:
+        super().__init__(cost, block_size, replicas)
+        self._windowed = [WindowedContexts(cost.window) for _ in range(replicas)]
+
+    def join(self, seq: Sequence, context: int) -> None:
+        super().join(seq, context)
+        self._windowed[seq.replica].join(seq)
+
+    def leave(self, seq: Sequence) -> int:
+        self._windowed[seq.replica].leave(seq, self.step)
+        return super().leave(seq)
+
+    def ran(self, steps: int, pool: PagedPool) -> list[Sequence]:
+        finished = super().ran(steps, pool)
+        for windowed in self._windowed:
+            windowed.ran(self.step, steps)
+        return finished
+
+    def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
+        cost = self._cost
+        if chunks:
+            return self._windowed_chunk_step_ps(chunks), 0, 1
+        _, _, steps = DecodeBatch.segment(self, chunks, pool)
+        running = []
+        for size, context, windowed in zip(self._sizes, self._contexts, self._windowed, strict=True):
+            if size:
+                first = cost.own_sums_ps(0, 0, size, context) + cost.window_ps(0, windowed.context)
+                running.append((first, cost.c2 * size + cost.window_ps(0, windowed.growing)))
+                steps = windowed.alike(self.step, steps)
+        return self._until_overtaken(running, steps)
+
+    def _windowed_chunk_step_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        cost = self._cost
+        within = [0] * len(self._sizes)
+        for seq, new in chunks:
+            within[seq.replica] += cost.within_window(new, seq.computed)
+        slowest, tokens = 0, self.size + sum([new for _, new in chunks])
+        for each, windowed, attended in zip(self._sums(chunks), self._windowed, within, strict=True):
+            if each[0] or each[2]:
+                slowest = max(slowest, cost.own_sums_ps(*each) + cost.window_ps(attended, windowed.context))
+        return slowest + cost.experts_ps(tokens)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
+from pdflow.scenario.costs.transfer_time import counters
+from pdflow.scenario.validation.fit import moved_shape_of
 from tests.sim.support.simulations import (
     both_modes_agree,
     disturbances,
@@ -65,6 +67,28 @@ def test_of_layers_with_a_window_its_blocks_are_moved(play: Callable[..., Any], 
     expected = [4096 * (8 * tokens + 24 * min(tokens, 48)) for tokens in records.input_tokens]
     assert world.totals.bytes_moved == sum(expected)
     assert max(records.input_tokens) > 48 > min(records.input_tokens)
+
+
+def test_descriptors_are_those_of_each_kind(lay: Callable[..., Any]) -> None:
+    """A prompt of 1,000 tokens has 63 blocks, a window of 20 tokens 3; each has a descriptor of K and one of V."""
+
+    def count(key: str, value: str) -> int:
+        scenario = lay({"transfer.method": "nixl-push", key: value})
+        pools = [(pool, moved_shape_of(scenario.model, pool)) for pool in scenario.pools]
+        return counters(pools[0], pools[1], "push", "exactly-once")[0, 0].count(1000, 0)
+
+    # The last block is not full: with 8 KV heads in the order HND it is 8 pieces, in all layers and in windows alike.
+    whole = count("model.num_layers", "32")
+    assert whole == 32 * 2 * (62 + 8)
+    assert count("model.window", "{ tokens = 20, layers = 24 }") == 8 * 2 * (62 + 8) + 24 * 2 * 3
+    assert count("model.linear_attention", HYBRID) == 8 * 2 * (62 + 8) + 24 * 2
+    sparse = "{ topk = 64, heads = 4, head_dim = 128, layers = 20 }"
+    mla = "{ kv_lora_rank = 512, q_lora_rank = 64, qk_nope_head_dim = 128, qk_rope_head_dim = 64, v_head_dim = 128 }"
+    scenario = lay({"model.mla": mla, "model.sparse_attention": sparse})
+    pools = [(pool, moved_shape_of(scenario.model, pool)) for pool in scenario.pools]
+    assert counters(pools[0], pools[1], "push", "exactly-once")[0, 0].count(1000, 0) == (32 + 20) * 63
+    shape = pools[0][1]
+    assert shape.bytes_per_token == scenario.model.kv_bytes_per_token == 32 * 576 * 2 + 20 * 132
 
 
 HYBRID = "{ layers = 24, key_heads = 16, value_heads = 16, key_head_dim = 16, value_head_dim = 16 }"
