@@ -1,7 +1,7 @@
-"""One case of traffic in pdflow and in NVIDIA Dynamo's replay, each run a process of its own.
+"""One case of traffic in pdflow and in another simulator, each run a process of its own.
 
 It decides what both are given, and that it is the same: the requests (drawn here once, as a Mooncake trace that both
-read), step times, bandwidth, engines. What the rows say is `peers.py`.
+read), step times, bandwidth, engines. How aisimulate is asked is `peer_aisimulate.py`, what the rows say `peers.py`.
 
 Dynamo's replay knows a step's cost as a profile: prefill by its new tokens, decode by its tokens of context; so COST
 has no other terms. And it knows a hand-off as bytes over a bandwidth: `bare` takes from pdflow what it has besides.
@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -48,20 +48,27 @@ COST = StepCost(
 )
 """Only terms that a profile of Dynamo's can say: it knows a step's new tokens, or its tokens of context."""
 
+FIXED_COST = StepCost(
+    hp=22_000_000_000,
+    c0=7_000_000_000,
+    provenance="22 ms for a step with prompts, 7 ms for one without, in round numbers",
+    rel_error={"all": "not a model of a GPU"},
+)
+"""One number per phase: all that aisimulate can be given."""
+
 PDFLOW = """
 import json, sys
 import pdflow
 result = pdflow.simulate(sys.argv[1])
 records, itl = result.records, result.metrics.itl
-assert result.metrics.completed == len(records)
 kind = "compiled" if pdflow.version.compiled() else "interpreted"
-found = {"version": f"{pdflow.version.version()} ({kind})"}
+found = {"version": f"{pdflow.version.version()} ({kind})", "completed": result.metrics.completed}
 if len(sys.argv) > 2:
     ends = dict(zip(pdflow.results.records.STAGES, records.ends))
     found["itl"] = [itl.mean_ms, itl.p50_ms, itl.p90_ms, itl.p99_ms]
-    found["rows"] = [[at / 1e6 for at in row] for row in zip(
-        records.arrival_ns, ends["p_queue"], ends["prefill"], ends["d_admit"], ends["xfer_wire"],
-        records.first_token_ns, records.last_token_ns)]
+    found["rows"] = [[at / 1e6 for at in row[1:]] for row in zip(
+        records.outcome, records.arrival_ns, ends["p_queue"], ends["prefill"], ends["d_admit"], ends["xfer_wire"],
+        records.first_token_ns, records.last_token_ns) if row[0] == "completed"]
 print(json.dumps(found))
 """
 
@@ -71,8 +78,8 @@ from importlib.metadata import version
 from dynamo.replay import run_trace_replay
 asked, detailed = json.loads(sys.argv[1]), len(sys.argv) > 2
 report = run_trace_replay(capture_per_request=detailed, **asked)
-summary, found = report.summary, {"version": version("ai-dynamo")}
-assert summary["completed_requests"] == summary["num_requests"]
+summary = report.summary
+found = {"version": version("ai-dynamo"), "completed": summary["completed_requests"]}
 if detailed:
     found["itl"] = [summary[name + "_itl_ms"] for name in ("mean", "median", "p90", "p99")]
     found["rows"] = [[request[name + "_ms"] for name in (
@@ -82,28 +89,44 @@ print(json.dumps(found))
 """
 
 ARRIVED, QUEUED, PREFILLED, ADMITTED, MOVED, FIRST, LAST = range(7)
-"""A row's instants, in ms. Dynamo's MOVED is the start of D's next step; ours is the last byte."""
+"""A row's instants, in ms. A peer's MOVED is the start of D's next step; ours is the last byte."""
 Floats = npt.NDArray[np.float64]
 
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """One cluster and its traffic. `bare`: without whatever Dynamo's replay has no word for."""
+    """One cluster and its traffic.
+
+    `bare`: without whatever the peers have no word for. `saturated`: not all requests need complete.
+    """
 
     title: str
+    cost: StepCost = COST
     rate_rps: float = 8.0
     requests: int
     prefills: int = 4
     decodes: int = 4
     bandwidth: int = HUNDRED_GBIT
     bare: bool = True
+    saturated: bool = False
+
+
+@attrs.frozen
+class Peer:
+    """Another simulator: the Python of its environment, and the program that runs there with what `asked` returns."""
+
+    name: str
+    python: str
+    program: str
+    asked: Callable[[Case, Path], str]
 
 
 @attrs.frozen(eq=False)
 class Run:
-    """What one simulator made of a case. Without `rows`, only what it cost."""
+    """What one simulator made of a case: a row for each completed request. Without `rows`, only what it cost."""
 
     version: str
+    completed: int
     cpu_s: float
     peak_bytes: int
     rows: Floats
@@ -144,13 +167,13 @@ def offered(drawn: Sequence[Request]) -> tuple[int, float]:
     return sum(r.input_tokens for r in drawn) * KV_BYTES_PER_TOKEN, (drawn[-1].arrival_ns - drawn[0].arrival_ns) / 1e9
 
 
-def profile() -> dict[str, Floats]:
-    """COST as Dynamo's planner profile: its corners, between and beyond which it draws straight lines."""
+def profile(cost: StepCost) -> dict[str, Floats]:
+    """A cost as Dynamo's planner profile: its corners, between and beyond which it draws straight lines."""
     tokens, contexts = np.array([1.0, 10_001.0]), np.array([1.0, 1_000_001.0])
-    decode = [[COST.decode_step_ps(1, int(context)) / 1e9] * 2 for context in contexts]
+    decode = [[cost.decode_step_ps(1, int(context)) / 1e9] * 2 for context in contexts]
     return {
         "prefill_isl": tokens,
-        "prefill_ttft_ms": np.array([COST.step_sums_ps(int(new), 0, 0, 0) / 1e9 for new in tokens]),
+        "prefill_ttft_ms": np.array([cost.step_sums_ps(int(new), 0, 0, 0) / 1e9 for new in tokens]),
         "decode_active_kv_tokens": contexts,
         "decode_context_length": tokens,  # the mean of the batch, which changes nothing
         "decode_itl": np.array(decode),
@@ -208,9 +231,9 @@ def replay(case: Case, folder: Path) -> dict[str, Any]:
 def written_to(folder: Path, case: Case) -> None:
     """The files that both read."""
     (folder / "trace.jsonl").write_text(mooncake(traffic(case)), encoding="utf-8")
-    (folder / "cost.json").write_text(written(cost_file(COST, MeasuredEngine(), MadeFrom(source="round numbers"))))
+    (folder / "cost.json").write_text(written(cost_file(case.cost, MeasuredEngine(), MadeFrom(source="round numbers"))))
     (folder / "scenario.toml").write_text(scenario(case), encoding="utf-8")
-    np.savez(folder / "profile.npz", **profile())  # type: ignore[arg-type]
+    np.savez(folder / "profile.npz", **profile(case.cost))  # type: ignore[arg-type]
 
 
 def measured(command: Sequence[str]) -> Run:
@@ -229,10 +252,11 @@ def measured(command: Sequence[str]) -> Run:
             raise SystemExit(complaints.read().decode(errors="replace"))
     found = json.loads(output)
     rows = np.array(sorted(found.get("rows", [])), dtype=np.float64)
-    return Run(found["version"], used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, rows, found.get("itl", ()))
+    cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    return Run(found["version"], found["completed"], cpu_s, peak_bytes, rows, found.get("itl", ()))
 
 
-def simulated(case: Case, dynamo: str | None, detailed: bool = True, repeat: int = 1) -> dict[str, Run]:
+def simulated(case: Case, peer: Peer | None, detailed: bool = True, repeat: int = 1) -> dict[str, Run]:
     """The case in each simulator; of several runs the one that took the least CPU time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -240,21 +264,30 @@ def simulated(case: Case, dynamo: str | None, detailed: bool = True, repeat: int
         extra_args = ["rows"] if detailed else []
         # -P: what is installed is measured, which may be compiled, not the source in this folder.
         commands = {"pdflow": [sys.executable, "-P", "-c", PDFLOW, str(folder / "scenario.toml"), *extra_args]}
-        if dynamo is not None and case.bare:
-            commands["Dynamo"] = [dynamo, "-c", DYNAMO, json.dumps(replay(case, folder)), *extra_args]
-        return {
+        if peer is not None and case.bare:
+            commands[peer.name] = [peer.python, "-c", peer.program, peer.asked(case, folder), *extra_args]
+        runs = {
             who: min((measured(command) for _ in range(repeat)), key=lambda run: run.cpu_s)
             for who, command in commands.items()
         }
+    for who, run in runs.items():
+        if run.completed < case.requests and not case.saturated:
+            raise SystemExit(f"{case.title}: {who} completed {run.completed:,} of {case.requests:,} requests")
+    return runs
 
 
-def usable(dynamo: str | None) -> str | None:
-    """Why Dynamo's replay cannot be run by that Python; None if it can."""
-    if dynamo is None:
-        return "no --dynamo was given"
+def dynamo(python: str) -> Peer:
+    """Dynamo's offline replay in the environment of that Python."""
+    return Peer("Dynamo", python, DYNAMO, lambda case, folder: json.dumps(replay(case, folder)))
+
+
+def usable(name: str, python: str | None, module: str) -> str | None:
+    """Why that Python cannot import a peer's module; None if it can."""
+    if python is None:
+        return f"no --{name} was given"
     try:
-        tried = subprocess.run([dynamo, "-c", "import dynamo.replay"], capture_output=True, encoding="utf-8")
+        tried = subprocess.run([python, "-c", f"import {module}"], capture_output=True, encoding="utf-8")
     except OSError as cause:
-        return f"{dynamo} does not run: {cause.strerror}"
+        return f"{python} does not run: {cause.strerror}"
     lines = tried.stderr.strip().splitlines()
-    return f"{dynamo} has no dynamo.replay: {lines[-1] if lines else 'it failed'}" if tried.returncode else None
+    return f"{python} has no {module}: {lines[-1] if lines else 'it failed'}" if tried.returncode else None

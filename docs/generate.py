@@ -1,6 +1,6 @@
 """Writes what can be generated in the documentation: python docs/generate.py
 
-    README.md              what the first command prints
+    README.md              what the first command prints; the errors that docs/validation.md states
     docs/scenario.md       every key of a scenario file, from the schema that the loader uses
     docs/costs.md          the cost tables that come with pdflow, and their errors
     docs/cli.md            every command and option, from the command itself
@@ -36,6 +36,7 @@ from pdflow.protocol import diagrams, dialect, messages, phases, timers
 from pdflow.protocol.diagrams import docstrings
 from pdflow.protocol.wire import formats
 from pdflow.results.files.events import read_events
+from pdflow.scenario.costs.error_bars import error_bars, interval
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables
 from pdflow.scenario.schema.jsonschema import schema_json
 from pdflow_sim.check.mutants.page import page as mutants_page
@@ -53,10 +54,14 @@ Schema = Mapping[str, Any]
 def pages() -> dict[str, str]:
     """Every document with a generated part, as it should be now."""
     generated = {
-        "README.md": {"output": fenced(printed(*MAIN_JOB)), "methods": "\n".join(method_rows()) + "\n"},
+        "README.md": {
+            "output": fenced(printed(*MAIN_JOB)),
+            "methods": "\n".join(method_rows()) + "\n",
+            "accuracy": "\n".join(accuracy_rows((ROOT / "docs/validation.md").read_text(encoding="utf-8"))) + "\n",
+        },
         "docs/methods.md": {"methods": "\n".join(method_pages())},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
-        "docs/costs.md": {"tables": "\n".join(cost_rows())},
+        "docs/costs.md": {"tables": "\n".join(cost_rows()), "error bars": "\n".join(error_bar_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
         "docs/spec.md": {**protocol_parts(), "races": races_part()},
@@ -127,6 +132,28 @@ def method_pages() -> Iterator[str]:
         yield from (f"| {head} | {fact} |" for head, fact in facts(method).items())
         yield ""
         yield fenced("\n".join(one_request(method.name)) + "\n")
+
+
+# The errors on the validation page.
+
+
+def accuracy_rows(page: str) -> Iterator[str]:
+    """The page's summary, a row for each engine: its errors without calibration, and with it."""
+    summary = page.split("\n## In short\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in summary.splitlines() if line.startswith("| ")]
+    engines: dict[str, dict[str, str]] = {}
+    for what, metric, error, *_ in lines[2:]:
+        engine, calibrated, _ = what.partition(", calibrated")
+        engine = engine.partition(", presets alone")[0]
+        engines.setdefault(engine, {})[metric + calibrated] = error
+    yield "| what was measured | TTFT | TPOT | TTFT, calibrated | TPOT, calibrated |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for engine, errors in engines.items():
+        columns = (errors.get(name, "") for name in ("TTFT", "TPOT", "TTFT, calibrated", "TPOT, calibrated"))
+        yield f"| {engine} | {' | '.join(columns)} |"
+    yield ""
+    holding = next(line for line in summary.splitlines() if line.endswith(" hold."))
+    yield holding.replace(" hold.", " aims of that page hold.")
 
 
 # The keys of a scenario file.
@@ -310,6 +337,17 @@ def cost_rows() -> Iterator[str]:
     yield ""
 
 
+def error_bar_rows() -> Iterator[str]:
+    yield "| GPU | model | engine | TPOT | TTFT | TPOT above 85 % | TTFT above 85 % |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for key, row in error_bars().items():
+        figures = (row[name] for name in ("tpot_below", "ttft_below", "tpot_above", "ttft_above"))
+        shares = " | ".join("–" if bar is None else f"{interval(bar)} ({bar[0]})" for bar in figures)
+        mark = " fitted" if row["seen"] else ""
+        yield f"| `{key.gpu}`{mark} | {key.model} | {key.parallel} | {shares} |"
+    yield ""
+
+
 # The command.
 
 
@@ -358,6 +396,7 @@ ONE_REQUEST = (
     *("--set", "workload.requests=1", "--set", "pool.prefill.replicas=1", "--set", "pool.decode.replicas=1"),
     *("--set", "network.handshake_s=0.001"),
     *("--set", "network.warm=false"),
+    *("--set", "noise.steps=0", "--set", "noise.api_server=0", "--set", "noise.links=0"),
 )
 
 

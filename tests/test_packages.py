@@ -93,6 +93,9 @@ EXCEPTIONS: Final = {
     ),
     "pdflow/scenario/reading/editable.py": Permit("writes scenario files", "os", touches_files=True),
     "pdflow/scenario/reading/load.py": Permit("reads scenario files", "os", touches_files=True),
+    "pdflow/scenario/costs/error_bars.py": Permit(
+        "reads the error bars that come with pdflow", "importlib", touches_files=True
+    ),
     "pdflow/scenario/presets.py": Permit("reads the presets that come with pdflow", "importlib", touches_files=True),
     "pdflow/workload/traces/command.py": Permit("quotes its own command", "shlex"),
     "pdflow/workload/traces/described.py": Permit("wraps lines", "textwrap"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.published import cpu_connector, mooncake_a10, p2p_nccl, pieces
 from benchmarks.published.common import HEADING, IMAGES, ROOT, Section
+from benchmarks.validation.common import with_section
 
 PAGE = ROOT / "docs/validation.md"
 RESULTS = ROOT / "benchmarks/results/published.md"
@@ -57,11 +58,6 @@ def text_of(sections: Sequence[tuple[object, Section]]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def with_section(page: str, text: str) -> str:
-    """The page, whose last section this is."""
-    return f"{page.split(HEADING)[0].rstrip()}\n\n{HEADING}\n\n{text}"
-
-
 def main(arguments: Sequence[str]) -> int:
     only = arguments[1] if arguments[:1] == ["--only"] else None
     given = arguments[2 if only else 0 :]
@@ -81,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}: done", flush=True)
     text = text_of(sections)
     RESULTS.write_text(text, encoding="utf-8")
-    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
     print(f"{RESULTS} and {PAGE} written")
     return 0
 

@@ -85,6 +85,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
     yield ""
 
 
+def with_section(page: str, heading: str, text: str) -> str:
+    """The page with the text of the section of this heading replaced, or with it at the end. Sections begin with ##."""
+    before, _, rest = page.partition(f"{heading}\n")
+    _, following, after = rest.partition("\n## ")
+    return f"{before.rstrip()}\n\n{heading}\n\n{text.strip()}\n{following}{after}"
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -18,9 +18,6 @@ from pdflow.cost.experts import with_experts
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost, to_ps
 
-REL_ERROR = {"tpot": "±25 %", "e2e": "±30 %", "ttft": "±40 % below 70 % load, a factor of 2 or more above 85 %"}
-"""For data sheets with default factors, judged from replays of published runs (docs/validation.md)."""
-
 
 def roofline(
     model: ModelSpec,
@@ -84,7 +81,6 @@ def roofline(
             f"{flops / 1e12:g} TFLOP/s, {em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, "
             f"host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
         ),
-        rel_error=REL_ERROR,
     )
 
 

@@ -31,6 +31,7 @@ from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
+from pdflow.engine.noise import StepNoise
 from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
@@ -48,7 +49,8 @@ class Engine:
 
     `exact` plans one step at a time and walks over every sequence: slow, and the same results. `log` gets every step,
     in order. `stalls` gets one row of one step for each wait for a token that a preemption made longer; give the same
-    log twice if only the distribution of inter-token latencies is wanted.
+    log twice if only the distribution of inter-token latencies is wanted. `noise`: None if steps last as the cost model
+    says.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Engine:
         "_known_ns",
         "_last_unseen",
         "_log",
+        "_noise",
         "_only_room",
         "_planned_end_ps",
         "_planned_steps",
@@ -86,6 +89,7 @@ class Engine:
         exact: bool = False,
         log: StepLog | None = None,
         stalls: StepLog | None = None,
+        noise: StepNoise | None = None,
     ) -> None:
         self.limits = limits
         self.pool = pool
@@ -107,6 +111,7 @@ class Engine:
         self._admission = self._scheduler.admission
         self._ahead = limits.async_scheduling
         self._waking_ps = cost.hw
+        self._noise = noise
         self._log = log
         # What happened strictly before it was known when the last step was composed.
         self._known_ns = 0
@@ -286,7 +291,16 @@ class Engine:
             return
         self._first_unseen = unseen
         chunks = scheduler.chunks
-        first, delta, steps = scheduler.batch.segment(chunks, self.pool)
+        batch = scheduler.batch
+        first, delta, steps = batch.segment(chunks, self.pool)
+        noise = self._noise
+        if noise is not None:
+            if chunks:
+                first = noise.chunk_step_ps(batch.step, first)
+            else:
+                first += noise.decode_step_ps(batch.step, batch.size)
+                if steps > 1:
+                    steps = min(steps, noise.steps_left(batch.step))
         if self._waking_ps and not self._steps:
             first, steps = first + self._waking_ps, 1
         if chunks or scheduler.fresh:

@@ -10,6 +10,7 @@ from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.engine import Engine
 from pdflow.engine.log import StepLog
+from pdflow.engine.noise import StepNoise
 from pdflow.engine.sequence import Limits, Outcome
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Instant
@@ -28,8 +29,9 @@ class HostedEngine(Engine):
         exact: bool = False,
         log: StepLog | None = None,
         stalls: StepLog | None = None,
+        noise: StepNoise | None = None,
     ) -> None:
-        super().__init__(limits, cost, pool, exact, log, stalls)
+        super().__init__(limits, cost, pool, exact, log, stalls, noise)
         self._frozen_ps = -1
 
     @property

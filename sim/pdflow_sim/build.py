@@ -43,6 +43,7 @@ from pdflow_sim.network.fabric import Fabric, FabricSettings
 from pdflow_sim.network.grouped_shipping import GroupedShipping
 from pdflow_sim.network.paths import Paths
 from pdflow_sim.network.shipping import Shipping
+from pdflow_sim.nodes.api_servers import ApiServers
 from pdflow_sim.nodes.hedged_router_node import HedgedRouterNode
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.router_link import RouterLink
@@ -147,6 +148,7 @@ class SimulationBuilder(EngineBuilder):
             wire_profile=self.pipeline_policy.wire_profile,
             pulls=self.pulls,
             checks_words=self.pipeline_policy.guards.invalidates_lost,
+            noise_ppm=self.noise.of_links(),
         )
 
     def shipping(self, fabric: Fabric) -> Shipping | None:
@@ -255,12 +257,11 @@ class SimulationBuilder(EngineBuilder):
     def router(self) -> SimRouterNode:
         """Return the router's node, for the engines that have been built."""
         router = router_of(self.cluster())
-        ingress_delays_ns = {
-            leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
-        }
+        of_legs = {leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")}
+        api_servers = ApiServers(self.ports.router.http_ns, of_legs, self.noise.of_api_servers())
         if isinstance(router, HedgingRouter):
-            return HedgedRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
-        return SimRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
+            return HedgedRouterNode(self.ports, self.nodes, router, api_servers)
+        return SimRouterNode(self.ports, self.nodes, router, api_servers)
 
     def cluster(self) -> RoutedEngines:
         """Return the router's description of the engines that have been built."""

@@ -40,6 +40,7 @@ from pdflow_sim.nodes.registry import NodeRegistry
 from pdflow_sim.nodes.staged_decode_node import SimStagedDecodeNode
 from pdflow_sim.nodes.store_prefill_node import SimStorePrefillNode
 from pdflow_sim.nodes.stores import Stores
+from pdflow_sim.noise import NoiseTables
 from pdflow_sim.observe.recording import RecordedEngine, Recorder
 from pdflow_sim.observe.run_metrics import RunMetrics
 
@@ -56,6 +57,7 @@ class EngineBuilder(EngineWiring):
         self.exact = exact
         self.incarnations = incarnations
         self.metrics = RunMetrics()
+        self.noise = NoiseTables(scenario.noise, scenario.seed)
         self.recorder = recorder
         self.slots = EngineSlots()
         self.nodes = NodeRegistry(self.slots)
@@ -104,9 +106,12 @@ class EngineBuilder(EngineWiring):
     def engine(self, slot: EngineSlot, info: EngineInfo, generation: int, *logs: Steps) -> Engine:
         """Return the engine of one incarnation: batch scheduler and KV blocks."""
         pool, recorder = pool_after(slot, generation), self.recorder
+        stepping = (slot.limits, slot.cost, pool, self.exact)
+        log, stalls = logs if logs else (None, None)
+        noise = self.noise.of_steps(slot.pool, slot.index + generation, slot.cost)
         if recorder is not None:
-            return RecordedEngine(recorder.kv_blocks[info.engine], slot.limits, slot.cost, pool, self.exact, *logs)
-        return self.engine_class(slot.limits, slot.cost, pool, self.exact, *logs)
+            return RecordedEngine(recorder.kv_blocks[info.engine], *stepping, log, stalls, noise)
+        return self.engine_class(*stepping, log, stalls, noise)
 
     def components(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineComponents:
         """Return the components of one incarnation's node, whatever its role."""

@@ -11,7 +11,10 @@ import pytest
 from benchmarks.fit_costs import DATA
 from benchmarks.validate import PAGE
 from benchmarks.validation import disagg, mori, requests, rows
-from benchmarks.validation.common import error_text
+from benchmarks.validation.common import error_text, scenario_of, with_section
+from benchmarks.validation.unfitted import designs
+from benchmarks.validation.unfitted import rows as unfitted_rows
+from benchmarks.validation.unfitted.sources import SOURCES
 
 PUBLISHED = DATA / "published"
 measured = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the measurements are not ours to commit, and not here")
@@ -69,3 +72,44 @@ def test_disaggregated_serving_is_above_aggregated_serving_on_mi300x(gpu: mori.G
     together = max(good["moriio_tp8"], good["moriio_2tp4"])
     assert min(good["moriio_read"], good["moriio_write"]) > together
     assert abs(good["moriio_write"] - good["moriio_read"]) < 15
+
+
+def test_a_section_of_the_page_is_replaced_alone() -> None:
+    page = "# Page\n\n## 1. One\n\nold\n\n## 2. Two\n\nkept\n"
+    assert with_section(page, "## 1. One", "new") == "# Page\n\n## 1. One\n\nnew\n\n## 2. Two\n\nkept\n"
+    assert with_section(page, "## 2. Two", "new") == "# Page\n\n## 1. One\n\nold\n\n## 2. Two\n\nnew\n"
+    assert with_section(page, "## 3. Three", "new") == f"{page}\n## 3. Three\n\nnew\n"
+
+
+def test_rows_that_nothing_was_fitted_on_are_many_and_have_sources() -> None:
+    found = unfitted_rows.rows()
+    assert len(found) > 100
+    assert {row.source for row in found} == set(SOURCES)
+    assert len({(row.source, row.id) for row in found}) == len(found)
+
+
+def test_rows_that_nothing_was_fitted_on_become_what_their_source_states() -> None:
+    for row in unfitted_rows.rows():
+        scenario = scenario_of(row.text(unfitted_rows.AS_STATED))
+        assert [(pool.role, pool.replicas, pool.tp) for pool in scenario.pools] == list(row.engines()), row.id
+        assert scenario.workload.requests == row.requests >= row.clients
+        assert all(pool.kv_tokens == row.kv_tokens for pool in scenario.pools if row.kv_tokens)
+
+
+def test_the_order_of_designs_counts_pairs_that_differ() -> None:
+    def pairs(published: dict[str, float], simulated: dict[str, float], sign: int = 1) -> list[bool]:
+        return designs.Comparison(
+            kind="k", name="n", metric="m", sign=sign, published=published, simulated=simulated
+        ).pairs
+
+    assert pairs({"a": 1, "b": 2, "c": 2.1}, {"a": 5, "b": 6, "c": 4}) == [True, False]
+    assert pairs({"a": 1, "b": 1.05}, {"a": 2, "b": 1}) == []
+
+
+def test_the_page_has_the_figures_of_rows_that_nothing_was_fitted_on() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for row in unfitted_rows.rows():
+        if row.source in ("vllm-ci", "nim-docs"):
+            answer = unfitted_rows.simulated(row)
+            figure = "e2e_ms" if row.source == "vllm-ci" else "tpot_ms"
+            assert f"→ {unfitted_rows.digits(getattr(answer.figures, figure))} (" in page, row.name

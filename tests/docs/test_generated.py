@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from docs.generate import ROOT, pages, scenario_keys, written
+from docs.generate import ROOT, accuracy_rows, pages, scenario_keys, written
 from pdflow_sim.check.mutants import page as mutants
 from pdflow_sim.check.races import page as races
 from pdflow_sim.check.races.catalogue import RACES
@@ -26,6 +26,32 @@ def written_now() -> dict[str, str]:
 def test_generated_sections_are_up_to_date(name: str, written_now: dict[str, str]) -> None:
     document = (ROOT / name).read_text(encoding="utf-8")
     assert document == written_now.get(name, document), f"{name} is out of date: python docs/generate.py"
+
+
+def test_the_readme_has_the_errors_of_the_validation_page() -> None:
+    page = """# How right is it?
+
+## In short
+
+| what | metric | error | at most | holds |
+| --- | ---: | ---: | ---: | ---: |
+| A, 2 x B, presets alone, 9 requests below saturation | TTFT | 9.5 % | 25 % | yes |
+| A, 2 x B, presets alone, 9 requests below saturation | TPOT | 68.3 % | 25 % | **no** |
+| A, 2 x B, calibrated on 10, the other 290 | TPOT | 1.0 % | 5 % | yes |
+| P/D rows, 21 rows | TPOT | 8.8 % | 25 % | yes |
+
+3 of 4 hold.
+
+## Where it is wrong
+
+| A, presets alone | TTFT | 99 % | 25 % | yes |
+"""
+    assert list(accuracy_rows(page))[2:] == [
+        "| A, 2 x B | 9.5 % | 68.3 % |  | 1.0 % |",
+        "| P/D rows, 21 rows |  | 8.8 % |  |  |",
+        "",
+        "3 of 4 aims of that page hold.",
+    ]
 
 
 def test_a_missing_mark_is_reported() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pdflow.cost import ExtraBlocks, LinearTable, LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
+from pdflow.engine.noise import StepNoise
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 
@@ -54,6 +55,7 @@ class World:
     blocks: int
     span: int
     probes: tuple[int, ...]
+    noise_ppm: tuple[int, ...]
 
 
 class Driver:
@@ -63,7 +65,10 @@ class Driver:
         self.stalls = Log()
         self.busy: list[int] = []
         self.boundaries: list[tuple[int, int | None]] = []
-        self.engine = Engine(world.limits, world.cost, self.pool, exact=exact, log=self.log, stalls=self.stalls)
+        noise = StepNoise(world.noise_ppm, 1, world.cost, run=4) if world.noise_ppm else None
+        self.engine = Engine(
+            world.limits, world.cost, self.pool, exact=exact, log=self.log, stalls=self.stalls, noise=noise
+        )
         self.heap: list[tuple[int, int, int, str, Any]] = []
         self.count = 0
         self.trace: list[tuple[Any, ...]] = []
@@ -260,6 +265,7 @@ def generated_world(draw: st.DrawFn) -> World:
         blocks=blocks,
         span=span,
         probes=tuple(draw(st.lists(nanoseconds(grid, 3 * span), max_size=6))),
+        noise_ppm=draw(st.sampled_from([(), (-500_000, 250_000, 500_000), (-123_457, 0, 300_001, 7)])),
     )
 
 

@@ -19,6 +19,7 @@ from pdflow.cost.specs import ModelSpec
 from pdflow.cost.step import StepCost, constant, to_ps
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.cost_file import MOST_BYTES, CostFile, read_cost
+from pdflow.scenario.costs.error_bars import error_bar
 from pdflow.scenario.reading.convert import Complaint, did_you_mean
 from pdflow.scenario.reading.document import ScenarioTables
 from pdflow.scenario.schema.fields import seconds_to_ns
@@ -54,7 +55,8 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
         case ConstantCost(prefill_s=prefill_s, decode_step_s=decode_step_s):
             return constant(prefill_s, decode_step_s)
         case RooflineCost():
-            return roofline(model, pool.gpu, pool.tp, pool.pp, dp=pool.attention_replicas, ep=pool.ep)
+            cost = roofline(model, pool.gpu, pool.tp, pool.pp, dp=pool.attention_replicas, ep=pool.ep)
+            return attrs.evolve(cost, rel_error={"all": error_bar(model, pool)})
         case AiconfiguratorCost() as cost_config:
             assert file is not None
             return _with_host_time(file.step_cost(), cost_config, pool)

@@ -18,6 +18,7 @@ from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.schema import faults
 from pdflow.scenario.schema import scenario as schema
 from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.noise import Noise
 from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.serve import Serve
@@ -35,6 +36,7 @@ TABLES: Final[Mapping[str, Any]] = {
     "network": Network,
     "router": RouterConfig,
     "slo": schema.Slo,
+    "noise": Noise,
     "scale": Scale,
     "fault": faults.Fault,
     "faults": faults.Faults,
@@ -80,6 +82,7 @@ class ScenarioTables:
     network: Network | None = None
     router: RouterConfig | None = None
     slo: schema.Slo | None = None
+    noise: Noise | None = None
     scales: list[Scale | None] = attrs.field(factory=list)
     fault_list: list[faults.Fault | None] = attrs.field(factory=list)
     fault_table: faults.Faults | None = None
@@ -112,6 +115,7 @@ def read_document(document: Mapping[str, Any]) -> tuple[ScenarioTables, list[Com
     tables.network = _network(document.get("network", {}), found)
     tables.router = _table(document.get("router", {}), RouterConfig, ("router",), found)
     tables.slo = _table(document.get("slo", {}), schema.Slo, ("slo",), found)
+    tables.noise = _table(document.get("noise", {}), Noise, ("noise",), found)
     tables.scales = _tables(document.get("scale", []), Scale, "scale", found)
     tables.fault_list = _tables(document.get("fault", []), faults.Fault, "fault", found)
     tables.fault_table = _table(document.get("faults", {}), faults.Faults, ("faults",), found)

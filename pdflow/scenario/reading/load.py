@@ -364,6 +364,7 @@ def _scenario(
         network=_sound(tables.network),
         router=_sound(tables.router),
         slo=_sound(tables.slo),
+        noise=_sound(tables.noise),
         path=file,
         scales=tuple(scale for scale in tables.scales if scale is not None),
         faults=tuple(fault for fault in tables.fault_list if fault is not None),

@@ -33,6 +33,7 @@ from pdflow.scenario.schema.fields import (
     field_doc,
 )
 from pdflow.scenario.schema.network import Network
+from pdflow.scenario.schema.noise import Noise
 from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scale import Scale
 from pdflow.scenario.schema.serve import Serve
@@ -269,6 +270,7 @@ class ResolvedScenario:
     slo: Slo
     path: str
     """The scenario file. A trace's path is relative to its folder."""
+    noise: Noise = field(factory=Noise)
     faults: tuple[Fault, ...] = ()
     fault_table: Faults = field(factory=Faults)
     scales: tuple[Scale, ...] = ()

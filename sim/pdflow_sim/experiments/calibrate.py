@@ -20,6 +20,7 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.results.command_line import command_line
 from pdflow.scenario.costs.cost_file import CostFile, MadeFrom, MeasuredEngine, cost_file, written
 from pdflow.scenario.costs.step_costs import step_cost
+from pdflow.scenario.schema.noise import NO_NOISE
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.workload.build import requests
 from pdflow_sim.experiments.seen import MeasuredRequest, read_seen
@@ -69,6 +70,7 @@ def calibrate(scenario: ResolvedScenario, pool: Pool, seen: Sequence[MeasuredReq
     little.
     """
     base = step_cost(scenario.model, pool, scenario.base_dir)
+    scenario = attrs.evolve(scenario, noise=NO_NOISE)  # a fit is to means
     tried: dict[Factors, Misses] = {}
 
     def miss(factors: Factors) -> float:

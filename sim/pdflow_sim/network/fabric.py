@@ -7,9 +7,10 @@ is behind its data. Where the dialect polls, whatever arrives waits for its node
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
+from pdflow.engine.noise import MILLION
 from pdflow.methods.wire_profile import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
 from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
@@ -55,6 +56,8 @@ class FabricSettings(NamedTuple):
     """True if D moves the bytes."""
     checks_words: bool
     """True if a lease word ends with its prompt: not where D goes without what P has lost (`pdflow.methods.guards`)."""
+    noise_ppm: Sequence[int] = ()
+    """By how much the latencies of operations differ from the mean, in millionths, used in turn; empty: they do not."""
 
 
 class Fabric:
@@ -86,6 +89,7 @@ class Fabric:
         self.word_values: dict[Address, dict[int, int]] = {}
         """Every P rank's lease words, as a READ finds them, by rank and index."""
         self.checks_words = settings.checks_words
+        self.noise_ppm = settings.noise_ppm
         self.messages = 0
         self.posted = 0
         """Operations posted so far."""
@@ -226,7 +230,7 @@ class Fabric:
             d_port=d_port,
             path=route.path,
             rails=route.rails,
-            wire_latency=route.latency_ns,
+            wire_latency=self.latency_ns(route, number),
             nbytes=effect.nbytes,
             notification=effect.notification,
             generation=registration.target.generation,
@@ -247,6 +251,11 @@ class Fabric:
             self.begin(flight)
             return
         self.clock.call(self.occupy(lane, cost_ns) + before_ns, self.begin, flight)
+
+    def latency_ns(self, route: Route, number: int) -> int:
+        """Return the latency of the operation of this number."""
+        mean, ppm = route.latency_ns, self.noise_ppm
+        return mean + mean * ppm[number % len(ppm)] // MILLION if ppm else mean
 
     def occupy(self, lane: SimPort, cost_ns: int) -> int:
         """Post something on the lane of the rank that is free first; return in how many ns it is posted."""

@@ -7,13 +7,14 @@ the attempt of the first one streams, as in the live runtime; the other is abort
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
+from pdflow_sim.nodes.api_servers import ApiServers
 from pdflow_sim.nodes.node import TIME_REACHED, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
@@ -24,10 +25,8 @@ from pdflow_sim.observe.run_metrics import request_of
 class HedgedRouterNode(SimRouterNode):
     """The node of a hedging router. Args: as SimRouterNode's."""
 
-    def __init__(
-        self, ports: NodePorts, nodes: NodeRegistry, router: HedgingRouter, api_server_ns: Mapping[str, list[int]]
-    ) -> None:
-        super().__init__(ports, nodes, router, api_server_ns)
+    def __init__(self, ports: NodePorts, nodes: NodeRegistry, router: HedgingRouter, api_servers: ApiServers) -> None:
+        super().__init__(ports, nodes, router, api_servers)
         self.deadlines = router.deadlines
         self.pairs = router.pairs
         self.receive = self.received

@@ -8,7 +8,7 @@ and to which decode legs P's first token is forwarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pdflow.protocol.messages import Code
@@ -38,6 +38,7 @@ from pdflow.routing.events import (
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
 from pdflow_sim.clients.first_tokens import FirstTokens
+from pdflow_sim.nodes.api_servers import ApiServers
 from pdflow_sim.nodes.node import SimNode, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
@@ -65,13 +66,10 @@ class SimRouterNode(SimNode):
 
     Args:
     nodes: where legs are sent.
-    api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
-        it, so that nothing overtakes the request itself.
+    api_servers: those of the engines, which everything that comes for a request passes.
     """
 
-    def __init__(
-        self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_server_ns: Mapping[str, list[int]]
-    ) -> None:
+    def __init__(self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_servers: ApiServers) -> None:
         super().__init__(ports.clock, ports.metrics)
         self.nodes = nodes
         self.prompts = ports.prompts
@@ -79,13 +77,12 @@ class SimRouterNode(SimNode):
         self.link = ports.router
         self.link.receive = self.answered
         self.first_tokens = FirstTokens(self.link, nodes)
-        http_ns = self.http_ns = self.link.http_ns
+        self.http_ns = self.link.http_ns
         self.on_reply: Callable[[Reply], None] | None = None
         """Called with the reply that ends a request for its client."""
         self.on_engine_left: Callable[[EngineId], None] | None = None
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
-        self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
-        self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
+        self.api_servers = api_servers
         self.endpoint = router
         self.port = SimPort(self, "router", router, 0)
         self.attempts = router.attempts
@@ -197,7 +194,8 @@ class SimRouterNode(SimNode):
             return False
         for leg in use.forward:
             forwarded = FirstTokenForwarded(self.attempts[leg].d, leg)
-            self.clock.call(self.to_decode[forwarded.engine], self.first_token_arrived, forwarded)
+            delay_ns = self.api_servers.delay_ns("decode", forwarded.engine, attempt.request)
+            self.clock.call(delay_ns, self.first_token_arrived, forwarded)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
@@ -253,7 +251,8 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
         if self.prefill_tokens and not effect.keeps:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.clock.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
+        delay_ns = self.api_servers.delay_ns("prefill", effect.engine, request)
+        self.clock.call(delay_ns, self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.nodes.prefills[effect.engine]
@@ -265,7 +264,8 @@ class SimRouterNode(SimNode):
     def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
-        self.clock.call(self.to_decode[effect.engine], self.decode_arrived, effect)
+        delay_ns = self.api_servers.delay_ns("decode", effect.engine, effect.request)
+        self.clock.call(delay_ns, self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -281,7 +281,8 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
         if self.prefill_tokens:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.clock.call(self.to_decode[effect.engine], self.alone_arrived, effect)
+        delay_ns = self.api_servers.delay_ns("decode", effect.engine, request)
+        self.clock.call(delay_ns, self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -294,8 +295,8 @@ class SimRouterNode(SimNode):
     def abort_leg(self, port: SimPort, effect: AbortLeg) -> None:
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
-        delays_ns = self.to_prefill if effect.role == "prefill" else self.to_decode
-        self.clock.call(delays_ns[effect.engine], self.abort_arrived, effect)
+        delay_ns = self.api_servers.delay_ns(effect.role, effect.engine, request_of(effect.request_id))
+        self.clock.call(delay_ns, self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
@@ -312,7 +313,8 @@ class SimRouterNode(SimNode):
             decode.ingress(effect)
 
     def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
-        self.clock.call(self.to_decode[effect.engine], self.report_arrived, effect)
+        delay_ns = self.api_servers.delay_ns("decode", effect.engine, request_of(effect.request_id))
+        self.clock.call(delay_ns, self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.nodes.decodes[effect.engine]

@@ -11,6 +11,7 @@ from pdflow.cost.progression import boundary_after, span_of
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.hosted import HostedEngine
 from pdflow.engine.log import StepLog
+from pdflow.engine.noise import StepNoise
 from pdflow.engine.sequence import Dropped, Limits, Outcome, Sequence
 from pdflow.memory.paged import PagedPool
 from pdflow.network.network import ResourceId
@@ -35,8 +36,9 @@ class RecordedEngine(HostedEngine):
         exact: bool,
         log: StepLog | None = None,
         stalls: StepLog | None = None,
+        noise: StepNoise | None = None,
     ) -> None:
-        super().__init__(limits, cost, pool, exact, log, stalls)
+        super().__init__(limits, cost, pool, exact, log, stalls, noise)
         self._series = series
 
     def advance(self, now: Instant) -> list[Outcome]:

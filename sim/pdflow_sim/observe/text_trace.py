@@ -138,6 +138,10 @@ async_scheduling = false
 preset = "rdma-400g"
 handshake_s = 0.001
 warm = false
+[noise]
+steps = 0
+api_server = 0
+links = 0
 [router]
 dispatch = "concurrent"
 """

@@ -26,6 +26,7 @@ STORE = {
     "pool.d.enable_prefix_caching": False,
     "pool.p.kv_tokens": 8192,
     "pool.d.kv_tokens": 8192,
+    "noise.steps": 0,
 }
 SMALL = Path(__file__).parents[1] / "small.toml"
 

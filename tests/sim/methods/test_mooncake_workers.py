@@ -19,6 +19,7 @@ TOGETHER = {
     "pool.p.replicas": 1,
     "pool.p.cost": '{ model = "constant", prefill_s = 0.0, decode_step_s = 0.0 }',
     "network.latency_s": 0.1,
+    "noise.links": 0,
     "transfer.method": "mooncake-v1",
 }
 """Three prompts, computed as they come, whose writes take a tenth of a second each."""

@@ -81,6 +81,9 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "router.dispatch": dispatch,
         "router.policy": draw(st.sampled_from(["round-robin", "least-loaded"])),
         "router.first_token": draw(st.sampled_from(["decode", "prefill"])),
+        "noise.steps": draw(st.sampled_from([0.0, 0.05, 0.3])),
+        "noise.api_server": draw(st.sampled_from([0.0, 0.5])),
+        "noise.links": draw(st.sampled_from([0.0, 0.5])),
         **draw(networks()),
     }
     for name, role, block_size in (("p", "prefill", p_block), ("d", "decode", d_block)):

@@ -1,0 +1,75 @@
+"""The draws behind [noise]: tables that are drawn once for a run and used in turn.
+
+An index decides which draw applies: the number of a step, a request or an operation. Results therefore do not depend
+on the order in which a run asks, nor on how many steps are planned at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdflow.cost.step import StepCost
+from pdflow.engine.noise import MILLION, StepNoise
+from pdflow.scenario.schema.noise import Noise
+from pdflow.scenario.schema.scenario import ConstantCost, Pool
+from pdflow.workload.rng import Rng, Stream, standard_gamma, standard_normal
+
+DRAWS: Final = 1021
+"""A prime: engines that begin at different draws stay apart, and the table fits into a processor's cache."""
+STRIDE: Final = 389
+"""Between the first draws of two engines."""
+STEP_NOISE: Final = 0.05
+"""Standard deviation of a step's duration, as a share: `python -m benchmarks.step_noise` says what real runs have."""
+MOST: Final = 3.0
+"""Standard deviations at which normal draws end."""
+
+
+class NoiseTables:
+    """The draws of one run."""
+
+    def __init__(self, noise: Noise, seed: int) -> None:
+        self.noise = noise
+        self.rng = Rng(seed)
+        self.step_ppm: dict[float, list[int]] = {}
+
+    def of_steps(self, pool: Pool, engine: int, cost: StepCost) -> StepNoise | None:
+        """Return the noise of the steps of one engine, the `engine`-th of all; None if they have none."""
+        share = self.noise.steps
+        if share is None:
+            share = 0.0 if isinstance(pool.cost, ConstantCost) else STEP_NOISE
+        if not share:
+            return None
+        if share not in self.step_ppm:
+            self.step_ppm[share] = normal_ppm(share, self.rng.stream("noise of steps"))
+        return StepNoise(self.step_ppm[share], engine * STRIDE % DRAWS, cost)
+
+    def of_api_servers(self) -> list[int]:
+        """Return by how much requests' times in API servers differ from their mean, in millionths."""
+        return gamma_ppm(self.noise.api_server, self.rng.stream("noise of API servers"))
+
+    def of_links(self) -> list[int]:
+        """Return by how much operations' latencies differ from their mean, in millionths."""
+        return gamma_ppm(self.noise.links, self.rng.stream("noise of links"))
+
+
+def normal_ppm(share: float, stream: Stream) -> list[int]:
+    """Draw deviations of a normal distribution with this standard deviation, in millionths; their mean is 0."""
+    draws = [max(-MOST, min(MOST, standard_normal(stream))) for _ in range(DRAWS)]
+    return _centred(draws, share)
+
+
+def gamma_ppm(share: float, stream: Stream) -> list[int]:
+    """Draw deviations of a gamma distribution of mean 1 with this standard deviation, in millionths; their mean is 0.
+
+    Empty if there are none.
+    """
+    if not share:
+        return []
+    shape = share**-2
+    return _centred([standard_gamma(shape, stream) / shape - 1.0 for _ in range(DRAWS)], 1.0)
+
+
+def _centred(draws: list[float], scale: float) -> list[int]:
+    # A table's own mean would be a bias of the whole run.
+    mean = sum(draws) / len(draws)
+    return [max(1 - MILLION, round((draw - mean) * scale * MILLION)) for draw in draws]
