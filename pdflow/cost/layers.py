@@ -36,9 +36,13 @@ class LinearAttentionSpec:
     layers: int = attrs.field(validator=_COUNT)
     """Number of such layers."""
     key_heads: int = attrs.field(validator=_COUNT)
+    """Heads of queries and keys; tp must divide them."""
     value_heads: int = attrs.field(validator=_COUNT)
+    """Heads of values, each of which has a state."""
     key_head_dim: int = attrs.field(validator=_COUNT)
+    """Width of a query or key."""
     value_head_dim: int = attrs.field(validator=_COUNT)
+    """Width of a value."""
     conv_kernel: int = attrs.field(default=4, validator=_COUNT)
     """Tokens that the convolution before it reads."""
     state_bytes_per_value: int = attrs.field(default=4, validator=_COUNT)
@@ -74,6 +78,7 @@ class SparseAttentionSpec:
     heads: int = attrs.field(validator=_COUNT)
     """Heads of the indexer."""
     head_dim: int = attrs.field(validator=_COUNT)
+    """Width of the indexer's queries and key."""
     layers: int = attrs.field(validator=_COUNT)
     """Layers that have an indexer; the others take the positions of the layer before."""
 
