@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from pdflow.cli import cli
+from pdflow.cost.layers import LinearAttentionSpec, SparseAttentionSpec, WindowSpec
 from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.show import facts
@@ -157,7 +158,15 @@ def accuracy_rows(page: str) -> Iterator[str]:
 
 # The keys of a scenario file.
 
-SPECS: dict[str, type] = {"model": ModelSpec, "gpu": GpuSpec, "mla": MlaSpec, "moe": MoeDims}
+SPECS: dict[str, type] = {
+    "model": ModelSpec,
+    "gpu": GpuSpec,
+    "mla": MlaSpec,
+    "moe": MoeDims,
+    "window": WindowSpec,
+    "linear_attention": LinearAttentionSpec,
+    "sparse_attention": SparseAttentionSpec,
+}
 KEY_DESCRIPTIONS = {
     "preset": "preset that supplies the values that the file does not set; `pdflow presets` lists them",
     "name": "name in reports",
@@ -168,11 +177,15 @@ KEY_DESCRIPTIONS = {
     "weight_dtype": "alternative to weight_bytes_per_param",
     "mla": "sizes of multi-head latent attention (DeepSeek), instead of KV heads",
     "moe": "sizes of a mixture of experts, instead of an MLP",
+    "window": "layers that attend to the latest tokens only",
+    "linear_attention": "layers with linear attention, instead of attention with KV",
+    "sparse_attention": "sparse attention (DSA) on the latent of `mla`",
     "hf_config": "instead of a preset: path of a Hugging Face config.json, relative to the scenario file; default of "
     "`name`: `_name_or_path`, or the architecture and size, such as llama-8.0B",
     "source": "source of the values",
     "bf16_flops": "dense FLOP/s",
     "fp8_flops": "dense FLOP/s",
+    "fp4_flops": "dense FLOP/s; absent: 4-bit weights are read as such and computed in 16 bits",
     "hbm_bytes_per_s": "memory bandwidth",
     "device_bytes": "GPU memory",
     "nvlink_bytes_per_s": "each direction",
@@ -185,6 +198,9 @@ INSIDE = {
     "trace": "a recorded workload.",
     "mla": "the sizes of latent attention, as in the model's config.json.",
     "moe": "the sizes of a mixture of experts, from the model's config.json.",
+    "window": "layers that attend to the latest tokens only: a sliding window, or the chunk that a token is in.",
+    "linear_attention": "layers with a gated delta rule (Qwen3-Next, Qwen3.5), which keep a state of fixed size.",
+    "sparse_attention": "DeepSeek sparse attention: an indexer scores all positions, attention reads the best.",
     "gpu": "a preset with some values replaced, or a complete data sheet.",
 }
 

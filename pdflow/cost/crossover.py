@@ -46,6 +46,7 @@ def added_ps(stage: EngineSteps, tokens: int, decodes: int) -> int:
         new = min(room, tokens - done)
         attended = new * done + new * (new + 1) // 2
         time += cost.step_sums_ps(new, attended, decodes, 0) - alone
+        time += cost.window_ps(cost.within_window(new, done), 0)
         done += new
     return time
 

@@ -46,7 +46,7 @@ def exchange_s(model: ModelSpec, gpu: GpuSpec, ep: int, tokens: float) -> float:
     within = gpu.nvlink_bytes_per_s or gpu.pcie_bytes_per_s
     scale = within / H800_NVLINK if ep <= NODE_GPUS else gpu.nic_bytes_per_s / H800_NIC
     dispatch, combine = _rates(LOW_LATENCY if quick else HIGH_THROUGHPUT, ep)
-    sent_bytes = 1 if model.activation_dtype in ("fp8", "int8") else 2
+    sent_bytes = 1 if model.expert_products in ("fp8", "int8") else 2
     least = gpu.allreduce_latency_s * log2(ep)
     return max(least, values * sent_bytes / (dispatch * scale)) + max(least, values * 2 / (combine * scale))
 

@@ -34,29 +34,31 @@ it is 21 %. `python benchmarks/expert_costs.py` prints both."""
 
 
 def with_experts(
-    dense: LinearTime, model: ModelSpec, gpu: GpuSpec, memory_rate: Fraction, tp: int, dp: int, ep: int
+    dense: LinearTime,
+    routed_ps: int,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    memory_rate: Fraction,
+    tp: int,
+    dp: int,
+    ep: int,
 ) -> tuple[LinearTime | LinearTable, LinearTable | None]:
     """Return L(T) and E(T) of a model with experts. E(T), of the tokens of all replicas, is None with tensor
     parallelism alone: then L(T) has the experts.
 
     Args: `dense`: the arithmetic of all that a token passes, and the reading of all but routed experts, on `tp` GPUs;
-    `memory_rate`: bytes per ps of one GPU.
+    `routed_ps`: the routed experts' part of that arithmetic; `memory_rate`: bytes per ps of one GPU.
     """
     assert model.moe is not None
     gpus = tp * dp
     together = dp > 1 or ep > 1
-    own, routed_ps = _split(with_allreduce(dense, model, gpu, tp, 1 if together else 2), model)
+    own = with_allreduce(dense, model, gpu, tp, 1 if together else 2)
+    own = attrs.evolve(own, slope_ps=own.slope_ps - routed_ps)
     ps_per_param = float(Fraction(model.bytes_per_expert_param) / (gpus * memory_rate))
     experts = _experts(model, model.moe, routed_ps * tp // gpus, ps_per_param, ep)
     if together:
         return own, _with_exchange(experts, model, gpu, gpus, ep)
     return _summed(own, experts), None
-
-
-def _split(linear: LinearTime, model: ModelSpec) -> tuple[LinearTime, int]:
-    """Return L(T) of what is no routed expert, and the slope of these."""
-    routed_ps = round(linear.slope_ps * (1 - Fraction(model.shared_parameters, model.linear_parameters)))
-    return attrs.evolve(linear, slope_ps=linear.slope_ps - routed_ps), routed_ps
 
 
 def _experts(model: ModelSpec, moe: MoeDims, slope_ps: int, ps_per_param: float, ep: int) -> LinearTable:

@@ -43,6 +43,8 @@ def scaled(cost: StepCost, by: Factors) -> StepCost:
         a2=round(cost.a2 * by.attention),
         c1=round(cost.c1 * by.attention),
         c2=round(cost.c2 * by.attention),
+        aw=round(cost.aw * by.attention),
+        cw=round(cost.cw * by.attention),
         linear=curve,
         experts=experts,
     )

@@ -16,6 +16,8 @@ from typing import Literal
 import attrs
 from attrs import validators
 
+from pdflow.cost.layers import LinearAttentionSpec, SparseAttentionSpec, WindowSpec, padded_layers
+
 _COUNT = validators.ge(1)
 _RATE = validators.gt(0.0)
 _HOST_S = [validators.ge(0.0), validators.le(1e3)]
@@ -33,11 +35,14 @@ class MlaSpec:
     """Rank of the compressed queries; 0: queries are projected directly."""
 
 
-def attention_projections(hidden: int, heads: int, kv_heads: int, head_dim: int, mla: MlaSpec | None) -> dict[str, int]:
-    """Return the parameters of each projection of a layer's attention, by its usual name."""
+def attention_projections(
+    hidden: int, heads: int, kv_heads: int, head_dim: int, mla: MlaSpec | None, gated: bool = False
+) -> dict[str, int]:
+    """Return the parameters of each projection of a layer's attention, by its usual name. `gated`: that of queries also
+    yields the gate of the output."""
     if mla is None:
         outer, inner = hidden * heads * head_dim, hidden * kv_heads * head_dim
-        return {"q_proj": outer, "k_proj": inner, "v_proj": inner, "o_proj": outer}
+        return {"q_proj": outer * (2 if gated else 1), "k_proj": inner, "v_proj": inner, "o_proj": outer}
     width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     if mla.q_lora_rank:
         queries = {"q_a_proj": hidden * mla.q_lora_rank, "q_b_proj": mla.q_lora_rank * width}
@@ -95,15 +100,24 @@ class ModelSpec:
     kv_dtype: Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8"] | None = None
     """Alternative to kv_bytes_per_value; torch engines compute in it. If neither is given, it is the dtype in the
     config.json of serve.model, else of hf_config."""
-    activation_dtype: Literal["bf16", "fp16", "fp8", "int8"] = "bf16"
-    """The dtype of matrix products: 8-bit ones run at the GPU's 8-bit rate."""
+    activation_dtype: Literal["bf16", "fp16", "fp8", "int8", "fp4"] = "bf16"
+    """The dtype of matrix products: 8-bit ones run at the GPU's 8-bit rate, 4-bit ones at its 4-bit rate, or in 16 bits
+    if it has none."""
+    expert_activation_dtype: Literal["bf16", "fp16", "fp8", "int8", "fp4"] | None = None
+    """The dtype of products of routed experts, where checkpoints quantise these otherwise. None: as all others."""
     gated_mlp: bool = True
     """Whether an MLP has three matrices (gate, up, down) or two (up, down)."""
     mla: MlaSpec | None = None
     moe: MoeDims | None = None
+    gated_attention: bool = False
+    """Whether the output of attention has a gate, as wide as the queries."""
+    window: WindowSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
+    sparse_attention: SparseAttentionSpec | None = None
     source: str = ""
 
     def __attrs_post_init__(self) -> None:
+        self._check_layers()
         if self.moe is not None and self.moe.dense_layers >= self.num_layers:
             raise ValueError(
                 f"model {self.name!r}: dense_layers {self.moe.dense_layers} must be fewer than its {self.num_layers} "
@@ -114,10 +128,44 @@ class ModelSpec:
                 f"model {self.name!r}: num_kv_heads {self.num_kv_heads} must divide num_heads {self.num_heads}"
             )
 
+    def _check_layers(self) -> None:
+        linear, sparse = self.linear_attention, self.sparse_attention
+        if linear is not None and linear.layers >= self.num_layers:
+            raise ValueError(
+                f"model {self.name!r}: {linear.layers} layers of linear attention must be fewer than its "
+                f"{self.num_layers} layers"
+            )
+        if self.window_layers > self.attention_layers:
+            raise ValueError(
+                f"model {self.name!r}: {self.window_layers} layers with a window are more than its "
+                f"{self.attention_layers} layers"
+            )
+        if sparse is not None and (self.mla is None or not self.mla.q_lora_rank or self.window or linear):
+            raise ValueError(
+                f"model {self.name!r}: sparse_attention needs mla with q_lora_rank, and no other kind of layers"
+            )
+        if sparse is not None and sparse.layers > self.num_layers:
+            raise ValueError(
+                f"model {self.name!r}: {sparse.layers} layers with an indexer are more than its {self.num_layers} "
+                "layers"
+            )
+
     @property
     def attention_parameters_per_layer(self) -> int:
+        """Parameters of a layer's attention, without an indexer's; of a layer whose attention is not linear."""
         heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return sum(attention_projections(self.hidden_size, *heads, self.mla).values())
+        return sum(attention_projections(self.hidden_size, *heads, self.mla, self.gated_attention).values())
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of the attention of all layers, of whichever kind."""
+        found = self.attention_layers * self.attention_parameters_per_layer
+        if self.linear_attention is not None:
+            found += self.linear_attention.layers * self.linear_attention.parameters(self.hidden_size)
+        if self.sparse_attention is not None and self.mla is not None:
+            indexer = self.sparse_attention.parameters(self.hidden_size, self.mla.q_lora_rank)
+            found += self.sparse_attention.layers * indexer
+        return found
 
     @property
     def mlp_parameters_per_layer(self) -> int:
@@ -138,7 +186,7 @@ class ModelSpec:
     def shared_parameters(self) -> int:
         """Weights that multiply every token of a step, whichever experts it is sent to: no embedding, no LM head, no
         norms."""
-        attention = self.num_layers * self.attention_parameters_per_layer
+        attention = self.attention_parameters
         moe = self.moe
         if moe is None:
             return attention + self.num_layers * self.mlp_parameters_per_layer
@@ -160,6 +208,11 @@ class ModelSpec:
     def embedding_parameters(self) -> int:
         """The embedding and the LM head."""
         return self.head_parameters * (1 if self.tie_embeddings else 2)
+
+    @property
+    def expert_products(self) -> str:
+        """The dtype of products of routed experts."""
+        return self.expert_activation_dtype or self.activation_dtype
 
     @property
     def routed_parameters(self) -> int:
@@ -195,18 +248,87 @@ class ModelSpec:
         return ceil(((self.weight_bytes - experts) / tp + own) / pp)
 
     @property
+    def attention_layers(self) -> int:
+        """Layers that keep KV: those whose attention is not linear."""
+        return self.num_layers - (0 if self.linear_attention is None else self.linear_attention.layers)
+
+    @property
+    def window_layers(self) -> int:
+        """Layers that attend to a window."""
+        return 0 if self.window is None else self.window.layers
+
+    @property
+    def dropping_layers(self) -> int:
+        """Layers that keep the KV of a window only. Where all layers have one, engines are taken to keep all KV."""
+        kept = self.window is None or self.window.whole_kv or self.window.layers == self.attention_layers
+        return 0 if kept else self.window_layers
+
+    @property
+    def keeping_layers(self) -> int:
+        """Layers that keep the KV of whole contexts."""
+        return self.attention_layers - self.dropping_layers
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token keeps in the cache, all layers, every KV head once."""
-        return self.num_layers * self._kv_values_per_layer(1) * self.kv_bytes_per_value
+        """Bytes that one token keeps in the cache in layers that keep whole contexts, every KV head once."""
+        return self.keeping_layers * self.kv_bytes_per_layer + self.index_bytes_per_token
+
+    @property
+    def index_bytes_per_token(self) -> int:
+        """Bytes that the indexers of sparse attention keep of a token, all of them on every rank."""
+        sparse = self.sparse_attention
+        return 0 if sparse is None else sparse.layers * sparse.key_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that layers of linear attention keep of a sequence."""
+        linear = self.linear_attention
+        return 0 if linear is None else linear.layers * linear.state_bytes
+
+    @property
+    def kv_bytes_per_layer(self) -> int:
+        """Bytes that one token keeps in the cache in one layer, every KV head once."""
+        return self._kv_values_per_layer(1) * self.kv_bytes_per_value
+
+    def kv_bytes_of(self, tokens: int) -> int:
+        """Return the bytes that a context of so many tokens keeps, every KV head once."""
+        kept = self.kv_bytes_per_token * tokens + self.state_bytes
+        if self.window is not None and self.dropping_layers:
+            kept += self.dropping_layers * self.kv_bytes_per_layer * min(tokens, self.window.tokens)
+        return kept
 
     def kv_bytes_per_token_per_rank(self, tp: int, pp: int = 1) -> int:
-        """Bytes of one token on one rank: its share of the heads, or one whole head where heads are replicated.
+        """Bytes of one token on one rank in layers that keep whole contexts: its share of the heads, or one whole head
+        where heads are replicated.
 
         With pipeline stages of unequal depth it is the deepest stage that counts. Raises ValueError where vLLM does.
         """
         self.check_parallel(tp, pp)
-        layers = -(-self.num_layers // pp)
-        return layers * self._kv_values_per_layer(tp) * self.kv_bytes_per_value
+        indexers = -(-self.index_bytes_per_token // pp)
+        return -(-self.block_layers // pp) * self.kv_bytes_per_layer_per_rank(tp) + indexers
+
+    def kv_bytes_per_layer_per_rank(self, tp: int) -> int:
+        """Return the bytes of one token in one layer on one rank."""
+        return self._kv_values_per_layer(tp) * self.kv_bytes_per_value
+
+    @property
+    def block_layers(self) -> int:
+        """Layers that a KV block of a whole context holds, with those that only pad it."""
+        return padded_layers(self.keeping_layers, self._kinds)
+
+    @property
+    def window_block_layers(self) -> int:
+        """Layers for which an engine allocates blocks of windows, with those that only pad them."""
+        return padded_layers(self.dropping_layers, self._kinds)
+
+    @property
+    def state_block_layers(self) -> int:
+        """Layers for which an engine allocates blocks of states, with those that only pad them."""
+        return padded_layers(self.num_layers - self.attention_layers, self._kinds)
+
+    @property
+    def _kinds(self) -> tuple[int, int, int]:
+        return self.keeping_layers, self.dropping_layers, self.num_layers - self.attention_layers
 
     def check_parallel(self, tp: int, pp: int = 1) -> None:
         if tp < 1 or pp < 1:
@@ -217,6 +339,11 @@ class ModelSpec:
         if self.mla is None and larger % smaller:
             raise ValueError(
                 f"model {self.name!r}: tp {tp} neither divides nor is a multiple of its {self.num_kv_heads} KV heads"
+            )
+        if self.linear_attention is not None and self.linear_attention.key_heads % tp:
+            raise ValueError(
+                f"model {self.name!r}: tp {tp} does not divide its {self.linear_attention.key_heads} key heads of "
+                "linear attention"
             )
         if pp > self.num_layers:
             raise ValueError(f"model {self.name!r}: pp {pp} is more than its {self.num_layers} layers")
@@ -235,6 +362,8 @@ class GpuSpec:
     bf16_flops: float = attrs.field(validator=_RATE)
     """Dense FLOP/s, without sparsity."""
     fp8_flops: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
+    fp4_flops: float | None = attrs.field(default=None, validator=validators.optional(_RATE))
+    """Absent (None) if the GPU has no 4-bit products: 4-bit weights are then read as such and computed in 16 bits."""
     hbm_bytes_per_s: float = attrs.field(validator=_RATE)
     device_bytes: int = attrs.field(validator=_COUNT)
     nvlink_bytes_per_s: float | None = attrs.field(default=None, validator=validators.optional(_RATE))

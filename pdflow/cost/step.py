@@ -1,11 +1,12 @@
 """The canonical cost of one engine step, in integers of a picosecond, and its closed forms for runs of decode steps.
 
-    t = h0 + h1*D + hp*[P>0] + L(P+D) + a1*P + a2*A + c0*[D>0] + c1*D + c2*C (+ hw)
+    t = h0 + h1*D + hp*[P>0] + L(P+D) + a1*P + a2*A + aw*Aw + c0*[D>0] + c1*D + c2*C + cw*Cw (+ hw)
 
 P prefill tokens in the step; A attended positions of these, the sum over chunks of n*prefix + n(n+1)/2; D decoding
-sequences; C context tokens that they read. L is what every token of the step passes through together: the linear
-layers, bound by weights read or by arithmetic, and the all-reduces. hw comes on top of the first step of an engine that
-stood still, which is for the engine to know.
+sequences; C context tokens that they read. Aw and Cw are the same sums in layers that attend to at most `window`
+positions: of each token's positions, and of each sequence's context, no more than that count. L is what every token of
+the step passes through together: the linear layers, bound by weights read or by arithmetic, and the all-reduces. hw
+comes on top of the first step of an engine that stood still, which is for the engine to know.
 
 With data-parallel attention an engine is several replicas in lockstep: all of the above is of the replica that takes
 longest, and E(T), of the tokens of all replicas, is added: experts, and moving tokens to them.
@@ -83,6 +84,10 @@ class StepCost:
     c0: int = 0
     c1: int = 0
     c2: int = 0
+    window: int = 0
+    """The most positions that `aw` and `cw` are of; 0: no layer has a window, and both are 0."""
+    aw: int = 0
+    cw: int = 0
     linear: LinearTime | LinearTable = LinearTime()
     experts: LinearTable | None = None
     """E(T), if T are the tokens of all replicas; None: all layers are in `linear`."""
@@ -115,18 +120,29 @@ class StepCost:
         for new, prefix in prefill:
             attended = sum(range(prefix + 1, prefix + new + 1))
             time += self.a1 * new + self.a2 * attended
+            if self.window:
+                time += self.aw * sum([min(each, self.window) for each in range(prefix + 1, prefix + new + 1)])
             tokens += new
         if prefill:
             time += self.hp
         for context in decode_contexts:
-            time += self.h1 + self.c1 + self.c2 * context
+            time += self.h1 + self.c1 + self.c2 * context + self.cw * min(context, self.window)
             tokens += 1
         if decode_contexts:
             time += self.c0
         return time + self.linear.of(tokens), tokens
 
+    def within_window(self, new: int, prefix: int) -> int:
+        """Return the share of Aw of a chunk of `new` tokens behind `prefix` others."""
+        return _positions(prefix + new, self.window) - _positions(prefix, self.window)
+
+    def window_ps(self, attended: int, context: int) -> int:
+        """Return the ps that a step takes beside `step_sums_ps` in layers with a window, from the sums Aw and Cw."""
+        return self.aw * attended + self.cw * context
+
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:
-        """Return the ps of one step from the sums P, A, D, C; all are of one replica."""
+        """Return the ps of one step from the sums P, A, D, C, without layers that have a window; all are of one
+        replica."""
         time = self.own_sums_ps(prefill_tokens, attended, decodes, context)
         return time + self.experts_ps(prefill_tokens + decodes)
 
@@ -150,6 +166,12 @@ class StepCost:
     def steps_until(self, decodes: int, context: int, span_ps: int) -> int:
         """Return the least number of decode steps that last `span_ps` or more; for "longer" ask `span_ps + 1`."""
         return steps_to_reach(self.decode_step_ps(decodes, context), self.c2 * decodes, span_ps)
+
+
+def _positions(tokens: int, window: int) -> int:
+    """Return the sum of min(n, window) over the first `tokens` tokens."""
+    whole = min(tokens, window)
+    return whole * (whole + 1) // 2 + (tokens - whole) * window
 
 
 def constant(prefill_s: float = 0.0, decode_step_s: float = 0.0) -> StepCost:

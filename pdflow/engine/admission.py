@@ -34,6 +34,7 @@ class AdmissionQueue:
         "_batch",
         "_block_size",
         "_capacity_tokens",
+        "_extra",
         "_next_replica",
         "_pool",
         "_queue",
@@ -68,6 +69,7 @@ class AdmissionQueue:
         self._next_replica = 0
         self.most_chunk = limits.max_num_batched_tokens // (1 if whole_prompts else limits.replicas)
         """What one replica computes of a prompt in a step."""
+        self._extra = limits.extra
         self._capacity_tokens = pool.num_blocks // limits.replicas * limits.block_size
         self._seats = limits.max_num_seqs
         self._whole_prompts = whole_prompts
@@ -79,9 +81,13 @@ class AdmissionQueue:
             raise ValueError(f"sequence {seq.index} was submitted before, or has no prompt or no output")
         if not seq.prefill_only:
             tokens += seq.output_tokens - 1
-        if tokens > self._capacity_tokens:
+        blocks = -(-tokens // self._block_size)
+        if self._extra is not None:
+            seq.extra_blocks = self._extra.of(blocks)
+        blocks += seq.extra_blocks
+        if blocks * self._block_size > self._capacity_tokens:
             raise NeverFitsError(
-                f"sequence {seq.index} needs {-(-tokens // self._block_size)} KV blocks for {tokens} tokens, "
+                f"sequence {seq.index} needs {blocks} KV blocks for {tokens} tokens, "
                 f"the engine has {self._capacity_tokens // self._block_size} of {self._block_size} tokens"
                 f"{' for each replica' if self._replicas > 1 else ''}"
             )
@@ -111,7 +117,7 @@ class AdmissionQueue:
         while queue[0].phase is not _WAITING:
             queue.popleft()
         seq = queue[0]
-        spare = self._pool.free - -(-seq.target // self._block_size)
+        spare = self._pool.free - -(-seq.target // self._block_size) - seq.extra_blocks
         return spare if self.prefixes is None or not seq.prefix else spare + self.prefixes.held(seq)
 
     def admit(
@@ -150,7 +156,7 @@ class AdmissionQueue:
                     new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
-            needed = -(-seq.target // self._block_size)
+            needed = -(-seq.target // self._block_size) + seq.extra_blocks
             if prefixes is None:
                 if needed + reserved > pool.free:
                     return
@@ -160,7 +166,9 @@ class AdmissionQueue:
                     return
                 prefixes.share(seq, found, needed)
             queue.popleft()
-            seq.blocks = needed
+            seq.blocks = needed - seq.extra_blocks
+            if seq.extra_blocks and seq.allocation is not None:
+                seq.allocation = pool.divided(seq.allocation, len(seq.allocation.blocks) - seq.extra_blocks)
             self._seat(seq, start_ns, outcomes)
             if new:
                 chunks.append((seq, new))
@@ -186,7 +194,7 @@ class AdmissionQueue:
             if seq.stamp >= before_ns:
                 self.missed = seq.stamp
                 break
-            needed = -(-seq.target // self._block_size)
+            needed = -(-seq.target // self._block_size) + seq.extra_blocks
             prefixes = self.prefixes if seq.prefix else None
             if seq.local or needed + most > pool.free + (0 if prefixes is None else prefixes.held(seq)):
                 return False
@@ -195,7 +203,9 @@ class AdmissionQueue:
                 seq.allocation = pool.allocate(needed)
             else:
                 prefixes.share(seq, prefixes.found(seq), needed)
-            seq.blocks = needed
+            seq.blocks = needed - seq.extra_blocks
+            if seq.extra_blocks and seq.allocation is not None:
+                seq.allocation = pool.divided(seq.allocation, len(seq.allocation.blocks) - seq.extra_blocks)
             queue.popleft()
             self._seat(seq, end_ns, outcomes)
         return True

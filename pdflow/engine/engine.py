@@ -36,6 +36,7 @@ from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.scheduler import Scheduler
 from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
 from pdflow.engine.walk import WalkedBatch
+from pdflow.engine.windowed import WindowedBatch, WindowedReplicas
 from pdflow.memory.caching import CachingPool
 
 if TYPE_CHECKING:
@@ -100,7 +101,10 @@ class Engine:
         if exact:
             batch = WalkedBatch(cost, limits.block_size, limits.replicas)
         elif limits.replicas > 1:
-            batch = ReplicatedBatch(cost, limits.block_size, limits.replicas)
+            kind = WindowedReplicas if cost.window else ReplicatedBatch
+            batch = kind(cost, limits.block_size, limits.replicas)
+        elif cost.window:
+            batch = WindowedBatch(cost, limits.block_size)
         else:
             batch = DecodeBatch(cost, limits.block_size)
         self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)

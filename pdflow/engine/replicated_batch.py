@@ -53,19 +53,27 @@ class ReplicatedBatch(DecodeBatch):
             for size, context in zip(self._sizes, self._contexts, strict=True)
             if size
         ]
+        return self._until_overtaken(running, steps)
+
+    def _until_overtaken(self, running: list[tuple[int, int]], steps: int) -> tuple[int, int, int]:
+        """Return `segment` of replicas that run, by the ps of the first step of each and how much longer the next is,
+        for at most `steps` steps."""
         slowest, growth = max(running)
         for other, grows in running:
             if grows > growth:
                 # Step k of the run is the last in which the other one is not slower.
                 steps = min(steps, (slowest - other) // (grows - growth) + 1)
-        return slowest + cost.experts_ps(self.size), growth, steps
+        return slowest + self._cost.experts_ps(self.size), growth, steps
 
-    def _chunk_step_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
-        cost = self._cost
+    def _sums(self, chunks: Seq[tuple[Sequence, int]]) -> list[tuple[int, int, int, int]]:
+        """Return P, A, D and C of each replica in a step with these chunks."""
         tokens, attended = [0] * len(self._sizes), [0] * len(self._sizes)
         for seq, new in chunks:
             tokens[seq.replica] += new
             attended[seq.replica] += new * seq.computed + new * (new + 1) // 2
-        sums = zip(tokens, attended, self._sizes, self._contexts, strict=True)
-        slowest = max([cost.own_sums_ps(*each) for each in sums if each[0] or each[2]])
-        return slowest + cost.experts_ps(sum(tokens) + self.size)
+        return list(zip(tokens, attended, self._sizes, self._contexts, strict=True))
+
+    def _chunk_step_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        cost = self._cost
+        slowest = max([cost.own_sums_ps(*each) for each in self._sums(chunks) if each[0] or each[2]])
+        return slowest + cost.experts_ps(sum([new for _, new in chunks]) + self.size)

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 from attrs import validators
 
+from pdflow.cost.capacity import ExtraBlocks
 from pdflow.protocol.values import Allocation, Value
 
 
@@ -59,6 +60,8 @@ class Limits:
     """Replicas of attention in lockstep. The limits above and the pool's blocks are of all together, but a step takes
     no more of one prompt than one replica's share. A sequence keeps the replica that it is given at its admission, in
     turn."""
+    extra: ExtraBlocks | None = None
+    """The blocks that each sequence takes beside those of its context; None: no others."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -100,9 +103,12 @@ class Sequence(msgspec.Struct, eq=False):
     allocation: Allocation | None = None
     """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them; without those that it
     shares."""
+    extra_blocks: int = 0
+    """Blocks that it takes at its admission beside those of its context, its last ones, which have a block
+    table of their own."""
     blocks: int = 0
-    """The number of blocks that admission took, the shared ones included. Blocks that decoding added are counted by the
-    batch, not here."""
+    """The number of blocks that admission took for the context, the shared ones included. Blocks that decoding added
+    are counted by the batch, not here."""
     cached_tokens: int = 0
     """Tokens of the prompt whose KV the pool had already, as of the last admission."""
     generated: int = 0

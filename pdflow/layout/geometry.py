@@ -37,6 +37,10 @@ class _Table(Value, frozen=True, gc=False):
     sources: dict[int, tuple[int, ...]]
     pairs: tuple[tuple[int, int], ...]
     bytes_per_token: dict[tuple[int, int], int]
+    window_bytes_per_token: dict[tuple[int, int], int]
+    """Of these bytes, those in layers of which a window is moved; empty if there are none."""
+    state_bytes: int
+    """Bytes that each pair moves beside those of tokens."""
 
 
 class TransferGeometry:
@@ -52,7 +56,7 @@ class TransferGeometry:
         self._initiator: Initiator = initiator
         self._rule: Rule = rule
         self._tables: dict[tuple[int, int, int], _Table] = {}
-        self._last: tuple[Sharding | None, Sharding | None, _Table] = (None, None, _Table({}, {}, (), {}))
+        self._last: tuple[Sharding | None, Sharding | None, _Table] = (None, None, _Table({}, {}, (), {}, {}, 0))
         """The latest answer: engines of one pool share their value, and one pair of pools asks nearly every time."""
 
     def targets(self, p_rank: int, p: Sharding, d: Sharding) -> tuple[int, ...]:
@@ -80,7 +84,10 @@ class TransferGeometry:
         per_token = table.bytes_per_token.get((p_rank, d_rank))
         if per_token is None:
             raise LayoutError(f"prefill rank {p_rank} and decode rank {d_rank} exchange nothing")
-        return num_tokens * per_token
+        if table.window_bytes_per_token and num_tokens > self._shape.window_tokens:
+            before = num_tokens - self._shape.window_tokens
+            return num_tokens * per_token - before * table.window_bytes_per_token[p_rank, d_rank] + table.state_bytes
+        return num_tokens * per_token + table.state_bytes
 
     def _table(self, p: Sharding, d: Sharding) -> _Table:
         if p.block_size != d.block_size:
@@ -100,9 +107,15 @@ class TransferGeometry:
                 raise LayoutError(f"{side} with {ranks} ranks: at most {MAX_RANKS} are supported")
         found = writers(self._shape, p.tp, p.pp, d.tp, initiator=self._initiator, rule=self._rule)
         producers = by_producer(found)
+        window, layers = self._shape.window_layers, self._shape.num_layers
         return _Table(
             targets={rank: tuple(pair.d_rank for pair in own) for rank, own in producers.items()},
             sources={rank: tuple(pair.p_rank for pair in own) for rank, own in by_consumer(found).items()},
             pairs=tuple((pair.p_rank, pair.d_rank) for own in producers.values() for pair in own),
             bytes_per_token={(pair.p_rank, pair.d_rank): pair.bytes_per_token for pair in found},
+            # Of a pipeline stage, the share of all layers: kinds alternate.
+            window_bytes_per_token={
+                (pair.p_rank, pair.d_rank): pair.bytes_per_token * window // layers for pair in found if window
+            },
+            state_bytes=self._shape.state_bytes // len(found),
         )

@@ -97,7 +97,8 @@ def writers(
                         source_head=first - held.start,
                         target_head=first - stored.start,
                         num_heads=count,
-                        bytes_per_token=len(layers) * shape.tensors_per_layer * count * shape.cell_bytes,
+                        bytes_per_token=len(layers) * shape.tensors_per_layer * count * shape.cell_bytes
+                        + shape.index_bytes * len(layers) // shape.num_layers,
                     )
                 )
     return tuple(pairs)

@@ -41,6 +41,18 @@ class KvShape(Value, frozen=True, gc=False):
     block_size: int
     mla: MlaDims | None = None
     packed: bool = False
+    window_layers: int = 0
+    """Of the layers, those of which a transfer moves the last `window_tokens` tokens only. Their memory is as that of
+    all others here: what an engine allocates for windows is `pdflow.cost.capacity`."""
+    window_tokens: int = 0
+    index_bytes: int = 0
+    """Bytes of one token in all layers beside K and V, the same on every rank: keys of sparse attention's indexers."""
+    index_layers: int = 0
+    """Layers that have such keys, each in a tensor of its own."""
+    state_bytes: int = 0
+    """Bytes that a transfer moves in addition, whatever the tokens: states of linear attention, all ranks together."""
+    state_tensors: int = 0
+    """Tensors in which these bytes are."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_kv_heads", "head_dim", "bytes_per_value", "block_size"):
@@ -48,6 +60,11 @@ class KvShape(Value, frozen=True, gc=False):
                 raise LayoutError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         if self.mla is not None and (self.mla.latent_dim < 1 or self.mla.rope_dim < 0):
             raise LayoutError(f"MLA dimensions {self.mla.latent_dim} + {self.mla.rope_dim}: they must be positive")
+        if not 0 <= self.window_layers <= self.num_layers or (self.window_layers and self.window_tokens < 1):
+            raise LayoutError(
+                f"{self.window_layers} of {self.num_layers} layers with a window of {self.window_tokens} tokens: at "
+                "most all, and a window has at least one token"
+            )
         if self.mla is not None and self.packed:
             raise LayoutError("MLA keeps no K and V that could be packed: leave out `packed` or `mla`")
 
@@ -71,13 +88,14 @@ class KvShape(Value, frozen=True, gc=False):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one copy of the whole model's KV for one token."""
-        return self.num_layers * self.tensors_per_layer * self.stored_heads * self.cell_bytes
+        return self.num_layers * self.tensors_per_layer * self.stored_heads * self.cell_bytes + self.index_bytes
 
     def rank_bytes_per_token(self, tp: int, pp: int = 1, pp_rank: int = 0) -> int:
         """Return the bytes that one rank of this stage stores for one token; every TP rank of a stage stores the
         same."""
         layers = stage_layers(self.num_layers, pp)[pp_rank]
-        return len(layers) * self.tensors_per_layer * heads_per_rank(self.stored_heads, tp) * self.cell_bytes
+        own = len(layers) * self.tensors_per_layer * heads_per_rank(self.stored_heads, tp) * self.cell_bytes
+        return own + self.index_bytes * len(layers) // self.num_layers
 
     def engine_bytes_per_token(self, tp: int) -> int:
         """Return the bytes that all ranks store for one token: `bytes_per_token` times the replication of its heads."""

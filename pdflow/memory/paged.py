@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import NO_BLOCK, Allocation
 
 
 class PoolError(ValueError):
@@ -109,6 +109,21 @@ class PagedPool:
         del self._held[more.generation]
         self._held[allocation.generation] = longer = Allocation(allocation.generation, mine.blocks + more.blocks)
         return longer
+
+    def divided(self, allocation: Allocation, count: int) -> Allocation:
+        """Return the allocation, in its generation, as two block tables: its first `count` blocks, by token position,
+        and all others, which are for other layers and stand for the last positions.
+
+        Raises PoolError if the allocation is not held.
+        """
+        mine = self._held.get(allocation.generation)
+        if mine is None:
+            raise self._unknown(allocation, "divided")
+        self._demand_same(mine, allocation)
+        first, others = mine.blocks[:count], mine.blocks[count:]
+        tables = (first, (NO_BLOCK,) * (count - len(others)) + others)
+        self._held[allocation.generation] = found = Allocation(allocation.generation, mine.blocks, tables)
+        return found
 
     def release(self, allocation: Allocation) -> None:
         """Make the blocks free again, whether they were held or quarantined.

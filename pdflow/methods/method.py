@@ -121,6 +121,10 @@ class Method:
     """A separate node stores KV. P writes to it, and D reads from it."""
     names_decode: bool = False
     """P knows the D for which it computes, so both legs start at once, whatever the router's order."""
+    hybrid: bool = False
+    """It knows KV cache groups: in layers with a window, the window's blocks are moved, and engines keep no others.
+    Otherwise they keep whole contexts: vLLM disables its hybrid KV cache manager for connectors without SupportsHMA (PR
+    #41847)."""
     initiator: str
     grain: Grain = Grain.WHOLE
     p_memory: MemoryKind = MemoryKind.BLOCKS

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pdflow.cost.specs import ModelSpec
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.cost_file import CostFile
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables, step_cost
@@ -30,9 +31,7 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
     head.add_column(overflow="fold")
     head.add_row("scenario", f"{scenario.name}, seed {scenario.seed}")
     head.add_row("workload", workload_summary(scenario))
-    head.add_row(
-        "model", f"{model.name}: {_si(model.weight_bytes)}B of weights, KV {model.kv_bytes_per_token:,} B/token"
-    )
+    head.add_row("model", f"{model.name}: {_si(model.weight_bytes)}B of weights, {_kv(model)}")
     head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
     if scenario.from_config:
         head.add_row("config", f"{transfer.config}: {', '.join(scenario.from_config)}")
@@ -55,6 +54,15 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
                 "healed", f"at {scenario.fault_table.heal_s:g} s; then all ends within {resolution_of(scenario)}"
             )
     return Group(head, Text(), _pool_table(scenario))
+
+
+def _kv(model: ModelSpec) -> str:
+    """Return what a context keeps, layers with a window apart."""
+    whole = f"KV {model.kv_bytes_per_token:,} B/token"
+    if model.window is None or not model.dropping_layers:
+        return whole
+    windowed = model.dropping_layers * model.kv_bytes_per_layer
+    return f"{whole}, and {windowed:,} B/token of the latest {model.window.tokens:,}"
 
 
 def _step_times(scenario: ResolvedScenario) -> dict[str, list[str]]:

@@ -233,6 +233,7 @@ class SimulationBuilder(EngineBuilder):
         self.step_costs[pool.name] = cost
         blocks = self.blocks_of(pool)
         block_bytes = self.shapes[pool.name].engine_bytes_per_token(pool.tp) * pool.block_size
+        block_bytes = block_bytes * model.block_layers // model.attention_layers
         span = self.span(pool)
         if span:
             self.prompts.cached = True

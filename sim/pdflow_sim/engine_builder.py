@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
+from pdflow.cost.capacity import extra_blocks
 from pdflow.engine.engine import Engine
 from pdflow.engine.hosted import HostedEngine
+from pdflow.engine.sequence import Limits
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.method import MemoryKind
@@ -16,7 +20,7 @@ from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.values import EngineId
 from pdflow.results.steps import Steps
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
-from pdflow.scenario.validation.fit import kv_shape_of
+from pdflow.scenario.validation.fit import moved_shape_of
 from pdflow.serving.decode import DecodeCore
 from pdflow.serving.landing import Landing, StagedLanding
 from pdflow.serving.pieces import ListeningLanding, PieceLanding, QueueingLanding
@@ -49,7 +53,7 @@ class EngineBuilder(EngineWiring):
     def __init__(
         self, scenario: ResolvedScenario, exact: bool, recorder: Recorder | None, incarnations: Mapping[EngineId, int]
     ) -> None:
-        super().__init__(scenario, {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools})
+        super().__init__(scenario, {pool.name: moved_shape_of(scenario.model, pool) for pool in scenario.pools})
         self.exact = exact
         self.incarnations = incarnations
         self.metrics = RunMetrics()
@@ -63,6 +67,10 @@ class EngineBuilder(EngineWiring):
         """The store, where the method has one."""
         waits = self.method.staged_at_p or self.pipeline_policy.prefill_waits or self.pipeline_policy.decode_waits
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
+
+    def limits_of(self, pool: Pool) -> Limits:
+        """Return the limits of an engine of this pool, which keeps of windows what vLLM does."""
+        return attrs.evolve(super().limits_of(pool), extra=extra_blocks(self.scenario.model, pool.block_size, pool.tp))
 
     def first_incarnation(self, slot: EngineSlot) -> int:
         """Return the incarnation that an engine begins with; a simulated one needs no randomness."""

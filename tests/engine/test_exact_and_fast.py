@@ -14,7 +14,7 @@ import attrs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdflow.cost import LinearTable, LinearTime, StepCost, constant
+from pdflow.cost import ExtraBlocks, LinearTable, LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
 from pdflow.engine.noise import StepNoise
 from pdflow.memory.caching import CachingPool
@@ -189,6 +189,12 @@ def prefixes(draw: st.DrawFn, blocks: int) -> tuple[int, ...]:
     return tuple(at if at < fork else 1000 * branch + 100 * fork + at for at in range(blocks))
 
 
+def extra_blocks() -> st.SearchStrategy[ExtraBlocks]:
+    return st.builds(
+        ExtraBlocks, window_blocks=st.integers(1, 4), layers=st.integers(1, 6), block_layers=st.integers(1, 3)
+    )
+
+
 @st.composite
 def generated_world(draw: st.DrawFn) -> World:
     on_grid = draw(st.booleans())
@@ -214,6 +220,9 @@ def generated_world(draw: st.DrawFn) -> World:
         cost = attrs.evolve(constant(), hp=draw(coefficient))
     if draw(st.booleans()):
         cost = attrs.evolve(cost, hw=draw(coefficient))
+    if draw(st.booleans()):
+        window = draw(st.sampled_from([1, 2, 7, 16, 30]))
+        cost = attrs.evolve(cost, window=window, aw=draw(st.sampled_from([0, unit])), cw=draw(coefficient))
     replicas = draw(st.sampled_from([1, 1, 2, 3]))
     if draw(st.booleans()):
         cost = attrs.evolve(cost, experts=LinearTable(tokens=(1, 4), ps=(unit, unit + draw(coefficient))))
@@ -250,6 +259,7 @@ def generated_world(draw: st.DrawFn) -> World:
             block_size=block_size,
             async_scheduling=draw(st.booleans()),
             replicas=replicas,
+            extra=draw(st.none() | extra_blocks()),
         ),
         cost=cost,
         blocks=blocks,

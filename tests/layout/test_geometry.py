@@ -44,6 +44,18 @@ def test_answers_are_the_pairs(p: Sharding, d: Sharding, rule: Rule) -> None:
         assert geometry.nbytes(pair.p_rank, pair.d_rank, p, d, 77) == 77 * pair.bytes_per_token
 
 
+@pytest.mark.parametrize("p", [Sharding(2, 2), Sharding(4)])
+def test_of_layers_with_a_window_its_end_is_moved(p: Sharding) -> None:
+    d = Sharding(2)
+    geometry = TransferGeometry(KvShape(6, 4, 128, 2, 16, window_layers=4, window_tokens=48))
+    for pair in writers(SHAPE, p.tp, p.pp, d.tp):
+        ranks = (pair.p_rank, pair.d_rank, p, d)
+        assert geometry.nbytes(*ranks, 48) == 48 * pair.bytes_per_token
+        assert geometry.nbytes(*ranks, 1000) * 3 == (1000 + 2 * 48) * pair.bytes_per_token
+    with pytest.raises(LayoutError, match="7 of 6 layers with a window"):
+        KvShape(6, 4, 128, 2, 16, window_layers=7, window_tokens=48)
+
+
 def test_an_idle_replica_has_no_targets() -> None:
     geometry = TransferGeometry(SHAPE)
     assert [geometry.targets(rank, Sharding(8), Sharding(2)) for rank in range(4)] == [(0,), (), (0,), ()]

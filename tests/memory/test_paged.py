@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from pdflow.memory.paged import PagedPool, PoolError
-from pdflow.protocol.values import Allocation
+from pdflow.protocol.values import NO_BLOCK, Allocation
 
 
 class PoolAgainstModel(RuleBasedStateMachine):
@@ -151,6 +151,19 @@ def test_a_refused_allocation_changes_nothing() -> None:
     first = pool.allocate(2)
     assert first is not None
     assert first.generation == 1, "a refusal takes no generation"
+
+
+def test_an_allocation_may_have_a_table_of_its_last_blocks() -> None:
+    pool = PagedPool(10)
+    whole = pool.allocate(6)
+    assert whole is not None
+    divided = pool.divided(whole, 4)
+    assert divided == Allocation(1, (0, 1, 2, 3, 4, 5), ((0, 1, 2, 3), (NO_BLOCK, NO_BLOCK, 4, 5)))
+    assert pool.holds(divided)
+    pool.release(divided)
+    assert pool.free == 10
+    with pytest.raises(PoolError, match="divided: generation 1 was already released"):
+        pool.divided(divided, 4)
 
 
 def test_a_block_gets_a_new_generation_with_each_allocation() -> None:

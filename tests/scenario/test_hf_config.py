@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import ScenarioError
-from pdflow.scenario.hf.config import computed_dtype, model_values
+from pdflow.scenario.hf.config import computed_dtype, model_note, model_values
 from pdflow.scenario.hf.keys import HfConfigError
-from pdflow.scenario.hf.unsupported import window_note
+from pdflow.scenario.hf.layers import layer_kinds
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.convert import structure
+from pdflow.scenario.reading.document import KV_DTYPES
 from pdflow.scenario.reading.load import load
 
 LLAMA: dict[str, Any] = {
@@ -131,9 +132,17 @@ def test_a_config_gives_the_values_of_its_preset(config: dict[str, Any], preset:
         ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "leaves out"),
         ({"full_attention_interval": 4}, "linear attention"),
         ({"layer_types": ["linear_attention"] * 32}, "layers of linear_attention"),
+        ({"layer_types": ["mamba"] * 32}, "layers of mamba"),
+        ({"attn_type_list": [0, 1]}, "linear attention .attn_type_list."),
         ({"hybrid_override_pattern": "M*"}, "state-space layers"),
         ({"index_topk": 2048}, "sparse attention"),
         ({"head_dim": 128, "global_head_dim": 256}, "heads of two sizes"),
+        ({"layer_types": ["full_attention"] * 3}, "has 3 entries in layer_types and 32 layers"),
+        ({"layer_types": ["sliding_attention"] * 32}, "has layers of sliding_attention and no sliding_window"),
+        ({"layer_types": ["sliding_attention", "chunked_attention"] * 16}, "windows of two kinds"),
+        ({"sliding_window": 512, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern = LLLG"),
+        ({"sliding_window": "wide"}, "sliding_window = wide"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "1 entries in no_rope_layers"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [0, 1]}, "has 2 entries in moe_layer_freq"),
     ],
 )
@@ -142,6 +151,8 @@ def test_fields_that_a_config_lacks_are_reported(change: dict[str, Any], message
         model_values({**LLAMA, **change})
 
 
+CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
+DSA, HYBRID = CARDS["deepseek-ai/DeepSeek-V3.2"]["config"], CARDS["Qwen/Qwen3.5-35B-A3B"]["config"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -152,6 +163,9 @@ KEYS = st.sampled_from(
         *(DEEPSEEK | QWEN_MOE),
         *("quantization_config", "text_config", "layer_types", "moe_layer_freq", "mlp_layer_types", "moe_layers"),
         *("shared_expert_intermediate_size", "mlp_only_layers", "sliding_window", "global_head_dim", "head_dim"),
+        *("index_topk", "index_n_heads", "index_head_dim", "indexer_types", "index_topk_freq", "model_type"),
+        *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "attn_type_list"),
+        *("use_sliding_window", "max_window_layers", "sliding_window_pattern", "attention_chunk_size"),
     ]
 )
 QUANTISED = st.fixed_dictionaries(
@@ -170,7 +184,9 @@ QUANTISED = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from([DEEPSEEK, QWEN_MOE]), st.dictionaries(KEYS, JSON, max_size=4), st.none() | QUANTISED)
+@given(
+    st.sampled_from([DEEPSEEK, QWEN_MOE, DSA, HYBRID]), st.dictionaries(KEYS, JSON, max_size=4), st.none() | QUANTISED
+)
 def test_whatever_a_config_says_it_is_read_or_refused(
     base: dict[str, Any], changed: dict[str, Any], quantised: dict[str, Any] | None
 ) -> None:
@@ -180,10 +196,7 @@ def test_whatever_a_config_says_it_is_read_or_refused(
     except HfConfigError:
         return
     structure({"name": "m", **values}, ModelSpec)
-    window_note(config)
-
-
-CARDS = tomllib.loads((Path(__file__).parent / "model_cards.toml").read_text())
+    model_note(config)
 
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
@@ -196,6 +209,89 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 def test_parameters_are_those_that_the_models_card_states(name: str) -> None:
     card = CARDS[name]
     assert spec_of(card["config"]).parameters == pytest.approx(card["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if "kv_bytes_per_token" in card])
+def test_kv_bytes_are_those_that_are_published_or_counted_by_hand(name: str) -> None:
+    card = CARDS[name]
+    spec = spec_of(card["config"])
+    values = spec.kv_bytes_per_token // spec.kv_bytes_per_value
+    assert (values * KV_DTYPES[spec.kv_dtype] if spec.kv_dtype else 2 * values) == card["kv_bytes_per_token"]
+    assert card["source"]
+
+
+def test_there_are_cards_of_every_kind() -> None:
+    specs = [spec_of(card["config"]) for card in CARDS.values()]
+    assert len(specs) >= 30
+    for key in ("window", "linear_attention", "sparse_attention", "mla", "moe"):
+        assert any(getattr(spec, key) is not None for spec in specs), key
+    assert {spec.activation_dtype for spec in specs} == {"bf16", "fp4"}
+
+
+def test_linear_attention_by_hand() -> None:
+    """Qwen3.5-397B-A17B: 45 of 60 layers, each with a state of 64 heads x 128 x 128 in float32, and 3 tokens of the
+    convolution's 2 x 16 x 128 + 64 x 128 values."""
+    spec = spec_of(CARDS["Qwen/Qwen3.5-397B-A17B"]["config"])
+    assert spec.linear_attention is not None
+    assert (spec.linear_attention.layers, spec.attention_layers, spec.gated_attention) == (45, 15, True)
+    assert spec.state_bytes == 45 * (64 * 128 * 128 * 4 + 3 * 12288 * 2)
+    assert spec.kv_bytes_of(1000) == 30_720_000 + spec.state_bytes
+    with pytest.raises(ValueError, match="tp 32 does not divide its 16 key heads of linear attention"):
+        spec.check_parallel(32)
+
+
+def test_sparse_attention_by_hand() -> None:
+    """GLM-5.2's indexers: layers 0 to 2, and of those that follow every fourth."""
+    spec = spec_of(CARDS["zai-org/GLM-5.2"]["config"])
+    assert spec.sparse_attention is not None
+    assert (spec.sparse_attention.topk, spec.sparse_attention.layers) == (2048, 21)
+    indexer = 2048 * 32 * 128 + 6144 * (128 + 32)
+    assert spec.attention_parameters == 78 * spec.attention_parameters_per_layer + 21 * indexer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "deepseek_v9"}, "sparse attention .index_topk., which .model. does not support in this family"),
+        ({"q_lora_rank": None}, "has no q_lora_rank"),
+        ({"index_n_heads": None}, "has no index_n_heads"),
+        ({"index_topk_pattern": "FSSF"}, "index_topk_pattern and no indexer_types"),
+        ({"indexer_types": ["full"]}, "has indexer_types, expected"),
+        ({"indexer_types": ["shared"] * 61}, "no layer with an indexer"),
+        ({"index_skip_topk_offset": "x"}, "index_skip_topk_offset = x"),
+    ],
+)
+def test_sparse_attention_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+    config = CARDS["deepseek-ai/DeepSeek-V3.2"]["config"]
+    with pytest.raises(HfConfigError, match=message):
+        model_values({**config, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linear_num_key_heads": None}, "has no linear_num_key_heads"),
+        ({"model_type": "bailing"}, "linear attention .full_attention_interval., which"),
+        ({"full_attention_interval": 64}, "has no layers but those of linear_attention"),
+    ],
+)
+def test_linear_attention_that_is_not_understood_is_refused(change: dict[str, Any], message: str) -> None:
+    config = CARDS["Qwen/Qwen3.5-27B"]["config"] | {"full_attention_interval": 4}
+    with pytest.raises(HfConfigError, match=message):
+        model_values({**config, **change} | ({"num_hidden_layers": 60} if "full_attention_interval" in change else {}))
+
+
+def test_products_of_an_fp4_checkpoint_are_those_of_what_it_quantises() -> None:
+    config = CARDS["nvidia/Qwen3-235B-A22B-NVFP4"]["config"]
+    all_of_it = spec_of(config)
+    assert (all_of_it.activation_dtype, all_of_it.expert_products) == ("fp4", "fp4")
+    left = ["lm_head", "model.layers.*.self_attn*"]
+    experts = spec_of({**config, "quantization_config": {"quant_algo": "NVFP4", "exclude_modules": left}})
+    assert (experts.activation_dtype, experts.expert_products) == ("bf16", "fp4")
+    group = {"weights": {"num_bits": 4, "group_size": 16, "type": "float"}}
+    for inputs, products in ((None, "bf16"), ({"num_bits": 4, "type": "float"}, "fp4")):
+        groups = {"config_groups": {"a": {**group, "input_activations": inputs}}, "quant_method": "compressed-tensors"}
+        assert spec_of({**LLAMA, "quantization_config": groups}).activation_dtype == products
 
 
 @pytest.mark.parametrize(
@@ -256,6 +352,58 @@ def test_layers_without_experts_are_counted(keys: dict[str, Any], dense: int) ->
     assert model_values({**QWEN_MOE, **keys})["moe"]["dense_layers"] == dense
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"model_type": "gpt_oss", "sliding_window": 128}, 16),
+        ({"model_type": "gemma2"}, 16),
+        ({"model_type": "gemma3_text", "sliding_window": 1024}, 27),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 4}, 24),
+        ({"model_type": "cohere2", "sliding_window": 4096}, 24),
+        ({"model_type": "olmo3", "sliding_window": 4096}, 24),
+        ({"model_type": "mistral", "sliding_window": 4096}, 32),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "llama", "sliding_window": 4096, "max_position_embeddings": 4096}, 0),
+        ({"model_type": "llama4_text"}, 24),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 0] * 16, "attention_chunk_size": 8192}, 16),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, 0),
+        ({"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, 4),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 512}, 16),
+        ({"layer_types": ["full_attention"] * 32, "sliding_window": 512}, 0),
+    ],
+)
+def test_layers_with_a_window_are_counted(config: dict[str, Any], layers: int) -> None:
+    window = spec_of({**LLAMA, **config}).window
+    assert (0 if window is None else window.layers) == layers
+    size = config.get("sliding_window") or config.get("attention_chunk_size")
+    assert window is None or window.tokens == (size or {"llama4_text": 8192}.get(config["model_type"], 4096))
+    assert window is None or window.whole_kv == (config.get("model_type") == "llama4_text")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo3", "qwen2", "llama4_text"])
+def test_layers_are_of_the_kinds_that_transformers_says(family: str) -> None:
+    """A family's own rule, where a file does not name the kinds."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.CONFIG_MAPPING[family](num_hidden_layers=26)
+    assert layer_kinds({"model_type": family}, 26) == theirs.layer_types
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "note"),
+    [
+        (32, "sliding_attention", "all layers attend to the latest 512 tokens only"),
+        (24, "chunked_attention", "24 of 32 layers attend to chunks of 512 tokens"),
+        (24, "sliding_attention", ""),
+    ],
+)
+def test_what_counts_as_more_than_it_is_has_a_note(layers: int, kind: str, note: str) -> None:
+    kinds = [kind] * layers + ["full_attention"] * (32 - layers)
+    found = model_note({**LLAMA, "layer_types": kinds, "sliding_window": 512, "attention_chunk_size": 512})
+    assert found.startswith(note) if note else not found
+
+
 SCENARIO = """
 [workload]
 requests = 10
@@ -296,10 +444,16 @@ def test_what_is_beside_a_config_counts_unless_the_config_says_it(tmp_path: Path
     file.write_text(SCENARIO.replace("MORE", ""))
     scenario = load(file)
     assert (scenario.model.weight_bytes_per_param, scenario.model.kv_bytes_per_value) == (0.5625, 1)
+    assert scenario.model.activation_dtype == "fp4"
     assert len(scenario.notes) == 1
-    assert "latest 4,096 tokens only" in scenario.notes[0]
+    assert "all layers attend to the latest 4,096 tokens only" in scenario.notes[0]
     file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "bf16"'))
-    assert load(file).model.weight_bytes_per_param == 2.0
+    model = load(file).model
+    assert (model.weight_bytes_per_param, model.activation_dtype) == (2.0, "bf16")
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp4"'))
+    assert load(file).model.activation_dtype == "fp4"
+    file.write_text(SCENARIO.replace("MORE", 'weight_dtype = "fp4"\nactivation_dtype = "bf16"'))
+    assert load(file).model.activation_dtype == "bf16"
     (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "fp8"}}))
     file.write_text(SCENARIO.replace("MORE", ""))
     assert load(file).model.weight_bytes_per_param == 1.0

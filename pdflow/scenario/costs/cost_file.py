@@ -49,7 +49,7 @@ class MeasuredEngine:
 
 @attrs.frozen(kw_only=True)
 class Coefficients:
-    """h0 to c2 and hw of `StepCost`, each in picoseconds."""
+    """h0 to c2, hw, and those of windows of `StepCost`, each in picoseconds."""
 
     h0: int = field(metadata=field_doc("time of each step", PS))
     h1: int = field(metadata=field_doc("host time of each decoding sequence", PER_TOKEN))
@@ -60,6 +60,15 @@ class Coefficients:
     c1: int = field(metadata=field_doc("time of each decoding sequence", PER_TOKEN))
     c2: int = field(metadata=field_doc("time of each context token that decodes read", PER_CONTEXT))
     hw: int = field(default=0, metadata=field_doc("additional time of the first step after an idle period", PS))
+    window: int | None = field(
+        default=None, metadata=field_doc("most positions that aw and cw count of each token or sequence", AT_LEAST_ONE)
+    )
+    aw: int | None = field(default=None, metadata=field_doc("as a2, in layers that attend to a window", PER_POSITION))
+    cw: int | None = field(default=None, metadata=field_doc("as c2, in layers that attend to a window", PER_CONTEXT))
+
+    def __attrs_post_init__(self) -> None:
+        if self.window is None and (self.aw or self.cw):
+            raise ValueError("has aw or cw without window")
 
 
 @attrs.frozen(kw_only=True)
@@ -162,7 +171,7 @@ class CostFile:
                 allreduce_slope_ps=linear.allreduce_slope,
             )
         return StepCost(
-            **attrs.asdict(self.step_ps),
+            **_without_none(attrs.asdict(self.step_ps)),
             linear=curve,
             chunks=self.chunks,
             provenance=self.provenance,
@@ -178,7 +187,8 @@ def cost_file(
     if cost.experts is not None:
         raise ValueError("a cost file cannot hold the cost of an engine with ep or dp_attention")
     curve = cost.linear
-    names = [name.name for name in attrs.fields(Coefficients)]
+    windowed = ("window", "aw", "cw")
+    names = [name.name for name in attrs.fields(Coefficients) if cost.window or name.name not in windowed]
     file = CostFile(
         provenance=cost.provenance,
         error_bar=ErrorBar(**cost.rel_error),

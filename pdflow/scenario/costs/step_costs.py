@@ -123,13 +123,17 @@ def check_costs(file: str, tables: ScenarioTables) -> tuple[list[Complaint], lis
     return complaints, problems
 
 
+def _has_8_bit_products(model: ModelSpec) -> bool:
+    return not {model.activation_dtype, model.expert_products}.isdisjoint(("fp8", "int8"))
+
+
 def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
     """Return the cost file that the pool's cost is from, if it is from one, checked against the pool."""
     if not pool.tp_alone and not isinstance(pool.cost, (RooflineCost, ConstantCost)):
         expected = 'expected "roofline" or "constant" with ep or dp_attention'
         raise CostError(f"has times of engines that share all weights by tensor parallelism; {expected}", "cost")
     match pool.cost:
-        case RooflineCost() if model.activation_dtype in ("fp8", "int8") and pool.gpu.fp8_flops is None:
+        case RooflineCost() if pool.gpu.fp8_flops is None and _has_8_bit_products(model):
             mismatch = f"{pool.gpu.name} has no fp8_flops, and model.activation_dtype is {model.activation_dtype}"
             raise CostError(f'{mismatch}; choose another GPU, or set model.activation_dtype = "bf16"', "gpu")
         case FittedCost(table=name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
+import msgspec
 
 from pdflow.cost.crossover import EngineSteps, TransferRoute, thresholds
 from pdflow.cost.step import PS_PER_NS, StepCost, to_ps
@@ -20,7 +21,7 @@ from pdflow.scenario.costs.step_costs import api_server_ns
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.network import Link, Network
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
-from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.validation.fit import kv_tokens_of, moved_shape_of
 
 
 def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:
@@ -56,10 +57,21 @@ def counters(
 
 def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
     """Return the descriptor counter of a pair: layer by layer, K and V apart, heads before tokens, which is the nesting
-    that NIXL demands of vLLM (spec 3.3)."""
+    that NIXL demands of vLLM (spec 3.3). Keys of indexers and states are tensors of their own."""
     source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
     target = rank_memory(d_shape, 1, d_pool.tp)
-    return descriptor_counter(pair, source, target)
+    counter = descriptor_counter(pair, source, target)
+    own = pair.num_layers / d_shape.num_layers
+    keys = round(own * d_shape.index_layers)
+    return msgspec.structs.replace(
+        counter,
+        per_unit=counter.per_unit + keys,
+        per_tail=counter.per_tail + keys,
+        layers=d_shape.num_layers,
+        window_layers=d_shape.window_layers,
+        window_tokens=d_shape.window_tokens,
+        states=round(own * d_shape.state_tensors),
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -95,12 +107,12 @@ class Crossover:
         if self.sequential:
             # P's answer to the router, and the decode leg to D, which D's own prompts do not wait for.
             fixed_ns += 2 * seconds_to_ns(network.http_latency_s) + api_server_ns(d)
-        shapes = [(pool, kv_shape_of(scenario.model, pool)) for pool in (p, d)]
+        shapes = [(pool, moved_shape_of(scenario.model, pool)) for pool in (p, d)]
         counter = counters(shapes[0], shapes[1], self.initiator, self.rule).get((0, 0))
         per_message, per_descriptor = to_ps(network.per_message_s), to_ps(network.per_descriptor_s)
 
         def transfer_ns(tokens: int) -> int:
-            nbytes = scenario.model.kv_bytes_per_token * tokens
+            nbytes = scenario.model.kv_bytes_of(tokens)
             flow_ns = -(-nbytes * S // min(rates)) if rates else 0
             count = counter.count(tokens, 0) if per_descriptor and counter is not None else 0
             return fixed_ns + posting_ns(per_message, per_descriptor, count) + flow_ns

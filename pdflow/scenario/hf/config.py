@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any, Final
 
+from pdflow.cost.layers import LinearAttentionSpec
 from pdflow.cost.specs import MlaSpec, attention_projections
+from pdflow.scenario.hf.attention import has_gate, linear_of, sparse_of
 from pdflow.scenario.hf.experts import DENSE, experts_of, has_experts
 from pdflow.scenario.hf.keys import optional, positive
+from pdflow.scenario.hf.layers import layer_kinds, window_note, window_of
 from pdflow.scenario.hf.quantisation import Quantisation, quantisation_of
 from pdflow.scenario.hf.unsupported import refuse_unsupported
 
@@ -64,10 +67,27 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         }
         values["mla"]["q_lora_rank"] = optional(config, "q_lora_rank")
         values["num_kv_heads"] = heads
+    if has_gate(config):
+        values["gated_attention"] = True
+    kinds = layer_kinds(config, values["num_layers"])
+    for key, found in (
+        ("window", window_of(config, kinds)),
+        ("linear_attention", linear_of(config, kinds)),
+        ("sparse_attention", sparse_of(config, values["num_layers"])),
+    ):
+        if found is not None:
+            values[key] = found
     if has_experts(config):
         values["moe"] = experts_of(config, values["num_layers"])
         values["intermediate_size"] = positive(config, DENSE, values["intermediate_size"])
     return values | _dtypes(config, values)
+
+
+def model_note(config: Mapping[str, Any]) -> str:
+    """Return a sentence on what is counted as more than it is; "" if nothing is. Raises HfConfigError."""
+    config = language_model(config)
+    kinds = layer_kinds(config, positive(config, NAMES["num_layers"]))
+    return window_note(kinds, window_of(config, kinds))
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,26 +152,37 @@ def _dtypes(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
         return found
     if quantised.kv_dtype:
         found["kv_dtype"] = quantised.kv_dtype
-    if quantised.activation_dtype:
-        found["activation_dtype"] = quantised.activation_dtype
     narrow = quantised.bytes_per_param
     share = 0.0 if quantised.only_experts else _quantised_share(quantised, values)
+    if quantised.activation_dtype == "fp4":
+        # Only these products have 4 bits: attention is often left in 16, and most of a dense model is not.
+        found["activation_dtype"] = "fp4" if share > 0.5 else "bf16"
+    elif quantised.activation_dtype:
+        found["activation_dtype"] = quantised.activation_dtype
     found["weight_bytes_per_param"] = share * narrow + (1 - share) * wide
     if "moe" in values:
         middle = f"layers.{values['num_layers'] // 2}.mlp.experts"
         found["expert_bytes_per_param"] = wide if quantised.leaves(middle) else narrow
+        if quantised.activation_dtype == "fp4":
+            found["expert_activation_dtype"] = "bf16" if quantised.leaves(middle) else "fp4"
     return found
 
 
 def _quantised_share(quantised: Quantisation, values: Mapping[str, Any]) -> float:
-    """Return the share of parameters that are quantised, of those that every token passes: attention and MLPs."""
+    """Return the share of parameters that are quantised, of those that every token passes: attention of the most
+    frequent kind, and MLPs."""
     layer = f"layers.{values['num_layers'] // 2}"
     mla = MlaSpec(**values["mla"]) if "mla" in values else None
     heads = values["num_heads"], values["num_kv_heads"], values["head_dim"]
-    attention = attention_projections(values["hidden_size"], *heads, mla)
+    attention = attention_projections(values["hidden_size"], *heads, mla, values.get("gated_attention", False))
+    if "linear_attention" in values:
+        linear = LinearAttentionSpec(**values["linear_attention"])
+        attention, name = {"": linear.parameters(values["hidden_size"])}, "linear_attn"
+    else:
+        name = "self_attn"
     shared = values["moe"]["shared_intermediate_size"] if "moe" in values else values["intermediate_size"]
     mlp: int = (3 if values["gated_mlp"] else 2) * values["hidden_size"] * shared
-    left = sum(size for name, size in attention.items() if quantised.leaves(f"{layer}.self_attn.{name}"))
+    left = sum(size for each, size in attention.items() if quantised.leaves(f"{layer}.{name}.{each}".rstrip(".")))
     names = ("mlp.shared_experts", "mlp.shared_expert") if "moe" in values else ("mlp",)
     if any(quantised.leaves(f"{layer}.{name}") for name in names):
         left += mlp

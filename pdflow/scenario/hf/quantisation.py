@@ -29,12 +29,11 @@ MODELOPT: Final[Mapping[str, tuple[float, str]]] = {
     "FP8": (1.0, "fp8"),
     "FP8_PER_CHANNEL_PER_TOKEN": (1.0, "fp8"),
     "FP8_PB_WO": (1.0, ""),
-    "NVFP4": (0.5 + 1 / 16, ""),
+    "NVFP4": (0.5 + 1 / 16, "fp4"),
     "W4A16_AWQ": (_grouped(4, 128), ""),
     "W4A8_AWQ": (_grouped(4, 128), "fp8"),
 }
-"""By `quant_algo`: bytes per parameter with its scales, and the dtype of products, "" for 16 bits. NVFP4 has 16-bit
-products here: no GPU preset has a rate for 4-bit ones."""
+"""By `quant_algo`: bytes per parameter with its scales, and the dtype of products, "" for 16 bits."""
 MXFP4_BYTES: Final = 0.5 + 1 / 32
 """One scale of 8 bits for every 32 weights."""
 LEFT_OUT: Final = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
@@ -116,11 +115,17 @@ def _of_groups(groups: Mapping[str, Any], method: str) -> tuple[float, str]:
         # A scale has 8 bits where a small group is of 4-bit floats (NVFP4), else 16.
         scale = (1 if of == "float" and bits == 4 else 2) / size if isinstance(size, int) and size > 0 else 0.0
         inputs = group.get("input_activations")
-        wide = not isinstance(inputs, Mapping) or inputs.get("num_bits") != 8
-        found.add((bits / 8 + scale, "" if wide else "fp8" if of == "float" else "int8"))
+        found.add((bits / 8 + scale, _products(inputs.get("num_bits") if isinstance(inputs, Mapping) else None, of)))
     if len(found) != 1:
         raise HfConfigError(f"is quantised in {len(found)} ways (config_groups), which [model] does not support")
     return found.pop()
+
+
+def _products(bits: object, of: str) -> str:
+    """Return the dtype of products by the bits and the type of activations; "" for 16 bits."""
+    if bits == 8:
+        return "fp8" if of == "float" else "int8"
+    return "fp4" if bits == 4 and of == "float" else ""
 
 
 def _kv_dtype(table: Mapping[str, Any]) -> str:

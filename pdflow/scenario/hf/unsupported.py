@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pdflow.scenario.hf.keys import HfConfigError
+from pdflow.scenario.hf.layers import FULL, INDEXED, LINEAR, LINEAR_FAMILIES, WINDOWS
 
 FEATURES: Final[Mapping[str, str]] = {
-    "full_attention_interval": "linear attention",
     "linear_attn_config": "linear attention",
-    "linear_num_value_heads": "linear attention",
     "hybrid_override_pattern": "state-space layers",
     "layers_block_type": "state-space layers",
     "ssm_state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
-    "index_topk": "sparse attention",
     "sparse_attention_config": "sparse attention",
     "compress_ratios": "compressed attention",
     "hybrid_layer_pattern": "attention heads of two kinds",
@@ -26,8 +24,6 @@ FEATURES: Final[Mapping[str, str]] = {
     "moe_latent_size": "experts in a latent space",
 }
 """What each key, if it is there and not empty, says that the model has."""
-WINDOWS: Final = ("sliding_attention", "chunked_attention")
-"""Kinds of layers in `layer_types` that attend to the latest tokens only."""
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -37,27 +33,14 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
             raise HfConfigError(f"has {feature} ({key}), which [model] does not support")
     kinds = config.get("layer_types")
     for kind in kinds if isinstance(kinds, list) else ():
-        if kind != "full_attention" and kind not in WINDOWS:
-            raise HfConfigError(f"has layers of {kind} (layer_types), which [model] does not support")
+        if str(kind) not in (FULL, LINEAR, *INDEXED, *WINDOWS):
+            raise HfConfigError(f"has layers of {str(kind)[:40]} (layer_types), which [model] does not support")
+    for key in ("full_attention_interval", "linear_num_value_heads"):
+        if config.get(key) and config.get("model_type") not in LINEAR_FAMILIES:
+            raise HfConfigError(f"has linear attention ({key}), which [model] does not support in this family")
+    kinds = config.get("attn_type_list")
+    if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
+        raise HfConfigError("has linear attention (attn_type_list), which [model] does not support")
     sizes = config.get("global_head_dim"), config.get("head_dim")
     if sizes[0] and sizes[0] != sizes[1]:
         raise HfConfigError("has attention heads of two sizes (global_head_dim), which [model] does not support")
-
-
-def window_note(config: Mapping[str, Any]) -> str:
-    """Return a sentence if layers attend to the latest tokens only; "" if none does.
-
-    Their attention is counted in full: too much, for contexts that are longer than the window.
-    """
-    kinds = config.get("layer_types")
-    window = config.get("sliding_window") or config.get("attention_chunk_size")
-    if not isinstance(window, int) or isinstance(window, bool) or config.get("use_sliding_window") is False:
-        return ""
-    layers = sum(kind in WINDOWS for kind in kinds) if isinstance(kinds, list) else None
-    if layers == 0:
-        return ""
-    which = "layers" if layers is None else f"{layers} of {len(kinds or ())} layers"
-    return (
-        f"{which} attend to the latest {window:,} tokens only, which is not modelled: "
-        "KV memory and attention count whole contexts"
-    )

@@ -165,6 +165,8 @@ def _model(table: object, found: list[Complaint]) -> ModelSpec | None:
             own[field] = sizes[dtype]
             if key == "kv_dtype":
                 own[key] = dtype
+            if dtype == "fp4":
+                own.setdefault("activation_dtype", dtype)
     model = _specified(own, table.get("preset"), "models", ModelSpec, ("model",), found)
     return model if len(found) == before or model is None else _if_harmless(model, found[before:])
 

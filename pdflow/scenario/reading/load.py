@@ -20,10 +20,9 @@ from pdflow.cost.specs import ModelSpec
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf.config import DTYPES as HF_DTYPES
-from pdflow.scenario.hf.config import computed_dtype, language_model, model_name, model_values
+from pdflow.scenario.hf.config import computed_dtype, model_name, model_note, model_values
 from pdflow.scenario.hf.keys import HfConfigError
 from pdflow.scenario.hf.quantisation import QUANT_CONFIG, with_quant_config
-from pdflow.scenario.hf.unsupported import window_note
 from pdflow.scenario.reading.convert import Complaint, did_you_mean, shown, structure
 from pdflow.scenario.reading.document import DTYPES, ScenarioTables, alias_notes, is_links_file, read_document
 from pdflow.scenario.reading.draft import Draft
@@ -31,6 +30,7 @@ from pdflow.scenario.reading.locate import KeyPath, key_lines
 from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Workload
+from pdflow.scenario.validation.fit import as_kept
 from pdflow.scenario.validation.scenario import check
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.traces.complaints import TraceError
@@ -88,6 +88,10 @@ def resolve(draft: Draft) -> ResolvedScenario:
     if of_config:
         complaints += of_config
         tables.transfer = None  # which method it is would have come from there
+    of_method: tuple[str, ...] = ()
+    if tables.model is not None and tables.transfer is not None:
+        tables.model, note = as_kept(tables.model, tables.transfer, [pool for pool in tables.pools if pool is not None])
+        of_method = (note,) if note else ()
     of_costs, of_cost_files = check_costs(file, tables)
     complaints += of_costs
     complaints += check(tables)
@@ -96,7 +100,7 @@ def resolve(draft: Draft) -> ResolvedScenario:
     if problems:
         raise ScenarioError(problems)
     from_config = () if config is None else tuple(config.summary_lines())
-    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows))
+    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows, *of_method))
 
 
 def _read(file: str) -> str:
@@ -203,9 +207,11 @@ def _config_values(
             values.pop(field, None)
             if key == "weight_dtype":
                 values.pop("expert_bytes_per_param", None)
+                if values.pop("expert_activation_dtype", None) or values.get("activation_dtype") == "fp4":
+                    values.pop("activation_dtype", None)
     spec, _ = structure({"name": "", **values, **{key: own[key] for key in own if key in values}}, ModelSpec)
     name_of = model_name(config, None if spec is None else spec.parameters)
-    note = window_note(language_model(config))
+    note = model_note(config)
     return {"name": name_of, **values}, [], (f"{'.'.join(map(str, path))}: {note}",) if note else ()
 
 

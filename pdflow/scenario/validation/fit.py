@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import attrs
+import msgspec
+
 from pdflow.cost.capacity import kv_capacity_tokens
 from pdflow.cost.specs import ModelSpec
 from pdflow.layout.shapes import KvShape, MlaDims
@@ -11,6 +16,23 @@ from pdflow.scenario.schema.transfer import Transfer
 
 HIDDEN_BYTES_PER_VALUE = 2
 """Hidden states of the V0 connectors, in 16 bits."""
+
+
+def as_kept(model: ModelSpec, transfer: Transfer, pools: Iterable[Pool]) -> tuple[ModelSpec, str]:
+    """Return the model as engines keep it with this method, and a note if that is more than its windows, or ""."""
+    if model.window is None or not model.dropping_layers or all(pool.role == "aggregated" for pool in pools):
+        return model, ""
+    if moves_groups(transfer):
+        return model, ""
+    note = f"layers with a window keep whole contexts: {transfer.method} moves one KV cache group only"
+    return attrs.evolve(model, window=attrs.evolve(model.window, whole_kv=True)), note
+
+
+def moves_groups(transfer: Transfer) -> bool:
+    """Return whether the method moves several KV cache groups, each as it is kept."""
+    method = METHODS[transfer.method]
+    method = method.adapted(transfer.progressive, transfer.kv_buffer_device == "cpu", transfer.num_workers)
+    return method.hybrid and not (method.in_pieces or method.staged_at_p or method.staged_at_d)
 
 
 def kv_tokens_of(model: ModelSpec, pool: Pool) -> int:
@@ -34,12 +56,29 @@ def kv_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
     """Return the geometry of this model's KV in this pool's blocks."""
     mla = None if model.mla is None else MlaDims(model.mla.kv_lora_rank, model.mla.qk_rope_head_dim)
     return KvShape(
-        num_layers=model.num_layers,
+        num_layers=model.attention_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         bytes_per_value=model.kv_bytes_per_value,
         block_size=pool.block_size,
         mla=mla,
+        index_bytes=model.index_bytes_per_token,
+        index_layers=0 if model.sparse_attention is None else model.sparse_attention.layers,
+    )
+
+
+def moved_shape_of(model: ModelSpec, pool: Pool) -> KvShape:
+    """Return the geometry of what a transfer moves of this model's KV: of layers with a window, the blocks at the
+    prompt's end that vLLM's NIXL connector names (`get_sw_clipped_blocks`: the window's, and one more); and all states.
+    """
+    states = 0 if model.linear_attention is None else 2 * model.linear_attention.layers
+    shape = msgspec.structs.replace(kv_shape_of(model, pool), state_bytes=model.state_bytes, state_tensors=states)
+    if model.window is None or not model.dropping_layers:
+        return shape
+    return msgspec.structs.replace(
+        shape,
+        window_layers=model.dropping_layers,
+        window_tokens=(-(-model.window.tokens // pool.block_size) + 1) * pool.block_size,
     )
 
 

@@ -22,7 +22,7 @@ from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import Pool
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.validation.faults import check_faults
-from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of
+from pdflow.scenario.validation.fit import kv_shape_of, kv_tokens_of, moves_groups
 from pdflow.scenario.validation.memory import check_memory, check_store
 from pdflow.scenario.validation.router import check_router, check_scales
 from pdflow.scenario.validation.serve import check_serve
@@ -58,6 +58,7 @@ def check(tables: ScenarioTables) -> Iterator[Complaint]:
                 fitting.append((path, pool))
         if tables.transfer is not None:
             yield from _pairs(tables.model, tables.transfer, fitting)
+            yield from _states(tables.model, tables.transfer, fitting)
             yield from check_store(tables.transfer, tables.model, fitting)
         if tables.workload is not None:
             yield from check_longest_request(tables.model, tables.workload, [pool for _, pool in fitting])
@@ -204,6 +205,18 @@ def _model_fits(model: ModelSpec, path: KeyPath, pool: Pool) -> Iterator[Complai
         kv_tokens_of(model, pool)
     except ValueError as error:
         yield Complaint((*path, "gpu" if pool.kv_tokens is None else "kv_tokens"), str(error))
+
+
+def _states(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    """Check that the method moves the states of linear attention; without, vLLM's engines do not start."""
+    if model.linear_attention is None or moves_groups(transfer):
+        return
+    if any(pool.role != "aggregated" for _, pool in pools):
+        yield Complaint(
+            ("transfer", "method"),
+            f'is "{transfer.method}", which moves one KV cache group only: a model with linear_attention needs '
+            "nixl-push or nixl-pull, without progressive",
+        )
 
 
 def _tp_is_wrong(model: ModelSpec, tp: int) -> bool:

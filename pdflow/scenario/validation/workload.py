@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdflow.cost.capacity import extra_blocks
 from pdflow.cost.specs import ModelSpec
 from pdflow.scenario.reading.convert import Complaint
 from pdflow.scenario.reading.document import ScenarioTables
@@ -129,6 +130,9 @@ def check_longest_request(model: ModelSpec, workload: Workload, pools: list[Pool
         key, need, what = (
             ("input_tokens", prompt, "a prompt") if pool.role == "prefill" else ("output_tokens", whole, "a request")
         )
+        extra = extra_blocks(model, pool.block_size, pool.tp)
+        if extra is not None:
+            need += extra.of(-(-need // pool.block_size)) * pool.block_size
         if need > capacity:
             message = f"{what} of up to {need} tokens does not fit an engine of pool {pool.name} ({capacity} tokens)"
             at: KeyPath = ("workload", key)

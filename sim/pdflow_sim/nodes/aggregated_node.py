@@ -84,7 +84,7 @@ class AggregatedNode(SimEngineNode):
         seq = leg.seq
         # What it found is another's, who may hold it still.
         own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
-        self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
+        self.measure_pool(-(-own_tokens // self.engine.limits.block_size) + seq.extra_blocks)
         ends = self.metrics.records.ends
         ends[P_QUEUE][leg.request] = seq.start_ns
         # Its prefill yields the first token: between the two nothing is handed over, admitted or moved.

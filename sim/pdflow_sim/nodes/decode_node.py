@@ -181,7 +181,7 @@ class SimDecodeNode(SimEngineNode):
         for stage in range(PREFILL, NOTIFY + 1):
             ends[stage][seq.index] = seq.first_token_ns
         own_tokens = seq.prompt_tokens + seq.output_tokens - 1 - seq.cached_tokens
-        self.measure_pool(-(-own_tokens // self.engine.limits.block_size))
+        self.measure_pool(-(-own_tokens // self.engine.limits.block_size) + seq.extra_blocks)
 
     # Transfers.
 
