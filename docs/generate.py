@@ -31,6 +31,7 @@ from pdflow.cli import cli
 from pdflow.cost.layers import LinearAttentionSpec, SparseAttentionSpec, WindowSpec
 from pdflow.cost.specs import GpuSpec, MlaSpec, ModelSpec, MoeDims
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.posting import CONNECTORS
 from pdflow.methods.show import facts
 from pdflow.protocol import diagrams, dialect, messages, phases, timers
 from pdflow.protocol.diagrams import docstrings
@@ -60,6 +61,7 @@ def pages() -> dict[str, str]:
             "accuracy": "\n".join(accuracy_rows((ROOT / "docs/validation.md").read_text(encoding="utf-8"))) + "\n",
         },
         "docs/methods.md": {"methods": "\n".join(method_pages())},
+        "docs/simulator.md": {"connectors": "\n".join(connector_rows()) + "\n"},
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows()), "error bars": "\n".join(error_bar_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
@@ -120,6 +122,15 @@ def method_rows() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for method in METHODS.values():
         yield f"| `{method.name}` | {method.summary} | {method.source} |"
+
+
+def connector_rows() -> Iterator[str]:
+    yield "| connector | | a descriptor is | merged | READs posted by | from |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for connector in CONNECTORS.values():
+        merged = "yes" if connector.merges else "no"
+        cells = (f"`{connector.name}`", connector.summary, connector.extent.value, merged, f"`{connector.reads_on}`")
+        yield f"| {' | '.join(cells)} | {connector.source} |"
 
 
 def method_pages() -> Iterator[str]:
@@ -310,7 +321,7 @@ def default_text(key: str, prop: Schema, required: tuple[str, ...], schema: Sche
     if key in required:
         return "*required*"
     from_preset = "preset" in schema["properties"] and key != "preset"
-    return "from the preset" if from_preset and "dtype" not in key and key not in ("links", "paths") else ""
+    return "from the preset" if from_preset and "dtype" not in key and key not in ("coalesce", "links", "paths") else ""
 
 
 def shown(default: object) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.published.common import FITTED, HELD_OUT, MEASURED, Cell, Section, axes_of, percent, run, verdict
 from benchmarks.validation.common import table
+from pdflow.scenario.presets import presets
 
 PUBLISHED_MS = {(100, True): 168.0, (1000, True): 406.0, (10_000, True): 3039.0} | {
     (100, False): 78.0,
@@ -68,6 +69,7 @@ def cells(api_server_s: float, per_descriptor_s: float) -> Iterator[Cell]:
 def report() -> Section:
     api_server_s, per_descriptor_s = fitted()
     found = list(cells(api_server_s, per_descriptor_s))
+    preset_s = presets("links")[PRESET].values["per_descriptor_s"]
     section = Section("CPU connector", image="published-cpu-connector.png")
     section.caption = "Latency by prompt length, with and without P/D, published and simulated"
     section.lines += [
@@ -95,9 +97,9 @@ def report() -> Section:
         "1,000, where the whole prefill takes 3. The same time must be part of the P/D column, so the fitted time of a "
         "descriptor is too high by about a seventh. The source does not state the cause: it can be tokenising texts of "
         "random tokens, or kernels compiled at the first use of a length, in 5 requests. pdflow models neither.",
-        f"- With the preset's cost of a descriptor ({PRESET}: 2.4 us) instead of the fitted one, 10,000 tokens take "
-        f"{latency_ms(10_000, True, api_server_s):,.0f} ms. `strict` uses one descriptor per layer and "
-        "chunk.",
+        f"- With the preset's cost of a descriptor ({PRESET}: {preset_s * 1e6:.1f} us) instead of the fitted one, "
+        f"10,000 tokens take {latency_ms(10_000, True, api_server_s):,.0f} ms. `strict` uses one descriptor per layer "
+        "and chunk.",
         "",
     ]
     section.figure = _plot(found)

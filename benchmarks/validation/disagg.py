@@ -3,7 +3,7 @@
 The rows that state all engines: DeepSeek-R1 fp8 on H200 and Qwen3-32B NVFP4 on B200 and GB200, TensorRT-LLM. They do
 not state how the clients start, how many requests there were, the engines' host time, or which routers and servers a
 request passes. So they give TTFT only to within a factor of 2 to 4; here it is a band over those. Nothing is fitted.
-TensorRT-LLM keeps all layers of a block together, so descriptors cost nothing here. Rows with tensor parallelism (TP8)
+TensorRT-LLM gathers each transfer in one buffer (`connector = "trtllm"`). Rows with tensor parallelism (TP8)
 use the table of NVIDIA's kernels, of which there is none for data-parallel attention: rows with that (DP8) use the
 roofline, with `dp_attention` and `ep`.
 """
@@ -89,9 +89,9 @@ output_tokens = {{ dist = "uniform", low = {self.output_tokens * 4 // 5}, high =
 {self.model}
 [transfer]
 method = "nixl-pull"
+connector = "trtllm"
 [network]
 preset = "rdma-400g"
-per_descriptor_s = 0
 [router]
 policy = "least-loaded"
 {pools}"""

@@ -115,6 +115,7 @@ itl_ms = {ITL_MS}
 itl_percentile = 99
 [transfer]
 method = "{design.method}"
+connector = "moriio"
 [router]
 policy = "round-robin"
 dispatch = "{design.dispatch}"

@@ -67,6 +67,13 @@ class HostedEngine(Engine):
             self._end_first_at(max(self._start_ps + self._first_ps, until * PS_PER_NS))
         return outcomes
 
+    def lengthen(self, now: Instant, ns: int) -> list[Outcome]:
+        """Delay the end of the step that runs at `now` by `ns`, as `stretch` does. No effect without a step."""
+        outcomes = self._split(now)
+        if self._steps:
+            self._end_first_at(self._start_ps + self._first_ps + ns * PS_PER_NS)
+        return outcomes
+
     def _split(self, now: Instant) -> list[Outcome]:
         """End the segment before the step that runs at `now`, which begins a new segment."""
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps

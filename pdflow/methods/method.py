@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from pdflow.methods.guards import Guards
+from pdflow.methods.posting import ConnectorName
 from pdflow.methods.wire_profile import WireProfile
 from pdflow.protocol.dialect import DIALECTS, STRICT, Dialect
 
@@ -139,6 +140,8 @@ class Method:
     """The copy from `d_memory` to D's blocks; None if that is D's blocks."""
     groups: bool = False
     """Each P rank shares an NCCL group of two with each D rank that it sends to: `nccl/groups.py`."""
+    connector: ConnectorName = "per-tensor"
+    """The connector whose posting is simulated, unless a scenario names another."""
     has_workers: bool = False
     """`num_workers` of a scenario is the most pieces that a P rank has in flight."""
     back_pressure: str

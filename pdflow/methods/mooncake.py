@@ -88,6 +88,7 @@ MOONCAKE_V1 = Method(
     on_loss="as nixl-push",
     limits="pipeline parallelism only at P",
     has_workers=True,
+    connector="vllm-mooncake",
     strict=PipelinePolicy(sending_lanes=NUM_WORKERS),
     published=PipelinePolicy(sending_lanes=NUM_WORKERS, wire_profile=_BOOTSTRAPPED),
 )

@@ -126,7 +126,8 @@ class SimulationBuilder(EngineBuilder):
         scenario = self.scenario
         network = FlowNetwork() if self.recorder is None else self.recorder.network()
         pool_of = {f"{pool.name}-{i}": pool for pool in scenario.pools for i in range(self.engines(pool))}
-        return Paths(network, scenario.network, pool_of, self.shapes, self.initiator, self.rule)
+        connector = scenario.transfer.posting()
+        return Paths(network, scenario.network, pool_of, self.shapes, self.initiator, self.rule, connector)
 
     def fabric(self) -> Fabric:
         """Return the network between the engines."""

@@ -15,6 +15,7 @@ from pdflow.engine.sequence import Limits
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 from pdflow.methods.method import MemoryKind
+from pdflow.methods.posting import ReadThread
 from pdflow.methods.staging import Staging, staging_of
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.values import EngineId
@@ -66,6 +67,10 @@ class EngineBuilder(EngineWiring):
         self.stores: Stores
         """The store, where the method has one."""
         waits = self.method.staged_at_p or self.pipeline_policy.prefill_waits or self.pipeline_policy.decode_waits
+        self.reads_on: ReadThread = "background"
+        if self.method.pulls and not self.pipeline_policy.decode_waits:
+            self.reads_on = scenario.transfer.posting().reads_on
+        waits = waits or self.reads_on != "background"
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
 
     def limits_of(self, pool: Pool) -> Limits:
@@ -116,7 +121,12 @@ class EngineBuilder(EngineWiring):
     def components(self, slot: EngineSlot, info: EngineInfo, engine: Engine) -> EngineComponents:
         """Return the components of one incarnation's node, whatever its role."""
         return EngineComponents(
-            ports=self.ports, index=slot.index, name=info.engine, engine=engine, block_bytes=slot.block_bytes
+            ports=self.ports,
+            index=slot.index,
+            name=info.engine,
+            engine=engine,
+            block_bytes=slot.block_bytes,
+            reads_on=self.reads_on,
         )
 
     def prefill(self, slot: EngineSlot, info: EngineInfo, incarnation: int, generation: int = 0) -> SimPrefillNode:

@@ -59,7 +59,8 @@ def test_tpot_explodes_past_saturation_and_median_itl_below_it_does_not() -> Non
         mooncake_a10.simulated(rows[4, rate, length, "2 NICs"], mooncake_a10.Fit(1e9, 0.6, 7e-3))
         for rate, length in ((4.0, 1024), (2.0, 4096))
     )
-    assert below["tpot_mean"] < mooncake_a10.STARVED_MS < past["tpot_mean"]
+    assert below["tpot_mean"] < mooncake_a10.STARVED_MS
+    assert past["tpot_mean"] > 10 * below["tpot_mean"]
     assert below["itl_p50"] == pytest.approx(rows[4, 4.0, 1024, "2 NICs"].published["itl_p50"], rel=0.1)
     assert below["itl_p99"] > 5 * below["itl_p50"]
 

@@ -105,7 +105,7 @@ def test_quantised_checkpoints_have_their_published_size() -> None:
 
 
 def test_post_cost_is_the_line_through_the_published_points() -> None:
-    values = presets("links")["rdma-400g"].values
+    values = presets("links")["efa-200g"].values
     for descriptors, seconds in ((118, 0.46e-3), (18_880, 46e-3)):
         assert values["per_message_s"] + descriptors * values["per_descriptor_s"] == pytest.approx(seconds, rel=0.01)
 

@@ -7,21 +7,26 @@ Latency, the slowest link, posting and control are what a scenario says of them,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import attrs
-import msgspec
+from msgspec.structs import replace
 
 from pdflow.cost.crossover import EngineSteps, TransferRoute, thresholds
 from pdflow.cost.step import PS_PER_NS, StepCost, to_ps
-from pdflow.layout.descriptors import DescriptorCounter, descriptor_counter, rank_memory
+from pdflow.layout.descriptors import DescriptorCounter, Nesting, descriptor_counter, rank_memory
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
+from pdflow.methods.posting import Extent
 from pdflow.protocol.values import S
 from pdflow.scenario.costs.step_costs import api_server_ns
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.network import Link, Network
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
 from pdflow.scenario.validation.fit import kv_tokens_of, moved_shape_of
+
+MOST_TOKENS: Final = 1 << 62
+"""More tokens than any transfer has."""
 
 
 def links_between(network: Network, source: Pool, target: Pool) -> list[Link]:
@@ -47,23 +52,30 @@ def posting_ns(per_message_ps: int, per_descriptor_ps: int, descriptors: int) ->
 
 
 def counters(
-    source: tuple[Pool, KvShape], target: tuple[Pool, KvShape], initiator: Initiator, rule: Rule
+    source: tuple[Pool, KvShape], target: tuple[Pool, KvShape], initiator: Initiator, rule: Rule, extent: Extent
 ) -> dict[tuple[int, int], DescriptorCounter]:
     """Return, by (P rank, D rank), the counter of the descriptors of a transfer between them."""
-    (p_pool, p_shape), (d_pool, d_shape) = source, target
+    (p_pool, p_shape), (d_pool, _) = source, target
     pairs = writers(p_shape, p_pool.tp, p_pool.pp, d_pool.tp, initiator=initiator, rule=rule)
-    return {(pair.p_rank, pair.d_rank): _counter(pair, p_shape, d_shape, p_pool, d_pool) for pair in pairs}
+    return {(pair.p_rank, pair.d_rank): _counter(pair, source, target, extent) for pair in pairs}
 
 
-def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_pool: Pool) -> DescriptorCounter:
-    """Return the descriptor counter of a pair: layer by layer, K and V apart, heads before tokens, which is the nesting
-    that NIXL demands of vLLM (spec 3.3). Keys of indexers and states are tensors of their own."""
-    source = rank_memory(p_shape, 1, p_pool.tp, p_pool.pp, pair.p_rank // p_pool.tp)
-    target = rank_memory(d_shape, 1, d_pool.tp)
-    counter = descriptor_counter(pair, source, target)
+def _counter(
+    pair: Pair, source: tuple[Pool, KvShape], target: tuple[Pool, KvShape], extent: Extent
+) -> DescriptorCounter:
+    """Return the descriptor counter of a pair: heads before tokens, which is the order that NIXL demands of vLLM (spec
+    3.3). Keys of indexers and states are tensors of their own."""
+    if extent is Extent.TRANSFER:
+        return DescriptorCounter(MOST_TOKENS, 1, 1, 0)
+    (p_pool, p_shape), (d_pool, d_shape) = source, target
+    packed = extent is not Extent.TENSOR
+    nesting: Nesting = "block-major" if extent is Extent.BLOCK else "layer-major"
+    p_stage = pair.p_rank // p_pool.tp
+    p_memory = rank_memory(_laid_out(p_shape, packed), 1, p_pool.tp, p_pool.pp, p_stage, nesting=nesting)
+    counter = descriptor_counter(pair, p_memory, rank_memory(_laid_out(d_shape, packed), 1, d_pool.tp, nesting=nesting))
     own = pair.num_layers / d_shape.num_layers
-    keys = round(own * d_shape.index_layers)
-    return msgspec.structs.replace(
+    keys = 0 if extent is Extent.BLOCK else round(own * d_shape.index_layers)
+    return replace(
         counter,
         per_unit=counter.per_unit + keys,
         per_tail=counter.per_tail + keys,
@@ -72,6 +84,11 @@ def _counter(pair: Pair, p_shape: KvShape, d_shape: KvShape, p_pool: Pool, d_poo
         window_tokens=d_shape.window_tokens,
         states=round(own * d_shape.state_tensors),
     )
+
+
+def _laid_out(shape: KvShape, packed: bool) -> KvShape:
+    """Return the shape with K and V of a token together, if they are to be packed; MLA has neither."""
+    return replace(shape, packed=True) if packed and shape.mla is None else shape
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +125,8 @@ class Crossover:
             # P's answer to the router, and the decode leg to D, which D's own prompts do not wait for.
             fixed_ns += 2 * seconds_to_ns(network.http_latency_s) + api_server_ns(d)
         shapes = [(pool, moved_shape_of(scenario.model, pool)) for pool in (p, d)]
-        counter = counters(shapes[0], shapes[1], self.initiator, self.rule).get((0, 0))
+        extent = scenario.transfer.posting().extent
+        counter = counters(shapes[0], shapes[1], self.initiator, self.rule, extent).get((0, 0))
         per_message, per_descriptor = to_ps(network.per_message_s), to_ps(network.per_descriptor_s)
 
         def transfer_ns(tokens: int) -> int:

@@ -76,10 +76,11 @@ class Network:
     per_descriptor_s: float = field(
         metadata=field_doc("additional posting time for each descriptor", DELAY, preset=True)
     )
-    coalesce: bool = field(
-        default=False,
+    coalesce: bool | None = field(
+        default=None,
         metadata=field_doc(
-            "blocks that are adjacent at P and at D become one descriptor; otherwise each block has its own"
+            "blocks that are adjacent at P and at D become one descriptor; otherwise each block has its own; "
+            "default: the connector's"
         ),
     )
     control_latency_s: float = field(metadata=field_doc("one-way latency of a control message", DELAY, preset=True))

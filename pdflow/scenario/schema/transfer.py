@@ -10,7 +10,9 @@ from typing import Literal, TypeAlias
 import attrs
 from attrs import field
 
+from pdflow.methods.catalogue import METHODS
 from pdflow.methods.mooncake import NUM_WORKERS
+from pdflow.methods.posting import CONNECTORS, Connector, ConnectorName, ReadThread
 from pdflow.protocol.timers import Timers
 from pdflow.scenario.schema.fields import (
     AT_LEAST_ONE,
@@ -60,6 +62,20 @@ class Transfer:
             "protocol rules. strict: pdflow's own. as-published: those of the original system. nixl-* only: "
             "vllm-stock, vLLM 0.32 unchanged (simulate only); vllm-compat, vLLM 0.32's frames with the fixes "
             "C1 to C13"
+        ),
+    )
+    connector: ConnectorName | None = field(
+        default=None,
+        metadata=field_doc(
+            "the implementation whose posting is simulated: descriptors of a block, and the thread that posts READs; "
+            "default: vllm-nixl for nixl-*, vllm-mooncake for mooncake-v1, otherwise per-tensor"
+        ),
+    )
+    reads_on: ReadThread | None = field(
+        default=None,
+        metadata=field_doc(
+            "the thread of D that posts READs. engine: that of its steps, before each step; overlapped: the same, "
+            "during the step; background: another; default: the connector's"
         ),
     )
     progressive: bool = field(
@@ -210,6 +226,11 @@ class Transfer:
             "share of D's KV blocks in quarantine above which D admits no requests of suspect peers", FRACTION
         ),
     )
+
+    def posting(self) -> Connector:
+        """Return the connector whose posting is simulated, with the thread that this table names."""
+        connector = CONNECTORS[self.connector or METHODS[self.method].connector]
+        return connector if self.reads_on is None else attrs.evolve(connector, reads_on=self.reads_on)
 
     def timers(self) -> Timers:
         """Return the protocol's durations; those that vLLM derives from the lease are derived as there."""

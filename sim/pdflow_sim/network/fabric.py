@@ -263,6 +263,8 @@ class Fabric:
         first = min(lanes)
         posted = lanes[lanes.index(first)] = max(now, first) + cost_ns
         self.posting_ns[lane.address] = self.posting_ns.get(lane.address, 0) + cost_ns
+        if lane.node.posts_on_engine:
+            lane.node.post_until(posted)
         return posted - now
 
     def count_messages(self, flight: Flight) -> int:

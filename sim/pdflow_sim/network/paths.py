@@ -15,6 +15,7 @@ from pdflow.cost.step import to_ps
 from pdflow.layout.descriptors import DescriptorCounter, joints
 from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape
+from pdflow.methods.posting import Connector
 from pdflow.network.network import FlowNetwork, PathId, ResourceId
 from pdflow.network.slices import queue_bytes_per_s, shares
 from pdflow.protocol.ids import engine_of, rank_address, rank_of
@@ -66,12 +67,13 @@ class Route:
         counter: DescriptorCounter | None,
         block_size: int,
         network: Network,
+        merges: bool,
     ) -> None:
         self.path = path
         self.rails = rails
         self.latency_ns = latency_ns
         self.counter = counter
-        self.block_size = block_size if network.coalesce and counter is not None and counter.per_joint else 0
+        self.block_size = block_size if merges and counter is not None and counter.per_joint else 0
         """The block size of both sides, if blocks that follow each other are one descriptor; otherwise 0."""
         self.per_message_ps = to_ps(network.per_message_s)
         self.per_descriptor_ps = to_ps(network.per_descriptor_s)
@@ -103,6 +105,7 @@ class Paths:
         shapes: dict[str, KvShape],
         initiator: Initiator,
         rule: Rule,
+        connector: Connector,
     ) -> None:
         self.network = network
         self.table = table
@@ -110,6 +113,8 @@ class Paths:
         self.shapes = shapes
         self.initiator: Initiator = initiator
         self.rule: Rule = rule
+        self.extent = connector.extent
+        self.merges = connector.merges if table.coalesce is None else table.coalesce
         self.queue_rate = queue_bytes_per_s(table.slice_bytes, table.per_slice_s)
         self.links: dict[str, ResourceId] = {}
         for link in table.links:
@@ -205,7 +210,7 @@ class Paths:
         latency = latency_ns(self.table, links_between(self.table, p_pool, d_pool))
         counter = self._counter(p_pool, d_pool, rank_of(source), rank_of(target))
         path = paths[0] if paths and rails is None else None
-        return Route(path, rails, latency, counter, d_pool.block_size, self.table)
+        return Route(path, rails, latency, counter, d_pool.block_size, self.table, self.merges)
 
     def _between(self, source: Address, target: Address) -> list[PathId]:
         """Return a path for each NIC that works, with the one of its place at the other side at its end."""
@@ -267,5 +272,5 @@ class Paths:
         found = self.counters.get(pools)
         if found is None:
             source, target = ((pool, self.shapes[pool.name]) for pool in (p_pool, d_pool))
-            found = self.counters[pools] = counters(source, target, self.initiator, self.rule)
+            found = self.counters[pools] = counters(source, target, self.initiator, self.rule, self.extent)
         return found.get((p_rank, d_rank))

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from pdflow.engine.sequence import Admitted, Finished, Sequence
+from pdflow.engine.hosted import HostedEngine
+from pdflow.engine.sequence import Admitted, Finished, Outcome, Sequence
 from pdflow.methods.wire_profile import Side
 from pdflow.protocol.consumer.scheduler import ConsumerScheduler
 from pdflow.protocol.effects import Commit, Enqueue, FreeBlocks, PostRead, Quarantine, ReadWord
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.results.records import D_ADMIT, HANDOFF, NOTIFY, P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.effects import DispatchAlone, DispatchDecode, ReportPrefill
 from pdflow.routing.events import DecodeEnded
@@ -39,6 +40,11 @@ class SimDecodeNode(SimEngineNode):
     def __init__(self, components: EngineComponents, core: DecodeCore) -> None:
         super().__init__(components, Side.D, core)
         self.prefill_tokens = components.ports.prefill_tokens
+        self.posts_on_engine = components.reads_on != "background"
+        self.overlaps = components.reads_on == "overlapped"
+        """True if READs are posted once a step has been launched, and not before."""
+        self.posting_until: Instant = 0
+        """When the thread that launches steps has posted all READs so far."""
         self.scheduler: SimPort
         self.legs: dict[RequestId, Sequence] = {}
         self.do.update(
@@ -187,6 +193,40 @@ class SimDecodeNode(SimEngineNode):
 
     def post_read(self, port: SimPort, effect: PostRead) -> None:
         self.fabric.read(port, effect, request_of(effect.op.reg.request_id))
+
+    def post_until(self, until: Instant) -> None:
+        """Let the thread that launches steps post READs until then: the step that runs is longer by that, or ends no
+        earlier if the READs are posted once it has been launched; without a step, none begins before.
+        """
+        now, engine = self.clock.now, self.engine
+        assert isinstance(engine, HostedEngine)
+        since = max(now, self.posting_until)
+        if until <= since:
+            return
+        self.posting_until = until
+        if not self.held and engine.next_boundary(now) == now:
+            # The step that follows has begun, though nothing has asked for it yet: this does not depend on how many
+            # steps are planned at once.
+            self.handle(engine.advance(now))
+            self.rearm()
+        boundary = None if self.held else engine.next_boundary(now)
+        if boundary is None:
+            self.clock.call(until - now, self.posted, None)
+            self.hold()
+        elif not self.overlaps:
+            self.handle(engine.lengthen(now, until - since))
+            self.rearm()
+        elif boundary < until:
+            self.stretch(until)
+
+    def handle(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.on_engine_output(outcome)
+
+    def posted(self, _: None) -> None:
+        """Let the engine go on if its thread has posted all that it was asked to post."""
+        if self.alive and self.held and self.posting_until <= self.clock.now:
+            self.resume_steps()
 
     def read_word(self, port: SimPort, effect: ReadWord) -> None:
         self.fabric.read_word(port, effect.op, effect.source, effect.index)

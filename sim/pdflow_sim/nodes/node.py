@@ -68,6 +68,8 @@ class SimNode:
         """True if its ranks make themselves known, where a method as published has words for that."""
         self.lanes = 1
         """The posting lanes of each rank: one for each replica of its attention."""
+        self.posts_on_engine = False
+        """True if the thread that launches its engine's steps posts its transfers."""
         self.in_host_memory = False
         """True if its blocks are in its host's memory, so that nothing is copied on the host."""
         self.observer: Observer | None = None
@@ -100,6 +102,10 @@ class SimNode:
     def left_of_step(self) -> int:
         """Return the ns until the step that its GPUs compute is done; 0 if there is none."""
         return 0
+
+    def post_until(self, until: Instant) -> None:
+        """Keep the thread that launches steps busy with posting until then."""
+        raise NotImplementedError
 
     @property
     def refuses_pieces(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from pdflow.engine.engine import Engine
+from pdflow.methods.posting import ReadThread
 from pdflow.protocol.values import EngineId
 from pdflow_sim.clients.prompt_content import PromptContent
 from pdflow_sim.clock import Clock
@@ -48,3 +49,5 @@ class EngineComponents:
     name: EngineId
     engine: Engine
     block_bytes: int
+    reads_on: ReadThread = "background"
+    """The thread of a decode engine that posts its READs."""

@@ -100,7 +100,7 @@ def test_wedged_after_bursts_of_cancels(dialect: str) -> None:
     lost = [node.engine.pool.quarantined / node.engine.pool.num_blocks for node in done.world.decodes]
     share = after["completed"] / sum(after.values())
     if dialect == "vllm-stock":
-        assert share < 0.2
+        assert share < 0.3
         assert min(lost) > 0.8
     else:
         assert share == 1 if dialect == "strict" else share > 0.8

@@ -151,9 +151,9 @@ def test_a_share_that_ends_as_a_partition_begins_does_not_end_its_transfer(play:
 
 @pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
 def test_blocks_that_follow_each_other_are_one_descriptor(play: Play, method: str) -> None:
-    """62 whole blocks of 64 planes, and half a block of 8 pieces a plane; the first goes with what is before."""
+    """62 whole blocks of 32 layers, and half a block of 8 heads a layer; the first goes with what is before."""
     priced = {**ONE, "transfer.method": method, "network.per_descriptor_s": 1e-6}
-    for coalesce, count in ((False, 62 * 64 + 8 * 64), (True, 8 * 64)):
+    for coalesce, count in ((False, 62 * 32 + 8 * 32), (True, 8 * 32)):
         ends = play({**priced, "network.coalesce": coalesce}).records.ends
         assert int(ends[XFER_POST][0] - ends[HANDSHAKE][0]) == count * 1000
 

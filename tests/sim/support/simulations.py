@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.posting import CONNECTORS
 
 MS = 1_000_000
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -78,6 +79,8 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "workload.output_tokens": draw(st.sampled_from(["1", "2", "{ dist = 'uniform', low = 1, high = 30 }"])),
         "transfer.method": method,
         "transfer.dialect": dialect,
+        "transfer.connector": draw(st.sampled_from(list(CONNECTORS))),
+        "transfer.reads_on": draw(st.sampled_from(["engine", "overlapped", "background"])),
         "router.dispatch": dispatch,
         "router.policy": draw(st.sampled_from(["round-robin", "least-loaded"])),
         "router.first_token": draw(st.sampled_from(["decode", "prefill"])),
