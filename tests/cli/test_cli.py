@@ -102,7 +102,7 @@ scenario  shared-link, seed 1
 workload  50,000 requests, Poisson at 8/s
 model     llama-3.1-8b: 16.1 GB of weights, KV 131,072 B/token
 transfer  nixl-push, strict
-router    round-robin, concurrent dispatch
+router    round-robin, concurrent dispatch, 2 attempts
 network   ideal: unlimited, 0 s
 link      uplink: 671 MB/s, 0 s
 path      prefill to decode via uplink

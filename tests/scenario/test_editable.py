@@ -173,7 +173,7 @@ def test_repr_describes_the_scenario() -> None:
         "  pool      prefill: 4 x h100-sxm, TP 1, PP 1\n"
         "  pool      decode: 2 x h100-sxm, TP 1, PP 1\n"
         "  transfer  nixl-push, strict, over rdma-400g\n"
-        "  router    round-robin, concurrent dispatch\n"
+        "  router    round-robin, concurrent dispatch, 2 attempts\n"
         "  SLO       TTFT 500 ms, TPOT 30 ms\n"
         "  edited    pool.decode.replicas = 2>"
     )

@@ -26,7 +26,7 @@ def refused(*overrides: str) -> list[str]:
 def test_each_leg_may_have_a_policy_of_its_own() -> None:
     router = load(REFERENCE, overrides=["router.policy=two-choices", "router.decode_policy=session-affinity"]).router
     assert router.policies == ("two-choices", "session-affinity")
-    assert str(router) == "two-choices for P, session-affinity for D, concurrent dispatch"
+    assert str(router) == "two-choices for P, session-affinity for D, concurrent dispatch, 2 attempts"
     assert str(RouterConfig()) == "round-robin, sequential dispatch"
 
 
@@ -78,7 +78,10 @@ def test_omitted_router_keys_do_not_change_the_content() -> None:
 @pytest.mark.parametrize(
     ("overrides", "attempts"),
     [
-        ([], 1),
+        ([], 2),
+        (["pool.prefill.replicas=1"], 2),
+        (["pool.prefill.replicas=1", "pool.decode.replicas=1"], 1),
+        (["transfer.dialect=as-published"], 1),
         (["router.on_failure=fail"], 1),
         (["router.on_failure=retry"], 2),
         (["router.on_failure=recompute"], 2),
@@ -87,6 +90,7 @@ def test_omitted_router_keys_do_not_change_the_content() -> None:
     ],
 )
 def test_how_many_attempts_there_are(overrides: list[str], attempts: int) -> None:
+    """By default another one where another engine can make it."""
     assert load(REFERENCE, overrides=overrides).router.attempts == attempts
 
 
