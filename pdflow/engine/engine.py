@@ -307,6 +307,12 @@ class Engine:
         self._only_room = unseen is None
         if unseen is not None and steps > 1 and unseen < wake:
             self._end_segment(unseen)
+        if scheduler.awaited:
+            self._await_layers()
+
+    def _await_layers(self) -> None:
+        """Leave the end of the step that begins open: it waits for KV. Only a host can tell when that is there."""
+        raise TypeError("a sequence with loads_in_step needs a HostedEngine")
 
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """Look at the queue at a boundary before the segment's planned end. True if the segment goes on unchanged."""

@@ -37,7 +37,7 @@ _NEW, _WAITING, _LOADING, _READY, _RUNNING, _GONE = Phase
 
 class Scheduler:
     """The sequences of one engine. `chunks`: the current step's parts of prompts; `fresh`: its first-time decodes;
-    `admission`: the queue and the count of seats."""
+    `admission`: the queue and the count of seats; `awaited`: the sequences for whose KV the current step waits."""
 
     __slots__ = (
         "_ahead",
@@ -52,6 +52,7 @@ class Scheduler:
         "_running",
         "_stalls",
         "admission",
+        "awaited",
         "batch",
         "chunks",
         "fresh",
@@ -72,6 +73,7 @@ class Scheduler:
         self.batch = batch
         self.chunks: list[Chunk] = []
         self.fresh: list[Sequence] = []
+        self.awaited: set[Sequence] = set()
         self.admission = AdmissionQueue(limits, pool, batch, whole_prompts)
         self.preemptions = 0
         self.retry = False
@@ -274,16 +276,21 @@ class Scheduler:
                 late.append(seq)
                 continue
             seq.phase = _RUNNING
-            self._running[seq] = None
-            if seq.prefill_only:
-                seq.local = True
-                seq.computed = max(seq.computed, seq.loaded_tokens)
-                self._prefilling.append(seq)
+            if not seq.prefill_only:
+                self._join(seq)
                 continue
-            seq.run_start = self.batch.step
-            self.batch.join(seq, seq.prompt_tokens)
-            self.fresh.append(seq)
+            self._running[seq] = None
+            seq.local = True
+            seq.computed = max(seq.computed, seq.loaded_tokens)
+            self._prefilling.append(seq)
         self._ready = late
+
+    def _join(self, seq: Sequence) -> None:
+        """Add a sequence whose KV came from elsewhere to the batch."""
+        self._running[seq] = None
+        seq.run_start = self.batch.step
+        self.batch.join(seq, seq.prompt_tokens)
+        self.fresh.append(seq)
 
     def _preempt(self, start_ps: int) -> None:
         """Preempt the sequences that became running last until the rest have the blocks that their next step needs."""
@@ -318,11 +325,13 @@ class Scheduler:
         return budget if budget > 0 else 0
 
     def _admit(self, start_ns: int, before_ns: int, budget: int, outcomes: list[Outcome]) -> None:
-        chunks = self.chunks
-        known = len(chunks)
         # What this step's decodes grow by is theirs already, though the pool counts it at the segment's end.
         reserved = self._late_blocks + (self.batch.growth() if self.batch.size else 0)
-        self.admission.admit(start_ns, before_ns, budget, reserved, self._late_seats, chunks, outcomes)
-        for seq, _ in chunks[known:]:
-            self._running[seq] = None
-            self._prefilling.append(seq)
+        self.admission.admit(start_ns, before_ns, budget, reserved, self._late_seats, self.chunks, outcomes)
+        for seq in self.admission.entered:
+            if seq.local:
+                self._running[seq] = None
+                self._prefilling.append(seq)
+            else:
+                self.awaited.add(seq)
+                self._join(seq)

@@ -77,7 +77,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt of a request at one engine. The caller sets the first nine fields; the engine owns the rest."""
+    """One attempt of a request at one engine. The caller sets the first ten fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -95,6 +95,9 @@ class Sequence(msgspec.Struct, eq=False):
     follows is computed."""
     handle: str = ""
     """The caller's own name of the sequence."""
+    loads_in_step: bool = False
+    """With `remote_kv`: it decodes in the very step that admits it, which waits for its KV layer by layer
+    (`layered.py`)."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None
@@ -158,7 +161,8 @@ class Prefilled(Value, frozen=True, gc=False):
 
 
 class Admitted(Value, frozen=True, gc=False):
-    """A remote sequence has its seat and its blocks (`seq.allocation`): the transfer may begin."""
+    """A remote sequence has its seat and its blocks (`seq.allocation`): the transfer may begin. With `loads_in_step`,
+    the step that begins now waits for it."""
 
     seq: Sequence
     at_ns: int

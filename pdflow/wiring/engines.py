@@ -33,7 +33,8 @@ class EngineWiring:
         self.done_is_remote = done_is_remote
         transfer = scenario.transfer
         through_host = transfer.kv_buffer_device == "cpu"
-        self.method = METHODS[transfer.method].adapted(transfer.progressive, through_host, transfer.num_workers)
+        options = (transfer.progressive, through_host, transfer.num_workers, transfer.load_by_layer)
+        self.method = METHODS[transfer.method].adapted(*options)
         self.pipeline_policy = self.method.pipeline_policy(transfer.dialect)
         self.dialect = self.method.dialect(transfer.dialect)
         self.pulls = self.method.pulls

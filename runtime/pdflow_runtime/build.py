@@ -51,6 +51,8 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     transfer, router = scenario.transfer, scenario.router
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"is {transfer.dialect}; pdflow serve supports strict only")
+    if transfer.load_by_layer:
+        wrong("transfer.load_by_layer", "is simulated only; a live D copies all layers before a prompt's first step")
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only; a live D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":

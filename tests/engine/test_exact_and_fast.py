@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from pdflow.cost import LinearTable, LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
+from pdflow.engine.hosted import HostedEngine
+from pdflow.engine.layered import LayeredLoad
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
 
@@ -54,6 +56,8 @@ class World:
     blocks: int
     span: int
     probes: tuple[int, ...]
+    layers: int
+    """Of sequences that load in their first step."""
 
 
 class Driver:
@@ -63,7 +67,11 @@ class Driver:
         self.stalls = Log()
         self.busy: list[int] = []
         self.boundaries: list[tuple[int, int | None]] = []
-        self.engine = Engine(world.limits, world.cost, self.pool, exact=exact, log=self.log, stalls=self.stalls)
+        in_steps = any(job.kind == "in-step" for job in world.jobs)
+        engine_class = HostedEngine if in_steps else Engine
+        self.engine = engine_class(world.limits, world.cost, self.pool, exact=exact, log=self.log, stalls=self.stalls)
+        self.layers = world.layers
+        self.layered: LayeredLoad | None = None
         self.heap: list[tuple[int, int, int, str, Any]] = []
         self.count = 0
         self.trace: list[tuple[Any, ...]] = []
@@ -76,7 +84,8 @@ class Driver:
                 index,
                 job.prompt,
                 job.output,
-                remote_kv=job.kind == "remote",
+                remote_kv=job.kind in ("remote", "in-step"),
+                loads_in_step=job.kind == "in-step",
                 prefill_only=job.kind == "prefill",
                 remote_tokens=job.remote_tokens,
                 prefix=job.prefix,
@@ -115,6 +124,11 @@ class Driver:
             self.trace.append((type(outcome).__name__, seq.index, now))
             delay = self.jobs[seq.index].delay
             match outcome:
+                case Admitted() if seq.loads_in_step:
+                    if self.layered is None:
+                        self.layered = LayeredLoad(self.layers)
+                    self.layered.begin(1)
+                    self.at(now + delay, MESSAGE, "layer_landed", (seq, 0))
                 case Admitted():
                     assert seq.allocation is not None
                     self.at(now + delay, MESSAGE, "transferred", seq)
@@ -134,6 +148,20 @@ class Driver:
         if self.done.get(seq.index) == "dropped":
             return
         self.engine.loaded(seq, now)
+
+    def layer_landed(self, now: int, arg: tuple[Sequence, int]) -> None:
+        seq, layer = arg
+        engine, layered = self.engine, self.layered
+        assert isinstance(engine, HostedEngine)
+        assert layered is not None
+        assert engine.awaits(seq)
+        layered.copied(layer, now)
+        if layer + 1 < self.layers:
+            self.at(now + self.jobs[seq.index].delay, MESSAGE, "layer_landed", (seq, layer + 1))
+            return
+        engine.wait_no_more(seq, now, layered)
+        if not engine.awaits_layers:
+            self.layered = None
 
     def released(self, now: int, allocation: Any) -> None:
         self.engine.release(allocation, now)
@@ -213,7 +241,12 @@ def generated_world(draw: st.DrawFn) -> World:
     if draw(st.booleans()):
         cost = attrs.evolve(cost, experts=LinearTable(tokens=(1, 4), ps=(unit, unit + draw(coefficient))))
     kinds = draw(
-        st.sampled_from(["remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"])
+        st.sampled_from(
+            [
+                *("remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"),
+                *("in-step", "in-step local", "in-step remote local prefill"),
+            ]
+        )
     ).split()
     span = 60 if on_grid else 60 * draw(st.sampled_from([1, 5, 40]))
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -250,6 +283,7 @@ def generated_world(draw: st.DrawFn) -> World:
         blocks=blocks,
         span=span,
         probes=tuple(draw(st.lists(nanoseconds(grid, 3 * span), max_size=6))),
+        layers=draw(st.sampled_from([1, 2, 5])),
     )
 
 

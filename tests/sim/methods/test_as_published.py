@@ -16,6 +16,8 @@ from pdflow.errors import InvariantError
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
 from pdflow.scenario import load
+from pdflow.scenario.validation.fit import kv_shape_of
+from pdflow.wiring.engines import EngineWiring
 from pdflow_sim.run import simulate
 
 FILE = Path(__file__).parents[1] / "small.toml"
@@ -38,6 +40,45 @@ def both(play: Play, method: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
 
 def outcomes(world: Any) -> set[str]:
     return set(world.records.outcome)
+
+
+def first_token_ns(play: Play, by_layer: bool, step_s: float, **more: Any) -> int:
+    """Of the one request of a run, which has 100 tokens: 409,600 bytes of each of four layers."""
+    one = {"transfer.method": "cpu-staged", "transfer.load_by_layer": by_layer, "workload.requests": 1} | SMALL
+    one |= {"workload.input_tokens": 100, "workload.output_tokens": 1, **more}
+    world = play(one | {"pool.d.cost": f'{{ model = "constant", prefill_s = 0.0, decode_step_s = {step_s} }}'})
+    (first,) = world.records.first_token_ns
+    return int(first)
+
+
+COPY_NS = 409_600 / 55.6
+"""Of one layer over an H100's PCIe, at 55.6 GB/s."""
+
+
+@pytest.mark.parametrize("dialect", ["strict", "as-published"])
+def test_by_layer_a_long_step_hides_all_copies_but_the_first(play: Play, dialect: str) -> None:
+    dialects = {"transfer.dialect": dialect}
+    earlier = first_token_ns(play, False, 0.02, **dialects) - first_token_ns(play, True, 0.02, **dialects)
+    assert earlier == pytest.approx(3 * COPY_NS, abs=4)
+
+
+def test_by_layer_long_copies_hide_all_of_a_step_but_its_last_layer(play: Play) -> None:
+    """A step of 4 us, of which each layer takes 1 us, and its copy 7."""
+    earlier = first_token_ns(play, False, 4e-6) - first_token_ns(play, True, 4e-6)
+    assert earlier == pytest.approx(3000, abs=4)
+
+
+def test_the_cpu_connector_loads_by_layer_as_published(lay: Callable[..., Any]) -> None:
+    def loads_by_layer(dialect: str, **keys: bool) -> bool:
+        scenario = lay({"transfer.method": "cpu-staged", "transfer.dialect": dialect, **keys})
+        shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
+        return EngineWiring(scenario, shapes).pipeline_policy.loads_by_layer
+
+    assert not loads_by_layer("strict")
+    assert loads_by_layer("as-published")
+    for dialect in ("strict", "as-published"):
+        assert loads_by_layer(dialect, **{"transfer.load_by_layer": True})
+        assert not loads_by_layer(dialect, **{"transfer.load_by_layer": False})
 
 
 @pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get"])
