@@ -13,7 +13,7 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, EngineId
 from pdflow.routing.hedging import HedgingRouter
-from pdflow.scenario.costs.step_costs import api_server_ns, step_cost
+from pdflow.scenario.costs.step_costs import api_server_time, step_cost
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scale import most_engines
@@ -254,12 +254,12 @@ class SimulationBuilder(EngineBuilder):
     def router(self) -> SimRouterNode:
         """Return the router's node, for the engines that have been built."""
         router = router_of(self.cluster())
-        ingress_delays_ns = {
-            leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
+        api_servers = {
+            leg: [api_server_time(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
         }
         if isinstance(router, HedgingRouter):
-            return HedgedRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
-        return SimRouterNode(self.ports, self.nodes, router, ingress_delays_ns)
+            return HedgedRouterNode(self.ports, self.nodes, router, api_servers)
+        return SimRouterNode(self.ports, self.nodes, router, api_servers)
 
     def cluster(self) -> RoutedEngines:
         """Return the router's description of the engines that have been built."""

@@ -157,6 +157,12 @@ class Pool:
             DELAY,
         ),
     )
+    api_server_s_per_token: float = field(
+        default=0.0,
+        metadata=field_doc(
+            "additional time in the API server for each token of the prompt (tokeniser); simulated only", DELAY
+        ),
+    )
     block_size: int = field(
         default=16, metadata=field_doc("tokens in one KV block, as vLLM's --block-size", AT_LEAST_ONE)
     )

@@ -14,6 +14,7 @@ from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.events import DecodeEnded, PrefillAnswered, RouterEvent
 from pdflow.routing.hedging import HedgingRouter
+from pdflow.scenario.costs.step_costs import ApiServerTime
 from pdflow_sim.nodes.node import TIME_REACHED, SimPort
 from pdflow_sim.nodes.ports import NodePorts
 from pdflow_sim.nodes.registry import NodeRegistry
@@ -25,9 +26,13 @@ class HedgedRouterNode(SimRouterNode):
     """The node of a hedging router. Args: as SimRouterNode's."""
 
     def __init__(
-        self, ports: NodePorts, nodes: NodeRegistry, router: HedgingRouter, api_server_ns: Mapping[str, list[int]]
+        self,
+        ports: NodePorts,
+        nodes: NodeRegistry,
+        router: HedgingRouter,
+        api_servers: Mapping[str, list[ApiServerTime]],
     ) -> None:
-        super().__init__(ports, nodes, router, api_server_ns)
+        super().__init__(ports, nodes, router, api_servers)
         self.deadlines = router.deadlines
         self.pairs = router.pairs
         self.receive = self.received

@@ -37,6 +37,7 @@ from pdflow.routing.events import (
 )
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
+from pdflow.scenario.costs.step_costs import ApiServerTime
 from pdflow_sim.clients.first_tokens import FirstTokens
 from pdflow_sim.nodes.node import SimNode, SimPort
 from pdflow_sim.nodes.ports import NodePorts
@@ -65,12 +66,12 @@ class SimRouterNode(SimNode):
 
     Args:
     nodes: where legs are sent.
-    api_server_ns: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
-        it, so that nothing overtakes the request itself.
+    api_servers: of each engine, by the leg that it gets: from there to its queue. Whatever comes for a request passes
+        it and takes as long, so that nothing overtakes the request itself.
     """
 
     def __init__(
-        self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_server_ns: Mapping[str, list[int]]
+        self, ports: NodePorts, nodes: NodeRegistry, router: Router, api_servers: Mapping[str, list[ApiServerTime]]
     ) -> None:
         super().__init__(ports.clock, ports.metrics)
         self.nodes = nodes
@@ -84,8 +85,10 @@ class SimRouterNode(SimNode):
         """Called with the reply that ends a request for its client."""
         self.on_engine_left: Callable[[EngineId], None] | None = None
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
-        self.to_prefill = [http_ns + ns for ns in api_server_ns["prefill"]]
-        self.to_decode = [http_ns + ns for ns in api_server_ns["decode"]]
+        self.api_servers = {
+            leg: [time._replace(fixed_ns=http_ns + time.fixed_ns) for time in times]
+            for leg, times in api_servers.items()
+        }
         self.endpoint = router
         self.port = SimPort(self, "router", router, 0)
         self.attempts = router.attempts
@@ -197,7 +200,7 @@ class SimRouterNode(SimNode):
             return False
         for leg in use.forward:
             forwarded = FirstTokenForwarded(self.attempts[leg].d, leg)
-            self.clock.call(self.to_decode[forwarded.engine], self.first_token_arrived, forwarded)
+            self.to_engine("decode", request_of(leg), self.first_token_arrived, forwarded)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
@@ -247,13 +250,19 @@ class SimRouterNode(SimNode):
         if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
             self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 
+    def to_engine(self, leg: str, request: int, arrived: Callable[[Any], None], sent: Any) -> None:
+        """Send something for a request to the engine that it names: over HTTP, and through its API server."""
+        time = self.api_servers[leg][sent.engine]
+        tokens = self.metrics.records.input_tokens[request] if time.per_token_ps else 0
+        self.clock.call(time.ns(tokens), arrived, sent)
+
     def dispatch_prefill(self, port: SimPort, effect: DispatchPrefill) -> None:
         records, request = self.metrics.records, effect.request
         records.attempts[request] += 1
         records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
         if self.prefill_tokens and not effect.keeps:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.clock.call(self.to_prefill[effect.engine], self.prefill_arrived, effect)
+        self.to_engine("prefill", request, self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.nodes.prefills[effect.engine]
@@ -265,7 +274,7 @@ class SimRouterNode(SimNode):
     def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
-        self.clock.call(self.to_decode[effect.engine], self.decode_arrived, effect)
+        self.to_engine("decode", effect.request, self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -281,7 +290,7 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
         if self.prefill_tokens:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        self.clock.call(self.to_decode[effect.engine], self.alone_arrived, effect)
+        self.to_engine("decode", request, self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -294,8 +303,7 @@ class SimRouterNode(SimNode):
     def abort_leg(self, port: SimPort, effect: AbortLeg) -> None:
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
-        delays_ns = self.to_prefill if effect.role == "prefill" else self.to_decode
-        self.clock.call(delays_ns[effect.engine], self.abort_arrived, effect)
+        self.to_engine(effect.role, request_of(effect.request_id), self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
@@ -312,7 +320,7 @@ class SimRouterNode(SimNode):
             decode.ingress(effect)
 
     def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
-        self.clock.call(self.to_decode[effect.engine], self.report_arrived, effect)
+        self.to_engine("decode", request_of(effect.request_id), self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.nodes.decodes[effect.engine]
