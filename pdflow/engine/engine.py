@@ -99,7 +99,7 @@ class Engine:
             batch = ReplicatedBatch(cost, limits.block_size, limits.replicas)
         else:
             batch = DecodeBatch(cost, limits.block_size)
-        self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
+        self._scheduler = Scheduler(limits, pool, batch, limits.prompts_first or not cost.chunks, stalls)
         self._admission = self._scheduler.admission
         self._ahead = limits.async_scheduling
         self._waking_ps = cost.hw
@@ -154,6 +154,8 @@ class Engine:
         if answer is Dropped.AFTER_STEP:
             self._only_room = False
             self._on_change(now)
+        elif answer is Dropped.BLOCKS_ARE_YOURS and self.limits.stands_for_loads:
+            self._on_change(now)
         elif answer is not Dropped.NOT_HERE and self._admission.waiting:
             self._on_admission_event(now)
         return answer
@@ -177,13 +179,17 @@ class Engine:
             self._busy_ps += end - start
             if log is not None:
                 first, delta, weight = self._first_ps, self._delta_ps, scheduler.batch.size
-                fresh = len(scheduler.fresh)
-                if not fresh:
+                fresh = len(scheduler.fresh) + len(scheduler.since)
+                if scheduler.prompts_only:
+                    log.add(start, first, 0, 1, 0)
+                elif not fresh:
                     log.add(start, first, delta, steps, weight)
                 else:
                     log.add(start, first, delta, 1, weight - fresh)
                     if steps > 1:
                         log.add(start + first, first + delta, delta, steps - 1, weight)
+            if scheduler.since and not scheduler.prompts_only:
+                scheduler.end_waits(start + self._first_ps)
             changed = scheduler.complete(steps, end, wake, outcomes)
             admission = self._admission
             if self._first_unseen is None and not admission.waiting and admission.seats_taken == admission.loading:
@@ -282,7 +288,10 @@ class Engine:
             return
         self._first_unseen = unseen
         chunks = scheduler.chunks
-        first, delta, steps = scheduler.batch.segment(chunks, self.pool)
+        if scheduler.prompts_only:
+            first, delta, steps = scheduler.batch.prompts_ps(chunks), 0, 1
+        else:
+            first, delta, steps = scheduler.batch.segment(chunks, self.pool)
         if self._waking_ps and not self._steps:
             first, steps = first + self._waking_ps, 1
         if chunks or scheduler.fresh:
@@ -317,6 +326,8 @@ class Engine:
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """Look at the queue at a boundary before the segment's planned end. True if the segment goes on unchanged."""
         scheduler = self._scheduler
+        if self.limits.prompts_first:
+            return False
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
         before_ns = self._known_before(end_ns, steps)
         if not self._admission.admit_within(end_ns, before_ns, most, steps, outcomes):
@@ -406,9 +417,9 @@ class Engine:
             self._scheduler.batch.count_growth(self._begun_before(now), self.pool)
 
     def _begun_before(self, now: int) -> int:
-        """Return how many of the segment's steps have begun before `now`."""
+        """Return how many of the segment's steps of the batch have begun before `now`."""
         limit = (now - 1) * PS_PER_NS
-        if not self._steps or self._start_ps > limit:
+        if not self._steps or self._scheduler.prompts_only or self._start_ps > limit:
             return 0
         if self._end_ps <= limit:
             return self._steps

@@ -55,7 +55,7 @@ class HostedEngine(Engine):
         left, self._frozen_ps = self._frozen_ps, -1
         if self._steps:
             self._end_first_at(now * PS_PER_NS + left)
-        elif self.wake_ns is not None:
+        elif self.wake_ns is not None or self._scheduler.running:
             self.wake_ns = now
 
     def stretch(self, now: Instant, until: Instant) -> list[Outcome]:

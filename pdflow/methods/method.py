@@ -99,6 +99,8 @@ class PipelinePolicy:
     """A Python thread on each host pickles or unpickles the bytes."""
     hidden_states: bool = False
     """All hidden states of the last layer are sent with the KV of every rank: D computes nothing of a prompt."""
+    prompts_first: bool = False
+    """The original's engines are vLLM V0's: a step computes prompts or decodes, prompts first."""
     answer_first: bool = False
     """D's leg begins after P's answer, which names the prompt to D."""
     page_bytes: int = 0

@@ -57,12 +57,17 @@ class EngineWiring:
         self.geometry: Geometry = self.protocol.geometry()
 
     def limits_of(self, pool: Pool) -> Limits:
-        replicas = pool.attention_replicas
+        replicas, policy = pool.attention_replicas, self.pipeline_policy
+        prompts_first = pool.scheduling == "v0" or (
+            pool.scheduling is None and policy.prompts_first and not (policy.loads_by_layer or replicas > 1)
+        )
         return Limits(
             max_num_seqs=pool.max_num_seqs * replicas,
             max_num_batched_tokens=pool.step_tokens * replicas,
             block_size=pool.block_size,
-            async_scheduling=pool.async_scheduling,
+            async_scheduling=pool.async_scheduling and not prompts_first,
+            prompts_first=prompts_first,
+            stands_for_loads=prompts_first and policy.decode_waits,
             replicas=replicas,
         )
 

@@ -68,6 +68,8 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     for index, pool in enumerate(scenario.pools):
         if any(name.rpartition("-")[0] == pool.name for name in stores_of(scenario)):
             wrong(f"pool.{index}.name", f"is {pool.name}, which names of store nodes begin with; rename the pool")
+        if pool.scheduling == "v0":
+            wrong(f"pool.{index}.scheduling", 'is simulated only; expected "v1"')
         if not pool.tp_alone:
             key = "dp_attention" if pool.attention_replicas > 1 else "ep"
             wrong(f"pool.{index}.{key}", "is simulated only; expected 1")

@@ -270,13 +270,16 @@ def generated_world(draw: st.DrawFn) -> World:
             )
         )
     seats = draw(st.sampled_from([1, 2, 4, 16]))
+    prompts_first = "in-step" not in kinds and draw(st.booleans())
+    replicas = 1 if prompts_first else replicas
     return World(
         jobs=tuple(jobs),
         limits=Limits(
             max_num_seqs=seats,
             max_num_batched_tokens=(seats + draw(st.integers(0, 30))) * replicas,
             block_size=block_size,
-            async_scheduling=draw(st.booleans()),
+            async_scheduling=not prompts_first and draw(st.booleans()),
+            prompts_first=prompts_first,
             replicas=replicas,
         ),
         cost=cost,
@@ -323,7 +326,7 @@ def check_end(driver: Driver) -> None:
     assert (pool.free, pool.grown, pool.allocated, pool.quarantined) == (pool.num_blocks, 0, 0, 0)
     assert engine.wake_at() is None
     itl_samples = sum(weight for _, _, weight in driver.log.steps)
-    itl_samples += len(driver.stalls.steps)
+    itl_samples += sum(weight for _, _, weight in driver.stalls.steps)
     tokens = gaps = 0
     finished_at = {index: at for kind, index, at, *_ in driver.trace if kind == "Finished"}
     for seq in driver.seqs:

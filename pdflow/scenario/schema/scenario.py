@@ -149,6 +149,14 @@ class Pool:
             "waits one step longer"
         ),
     )
+    scheduling: Literal["v0", "v1"] | None = field(
+        default=None,
+        metadata=field_doc(
+            "v1: each step decodes and computes prompts, in chunks. v0: as in vLLM V0, a step computes prompts as a "
+            "whole, or decodes if none can be admitted, and async_scheduling is off; simulated only. Default: v0 with "
+            "mooncake-v0 and kv-store as-published, otherwise v1"
+        ),
+    )
     api_server_s: float | None = field(
         default=None,
         metadata=field_doc(

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from pdflow.cli import cli
-from pdflow.errors import InvariantError
+from pdflow.engine import Limits
+from pdflow.errors import InvariantError, ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
 from pdflow.scenario import load
@@ -79,6 +80,58 @@ def test_the_cpu_connector_loads_by_layer_as_published(lay: Callable[..., Any]) 
     for dialect in ("strict", "as-published"):
         assert loads_by_layer(dialect, **{"transfer.load_by_layer": True})
         assert not loads_by_layer(dialect, **{"transfer.load_by_layer": False})
+
+
+ONE_PAIR = {"pool.p.replicas": 1, "pool.d.replicas": 1}
+
+
+def d_limits(lay: Callable[..., Any], method: str, **keys: Any) -> Limits:
+    scenario = lay(ONE_PAIR | {"transfer.method": method} | keys)
+    shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
+    return EngineWiring(scenario, shapes).limits_of(scenario.pool("d"))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_connectors_of_vllm_v0_have_its_scheduling_as_published(lay: Callable[..., Any], method: str) -> None:
+    published = d_limits(lay, method, **AS_PUBLISHED)
+    assert published.prompts_first is published.stands_for_loads is (method in ("mooncake-v0", "kv-store"))
+    assert not (published.prompts_first and published.async_scheduling)
+    assert not d_limits(lay, method).prompts_first
+
+
+def test_scheduling_is_a_key_of_each_pool(lay: Callable[..., Any]) -> None:
+    ours = d_limits(lay, "nixl-push", **{"pool.d.scheduling": "v0"})
+    assert (ours.prompts_first, ours.stands_for_loads, ours.async_scheduling) == (True, False, False)
+    assert not d_limits(lay, "mooncake-v0", **AS_PUBLISHED, **{"pool.d.scheduling": "v1"}).prompts_first
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model.preset": "qwen3-235b-a22b", "pool.d.dp_attention": 4, "pool.d.tp": 4},
+        {"transfer.method": "cpu-staged", **AS_PUBLISHED},
+        {"transfer.method": "cpu-staged", "transfer.load_by_layer": True},
+    ],
+)
+def test_v0s_scheduling_is_refused_with_what_came_later(lay: Callable[..., Any], keys: dict[str, Any]) -> None:
+    lay(keys)
+    with pytest.raises(ScenarioError, match='scheduling: is "v0", expected "v1"'):
+        lay(keys | {"pool.d.scheduling": "v0"})
+
+
+def test_with_v0s_scheduling_a_decode_waits_until_no_prompt_is_left(lay: Callable[..., Any]) -> None:
+    """Mooncake's pipe past saturation, with loads that take longer than steps. In V0 the wait for the loads that are
+    left is one gap of an answer, and most gaps are steps of 5 ms: first tokens are earlier than in V1, and the longest
+    gaps longer."""
+    slow = SMALL | AS_PUBLISHED | ONE_PAIR | {"transfer.method": "mooncake-v0", "transfer.pickle_bytes_per_s": 10**7}
+    slow |= {"workload.requests": 20, "workload.arrival": '{ process = "poisson", rate_rps = 3 }'}
+    slow |= {"workload.input_tokens": 100, "workload.output_tokens": 6}
+    v0, v1 = (simulate(lay(slow | {"pool.d.scheduling": name}), quiet=True).result.summary for name in ("v0", "v1"))
+    assert v0["completed"] == v1["completed"] == 20
+    assert v0["itl_p50_ms"] == pytest.approx(5.0)
+    assert v0["ttft_mean_ms"] < v1["ttft_mean_ms"]
+    assert v0["tpot_mean_ms"] > 2 * v1["tpot_mean_ms"]
+    assert v0["itl_p99_ms"] > 2 * v1["itl_p99_ms"]
 
 
 @pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get"])
