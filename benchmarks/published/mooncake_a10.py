@@ -269,9 +269,9 @@ def _left(rows: Sequence[Row], means: dict[int, dict[str, float]]) -> Iterator[s
     tails = [(row.published["itl_p99"], means[row.number]["itl_p99"]) for row in past]
     off = percent(median(abs(ours_ms / theirs_ms - 1) for theirs_ms, ours_ms in tails))
     yield (
-        f"- Past saturation the published median ITL is {theirs:.0f} ms, here {ours:,.0f} ms; the median error of p99 ITL "
-        f"is {off}. vLLM V0 runs prompts before decodes (`scheduling`, v0 as published): a request with its first token "
-        "waits until D's queue is empty, in one gap, and then gets the other four tokens at once."
+        f"- Past saturation the published median ITL is {theirs:.0f} ms, here {ours:,.0f} ms; the median error of p99 "
+        f"ITL is {off}. vLLM V0 runs prompts before decodes (`scheduling`, v0 as published): a request with its first "
+        "token waits until D's queue is empty, in one gap, and then gets the other four tokens at once."
     )
     yield ""
 
