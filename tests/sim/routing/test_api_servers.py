@@ -36,6 +36,17 @@ def test_it_adds_to_the_constant(play: Callable[..., Any]) -> None:
     assert first_token_ns(play, **{"router.dispatch": "sequential", **keys}) - plain == 1_300_000
 
 
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull", "kv-store"])
+def test_short_prompts_overtake_long_ones_and_both_modes_agree(play: Callable[..., Any], method: str) -> None:
+    keys = {"transfer.method": method, f"pool.p.{PER_TOKEN}": 1e-3, f"pool.d.{PER_TOKEN}": 1e-4}
+    fast, exact = (play(keys, exact=exact) for exact in (False, True))
+    assert set(fast.records.outcome) == {"completed"}
+    assert fast.records.first_token_ns == exact.records.first_token_ns
+    by_arrival = sorted(range(len(fast.records)), key=lambda request: fast.records.arrival_ns[request])
+    firsts = [fast.records.first_token_ns[request] for request in by_arrival]
+    assert firsts != sorted(firsts)
+
+
 def test_an_abort_does_not_overtake_its_request(play: Callable[..., Any]) -> None:
     """The client leaves while the prompt is in the API server, which the abort goes through, too."""
     keys = {"workload.client": "{ timeout_s = 0.0001 }", f"pool.p.{PER_TOKEN}": 3e-6, f"pool.d.{PER_TOKEN}": 3e-6}

@@ -96,7 +96,6 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             f"pool.{name}.async_scheduling": draw(st.booleans()),
             f"pool.{name}.api_server_s": draw(GRID),
             f"pool.{name}.scheduling": draw(st.sampled_from(["v1", "v1", "v0"])),
-            f"pool.{name}.api_server_s_per_token": draw(st.sampled_from([0.0, 0.0, 1e-6])),
         }
     overrides["pool.p.pp"] = draw(st.sampled_from([1, 1, 2]))
     return overrides
