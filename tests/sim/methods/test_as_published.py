@@ -19,6 +19,7 @@ from pdflow.methods.guards import Guards
 from pdflow.scenario import load
 from pdflow.scenario.validation.fit import kv_shape_of
 from pdflow.wiring.engines import EngineWiring
+from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_sim.run import simulate
 
 FILE = Path(__file__).parents[1] / "small.toml"
@@ -132,6 +133,15 @@ def test_with_v0s_scheduling_a_decode_waits_until_no_prompt_is_left(lay: Callabl
     assert v0["ttft_mean_ms"] < v1["ttft_mean_ms"]
     assert v0["tpot_mean_ms"] > 2 * v1["tpot_mean_ms"]
     assert v0["itl_p99_ms"] > 2 * v1["itl_p99_ms"]
+
+
+@pytest.mark.parametrize("key", ["transfer.load_by_layer", "pool.0.scheduling"])
+def test_what_is_simulated_only_is_not_served(lay: Callable[..., Any], key: str) -> None:
+    served: dict[str, Any] = {"transfer.method": "cpu-staged"}
+    value = True if key == "transfer.load_by_layer" else "v0"
+    with pytest.raises(ScenarioError, match="is simulated only") as caught:
+        refuse_what_is_not_served(lay(served | {key.replace("pool.0", "pool.p"): value}))
+    assert any(problem.path == key for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get"])
