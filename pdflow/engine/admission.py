@@ -41,6 +41,7 @@ class AdmissionQueue:
         "_replicas",
         "_seats",
         "_whole_prompts",
+        "entered",
         "loading",
         "missed",
         "most_chunk",
@@ -59,6 +60,8 @@ class AdmissionQueue:
         self.seats_taken = 0
         self.missed = -1
         """Instant at which the head of the queue arrived, if too late for the boundary just planned; else -1."""
+        self.entered: list[Sequence] = []
+        """Admitted sequences that the step which admits them computes, in order."""
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._pool = pool
@@ -137,6 +140,7 @@ class AdmissionQueue:
         strictly before `before_ns` are known.
         """
         queue, pool = self._queue, self._pool
+        self.entered = []
         while queue:
             seq = queue[0]
             if seq.phase is not _WAITING:
@@ -156,6 +160,8 @@ class AdmissionQueue:
                     new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
+            elif seq.loads_in_step and budget < 1:
+                return
             needed = -(-seq.target // self._block_size) + seq.extra_blocks
             if prefixes is None:
                 if needed + reserved > pool.free:
@@ -175,11 +181,13 @@ class AdmissionQueue:
                 if prefixes is not None:
                     prefixes.remember(seq, new)
                 budget -= new
+            elif seq.phase is _RUNNING:
+                budget -= 1
 
     def admit_within(self, end_ns: int, before_ns: int, most: int, steps: int, outcomes: list[Outcome]) -> bool:
         """Admit at a boundary within a segment of decode steps, if that leaves the segment as it is.
 
-        It does if only remote sequences are admitted, which join no step before their KV has arrived, and if there are
+        It does if only remote sequences are admitted which join no step before their KV has arrived, and if there are
         blocks for them beside the `most` that the whole segment may take. If not, returns False: the segment must end
         at this boundary, and the rest of the queue is looked at then. `steps` of the segment end at this boundary;
         events strictly before `before_ns` are known.
@@ -196,7 +204,9 @@ class AdmissionQueue:
                 break
             needed = -(-seq.target // self._block_size) + seq.extra_blocks
             prefixes = self.prefixes if seq.prefix else None
-            if seq.local or needed + most > pool.free + (0 if prefixes is None else prefixes.held(seq)):
+            if seq.local or seq.loads_in_step:
+                return False
+            if needed + most > pool.free + (0 if prefixes is None else prefixes.held(seq)):
                 return False
             self._batch.count_growth(steps, pool)
             if prefixes is None:
@@ -230,6 +240,13 @@ class AdmissionQueue:
                 self.prefix_cache_hits += seq.cached_tokens
         if seq.local:
             seq.phase = _RUNNING
+            self.entered.append(seq)
+        elif seq.loads_in_step:
+            seq.phase = _RUNNING
+            self.entered.append(seq)
+            if seq.prefix and self.prefixes is not None:
+                self.prefixes.remember_loaded(seq)
+            outcomes.append(Admitted(seq, at_ns))
         else:
             seq.phase = _LOADING
             self.loading += 1

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class DecodeBatch:
-    """The decode batch: `size` sequences that decode in the engine's next step, `step`, and read `context` tokens in
-    it."""
+    """The decode batch: `size` sequences that decode in the batch's next step, `step`, and read `context` tokens in it.
+    `logged`: the number of that step among all of the engine's, of which those of prompts alone pass the batch by."""
 
     __slots__ = (
         "_base_ps",
@@ -33,12 +33,14 @@ class DecodeBatch:
         "_order",
         "_prepaid",
         "context",
+        "logged",
         "size",
         "step",
     )
 
     def __init__(self, cost: StepCost, block_size: int) -> None:
         self.step = 0
+        self.logged = 0
         self.size = 0
         self.context = 0
         self._cost = cost
@@ -105,11 +107,7 @@ class DecodeBatch:
         cost = self._cost
         size = self.size
         if chunks:
-            tokens = attended = 0
-            for seq, new in chunks:
-                tokens += new
-                attended += new * seq.computed + new * (new + 1) // 2
-            return cost.step_sums_ps(tokens, attended, size, self.context), 0, 1
+            return cost.step_sums_ps(*sums_of(chunks), size, self.context), 0, 1
         heap = self._finish
         while heap[0][2].order != heap[0][1]:
             heappop(heap)
@@ -121,6 +119,14 @@ class DecodeBatch:
             base.append(cost.decode_step_ps(len(base), 0))
         c2 = cost.c2
         return base[size] + c2 * self.context, c2 * size, steps
+
+    def prompts_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        """Return the ps of a step of these prompts alone."""
+        return self._cost.step_sums_ps(*sums_of(chunks), 0, 0)
+
+    def pass_by(self) -> None:
+        """Take note of a step of the engine in which no sequence of the batch decoded."""
+        self.logged += 1
 
     def growth_over(self, steps: int) -> int:
         """Return the blocks that the next `steps` steps need beyond those held and those that the pool has counted."""
@@ -149,6 +155,7 @@ class DecodeBatch:
             self._prepaid = self._counted = 0
             self.context += steps * self.size
         self.step = step = self.step + steps
+        self.logged += steps
         heap = self._finish
         while heap and heap[0][0] <= step:
             _, order, seq = heappop(heap)
@@ -170,3 +177,12 @@ class DecodeBatch:
             rest -= needed
             within += 1
         return steps
+
+
+def sums_of(chunks: Seq[tuple[Sequence, int]]) -> tuple[int, int]:
+    """Return how many tokens of prompts these are, and how many tokens they attend to together."""
+    tokens = attended = 0
+    for seq, new in chunks:
+        tokens += new
+        attended += new * seq.computed + new * (new + 1) // 2
+    return tokens, attended

@@ -107,7 +107,7 @@ class Engine:
             batch = WindowedBatch(cost, limits.block_size)
         else:
             batch = DecodeBatch(cost, limits.block_size)
-        self._scheduler = Scheduler(limits, pool, batch, not cost.chunks, stalls)
+        self._scheduler = Scheduler(limits, pool, batch, limits.prompts_first or not cost.chunks, stalls)
         self._admission = self._scheduler.admission
         self._ahead = limits.async_scheduling
         self._waking_ps = cost.hw
@@ -163,6 +163,8 @@ class Engine:
         if answer is Dropped.AFTER_STEP:
             self._only_room = False
             self._on_change(now)
+        elif answer is Dropped.BLOCKS_ARE_YOURS and self.limits.stands_for_loads:
+            self._on_change(now)
         elif answer is not Dropped.NOT_HERE and self._admission.waiting:
             self._on_admission_event(now)
         return answer
@@ -186,13 +188,17 @@ class Engine:
             self._busy_ps += end - start
             if log is not None:
                 first, delta, weight = self._first_ps, self._delta_ps, scheduler.batch.size
-                fresh = len(scheduler.fresh)
-                if not fresh:
+                fresh = len(scheduler.fresh) + len(scheduler.since)
+                if scheduler.prompts_only:
+                    log.add(start, first, 0, 1, 0)
+                elif not fresh:
                     log.add(start, first, delta, steps, weight)
                 else:
                     log.add(start, first, delta, 1, weight - fresh)
                     if steps > 1:
                         log.add(start + first, first + delta, delta, steps - 1, weight)
+            if scheduler.since and not scheduler.prompts_only:
+                scheduler.end_waits(start + self._first_ps)
             changed = scheduler.complete(steps, end, wake, outcomes)
             admission = self._admission
             if self._first_unseen is None and not admission.waiting and admission.seats_taken == admission.loading:
@@ -292,11 +298,14 @@ class Engine:
         self._first_unseen = unseen
         chunks = scheduler.chunks
         batch = scheduler.batch
-        first, delta, steps = batch.segment(chunks, self.pool)
+        if scheduler.prompts_only:
+            first, delta, steps = batch.prompts_ps(chunks), 0, 1
+        else:
+            first, delta, steps = batch.segment(chunks, self.pool)
         noise = self._noise
         if noise is not None:
             if chunks:
-                first = noise.chunk_step_ps(batch.step, first)
+                first = noise.chunk_step_ps(batch.logged, first)
             else:
                 first += noise.decode_step_ps(batch.step, batch.size)
                 if steps > 1:
@@ -325,10 +334,18 @@ class Engine:
         self._only_room = unseen is None
         if unseen is not None and steps > 1 and unseen < wake:
             self._end_segment(unseen)
+        if scheduler.awaited:
+            self._await_layers()
+
+    def _await_layers(self) -> None:
+        """Leave the end of the step that begins open: it waits for KV. Only a host can tell when that is there."""
+        raise TypeError("a sequence with loads_in_step needs a HostedEngine")
 
     def _goes_on(self, steps: int, end_ns: int, outcomes: list[Outcome]) -> bool:
         """Look at the queue at a boundary before the segment's planned end. True if the segment goes on unchanged."""
         scheduler = self._scheduler
+        if self.limits.prompts_first:
+            return False
         most = scheduler.batch.size * (self._planned_steps // self._block_size + 1)
         before_ns = self._known_before(end_ns, steps)
         if not self._admission.admit_within(end_ns, before_ns, most, steps, outcomes):
@@ -418,9 +435,9 @@ class Engine:
             self._scheduler.batch.count_growth(self._begun_before(now), self.pool)
 
     def _begun_before(self, now: int) -> int:
-        """Return how many of the segment's steps have begun before `now`."""
+        """Return how many of the segment's steps of the batch have begun before `now`."""
         limit = (now - 1) * PS_PER_NS
-        if not self._steps or self._start_ps > limit:
+        if not self._steps or self._scheduler.prompts_only or self._start_ps > limit:
             return 0
         if self._end_ps <= limit:
             return self._steps

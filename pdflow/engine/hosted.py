@@ -1,7 +1,8 @@
 """An engine whose steps can be delayed by its host, which waits for something else or is paused.
 
 A step that runs is split from those that were planned behind it, so that it can end later than planned; these are
-planned again when it has ended.
+planned again when it has ended. Such a host may also load KV while a step runs: the end of a step with sequences that
+load in it stays open until all of that has landed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
 from pdflow.engine.engine import Engine
+from pdflow.engine.layered import LayeredLoad
 from pdflow.engine.log import StepLog
 from pdflow.engine.noise import StepNoise
-from pdflow.engine.sequence import Limits, Outcome
+from pdflow.engine.sequence import Limits, Outcome, Sequence
 from pdflow.memory.paged import PagedPool
 from pdflow.protocol.values import Instant
 
@@ -19,7 +21,7 @@ from pdflow.protocol.values import Instant
 class HostedEngine(Engine):
     """An engine whose current step can be frozen or stretched by its host."""
 
-    __slots__ = ("_frozen_ps",)
+    __slots__ = ("_frozen_ps", "_least_end_ps")
 
     def __init__(
         self,
@@ -33,6 +35,8 @@ class HostedEngine(Engine):
     ) -> None:
         super().__init__(limits, cost, pool, exact, log, stalls, noise)
         self._frozen_ps = -1
+        self._least_end_ps = 0
+        """When a step that waits for KV may end, for other reasons."""
 
     @property
     def frozen(self) -> bool:
@@ -53,7 +57,7 @@ class HostedEngine(Engine):
         left, self._frozen_ps = self._frozen_ps, -1
         if self._steps:
             self._end_first_at(now * PS_PER_NS + left)
-        elif self.wake_ns is not None:
+        elif self.wake_ns is not None or self._scheduler.running:
             self.wake_ns = now
 
     def stretch(self, now: Instant, until: Instant) -> list[Outcome]:
@@ -74,6 +78,40 @@ class HostedEngine(Engine):
             self._end_first_at(self._start_ps + self._first_ps + ns * PS_PER_NS)
         return outcomes
 
+    @property
+    def awaits_layers(self) -> bool:
+        """Whether the end of the running step is open, since it waits for KV."""
+        return bool(self._scheduler.awaited)
+
+    def next_boundary(self, now: Instant) -> Instant | None:
+        """Return the first step boundary strictly after `now`; None also while the end of the step is open."""
+        return None if self._scheduler.awaited else super().next_boundary(now)
+
+    def awaits(self, seq: Sequence) -> bool:
+        """Whether the running step waits for the KV of this sequence."""
+        return seq in self._scheduler.awaited
+
+    def wait_no_more(self, seq: Sequence, now: Instant, load: LayeredLoad | None) -> None:
+        """Take note that all KV of a sequence that the running step waits for is in blocks, or that the sequence needs
+        none. When that holds for all of them, the step ends as `load`, the copies that were made, lets it."""
+        awaited = self._scheduler.awaited
+        awaited.remove(seq)
+        if awaited:
+            return
+        step_ps = self._first_ps
+        end_ps = self._start_ps + step_ps if load is None else load.end_ps(self._start_ps, step_ps)
+        now_ps = now * PS_PER_NS
+        if self.frozen:
+            self._frozen_ps = max(self._frozen_ps, end_ps - now_ps)
+        else:
+            self._end_first_at(max(end_ps, self._least_end_ps, now_ps))
+        self._least_end_ps = 0
+
+    def _await_layers(self) -> None:
+        self._steps = self._planned_steps = 1
+        self._end_ps = self._planned_end_ps = self._start_ps + self._first_ps
+        self.wake_ns = None
+
     def _split(self, now: Instant) -> list[Outcome]:
         """End the segment before the step that runs at `now`, which begins a new segment."""
         start, first, delta = self._start_ps, self._first_ps, self._delta_ps
@@ -89,7 +127,10 @@ class HostedEngine(Engine):
         return self.advance(now)
 
     def _end_first_at(self, end: int) -> None:
-        """Cut the segment to its first step, and let that end at `end`."""
+        """Cut the segment to its first step, and let that end at `end`, or later where it waits for KV."""
+        if self._scheduler.awaited:
+            self._least_end_ps = end
+            return
         would_end_ns = -(-(self._start_ps + self._first_ps) // PS_PER_NS)
         self._steps = self._planned_steps = 1
         self._first_ps = end - self._start_ps

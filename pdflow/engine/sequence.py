@@ -56,6 +56,12 @@ class Limits:
     block_size: int = attrs.field(default=16, validator=validators.ge(1))
     async_scheduling: bool = False
     """Whether a step is composed while the one before it runs."""
+    prompts_first: bool = False
+    """vLLM V0's order, without chunked prefill: a step computes prompts, each as a whole, or it decodes, and it decodes
+    only if no prompt can be admitted. A remote prompt's last token is computed in a step of prompts."""
+    stands_for_loads: bool = False
+    """With `prompts_first`: a step that admits remote sequences computes nothing; the host holds the engine until their
+    KV has arrived."""
     replicas: int = attrs.field(default=1, validator=validators.ge(1))
     """Replicas of attention in lockstep. The limits above and the pool's blocks are of all together, but a step takes
     no more of one prompt than one replica's share. A sequence keeps the replica that it is given at its admission, in
@@ -69,6 +75,8 @@ class Limits:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence decodes one token per step"
             )
+        if self.prompts_first and (self.async_scheduling or self.replicas > 1):
+            raise ValueError("prompts_first is vLLM V0's, which has neither async_scheduling nor replicas of attention")
         if self.max_num_batched_tokens < self.replicas:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least replicas ({self.replicas})"
@@ -80,7 +88,7 @@ class NeverFitsError(ValueError):
 
 
 class Sequence(msgspec.Struct, eq=False):
-    """One attempt of a request at one engine. The caller sets the first nine fields; the engine owns the rest."""
+    """One attempt of a request at one engine. The caller sets the first ten fields; the engine owns the rest."""
 
     index: int
     prompt_tokens: int
@@ -98,6 +106,9 @@ class Sequence(msgspec.Struct, eq=False):
     follows is computed."""
     handle: str = ""
     """The caller's own name of the sequence."""
+    loads_in_step: bool = False
+    """With `remote_kv`: it decodes in the very step that admits it, which waits for its KV layer by layer
+    (`layered.py`)."""
 
     phase: Phase = Phase.NEW
     allocation: Allocation | None = None
@@ -164,7 +175,8 @@ class Prefilled(Value, frozen=True, gc=False):
 
 
 class Admitted(Value, frozen=True, gc=False):
-    """A remote sequence has its seat and its blocks (`seq.allocation`): the transfer may begin."""
+    """A remote sequence has its seat and its blocks (`seq.allocation`): the transfer may begin. With `loads_in_step`,
+    the step that begins now waits for it."""
 
     seq: Sequence
     at_ns: int

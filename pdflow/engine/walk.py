@@ -27,10 +27,11 @@ class _Row:
 
 
 class WalkedBatch:
-    __slots__ = ("_block_size", "_cost", "_counted", "_replicas", "_rows", "step")
+    __slots__ = ("_block_size", "_cost", "_counted", "_replicas", "_rows", "logged", "step")
 
     def __init__(self, cost: StepCost, block_size: int, replicas: int = 1) -> None:
         self.step = 0
+        self.logged = 0
         self._replicas = replicas
         self._cost = cost
         self._block_size = block_size
@@ -60,6 +61,12 @@ class WalkedBatch:
         prefill = [(new, seq.computed) for seq, new in chunks]
         return self._cost.step_ps(prefill, [row.context for row in self._rows.values()]), 0, 1
 
+    def prompts_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        return self._cost.step_ps([(new, seq.computed) for seq, new in chunks], [])
+
+    def pass_by(self) -> None:
+        self.logged += 1
+
     def _lockstep_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
         replicas = [
             (
@@ -82,6 +89,7 @@ class WalkedBatch:
         self.count_growth(steps, pool)
         self._counted = 0
         self.step += 1
+        self.logged += 1
         finished = []
         for seq, row in self._rows.items():
             if self._lacks(row):

@@ -102,6 +102,11 @@ class WindowedBatch(DecodeBatch):
             return first, 0, 1
         return first, growth + cost.window_ps(0, windowed.growing), windowed.alike(self.step, steps)
 
+    def prompts_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        cost = self._cost
+        attended = sum([cost.within_window(new, seq.computed) for seq, new in chunks])
+        return super().prompts_ps(chunks) + cost.window_ps(attended, 0)
+
 
 class WindowedReplicas(ReplicatedBatch):
     """A decode batch of several replicas of attention, of a model in which layers have a window."""

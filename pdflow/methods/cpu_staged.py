@@ -1,10 +1,11 @@
 """The CPU connector (PR #18332): layer by layer through rings of host memory, while the next layers are computed.
 
 P copies each layer of each chunk into its ring, and writes it from there into D's ring. D copies the prompt into blocks
-when all of it has landed. As published, each piece asks for memory of the ring by itself, and the last copies block the
-engines. Here a prompt has memory for all of its KV on both sides before its first piece is sent, which prevents the
-ring's deadlock. In the simulator, as published, pieces ask by themselves at D alone: P's ring takes a prompt whole,
-since P sends nothing of it before its answer.
+when all of it has landed: before its first step or, with `load_by_layer` and as published, layer by layer while that
+step computes (`engine/layered.py`). As published, each piece asks for memory of the ring by itself, and the last copies
+block P's engine. Here a prompt has memory for all of its KV on both sides before its first piece is sent, which
+prevents the ring's deadlock. In the simulator, as published, pieces ask by themselves at D alone: P's ring takes a
+prompt whole, since P sends nothing of it before its answer.
 As published, NIXL gets the rings as pages of 4 KiB, each a descriptor: a token of a layer of a small model is one.
 D's leg waits for P's answer, which has the id under which P's pieces arrive (vLLM #18332).
 """
@@ -47,6 +48,7 @@ CPU_STAGED = Method(
         early=True,
         prefill_waits=True,
         decode_waits=True,
+        loads_by_layer=True,
         asks=True,
         answer_first=True,
         page_bytes=4096,

@@ -44,6 +44,7 @@ KV_STORE = Method(
         equal_tp=True,
         prefill_waits=True,
         decode_waits=True,
+        prompts_first=True,
         hidden_states=True,
         fails_whole_batches=True,
         salts_keys=True,

@@ -77,6 +77,9 @@ class PipelinePolicy:
     """P's next step waits until all that the last one computed has been sent."""
     decode_waits: bool = False
     """D's next step waits until the KV of every request that it has admitted is loaded."""
+    loads_by_layer: bool = False
+    """A prompt's first step at D begins with the copies into its blocks, and waits for each layer before it computes
+    that layer: `engine/layered.py`."""
     sending_lanes: int | None = None
     """The most pieces that a P rank has in flight; None for any number."""
     receiving_lanes: int | None = None
@@ -97,6 +100,8 @@ class PipelinePolicy:
     """A Python thread on each host pickles or unpickles the bytes."""
     hidden_states: bool = False
     """All hidden states of the last layer are sent with the KV of every rank: D computes nothing of a prompt."""
+    prompts_first: bool = False
+    """The original's engines are vLLM V0's: a step computes prompts or decodes, prompts first."""
     answer_first: bool = False
     """D's leg begins after P's answer, which names the prompt to D."""
     page_bytes: int = 0
@@ -167,11 +172,14 @@ class Method:
             name = self.other_dialects[-1]
         return DIALECTS.get(name, STRICT)
 
-    def adapted(self, progressive: bool, through_host: bool, workers: int | None = None) -> Method:
+    def adapted(
+        self, progressive: bool, through_host: bool, workers: int | None = None, by_layer: bool | None = None
+    ) -> Method:
         """Return this method with options of a scenario. An option that does not apply changes nothing.
 
         `progressive`: P writes its blocks layer by layer while it computes the next (vLLM #55589). `through_host`:
-        blocks go through host memory on both sides (`kv_buffer_device = "cpu"`). `workers`: of each P rank.
+        blocks go through host memory on both sides (`kv_buffer_device = "cpu"`). `workers`: of each P rank. `by_layer`:
+        D's first step of a prompt waits for each layer, or D copies all of them before; None: as the dialect has it.
         """
         method = self
         if progressive and not self.pulls and not self.staged_at_p:
@@ -186,6 +194,12 @@ class Method:
                 method,
                 strict=attrs.evolve(method.strict, sending_lanes=workers),
                 published=attrs.evolve(method.published, sending_lanes=workers),
+            )
+        if by_layer is not None and method.loading is Hop.H2D:
+            method = attrs.evolve(
+                method,
+                strict=attrs.evolve(method.strict, loads_by_layer=by_layer),
+                published=attrs.evolve(method.published, loads_by_layer=by_layer),
             )
         return method
 

@@ -69,6 +69,7 @@ MOONCAKE_V0 = Method(
         one_pair=True,
         prefill_waits=True,
         decode_waits=True,
+        prompts_first=True,
         sending_lanes=1,
         receiving_lanes=1,
         turns=Turns.PIECE,

@@ -1,8 +1,9 @@
 """The values of [transfer] and [network] from vLLM's --kv-transfer-config or mooncake.json.
 
 What such a file may say, and what its originals take where it says nothing, is decided in `pdflow/methods/params`; a
-file is here what its original would make of it. Addresses, ports and ranks mean nothing to a scenario. Memory of one
-side is taken from that side's file only: vLLM's examples give a P that puts a buffer of 10 bytes, which it never uses.
+file is here what its original would make of it. `without_effect.py` decides what is reported of the keys that mean
+nothing to a scenario. Memory of one side is taken from that side's file only: vLLM's examples give a P that puts a
+buffer of 10 bytes, which it never uses.
 
 Of a protocol only tcp says something about the network, and that is our slowest preset of it: no file says a speed.
 """
@@ -23,6 +24,7 @@ from pdflow.methods.params.mooncake_json import File, PipeFile, StoreFile, devic
 from pdflow.methods.params.settings import loaded
 from pdflow.scenario.reading.locate import KeyPath
 from pdflow.scenario.reading.locate_json import json_key_lines
+from pdflow.scenario.without_effect import keys_without_effect, notes_on
 
 TCP_PRESET: Final = "tcp-25g"
 
@@ -46,11 +48,14 @@ class ConfigValue(NamedTuple):
 
 @attrs.frozen
 class TransferConfig:
-    """The scenario values of a file, the lines of its keys, and its keys that nothing reads."""
+    """The scenario values of a file, the lines of its keys, its keys that change nothing here and those that nothing
+    reads, and what of the file a scenario does not honour."""
 
     values: tuple[ConfigValue, ...]
     lines: Mapping[KeyPath, int]
+    without_effect: tuple[KeyPath, ...] = ()
     unread: tuple[str, ...] = ()
+    notes: tuple[tuple[KeyPath, str], ...] = ()
 
     def line(self, value: ConfigValue) -> int | None:
         """Return the line of a value, None if the file leaves its key out."""
@@ -80,6 +85,8 @@ class TransferConfig:
             line = self.line(value)
             where = f"line {line}" if line is not None else f"no {value.source[-1]}"
             yield f"{'.'.join(map(str, value.key))} = {value.value} ({where})"
+        if self.without_effect:
+            yield f"no effect: {', '.join('.'.join(map(str, path)) for path in self.without_effect)}"
         if self.unread:
             yield f"not read: {', '.join(self.unread)}"
 
@@ -92,13 +99,28 @@ def read_transfer_config(text: str, document: Mapping[str, Any]) -> TransferConf
         lines = json_key_lines(text)
         if any(key in found for key in _CONFIG_KEYS):
             config = read_kv_transfer_config(found)
-            return TransferConfig(tuple(_of_config(config)), lines, config.unread)
+            return _transfer_config(config, tuple(_of_config(config)), found, lines)
         if not any(key in found for key in _FILE_KEYS):
             expected = f"kv_connector, as in --kv-transfer-config, or mooncake.json's {', '.join(_FILE_KEYS[:3])}"
             raise ParamsError(_LOCATION, "is not a known format", expected)
-        return TransferConfig(tuple(_of_file(read_mooncake_json(found), _store_ranks(document))), lines)
+        file = read_mooncake_json(found)
+        ranks = _decode_ranks(document)
+        if isinstance(file, PipeFile):
+            file.check_ranks(ranks)
+        return _transfer_config(file, tuple(_of_file(file, ranks)), found, lines)
     except ParamsError as error:
         raise TransferConfigError(f"line {_line_of(error, text, lines)}: {error}") from None
+
+
+def _transfer_config(
+    config: KvTransferConfig | File,
+    values: tuple[ConfigValue, ...],
+    found: Mapping[Any, Any],
+    lines: Mapping[KeyPath, int],
+) -> TransferConfig:
+    used = frozenset(value.source for value in values)
+    idle = keys_without_effect(config, found, used)
+    return TransferConfig(values, lines, idle, config.unread, tuple(notes_on(config, idle)))
 
 
 def _of_config(config: KvTransferConfig) -> Iterator[ConfigValue]:
@@ -155,8 +177,8 @@ def _of_wire(protocol: str, devices: tuple[str, ...], *inside: str) -> Iterator[
         yield ConfigValue(("network", "nics_per_rank"), len(devices), (*location, "device_name"))
 
 
-def _store_ranks(document: Mapping[str, Any]) -> int:
-    """Return the TP size of the first decode pool, which is a store's; 1 where that is not a sound one."""
+def _decode_ranks(document: Mapping[str, Any]) -> int:
+    """Return the TP size of the first decode pool; 1 where that is not a sound one."""
     pools = document.get("pool")
     for pool in pools if isinstance(pools, list) else ():
         if isinstance(pool, Mapping) and pool.get("role") == "decode":

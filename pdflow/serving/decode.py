@@ -144,7 +144,7 @@ class DecodeCore(Core):
         request = self.requests.by_handle.get(event.handle)
         if request is None:
             return  # It has ended meanwhile, and the answer to its Drop has given these blocks back.
-        if self.waits:
+        if self.waits and not request.in_step:
             self.requests.wait_for(request.handle)
         self.landing.admitted(request, event)
 

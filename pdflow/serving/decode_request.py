@@ -26,7 +26,7 @@ class DecodeStage(IntEnum):
 class DecodeRequest:
     """One request at D."""
 
-    __slots__ = ("alone", "digest", "first_follows", "handle", "prompt_tokens", "stage", "staged")
+    __slots__ = ("alone", "digest", "first_follows", "handle", "in_step", "prompt_tokens", "stage", "staged")
 
     def __init__(self, handle: Handle, prompt_tokens: int, digest: int, alone: bool, first_follows: bool) -> None:
         self.handle = handle
@@ -36,15 +36,17 @@ class DecodeRequest:
         """The prompt is computed here; the protocol knows nothing of it."""
         self.first_follows = first_follows
         """P's token is the answer's first, and is not known here yet."""
+        self.in_step = False
+        """Its KV is copied into blocks layer by layer, while its first step computes."""
         self.stage = DecodeStage.PENDING
         self.staged: Allocation | None = None
         """Where it has room beside the blocks."""
 
     def fork(self) -> DecodeRequest:
         other = DecodeRequest(self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows)
-        other.stage, other.staged = self.stage, self.staged
+        other.in_step, other.stage, other.staged = self.in_step, self.stage, self.staged
         return other
 
     def fingerprint(self) -> Hashable:
         leg = self.handle, self.prompt_tokens, self.digest, self.alone, self.first_follows
-        return *leg, self.stage, self.staged
+        return *leg, self.in_step, self.stage, self.staged

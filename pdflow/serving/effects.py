@@ -196,6 +196,13 @@ class GiveBackRoom(Value, frozen=True, gc=False):
     staged: Allocation
 
 
+class LoadInStep(Value, frozen=True, gc=False):
+    """This request decodes in the very step that admits it: its CopyIn is to be made layer by layer, and the step
+    computes a layer when its KV is in blocks."""
+
+    handle: Handle
+
+
 class CopyIn(Value, frozen=True, gc=False):
     """Copy the KV at `staged` into the request's blocks, from token `start` of the prompt on; answer with CopiedIn."""
 

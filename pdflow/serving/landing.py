@@ -4,6 +4,9 @@ In blocks: the engine admits a request first, and the request registers its bloc
 room there first and registers that, and asks the engine for blocks when all has landed; its KV is copied, and the room
 is free again. A transfer then needs no free blocks, and blocks are never reached from outside: what is in quarantine
 after a failure is a part of the staging memory.
+
+With `by_layer`, a request decodes in the step that admits it, and its copies are a part of that step, which waits for
+each layer before it computes it (`engine/layered.py`), as in vLLM #18332.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pdflow.protocol.values import Allocation
 from pdflow.serving.core import Execute, Port
 from pdflow.serving.decode_request import DecodeRequest, DecodeStage
 from pdflow.serving.decode_requests import DecodeRequests
-from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, Landed, TakeRoom
+from pdflow.serving.effects import Admit, AskForRoom, CopyIn, GiveBackRoom, Landed, LoadInStep, TakeRoom
 from pdflow.serving.events import CopiedIn, EngineAdmitted, Handle, RoomDue
 
 
@@ -94,11 +97,13 @@ class Landing:
 
 
 class StagedLanding(Landing):
-    """Landing in staging memory. Args: `staging` is the memory of one rank; those of all ranks are filled alike."""
+    """Landing in staging memory. Args: `staging` is the memory of one rank; those of all ranks are filled alike.
+    `by_layer`: copies into blocks are made layer by layer, in a request's first step."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, by_layer: bool = False) -> None:
         super().__init__()
         self.staging = staging
+        self.by_layer = by_layer
         self.copying: dict[Handle, Allocation] = {}
         """Room whose KV is being copied into blocks, by request."""
         self.abandoned: dict[Handle, Allocation] = {}
@@ -175,6 +180,9 @@ class StagedLanding(Landing):
         requests = self.requests
         request.stage = DecodeStage.LANDED
         requests.emit(Landed(request.handle))
+        if self.by_layer and not request.first_follows:
+            request.in_step = True
+            requests.emit(LoadInStep(request.handle))
         requests.emit(Enqueue(request.handle))
 
     def rejected(self, request: DecodeRequest) -> None:
@@ -186,6 +194,8 @@ class StagedLanding(Landing):
         assert staged is not None
         request.staged = None
         self.copying[request.handle] = staged
+        if request.in_step:
+            request.stage = DecodeStage.DECODING
         self.requests.emit(CopyIn(request.handle, staged, event.allocation, event.hit_tokens))
 
     def copied(self, event: CopiedIn) -> None:
@@ -195,7 +205,7 @@ class StagedLanding(Landing):
         request = requests.by_handle.get(handle)
         if left is not None:
             requests.emit(FreeBlocks(left))
-        elif request is not None:
+        elif request is not None and not request.in_step:
             requests.loaded(request)
         requests.wait_no_more(handle)
 

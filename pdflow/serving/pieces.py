@@ -30,8 +30,8 @@ class PieceLanding(StagedLanding):
     """Landing that gives each piece room of its own. Args: `staging` is that of one rank, in which each piece has a
     name of its own."""
 
-    def __init__(self, staging: Staging) -> None:
-        super().__init__(staging)
+    def __init__(self, staging: Staging, by_layer: bool = False) -> None:
+        super().__init__(staging, by_layer)
         self.allocations: dict[int, dict[PieceKey, Allocation]] = {}
         """The room of each prompt's pieces, by the prompt's generation."""
 
@@ -112,8 +112,8 @@ class ListeningLanding(PieceLanding):
 class QueueingLanding(PieceLanding):
     """Landing in which a piece that finds no room waits in turn. Args: `layers` are those of a rank."""
 
-    def __init__(self, staging: Staging, layers: int) -> None:
-        super().__init__(staging)
+    def __init__(self, staging: Staging, layers: int, by_layer: bool = False) -> None:
+        super().__init__(staging, by_layer)
         self.layers = layers
         self.waiting: dict[str, PieceArrived] = {}
         """Pieces that wait for room, by their names in the memory."""

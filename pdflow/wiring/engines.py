@@ -33,7 +33,8 @@ class EngineWiring:
         self.done_is_remote = done_is_remote
         transfer = scenario.transfer
         through_host = transfer.kv_buffer_device == "cpu"
-        self.method = METHODS[transfer.method].adapted(transfer.progressive, through_host, transfer.num_workers)
+        options = (transfer.progressive, through_host, transfer.num_workers, transfer.load_by_layer)
+        self.method = METHODS[transfer.method].adapted(*options)
         self.pipeline_policy = self.method.pipeline_policy(transfer.dialect)
         self.dialect = self.method.dialect(transfer.dialect)
         self.pulls = self.method.pulls
@@ -56,12 +57,17 @@ class EngineWiring:
         self.geometry: Geometry = self.protocol.geometry()
 
     def limits_of(self, pool: Pool) -> Limits:
-        replicas = pool.attention_replicas
+        replicas, policy = pool.attention_replicas, self.pipeline_policy
+        prompts_first = pool.scheduling == "v0" or (
+            pool.scheduling is None and policy.prompts_first and not (policy.loads_by_layer or replicas > 1)
+        )
         return Limits(
             max_num_seqs=pool.max_num_seqs * replicas,
             max_num_batched_tokens=pool.step_tokens * replicas,
             block_size=pool.block_size,
-            async_scheduling=pool.async_scheduling,
+            async_scheduling=pool.async_scheduling and not prompts_first,
+            prompts_first=prompts_first,
+            stands_for_loads=prompts_first and policy.decode_waits,
             replicas=replicas,
         )
 

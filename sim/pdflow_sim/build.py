@@ -13,7 +13,7 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, EngineId
 from pdflow.routing.hedging import HedgingRouter
-from pdflow.scenario.costs.step_costs import api_server_ns, step_cost
+from pdflow.scenario.costs.step_costs import api_server_time, step_cost
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scale import most_engines
@@ -258,7 +258,9 @@ class SimulationBuilder(EngineBuilder):
     def router(self) -> SimRouterNode:
         """Return the router's node, for the engines that have been built."""
         router = router_of(self.cluster())
-        of_legs = {leg: [api_server_ns(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")}
+        of_legs = {
+            leg: [api_server_time(slot.pool) for slot in self.slots.of_leg(leg)] for leg in ("prefill", "decode")
+        }
         api_servers = ApiServers(self.ports.router.http_ns, of_legs, self.noise.of_api_servers())
         if isinstance(router, HedgingRouter):
             return HedgedRouterNode(self.ports, self.nodes, router, api_servers)

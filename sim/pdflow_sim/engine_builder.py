@@ -66,9 +66,10 @@ class EngineBuilder(EngineWiring):
         """The ports that the nodes are given; set before the first engine is made."""
         self.stores: Stores
         """The store, where the method has one."""
-        waits = self.method.staged_at_p or self.pipeline_policy.prefill_waits or self.pipeline_policy.decode_waits
+        policy = self.pipeline_policy
+        waits = self.method.staged_at_p or policy.prefill_waits or policy.decode_waits or policy.loads_by_layer
         self.reads_on: ReadThread = "background"
-        if self.method.pulls and not self.pipeline_policy.decode_waits:
+        if self.method.pulls and not policy.decode_waits:
             self.reads_on = scenario.transfer.posting().reads_on
         waits = waits or self.reads_on != "background"
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
@@ -160,17 +161,18 @@ class EngineBuilder(EngineWiring):
         waits, together = self.pipeline_policy.decode_waits, self.pipeline_policy.fails_whole_batches
         if not self.method.staged_at_d:
             return SimDecodeNode(components, DecodeCore(WEIGHTS, Landing(), waits, together))
+        by_layer = self.pipeline_policy.loads_by_layer
         by_pieces = self.method.takes_in_pieces(self.pipeline_policy)
         staging = self.staging(self.method.d_memory, slot.pool, generation, not by_pieces)
         if not by_pieces:
             return SimStagedDecodeNode(
-                components, DecodeCore(WEIGHTS, StagedLanding(staging), waits), self.method, staging
+                components, DecodeCore(WEIGHTS, StagedLanding(staging, by_layer), waits), self.method, staging
             )
         landing: PieceLanding
         if self.pipeline_policy.receiving_lanes is not None:
-            landing = ListeningLanding(staging)
+            landing = ListeningLanding(staging, by_layer)
         else:
-            landing = QueueingLanding(staging, self.most_layers(slot.pool))
+            landing = QueueingLanding(staging, self.most_layers(slot.pool), by_layer)
         return PiecewiseDecodeNode(components, DecodeCore(WEIGHTS, landing, waits), self.method, landing)
 
     def staging(self, memory: MemoryKind, pool: Pool, generation: int, reserves_whole: bool = True) -> Staging:

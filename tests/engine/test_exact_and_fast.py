@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from pdflow.cost import ExtraBlocks, LinearTable, LinearTime, StepCost, constant
 from pdflow.engine import Admitted, Dropped, Engine, Finished, Limits, NeverFitsError, Prefilled, Sequence
+from pdflow.engine.hosted import HostedEngine
+from pdflow.engine.layered import LayeredLoad
 from pdflow.engine.noise import StepNoise
 from pdflow.memory.caching import CachingPool
 from pdflow.memory.paged import PagedPool
@@ -56,6 +58,8 @@ class World:
     span: int
     probes: tuple[int, ...]
     noise_ppm: tuple[int, ...]
+    layers: int
+    """Of sequences that load in their first step."""
 
 
 class Driver:
@@ -65,10 +69,14 @@ class Driver:
         self.stalls = Log()
         self.busy: list[int] = []
         self.boundaries: list[tuple[int, int | None]] = []
+        in_steps = any(job.kind == "in-step" for job in world.jobs)
+        engine_class = HostedEngine if in_steps else Engine
         noise = StepNoise(world.noise_ppm, 1, world.cost, run=4) if world.noise_ppm else None
-        self.engine = Engine(
+        self.engine = engine_class(
             world.limits, world.cost, self.pool, exact=exact, log=self.log, stalls=self.stalls, noise=noise
         )
+        self.layers = world.layers
+        self.layered: LayeredLoad | None = None
         self.heap: list[tuple[int, int, int, str, Any]] = []
         self.count = 0
         self.trace: list[tuple[Any, ...]] = []
@@ -81,7 +89,8 @@ class Driver:
                 index,
                 job.prompt,
                 job.output,
-                remote_kv=job.kind == "remote",
+                remote_kv=job.kind in ("remote", "in-step"),
+                loads_in_step=job.kind == "in-step",
                 prefill_only=job.kind == "prefill",
                 remote_tokens=job.remote_tokens,
                 prefix=job.prefix,
@@ -120,6 +129,11 @@ class Driver:
             self.trace.append((type(outcome).__name__, seq.index, now))
             delay = self.jobs[seq.index].delay
             match outcome:
+                case Admitted() if seq.loads_in_step:
+                    if self.layered is None:
+                        self.layered = LayeredLoad(self.layers)
+                    self.layered.begin(1)
+                    self.at(now + delay, MESSAGE, "layer_landed", (seq, 0))
                 case Admitted():
                     assert seq.allocation is not None
                     self.at(now + delay, MESSAGE, "transferred", seq)
@@ -139,6 +153,20 @@ class Driver:
         if self.done.get(seq.index) == "dropped":
             return
         self.engine.loaded(seq, now)
+
+    def layer_landed(self, now: int, arg: tuple[Sequence, int]) -> None:
+        seq, layer = arg
+        engine, layered = self.engine, self.layered
+        assert isinstance(engine, HostedEngine)
+        assert layered is not None
+        assert engine.awaits(seq)
+        layered.copied(layer, now)
+        if layer + 1 < self.layers:
+            self.at(now + self.jobs[seq.index].delay, MESSAGE, "layer_landed", (seq, layer + 1))
+            return
+        engine.wait_no_more(seq, now, layered)
+        if not engine.awaits_layers:
+            self.layered = None
 
     def released(self, now: int, allocation: Any) -> None:
         self.engine.release(allocation, now)
@@ -227,7 +255,12 @@ def generated_world(draw: st.DrawFn) -> World:
     if draw(st.booleans()):
         cost = attrs.evolve(cost, experts=LinearTable(tokens=(1, 4), ps=(unit, unit + draw(coefficient))))
     kinds = draw(
-        st.sampled_from(["remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"])
+        st.sampled_from(
+            [
+                *("remote", "prefill", "local", "remote local", "local prefill", "remote local prefill"),
+                *("in-step", "in-step local", "in-step remote local prefill"),
+            ]
+        )
     ).split()
     span = 60 if on_grid else 60 * draw(st.sampled_from([1, 5, 40]))
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -251,13 +284,16 @@ def generated_world(draw: st.DrawFn) -> World:
             )
         )
     seats = draw(st.sampled_from([1, 2, 4, 16]))
+    prompts_first = "in-step" not in kinds and draw(st.booleans())
+    replicas = 1 if prompts_first else replicas
     return World(
         jobs=tuple(jobs),
         limits=Limits(
             max_num_seqs=seats,
             max_num_batched_tokens=(seats + draw(st.integers(0, 30))) * replicas,
             block_size=block_size,
-            async_scheduling=draw(st.booleans()),
+            async_scheduling=not prompts_first and draw(st.booleans()),
+            prompts_first=prompts_first,
             replicas=replicas,
             extra=draw(st.none() | extra_blocks()),
         ),
@@ -266,6 +302,7 @@ def generated_world(draw: st.DrawFn) -> World:
         span=span,
         probes=tuple(draw(st.lists(nanoseconds(grid, 3 * span), max_size=6))),
         noise_ppm=draw(st.sampled_from([(), (-500_000, 250_000, 500_000), (-123_457, 0, 300_001, 7)])),
+        layers=draw(st.sampled_from([1, 2, 5])),
     )
 
 
@@ -305,7 +342,7 @@ def check_end(driver: Driver) -> None:
     assert (pool.free, pool.grown, pool.allocated, pool.quarantined) == (pool.num_blocks, 0, 0, 0)
     assert engine.wake_at() is None
     itl_samples = sum(weight for _, _, weight in driver.log.steps)
-    itl_samples += len(driver.stalls.steps)
+    itl_samples += sum(weight for _, _, weight in driver.stalls.steps)
     tokens = gaps = 0
     finished_at = {index: at for kind, index, at, *_ in driver.trace if kind == "Finished"}
     for seq in driver.seqs:

@@ -38,7 +38,7 @@ USERS = """{
 }"""
 """From the thread of vLLM #10884."""
 PIPE = USERS.replace('"127.0.0.1:2333"', '"http://127.0.0.1:8080/metadata"').replace("etcd", "http").replace("49", "99")
-"""What pdflow takes: the same with a metadata server over HTTP, and ports apart."""
+"""The same with a metadata server over HTTP, and ports apart."""
 
 NCCL_P = """{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":"1e1","kv_port":"21001",
     "kv_connector_extra_config":{"proxy_ip":"10.0.1.1","proxy_port":"30001","http_port":"20001"}}"""
@@ -170,7 +170,8 @@ def test_pools_that_are_not_sound_yet_do_no_harm(pools: Any) -> None:
 def test_a_scenario_takes_missing_values_from_the_transfer_config(tmp_path: Path) -> None:
     found = load(scenario(tmp_path, PIPE))
     assert (found.transfer.method, found.network.nics_per_rank, found.network.preset) == ("mooncake-v0", 2, "rdma-400g")
-    assert found.from_config == ("transfer.method = mooncake-v0 (line 2)", "network.nics_per_rank = 2 (line 7)")
+    idle = "no effect: decode_url, metadata_server, metadata_backend"
+    assert found.from_config == ("transfer.method = mooncake-v0 (line 2)", "network.nics_per_rank = 2 (line 7)", idle)
     slow = load(scenario(tmp_path, "\ufeff" + STORE_V0))
     assert (slow.network.preset, slow.transfer.store_bytes) == ("tcp-25g", 3_355_443_200)
     assert (slow.network.bandwidth_bytes_per_s or 0) < 3_000_000_000
@@ -179,7 +180,8 @@ def test_a_scenario_takes_missing_values_from_the_transfer_config(tmp_path: Path
 
 def test_values_of_the_scenario_win(tmp_path: Path) -> None:
     resolved = load(scenario(tmp_path, PIPE, 'method = "nixl-pull"\n[network]\nnics_per_rank = 4\n'))
-    assert (resolved.transfer.method, resolved.network.nics_per_rank, resolved.from_config) == ("nixl-pull", 4, ())
+    assert (resolved.transfer.method, resolved.network.nics_per_rank) == ("nixl-pull", 4)
+    assert not any(" = " in text for text in resolved.from_config)
     faster = load(scenario(tmp_path, STORE_V0, '[network]\npreset = "tcp-100g"\n'))
     assert (faster.network.preset, faster.transfer.method) == ("tcp-100g", "kv-store")
     ours = load(scenario(tmp_path, STORE_V0, "[network]\nbandwidth_bytes_per_s = 1e9\n"))
@@ -206,6 +208,7 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
     (row,) = (line for line in shown.get().splitlines() if line.startswith("config"))
     assert row.split(maxsplit=1)[1].rstrip() == (
         "conf/engine.json: transfer.method = cpu-staged (line 1), transfer.host_buffer_bytes = 8589934592 (line 1), "
+        "no effect: kv_port, kv_connector_extra_config.host, kv_connector_extra_config.port, "
         "not read: kv_module, kv_connector_extra_config.sise"
     )
 
@@ -213,11 +216,12 @@ def test_validate_shows_where_values_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (USERS, 'line 4: metadata_server is for etcd ("127.0.0.1:2333"), which pdflow does not support, expected'),
-        (USERS.replace("etcd", "redis"), "line 4: metadata_server is for redis"),
+        (USERS.replace(":2333", ""), 'line 4: metadata_server is "127.0.0.1", for etcd: it is not HOST:PORT, expected'),
+        (USERS.replace("etcd", "zookeeper"), 'line 4: metadata_server is "127.0.0.1:2333" with the metadata_backend'),
         (
-            PIPE.replace("8199", "8149"),
-            "line 3: decode_url has a port 5 from prefill_url's, on the same host, expected",
+            PIPE.replace("8199", "8145"),
+            "line 3: decode_url has a port 1 from prefill_url's, on the same host: ports of 0 ranks fit between, and "
+            "engines have 1, expected at least 50",
         ),
         (PIPE.replace("8199", "99999"), 'line 3: decode_url is "127.0.0.1:99999"'),
         (PIPE.replace("rdma", "nvlink"), 'line 6: protocol is "nvlink", expected one of "tcp", "rdma"'),

@@ -25,6 +25,7 @@ from pdflow.serving.effects import (
     GiveBackRoom,
     HoldEngine,
     Landed,
+    LoadInStep,
     ResumeEngine,
     TakeRoom,
 )
@@ -50,7 +51,7 @@ ROOM = Allocation(1, (0, 1, 2, 3, 4, 5, 6))
 OF_ENDPOINTS = (Enqueue, Quarantine, FreeBlocks)
 OF_THE_ROLE = (
     *(Enqueue, Drop, Admit, Landed, Commit, EndDecode, FreeBlocks, HoldEngine, ResumeEngine),
-    *(AskForRoom, TakeRoom, GiveBackRoom, CopyIn),
+    *(AskForRoom, TakeRoom, GiveBackRoom, LoadInStep, CopyIn),
 )
 
 
@@ -77,14 +78,14 @@ class DecodeBench(Bench):
         self.take_events()
 
 
-def staged() -> DecodeBench:
+def staged(by_layer: bool = False, **how: bool) -> DecodeBench:
     """With room for 112 tokens beside the blocks."""
-    return DecodeBench(StagedLanding(PagedStaging(KvSize(1, 1), 16, 7)))
+    return DecodeBench(StagedLanding(PagedStaging(KvSize(1, 1), 16, 7), by_layer), **how)
 
 
-def with_room() -> DecodeBench:
-    bench = staged()
-    bench.request()
+def with_room(by_layer: bool = False, first_follows: bool = False, **how: bool) -> DecodeBench:
+    bench = staged(by_layer, **how)
+    bench.request(first_follows=first_follows)
     assert bench.protocol(Enqueue("r")) == [AskForRoom()]
     assert bench.role(RoomDue()) == [TakeRoom("r", ROOM), Admit("r")]
     return bench
@@ -326,6 +327,51 @@ def test_staged_aborted_while_it_is_copied_blocks_are_free_behind_the_copy(order
     assert done == [GiveBackRoom(ROOM), AskForRoom(), FreeBlocks(BLOCKS)]
     bench.core.assert_empty("d")
     assert not bench.core.knows("r")
+
+
+# Layer by layer, in the step that admits the request.
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_by_layer_a_request_decodes_while_it_is_copied(waits: bool) -> None:
+    """Its copies are a part of its first step, for which the engine need not be held."""
+    bench = with_room(by_layer=True, waits=waits)
+    assert bench.protocol(Commit("r")) == [Landed("r"), LoadInStep("r"), Enqueue("r")]
+    assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [CopyIn("r", ROOM, BLOCKS, 16)]
+    assert bench.role(CopiedIn("r")) == [GiveBackRoom(ROOM), AskForRoom()]
+    assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
+    bench.core.assert_empty("d")
+
+
+def test_by_layer_an_answer_of_one_token_may_end_before_its_copies_are_reported() -> None:
+    bench = with_room(by_layer=True)
+    bench.protocol(Commit("r"))
+    bench.role(EngineAdmitted("r", BLOCKS, 16))
+    assert bench.role(EngineFinished("r")) == [EndDecode("r", Code.NONE)]
+    assert bench.core.knows("r"), "another of that name would be taken for it"
+    assert bench.role(CopiedIn("r")) == [GiveBackRoom(ROOM), AskForRoom()]
+    bench.core.assert_empty("d")
+
+
+@pytest.mark.parametrize("order", [("dropped", "copied"), ("copied", "dropped")])
+def test_by_layer_a_running_request_is_aborted_and_the_engine_frees_its_blocks(order: Sequence[str]) -> None:
+    bench = with_room(by_layer=True)
+    bench.protocol(Commit("r"))
+    bench.role(EngineAdmitted("r", BLOCKS, 16))
+    assert bench.role(RequestAborted("r")) == [Drop("r"), EndDecode("r", Code.CANCELLED)]
+    done = []
+    for what in order:
+        done += bench.role(EngineDropped("r") if what == "dropped" else CopiedIn("r"))
+    assert done == [GiveBackRoom(ROOM), AskForRoom()]
+    bench.core.assert_empty("d")
+
+
+def test_by_layer_a_request_whose_first_token_is_not_known_is_copied_before_its_step() -> None:
+    bench = with_room(by_layer=True, first_follows=True)
+    assert bench.protocol(Commit("r")) == [Landed("r"), Enqueue("r")]
+    assert bench.role(EngineAdmitted("r", BLOCKS, 16)) == [CopyIn("r", ROOM, BLOCKS, 16)]
+    assert bench.role(CopiedIn("r")) == [GiveBackRoom(ROOM), AskForRoom()]
+    assert bench.role(FirstTokenKnown("r")) == [Commit("r")]
 
 
 def test_an_admission_is_known_to_the_protocol_before_what_ends_the_request() -> None:

@@ -20,7 +20,7 @@ from pdflow.methods.params.connectors import (
     P2pNcclExtra,
 )
 from pdflow.methods.params.errors import ParamsError, shown
-from pdflow.methods.params.fields import Kind, mapping, param, structure
+from pdflow.methods.params.fields import UNREAD, Kind, mapping, param, structure, unread_keys
 from pdflow.methods.params.settings import TEXT, choice, loaded, size, whole
 
 Extra: TypeAlias = P2pNcclExtra | CpuExtra | NixlExtra | MooncakeV0Extra | MooncakeV1Extra | MooncakeStoreExtra
@@ -42,7 +42,6 @@ CONNECTORS: Final[Mapping[str, tuple[type[Extra], ...]]] = {
 SEND_TYPES: Final = {"PUT": "p2p-nccl-put", "PUT_ASYNC": "p2p-nccl-put-async", "GET": "p2p-nccl-get"}
 
 _INNER: Final = Kind(expected="an object", problem=lambda value: "" if attrs.has(type(value)) else f"is {shown(value)}")
-_NAMES: Final = Kind(expected="names", problem=lambda value: "" if isinstance(value, tuple) else f"is {shown(value)}")
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +63,7 @@ class KvTransferConfig:
     )
     kv_load_failure_policy: str = param(choice("fail", "recompute"), "for blocks that D could not load", default="fail")
     kv_connector_extra_config: Extra = param(_INNER, "the connector's own keys")  # noqa: RUF009 (a field)
-    unread: tuple[str, ...] = param(_NAMES, "keys that pdflow does not read", default=())
+    unread: tuple[str, ...] = param(UNREAD, "keys that pdflow does not read", default=())
 
     def __attrs_post_init__(self) -> None:
         extra = self.kv_connector_extra_config
@@ -116,9 +115,8 @@ def read_kv_transfer_config(source: object) -> KvTransferConfig:
         raise ParamsError("kv_connector", wrong, f"one of {', '.join(CONNECTORS)}")
     inner = mapping(found.get(EXTRA, {}), EXTRA)
     extra = _extra(CONNECTORS[name], found.get("kv_rank"), inner)
-    unread = (*_unknown_keys(found, KvTransferConfig), *(f"{EXTRA}.{key}" for key in _unknown_keys(inner, type(extra))))
-    outer = {key: value for key, value in found.items() if key in _known(KvTransferConfig)}
-    return structure(KvTransferConfig, outer | {EXTRA: extra, "unread": unread}, location=LOCATION)
+    unread = (*unread_keys(found, KvTransferConfig), *(f"{EXTRA}.{key}" for key in unread_keys(inner, type(extra))))
+    return structure(KvTransferConfig, {**found, EXTRA: extra, "unread": unread}, location=LOCATION)
 
 
 def _extra(kinds: tuple[type[Extra], ...], rank: object, inner: Mapping[Any, Any]) -> Extra:
@@ -127,13 +125,3 @@ def _extra(kinds: tuple[type[Extra], ...], rank: object, inner: Mapping[Any, Any
         return structure(kind, inner, location=EXTRA)
     except ParamsError as error:
         raise error.under(EXTRA) from None
-
-
-def _known(into: type[Any]) -> set[str]:
-    """Return the keys that a class reads."""
-    return {field.name for field in attrs.fields(into)} - {"unread"}
-
-
-def _unknown_keys(found: Mapping[Any, Any], into: type[Any]) -> list[str]:
-    known = _known(into)
-    return [key for key in found if isinstance(key, str) and key not in known]

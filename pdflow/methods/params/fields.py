@@ -76,6 +76,16 @@ def param(
     return attrs.field(default=default, validator=check, metadata={_SPEC: spec})
 
 
+UNREAD: Final = Kind(expected="names", problem=lambda value: "" if isinstance(value, tuple) else f"is {shown(value)}")
+"""The names of keys that a class of a configuration file does not read; no key of the file."""
+
+
+def unread_keys(found: Mapping[Any, Any], into: type[Any]) -> tuple[str, ...]:
+    """Return the keys of an object of a configuration file that a class does not read."""
+    known = {field.name for field in attrs.fields(into) if spec_of(field).kind is not UNREAD}
+    return tuple(key for key in found if isinstance(key, str) and key not in known)
+
+
 def spec_of(field: attrs.Attribute[Any]) -> Spec:
     spec: Spec = field.metadata[_SPEC]
     return spec
@@ -106,6 +116,8 @@ def plain(params: Any) -> dict[str, Any]:
     written = {}
     for field in attrs.fields(type(params)):
         spec, value = spec_of(field), getattr(params, field.name)
+        if spec.kind is UNREAD:
+            continue
         if value is not None:
             written[field.name] = spec.kind.thaw(value)
         elif spec.null:

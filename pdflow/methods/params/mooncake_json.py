@@ -16,18 +16,22 @@ import attrs
 
 from pdflow.methods.params.address import split_address
 from pdflow.methods.params.errors import ParamsError
-from pdflow.methods.params.fields import Kind, param, structure
+from pdflow.methods.params.fields import UNREAD, Kind, param, structure, unread_keys
 from pdflow.methods.params.metadata import SERVER, metadata_url_of
 from pdflow.methods.params.settings import ADDRESS, MAYBE_EMPTY, TEXT, TRUTH, choice, loaded, size
 
 LOCATION: Final = "mooncake.json"
 PORTS_APART: Final = 50
-"""Least distance of the two base ports on one host: each rank takes several above its base."""
+"""Least distance of the two base ports on one host that Mooncake's guide asks for: each rank takes several above its
+base."""
+MAX_RANKS: Final = 64
+"""The most ranks of an engine whose ports are compared."""
 DECODE_SHIFT: Final = 100
 """Added to decode's port where both urls are the same, by V0 itself."""
 
 DEVICES: Final = Kind(expected="NIC names, separated by commas, or an empty string", problem=MAYBE_EMPTY.problem)
-PROTOCOL: Final = choice("tcp", "rdma")
+PROTOCOLS: Final = ("tcp", "rdma")
+PROTOCOL: Final = choice(*PROTOCOLS)
 
 
 def devices_of(device_name: str) -> tuple[str, ...]:
@@ -49,6 +53,7 @@ class Mooncake:
 
     metadata_server: str = param(SERVER, "where segments are looked up")
     device_name: str = param(DEVICES, "NICs for rdma", default="")
+    unread: tuple[str, ...] = param(UNREAD, "keys that pdflow does not read", default=())
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -68,14 +73,7 @@ class PipeFile(Mooncake):
 
     def __attrs_post_init__(self) -> None:
         metadata_url_of(self.metadata_server, self.metadata_backend)
-        (p_host, p_port), (d_host, _) = split_address(self.prefill_url), split_address(self.decode_url)
-        apart = abs(self.decode_port - p_port)
-        if p_host == d_host and apart < PORTS_APART:
-            raise ParamsError(
-                "decode_url",
-                f"has a port {apart} from prefill_url's, on the same host",
-                f"at least {PORTS_APART} between them, or the same port, to which {DECODE_SHIFT} is added",
-            )
+        self.check_ranks(1)
         if self.decode_port > 65_535:
             raise ParamsError("decode_url", f"gets the port {self.decode_port}", "ports of at most 65,435")
 
@@ -83,6 +81,36 @@ class PipeFile(Mooncake):
     def decode_port(self) -> int:
         """D's base port, after the shift."""
         return split_address(self.decode_url)[1] + (DECODE_SHIFT if self.prefill_url == self.decode_url else 0)
+
+    @property
+    def ports_apart(self) -> int | None:
+        """The distance of the two base ports, None on two hosts."""
+        (p_host, p_port), (d_host, _) = split_address(self.prefill_url), split_address(self.decode_url)
+        return abs(self.decode_port - p_port) if p_host == d_host else None
+
+    @property
+    def room(self) -> int:
+        """How many ranks of P and of D have ports of their own, at most MAX_RANKS."""
+        if self.ports_apart is None:
+            return MAX_RANKS
+        of_p: set[int] = set()
+        of_d: set[int] = set()
+        for rank in range(MAX_RANKS):
+            of_p.update(self.prefill_ports(rank))
+            of_d.update(self.decode_ports(rank))
+            if of_p & of_d:
+                return rank
+        return MAX_RANKS
+
+    def check_ranks(self, ranks: int) -> None:
+        """Check that each of these ranks of P and of D has ports of its own, which V0 fails to bind otherwise."""
+        if ranks > self.room:
+            raise ParamsError(
+                "decode_url",
+                f"has a port {self.ports_apart} from prefill_url's, on the same host: ports of {self.room} ranks fit "
+                f"between, and engines have {ranks}",
+                f"at least {PORTS_APART} between them, or the same port, to which {DECODE_SHIFT} is added",
+            )
 
     def prefill_ports(self, rank: int) -> Ports:
         return _ports(split_address(self.prefill_url)[1], rank)
@@ -148,7 +176,8 @@ File: TypeAlias = PipeFile | StoreV0File | StoreFile
 def read_mooncake_json(source: object) -> File:
     """Read the file from a JSON text, or from the object that it holds. ParamsError for the first thing wrong."""
     found = loaded(source, LOCATION)
-    return structure(_kind(found), found, location=LOCATION)
+    kind = _kind(found)
+    return structure(kind, {**found, "unread": unread_keys(found, kind)}, location=LOCATION)
 
 
 def _kind(found: Mapping[Any, Any]) -> type[File]:

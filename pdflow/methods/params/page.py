@@ -10,7 +10,7 @@ import attrs
 from pdflow.methods.params.config import CONNECTORS, EXTRA, KvTransferConfig
 from pdflow.methods.params.errors import shown
 from pdflow.methods.params.extras import EXTRAS, Extras
-from pdflow.methods.params.fields import spec_of
+from pdflow.methods.params.fields import UNREAD, spec_of
 from pdflow.methods.params.mooncake_json import PipeFile, StoreFile, StoreV0File
 from pdflow.methods.params.parse import PARAMS
 
@@ -37,7 +37,7 @@ def extras() -> Iterator[str]:
 
 def config() -> Iterator[str]:
     """Yield the table of the outer object, then those of what each connector reads inside."""
-    yield from table(field for field in attrs.fields(KvTransferConfig) if field.name not in (EXTRA, "unread"))
+    yield from table(field for field in attrs.fields(KvTransferConfig) if field.name != EXTRA)
     for kind in dict.fromkeys(kind for kinds in CONNECTORS.values() for kind in kinds):
         yield f"### {_title(kind)}\n"
         yield from table(attrs.fields(kind))
@@ -68,6 +68,7 @@ def table(fields: Iterable[attrs.Attribute[Any]]) -> Iterator[str]:
     rows = [
         f"| `{field.name}` | {_cell(spec_of(field).kind.expected)} | {_default(field)} | {_meaning(field)} |"
         for field in fields
+        if spec_of(field).kind is not UNREAD
     ]
     if rows:
         yield "\n".join(("| key | value | if absent | meaning |", "| --- | --- | --- | --- |", *rows, ""))

@@ -10,13 +10,13 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
 
 from pdflow.cost.roofline import roofline
 from pdflow.cost.specs import ModelSpec
-from pdflow.cost.step import StepCost, constant, to_ps
+from pdflow.cost.step import PS_PER_NS, StepCost, constant, to_ps
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.costs.cost_file import MOST_BYTES, CostFile, read_cost
 from pdflow.scenario.costs.error_bars import error_bar
@@ -70,11 +70,23 @@ API_SERVER_S = 0.03
 30 ms, sweep 10 to 150 ms; docs/validation.md says how well it does."""
 
 
-def api_server_ns(pool: Pool) -> int:
-    """Return the time that a request spends at the API server of one of the pool's engines: 0 by default with constant
-    costs, since queueing theory has no such delay."""
+class ApiServerTime(NamedTuple):
+    """The time that a request spends at an API server, a constant and a share that grows with its prompt."""
+
+    fixed_ns: int
+    per_token_ps: int
+
+    def ns(self, tokens: int) -> int:
+        """Return the time of a request whose prompt has so many tokens."""
+        return self.fixed_ns + self.per_token_ps * tokens // PS_PER_NS
+
+
+def api_server_time(pool: Pool) -> ApiServerTime:
+    """Return the time at the API server of one of the pool's engines: 0 by default with constant costs, since queueing
+    theory has no such delay."""
     absent = 0.0 if isinstance(pool.cost, ConstantCost) else API_SERVER_S
-    return seconds_to_ns(absent if pool.api_server_s is None else pool.api_server_s)
+    fixed_s = absent if pool.api_server_s is None else pool.api_server_s
+    return ApiServerTime(seconds_to_ns(fixed_s), to_ps(pool.api_server_s_per_token))
 
 
 def kind_of(pool: Pool) -> str:

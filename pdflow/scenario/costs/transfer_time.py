@@ -19,7 +19,7 @@ from pdflow.layout.ranks import Initiator, Pair, Rule, writers
 from pdflow.layout.shapes import KvShape
 from pdflow.methods.posting import Extent
 from pdflow.protocol.values import S
-from pdflow.scenario.costs.step_costs import api_server_ns
+from pdflow.scenario.costs.step_costs import ApiServerTime, api_server_time
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.network import Link, Network
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
@@ -123,7 +123,8 @@ class Crossover:
         fixed_ns = latency_ns(network, links) + seconds_to_ns(network.control_latency_s)
         if self.sequential:
             # P's answer to the router, and the decode leg to D, which D's own prompts do not wait for.
-            fixed_ns += 2 * seconds_to_ns(network.http_latency_s) + api_server_ns(d)
+            fixed_ns += 2 * seconds_to_ns(network.http_latency_s)
+        api_server = api_server_time(d) if self.sequential else ApiServerTime(0, 0)
         shapes = [(pool, moved_shape_of(scenario.model, pool)) for pool in (p, d)]
         extent = scenario.transfer.posting().extent
         counter = counters(shapes[0], shapes[1], self.initiator, self.rule, extent).get((0, 0))
@@ -133,6 +134,7 @@ class Crossover:
             nbytes = scenario.model.kv_bytes_of(tokens)
             flow_ns = -(-nbytes * S // min(rates)) if rates else 0
             count = counter.count(tokens, 0) if per_descriptor and counter is not None else 0
-            return fixed_ns + posting_ns(per_message, per_descriptor, count) + flow_ns
+            posted_ns = posting_ns(per_message, per_descriptor, count)
+            return fixed_ns + api_server.ns(tokens) + posted_ns + flow_ns
 
         return TransferRoute(self.stage(p), transfer_ns)

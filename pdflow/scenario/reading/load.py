@@ -100,7 +100,8 @@ def resolve(draft: Draft) -> ResolvedScenario:
     if problems:
         raise ScenarioError(problems)
     from_config = () if config is None else tuple(config.summary_lines())
-    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows, *of_method))
+    of_keys = () if config is None else _config_notes(draft, config)
+    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows, *of_method, *of_keys))
 
 
 def _read(file: str) -> str:
@@ -295,9 +296,17 @@ def _transfer_config(file: str, document: Mapping[str, Any]) -> tuple[TransferCo
 
 def _config_locations(draft: Draft, config: TransferConfig) -> dict[KeyPath, str]:
     """Return the locations of the values that came from such a file."""
+    return {value.key: _config_location(draft, config.line(value)) for value in config.values}
+
+
+def _config_notes(draft: Draft, config: TransferConfig) -> tuple[str, ...]:
+    """Return what the scenario does not honour of such a file, with the locations."""
+    return tuple(f"{_config_location(draft, config.lines.get(path))}: {text}" for path, text in config.notes)
+
+
+def _config_location(draft: Draft, line: int | None) -> str:
     name = os.path.normpath(Path(draft.file).parent / draft.document["transfer"]["config"])
-    lines = {value.key: config.line(value) for value in config.values}
-    return {key: name if line is None else f"{name}:{line}" for key, line in lines.items()}
+    return name if line is None else f"{name}:{line}"
 
 
 def _trace_problems(file: str, tables: ScenarioTables) -> tuple[list[Complaint], list[Problem]]:

@@ -150,12 +150,26 @@ class Pool:
             "waits one step longer"
         ),
     )
+    scheduling: Literal["v0", "v1"] | None = field(
+        default=None,
+        metadata=field_doc(
+            "v1: each step decodes and computes prompts, in chunks. v0: as in vLLM V0, a step computes prompts as a "
+            "whole, or decodes if none can be admitted, and async_scheduling is off; simulated only. Default: v0 with "
+            "mooncake-v0 and kv-store as-published, otherwise v1"
+        ),
+    )
     api_server_s: float | None = field(
         default=None,
         metadata=field_doc(
             "time in the API server (HTTP, tokeniser) before the engine queues a request; default: 0.03, or "
             "0 with cost model constant",
             DELAY,
+        ),
+    )
+    api_server_s_per_token: float = field(
+        default=0.0,
+        metadata=field_doc(
+            "additional time in the API server for each token of the prompt (tokeniser); simulated only", DELAY
         ),
     )
     block_size: int = field(

@@ -84,6 +84,14 @@ class Transfer:
             "nixl-push, mooncake-v1: P writes each layer of each chunk as soon as it is computed, during the prefill"
         ),
     )
+    load_by_layer: bool | None = field(
+        default=None,
+        metadata=field_doc(
+            "cpu-staged: D copies a prompt's KV into its blocks layer by layer while the prompt's first step computes, "
+            "and the step waits for each layer; false: D copies all of it before that step; default: true with "
+            "as-published, otherwise false"
+        ),
+    )
     kv_buffer_device: Literal["cuda", "cpu"] = field(
         default="cuda",
         metadata=field_doc(

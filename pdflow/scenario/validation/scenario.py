@@ -43,6 +43,7 @@ def check(tables: ScenarioTables) -> Iterator[Complaint]:
         yield from _roles(pools)
     yield from _names(pools)
     yield from _devices(pools)
+    yield from _scheduling(tables.transfer, pools)
     if tables.transfer is not None:
         yield from _timers(tables.transfer)
         yield from _dialect(tables.transfer)
@@ -101,6 +102,19 @@ def _devices(pools: list[PlacedPool]) -> Iterator[Complaint]:
             )
         if pool.devices and pool.device == "cpu":
             yield Complaint((*path, "devices"), 'is set, expected it only with device = "cuda": it numbers GPUs')
+
+
+def _scheduling(transfer: Transfer | None, pools: list[PlacedPool]) -> Iterator[Complaint]:
+    """Check that engines with vLLM V0's scheduling are asked for nothing that came after it."""
+    by_layer = transfer is not None and transfer.method == "cpu-staged" and transfer.load_by_layer is not False
+    for path, pool in pools:
+        if pool.scheduling != "v0":
+            continue
+        where = (*path, "scheduling")
+        if pool.attention_replicas > 1:
+            yield Complaint(where, 'is "v0", expected "v1" with dp_attention')
+        if by_layer and transfer is not None and (transfer.load_by_layer or transfer.dialect != "strict"):
+            yield Complaint(where, 'is "v0", expected "v1", or transfer.load_by_layer = false')
 
 
 def _timers(transfer: Transfer) -> Iterator[Complaint]:

@@ -72,8 +72,8 @@ class PieceHops:
     def copy_out(self, in_flight: PieceInFlight) -> None:
         self.copy(in_flight.operation.flight.p_port, Hop.D2H, in_flight.nbytes, in_flight.ended)
 
-    def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then) -> None:
-        """Begin a copy on one host."""
+    def copy(self, port: SimPort, hop: Hop, nbytes: int, then: Then, queued: bool = False) -> None:
+        """Begin a copy on one host. `queued`: it was issued while the one before it was made."""
         if port.node.in_host_memory:
             then(True)
             return
@@ -82,7 +82,7 @@ class PieceHops:
             path = paths.copy(port.address)
         else:
             path = paths.lane(port.address, "d2h" if hop is Hop.D2H else "h2d")
-        self.fabric.copy(port, path, nbytes, paths.copy_ns(port.address), then)
+        self.fabric.copy(port, path, nbytes, 0 if queued else paths.copy_ns(port.address), then)
 
     def send(self, in_flight: PieceInFlight) -> None:
         """Post a piece between the NICs."""

@@ -194,8 +194,7 @@ class SimRouterNode(SimNode):
             return False
         for leg in use.forward:
             forwarded = FirstTokenForwarded(self.attempts[leg].d, leg)
-            delay_ns = self.api_servers.delay_ns("decode", forwarded.engine, attempt.request)
-            self.clock.call(delay_ns, self.first_token_arrived, forwarded)
+            self.to_engine("decode", request_of(leg), self.first_token_arrived, forwarded)
         for leg in use.cancel:
             self.cancel_leg(self.attempts[leg])
         if attempt.prefill_only:
@@ -245,14 +244,18 @@ class SimRouterNode(SimNode):
         if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
             self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 
+    def to_engine(self, leg: str, request: int, arrived: Callable[[Any], None], sent: Any) -> None:
+        """Send something for a request to the engine that it names: over HTTP, and through its API server."""
+        delay_ns = self.api_servers.delay_ns(leg, sent.engine, request, self.metrics.records.input_tokens[request])
+        self.clock.call(delay_ns, arrived, sent)
+
     def dispatch_prefill(self, port: SimPort, effect: DispatchPrefill) -> None:
         records, request = self.metrics.records, effect.request
         records.attempts[request] += 1
         records.prefill_engine[request] = self.nodes.prefills[effect.engine].name
         if self.prefill_tokens and not effect.keeps:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        delay_ns = self.api_servers.delay_ns("prefill", effect.engine, request)
-        self.clock.call(delay_ns, self.prefill_arrived, effect)
+        self.to_engine("prefill", request, self.prefill_arrived, effect)
 
     def prefill_arrived(self, effect: DispatchPrefill) -> None:
         node = self.nodes.prefills[effect.engine]
@@ -264,8 +267,7 @@ class SimRouterNode(SimNode):
     def dispatch_decode(self, port: SimPort, effect: DispatchDecode) -> None:
         if self.prefill_tokens and self.answer_of(effect.request).decode_dispatched(effect.request_id):
             self.first_follows.add(effect.request_id)
-        delay_ns = self.api_servers.delay_ns("decode", effect.engine, effect.request)
-        self.clock.call(delay_ns, self.decode_arrived, effect)
+        self.to_engine("decode", effect.request, self.decode_arrived, effect)
 
     def decode_arrived(self, effect: DispatchDecode) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -281,8 +283,7 @@ class SimRouterNode(SimNode):
         records.prefill_engine[request] = self.nodes.decodes[effect.engine].name
         if self.prefill_tokens:
             self.answer_of(effect.request).alone_dispatched(effect.request_id)
-        delay_ns = self.api_servers.delay_ns("decode", effect.engine, request)
-        self.clock.call(delay_ns, self.alone_arrived, effect)
+        self.to_engine("decode", request, self.alone_arrived, effect)
 
     def alone_arrived(self, effect: DispatchAlone) -> None:
         node = self.nodes.decodes[effect.engine]
@@ -295,8 +296,7 @@ class SimRouterNode(SimNode):
     def abort_leg(self, port: SimPort, effect: AbortLeg) -> None:
         if self.answers:
             self.leg_ended(effect.role, effect.request_id)
-        delay_ns = self.api_servers.delay_ns(effect.role, effect.engine, request_of(effect.request_id))
-        self.clock.call(delay_ns, self.abort_arrived, effect)
+        self.to_engine(effect.role, request_of(effect.request_id), self.abort_arrived, effect)
 
     def abort_arrived(self, effect: AbortLeg) -> None:
         if effect.role == "prefill":
@@ -313,8 +313,7 @@ class SimRouterNode(SimNode):
             decode.ingress(effect)
 
     def report_prefill(self, port: SimPort, effect: ReportPrefill) -> None:
-        delay_ns = self.api_servers.delay_ns("decode", effect.engine, request_of(effect.request_id))
-        self.clock.call(delay_ns, self.report_arrived, effect)
+        self.to_engine("decode", request_of(effect.request_id), self.report_arrived, effect)
 
     def report_arrived(self, effect: ReportPrefill) -> None:
         node = self.nodes.decodes[effect.engine]

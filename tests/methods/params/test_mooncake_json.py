@@ -107,11 +107,22 @@ def test_equal_urls_put_d_a_hundred_ports_higher() -> None:
     assert file.prefill_ports(0).engine == 13_003
 
 
-@pytest.mark.parametrize("port", [12_954, 13_002, 13_004, 13_052])
-def test_ports_on_one_host_are_50_apart(port: int) -> None:
-    error = refused(PIPE, decode_url=f"192.168.0.137:{port}")
-    assert error.field == "decode_url"
-    assert error.wrong == f"has a port {abs(port - 13_003)} from prefill_url's, on the same host"
+@pytest.mark.parametrize(("apart", "room"), [(1, 0), (2, 1), (9, 0), (10, 0), (5, 2), (11, 1), (49, 20), (50, 20)])
+def test_ports_on_one_host_have_room_for_ranks(apart: int, room: int) -> None:
+    """A rank takes base + rank, and two ports from base + 9 on: the room is that before the first that both take."""
+    text = f"192.168.0.137:{13_003 + apart}"
+    if not room:
+        error = refused(PIPE, decode_url=text)
+        assert error.field == "decode_url"
+        assert error.wrong.startswith(f"has a port {apart} from prefill_url's, on the same host: ports of 0 ranks fit")
+        return
+    file = pipe(decode_url=text)
+    assert file.room == room
+    both = [{port for rank in range(room) for port in of(rank)} for of in (file.prefill_ports, file.decode_ports)]
+    assert both[0].isdisjoint(both[1])
+    file.check_ranks(room)
+    with pytest.raises(ParamsError, match=f"ports of {room} ranks fit between, and engines have {room + 1}"):
+        file.check_ranks(room + 1)
 
 
 @pytest.mark.parametrize("port", [12_953, 13_053])
@@ -119,12 +130,17 @@ def test_ports_on_one_host_may_be_50_apart(port: int) -> None:
     assert pipe(decode_url=f"192.168.0.137:{port}").decode_port == port
 
 
-def test_a_users_file_complains_of_etcd_and_then_of_its_ports() -> None:
-    assert str(refused(USERS)) == (
-        'metadata_server is for etcd ("127.0.0.1:2333"), which pdflow does not support, '
-        'expected "http://HOST:PORT/metadata", or "P2PHANDSHAKE" for none'
-    )
-    assert refused(USERS, metadata_server="P2PHANDSHAKE", metadata_backend=None).field == "decode_url"
+def test_a_users_file_with_etcd_is_read() -> None:
+    file = read_mooncake_json(USERS)
+    assert isinstance(file, PipeFile)
+    assert (file.metadata_url, file.room, file.devices) == ("etcd://127.0.0.1:2333", 2, ("mlx5_0", "mlx5_1"))
+
+
+def test_keys_that_are_not_read_are_named() -> None:
+    file = read_mooncake_json(json.loads(STORE) | {"transfer_timeout": 60, "unread": [1]})
+    assert file.unread == ("transfer_timeout", "unread")
+    assert plain(file).keys().isdisjoint(("transfer_timeout", "unread"))
+    assert read_mooncake_json(plain(file)) == attrs.evolve(file, unread=())
 
 
 @pytest.mark.parametrize(
@@ -136,6 +152,15 @@ def test_a_users_file_complains_of_etcd_and_then_of_its_ports() -> None:
         ("m:8080/metadata", "http", "http://m:8080/metadata"),
         ("http://m:8080/metadata", "HTTP", "http://m:8080/metadata"),
         ("P2PHANDSHAKE", None, None),
+        ("etcd://m:2379", None, "etcd://m:2379"),
+        ("m:2379", "etcd", "etcd://m:2379"),
+        ("m:2379", "ETCD", "etcd://m:2379"),
+        ("m:2379", None, "etcd://m:2379"),
+        ("etcd://m:2379,n:2379", "etcd", "etcd://m:2379,n:2379"),
+        ("etcd://m:12379;m:22379", None, "etcd://m:12379;m:22379"),
+        ("redis://m:6379", None, "redis://m:6379"),
+        ("redis://m:6379/0", "redis", "redis://m:6379/0"),
+        ("m:6379", "redis", "redis://m:6379"),
     ],
 )
 def test_metadata_servers(server: str, backend: str | None, url: str | None) -> None:
@@ -143,24 +168,23 @@ def test_metadata_servers(server: str, backend: str | None, url: str | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("server", "backend", "kind"),
+    ("server", "backend"),
     [
-        ("etcd://m:2379", None, "for etcd"),
-        ("m:2379", "etcd", "for etcd"),
-        ("m:2379", "ETCD", "for etcd"),
-        ("m:2379", None, "for etcd by Mooncake's rule"),
-        ("http://m:2379", "etcd", "for etcd"),
-        ("redis://m:6379", None, "for redis"),
-        ("m:6379", "redis", "for redis"),
-        ("P2PHANDSHAKE", "etcd", "for etcd"),
+        ("http://m:2379", "etcd"),
+        ("etcd://m:2379", "redis"),
+        ("m:2379", "zookeeper"),
+        ("P2PHANDSHAKE", "etcd"),
+        ("etcd://", None),
+        ("etcd://m", None),
+        ("etcd://m:2379,", None),
+        ("m:2379,n", "etcd"),
+        ("redis://", None),
     ],
 )
-def test_etcd_and_redis_are_refused(server: str, backend: str | None, kind: str) -> None:
+def test_metadata_servers_that_are_refused(server: str, backend: str | None) -> None:
     error = refused(PIPE, metadata_server=server, metadata_backend=backend)
     assert error.field == "metadata_server"
-    assert kind in error.wrong
-    assert error.wrong.endswith("which pdflow does not support")
-    assert "http://" in error.expected
+    assert "etcd://" in error.expected
     assert "P2PHANDSHAKE" in error.expected
     assert "\n" not in str(error)
 
@@ -187,7 +211,7 @@ def test_what_no_metadata_server_is(server: object) -> None:
         (STORE, {"local_buffer_size": 0}, "local_buffer_size"),
         (STORE, {"mode": "standalone-store"}, "global_segment_size"),
         (STORE, {"mode": "both"}, "mode"),
-        (STORE_V0, {"metadata_server": "etcd://m:2379"}, "metadata_server"),
+        (STORE_V0, {"metadata_server": "etcd://m"}, "metadata_server"),
         ("{}", {"protocol": "tcp"}, "mooncake.json"),
     ],
 )
@@ -227,4 +251,7 @@ def test_any_file_is_read_or_raises_params_error(text: str, changes: dict[str, A
         read = read_mooncake_json(json.loads(text) | changes)
     except ParamsError as error:
         read = error
-    assert str(read).isprintable() if isinstance(read, ParamsError) else read_mooncake_json(plain(read)) == read
+    if isinstance(read, ParamsError):
+        assert str(read).isprintable()
+    else:
+        assert read_mooncake_json(plain(read)) == attrs.evolve(read, unread=())

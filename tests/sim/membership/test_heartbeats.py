@@ -24,6 +24,7 @@ STEADY = {
     "workload.arrival": '{ process = "constant", rate_rps = 4 }',
     "workload.requests": 80,
     "router.heartbeat_s": 3,
+    "router.on_failure": "fail",
     "network.http_latency_s": 0.001,
 }
 """Twenty seconds. p-0 reports at 0.75 s and then every 3 s, p-1 at 1.5 s, d-0 at 2.25 s, d-1 at 3 s."""

@@ -12,10 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from pdflow.cli import cli
-from pdflow.errors import InvariantError
+from pdflow.engine import Limits
+from pdflow.errors import InvariantError, ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import Guards
 from pdflow.scenario import load
+from pdflow.scenario.validation.fit import kv_shape_of
+from pdflow.wiring.engines import EngineWiring
+from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_sim.run import simulate
 
 FILE = Path(__file__).parents[1] / "small.toml"
@@ -40,6 +44,106 @@ def outcomes(world: Any) -> set[str]:
     return set(world.records.outcome)
 
 
+def first_token_ns(play: Play, by_layer: bool, step_s: float, **more: Any) -> int:
+    """Of the one request of a run, which has 100 tokens: 409,600 bytes of each of four layers."""
+    one = {"transfer.method": "cpu-staged", "transfer.load_by_layer": by_layer, "workload.requests": 1} | SMALL
+    one |= {"workload.input_tokens": 100, "workload.output_tokens": 1, **more}
+    world = play(one | {"pool.d.cost": f'{{ model = "constant", prefill_s = 0.0, decode_step_s = {step_s} }}'})
+    (first,) = world.records.first_token_ns
+    return int(first)
+
+
+COPY_NS = 409_600 / 55.6
+"""Of one layer over an H100's PCIe, at 55.6 GB/s."""
+
+
+@pytest.mark.parametrize("dialect", ["strict", "as-published"])
+def test_by_layer_a_long_step_hides_all_copies_but_the_first(play: Play, dialect: str) -> None:
+    dialects = {"transfer.dialect": dialect}
+    earlier = first_token_ns(play, False, 0.02, **dialects) - first_token_ns(play, True, 0.02, **dialects)
+    assert earlier == pytest.approx(3 * COPY_NS, abs=4)
+
+
+def test_by_layer_long_copies_hide_all_of_a_step_but_its_last_layer(play: Play) -> None:
+    """A step of 4 us, of which each layer takes 1 us, and its copy 7."""
+    earlier = first_token_ns(play, False, 4e-6) - first_token_ns(play, True, 4e-6)
+    assert earlier == pytest.approx(3000, abs=4)
+
+
+def test_the_cpu_connector_loads_by_layer_as_published(lay: Callable[..., Any]) -> None:
+    def loads_by_layer(dialect: str, **keys: bool) -> bool:
+        scenario = lay({"transfer.method": "cpu-staged", "transfer.dialect": dialect, **keys})
+        shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
+        return EngineWiring(scenario, shapes).pipeline_policy.loads_by_layer
+
+    assert not loads_by_layer("strict")
+    assert loads_by_layer("as-published")
+    for dialect in ("strict", "as-published"):
+        assert loads_by_layer(dialect, **{"transfer.load_by_layer": True})
+        assert not loads_by_layer(dialect, **{"transfer.load_by_layer": False})
+
+
+ONE_PAIR = {"pool.p.replicas": 1, "pool.d.replicas": 1}
+
+
+def d_limits(lay: Callable[..., Any], method: str, **keys: Any) -> Limits:
+    scenario = lay(ONE_PAIR | {"transfer.method": method} | keys)
+    shapes = {pool.name: kv_shape_of(scenario.model, pool) for pool in scenario.pools}
+    return EngineWiring(scenario, shapes).limits_of(scenario.pool("d"))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_connectors_of_vllm_v0_have_its_scheduling_as_published(lay: Callable[..., Any], method: str) -> None:
+    published = d_limits(lay, method, **AS_PUBLISHED)
+    assert published.prompts_first is published.stands_for_loads is (method in ("mooncake-v0", "kv-store"))
+    assert not (published.prompts_first and published.async_scheduling)
+    assert not d_limits(lay, method).prompts_first
+
+
+def test_scheduling_is_a_key_of_each_pool(lay: Callable[..., Any]) -> None:
+    ours = d_limits(lay, "nixl-push", **{"pool.d.scheduling": "v0"})
+    assert (ours.prompts_first, ours.stands_for_loads, ours.async_scheduling) == (True, False, False)
+    assert not d_limits(lay, "mooncake-v0", **AS_PUBLISHED, **{"pool.d.scheduling": "v1"}).prompts_first
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model.preset": "qwen3-235b-a22b", "pool.d.dp_attention": 4, "pool.d.tp": 4},
+        {"transfer.method": "cpu-staged", **AS_PUBLISHED},
+        {"transfer.method": "cpu-staged", "transfer.load_by_layer": True},
+    ],
+)
+def test_v0s_scheduling_is_refused_with_what_came_later(lay: Callable[..., Any], keys: dict[str, Any]) -> None:
+    lay(keys)
+    with pytest.raises(ScenarioError, match='scheduling: is "v0", expected "v1"'):
+        lay(keys | {"pool.d.scheduling": "v0"})
+
+
+def test_with_v0s_scheduling_a_decode_waits_until_no_prompt_is_left(lay: Callable[..., Any]) -> None:
+    """Mooncake's pipe past saturation, with loads that take longer than steps. In V0 the wait for the loads that are
+    left is one gap of an answer, and most gaps are steps of 5 ms: first tokens are earlier than in V1, and the longest
+    gaps longer."""
+    slow = SMALL | AS_PUBLISHED | ONE_PAIR | {"transfer.method": "mooncake-v0", "transfer.pickle_bytes_per_s": 10**7}
+    slow |= {"workload.requests": 20, "workload.arrival": '{ process = "poisson", rate_rps = 3 }'}
+    slow |= {"workload.input_tokens": 100, "workload.output_tokens": 6}
+    v0, v1 = (simulate(lay(slow | {"pool.d.scheduling": name}), quiet=True).result.summary for name in ("v0", "v1"))
+    assert v0["completed"] == v1["completed"] == 20
+    assert v0["itl_p50_ms"] == pytest.approx(5.0)
+    assert v0["ttft_mean_ms"] < v1["ttft_mean_ms"]
+    assert v0["tpot_mean_ms"] > 2 * v1["tpot_mean_ms"]
+    assert v0["itl_p99_ms"] > 2 * v1["itl_p99_ms"]
+
+
+@pytest.mark.parametrize("key", ["transfer.load_by_layer", "pool.0.scheduling"])
+def test_what_is_simulated_only_is_not_served(lay: Callable[..., Any], key: str) -> None:
+    served: dict[str, Any] = {"transfer.method": "cpu-staged"}
+    value = True if key == "transfer.load_by_layer" else "v0"
+    with pytest.raises(ScenarioError, match="is simulated only") as caught:
+        refuse_what_is_not_served(lay(served | {key.replace("pool.0", "pool.p"): value}))
+    assert any(problem.path == key for problem in caught.value.problems)
+
+
 @pytest.mark.parametrize("method", [*PUTS, "p2p-nccl-get"])
 def test_a_lost_layer_is_skipped(play: Play, method: str) -> None:
     strict, published = both(play, method, fault('kind = "transfer-error", probability = 0.1, stage = "in-flight"'))
@@ -51,6 +155,7 @@ def test_a_lost_layer_is_skipped(play: Play, method: str) -> None:
 
 def test_a_layer_that_p_has_evicted_is_skipped(play: Play) -> None:
     few = {"transfer.kv_buffer_size": 2_000_000, "pool.p.replicas": 1, "transfer.method": "p2p-nccl-get"} | SMALL
+    few["router.max_attempts"] = 1
     strict, published = play(few), play(few | AS_PUBLISHED, checked=False)
     assert set(strict.records.reason) == {None, "stale"}
     assert outcomes(published) == {"completed"}
@@ -188,6 +293,7 @@ def test_who_comes_behind_a_receive_that_does_not_end_waits_too(play: Play) -> N
         "workload.arrival.rate_rps": 100.0,
         "transfer.deadline_s": 40.0,
         "pool.d.replicas": 1,
+        "router.max_attempts": 1,
     } | fault('kind = "crash", engine = "p-0", at_s = 0.04')
     strict, published = both(play, "p2p-nccl-put-async", dies)
     others = [i for i, engine in enumerate(strict.records.prefill_engine) if engine == "p-1"]

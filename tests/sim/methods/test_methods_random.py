@@ -41,6 +41,7 @@ def by_method(draw: st.DrawFn, overrides: dict[str, Any]) -> dict[str, Any]:
             "transfer.method": method,
             "transfer.dialect": "strict" if strict else "as-published",
             "transfer.progressive": strict and draw(st.booleans()),
+            "transfer.load_by_layer": draw(st.booleans()),
             "transfer.kv_buffer_device": draw(st.sampled_from(["cuda", "cpu"])),
             "transfer.host_buffer_bytes": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),
             "transfer.kv_buffer_size": draw(st.sampled_from([2 * MB, 5 * MB, 1000 * MB])),

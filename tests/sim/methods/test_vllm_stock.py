@@ -45,7 +45,9 @@ def test_undisturbed_it_is_vllm_compat(example: str, method: str, dispatch: str)
 
 def test_a_run_in_which_requests_hang_ends_with_the_client_timeouts() -> None:
     """Nothing of stock's own ends them: the deadline is the client's, and the blocks of some are never free again."""
-    world = played("reference", "transfer.dialect=vllm-stock", "transfer.deadline_s=50", fails_one_of=17)
+    world = played(
+        "reference", "transfer.dialect=vllm-stock", "transfer.deadline_s=50", "router.max_attempts=1", fails_one_of=17
+    )
     outcomes = Counter(world.records.outcome)
     assert set(outcomes) == {"completed", "failed"}
     assert Counter(world.records.reason)["deadline"] > 5

@@ -101,6 +101,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
             f"pool.{name}.cost": draw(costs(role)),
             f"pool.{name}.async_scheduling": draw(st.booleans()),
             f"pool.{name}.api_server_s": draw(GRID),
+            f"pool.{name}.scheduling": draw(st.sampled_from(["v1", "v1", "v0"])),
         }
     overrides["pool.p.pp"] = draw(st.sampled_from([1, 1, 2]))
     return overrides
@@ -182,4 +183,6 @@ def within_limits(overrides: dict[str, Any]) -> dict[str, Any]:
         found["pool.p.pp"] = 1
     if policy.one_pair and (found.get("pool.p.replicas"), found.get("pool.d.replicas")) != (1, 1):
         found["transfer.dialect"] = "strict"
+    if policy.loads_by_layer or overrides.get("transfer.load_by_layer"):
+        found |= {key: "v1" for key in found if key.endswith(".scheduling")}
     return found
