@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.posting import Extent
 from pdflow.scenario.costs.transfer_time import counters
 from pdflow.scenario.validation.fit import moved_shape_of
 from tests.sim.support.simulations import (
@@ -75,7 +76,7 @@ def test_descriptors_are_those_of_each_kind(lay: Callable[..., Any]) -> None:
     def count(key: str, value: str) -> int:
         scenario = lay({"transfer.method": "nixl-push", key: value})
         pools = [(pool, moved_shape_of(scenario.model, pool)) for pool in scenario.pools]
-        return counters(pools[0], pools[1], "push", "exactly-once")[0, 0].count(1000, 0)
+        return counters(pools[0], pools[1], "push", "exactly-once", Extent.TENSOR)[0, 0].count(1000, 0)
 
     # The last block is not full: with 8 KV heads in the order HND it is 8 pieces, in all layers and in windows alike.
     whole = count("model.num_layers", "32")
