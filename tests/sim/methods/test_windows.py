@@ -87,7 +87,8 @@ def test_descriptors_are_those_of_each_kind(lay: Callable[..., Any]) -> None:
     mla = "{ kv_lora_rank = 512, q_lora_rank = 64, qk_nope_head_dim = 128, qk_rope_head_dim = 64, v_head_dim = 128 }"
     scenario = lay({"model.mla": mla, "model.sparse_attention": sparse})
     pools = [(pool, moved_shape_of(scenario.model, pool)) for pool in scenario.pools]
-    assert counters(pools[0], pools[1], "push", "exactly-once")[0, 0].count(1000, 0) == (32 + 20) * 63
+    found = counters(pools[0], pools[1], "push", "exactly-once", Extent.TENSOR)[0, 0]
+    assert found.count(1000, 0) == (32 + 20) * 63
     shape = pools[0][1]
     assert shape.bytes_per_token == scenario.model.kv_bytes_per_token == 32 * 576 * 2 + 20 * 132
 
