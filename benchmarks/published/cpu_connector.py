@@ -51,6 +51,7 @@ def latency_ms(tokens: int, apart: bool, server: ApiServer, **network: Any) -> f
         "pool": [{"name": role, "role": role, **engine} for role in roles],
         "transfer": {"method": "cpu-staged", "dialect": "as-published"},
         "network": {"preset": PRESET, **network},
+        "noise": {"steps": 0, "api_server": 0, "links": 0},  # a fit is to means
     }
     tables["workload"] |= {"input_tokens": tokens, "output_tokens": 1}
     return float(run(tables).summary["ttft_mean_ms"])

@@ -42,12 +42,14 @@ def with_experts(
     tp: int,
     dp: int,
     ep: int,
+    balancedness: float,
 ) -> tuple[LinearTime | LinearTable, LinearTable | None]:
     """Return L(T) and E(T) of a model with experts. E(T), of the tokens of all replicas, is None with tensor
     parallelism alone: then L(T) has the experts.
 
     Args: `dense`: the arithmetic of all that a token passes, and the reading of all but routed experts, on `tp` GPUs;
-    `routed_ps`: the routed experts' part of that arithmetic; `memory_rate`: bytes per ps of one GPU.
+    `routed_ps`: the routed experts' part of that arithmetic; `memory_rate`: bytes per ps of one GPU;
+    `balancedness`: that of the GPUs that whole experts are on (`busiest_share`).
     """
     assert model.moe is not None
     gpus = tp * dp
@@ -55,20 +57,22 @@ def with_experts(
     own = with_allreduce(dense, model, gpu, tp, 1 if together else 2)
     own = attrs.evolve(own, slope_ps=own.slope_ps - routed_ps)
     ps_per_param = float(Fraction(model.bytes_per_expert_param) / (gpus * memory_rate))
-    experts = _experts(model, model.moe, routed_ps * tp // gpus, ps_per_param, ep)
+    experts = _experts(model, model.moe, routed_ps * tp // gpus, ps_per_param, ep, balancedness)
     if together:
         return own, _with_exchange(experts, model, gpu, gpus, ep)
     return _summed(own, experts), None
 
 
-def _experts(model: ModelSpec, moe: MoeDims, slope_ps: int, ps_per_param: float, ep: int) -> LinearTable:
+def _experts(
+    model: ModelSpec, moe: MoeDims, slope_ps: int, ps_per_param: float, ep: int, balancedness: float
+) -> LinearTable:
     """Return the time of the routed experts: the weights read grow with those that the step's tokens touch."""
     all_experts = model.routed_parameters * ps_per_param
     times = []
     for tokens in TABLE_TOKENS:
         touched = 1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** tokens
         reading = all_experts * touched
-        arithmetic = EXPERT_ARITHMETIC * slope_ps * tokens * busiest_share(moe, ep, tokens)
+        arithmetic = EXPERT_ARITHMETIC * slope_ps * tokens * busiest_share(moe, ep, tokens, balancedness)
         times.append(round((reading**EXPERT_OVERLAP + arithmetic**EXPERT_OVERLAP) ** (1 / EXPERT_OVERLAP)))
     return LinearTable(tokens=TABLE_TOKENS, ps=_never_falling(times))
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from pdflow.cost.allreduce import with_allreduce
+from pdflow.cost.expert_parallel import BALANCEDNESS
 from pdflow.cost.experts import with_experts
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.cost.step import PS_PER_S, LinearTable, LinearTime, StepCost, to_ps
@@ -27,13 +28,15 @@ def roofline(
     *,
     dp: int = 1,
     ep: int = 1,
+    expert_balancedness: float = BALANCEDNESS,
     compute_efficiency: float | None = None,
     memory_efficiency: float | None = None,
     host_step_s: float | None = None,
     host_seq_s: float | None = None,
 ) -> StepCost:
     """Build the cost of a step of `model` on `tp` x `pp` x `dp` of `gpu`. `dp`: replicas of attention; `ep`: GPUs that
-    experts are spread over, 1 or all. Options that are None are the GPU's own.
+    experts are spread over, 1 or all; `expert_balancedness`: see `busiest_share`. Options that are None are the GPU's
+    own.
 
     Raises ValueError for a tp or pp that the model does not allow, and for 8-bit arithmetic on a GPU without it.
     """
@@ -68,7 +71,7 @@ def roofline(
     if model.moe is None:
         linear, experts = with_allreduce(dense, model, gpu, tp, 2), None
     else:
-        linear, experts = with_experts(dense, routed_ps, model, gpu, memory_rate, tp, dp, ep)
+        linear, experts = with_experts(dense, routed_ps, model, gpu, memory_rate, tp, dp, ep, expert_balancedness)
     attention: Any = _attention(model, tp, attention_rate, memory_rate, index_rate)
     return StepCost(
         h0=to_ps(step_s),

@@ -74,11 +74,17 @@ def test_links_scale_and_small_batches_wait_for_latency() -> None:
 
 
 def test_the_busiest_gpu_has_the_more_the_fewer_tokens_there_are() -> None:
-    shares = [busiest_share(MOE, 64, tokens) for tokens in (1, 64, 1024, 16384, 1 << 20)]
+    shares = [busiest_share(MOE, 64, tokens, 1.0) for tokens in (1, 64, 1024, 16384, 1 << 20)]
     assert all(more > less for more, less in pairwise(shares[1:]))
     assert shares[-1] == pytest.approx(1, abs=0.01)
     assert max(shares) <= 64
-    assert busiest_share(MOE, 1, 100) == 1.0
+    assert busiest_share(MOE, 1, 100, 0.5) == 1.0
+
+
+def test_experts_that_are_chosen_more_often_bound_large_batches() -> None:
+    even, uneven = (busiest_share(MOE, 64, 1 << 20, balancedness) for balancedness in (1.0, 0.5))
+    assert uneven == 2.0 > even
+    assert busiest_share(MOE, 64, 64, 0.9) == busiest_share(MOE, 64, 64, 1.0), "of few tokens chance has more effect"
 
 
 def test_each_gpu_has_all_of_attention_and_whole_experts() -> None:

@@ -55,7 +55,15 @@ def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
         case ConstantCost(prefill_s=prefill_s, decode_step_s=decode_step_s):
             return constant(prefill_s, decode_step_s)
         case RooflineCost():
-            cost = roofline(model, pool.gpu, pool.tp, pool.pp, dp=pool.attention_replicas, ep=pool.ep)
+            cost = roofline(
+                model,
+                pool.gpu,
+                pool.tp,
+                pool.pp,
+                dp=pool.attention_replicas,
+                ep=pool.ep,
+                expert_balancedness=pool.expert_balancedness,
+            )
             return attrs.evolve(cost, rel_error={"all": error_bar(model, pool)})
         case AiconfiguratorCost() as cost_config:
             assert file is not None

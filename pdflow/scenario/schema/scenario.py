@@ -18,6 +18,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 from attrs import field
 
+from pdflow.cost.expert_parallel import BALANCEDNESS
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.schema.faults import Fault, Faults
 from pdflow.scenario.schema.fields import (
@@ -134,6 +135,14 @@ class Pool:
             "number of GPUs that whole experts are spread over: all of an engine, tp x dp_attention, or 1: every GPU "
             "has a slice of each expert",
             AT_LEAST_ONE,
+        ),
+    )
+    expert_balancedness: float = field(
+        default=BALANCEDNESS,
+        metadata=field_doc(
+            "with ep: mean by maximum of the tokens that the GPUs of an engine get, as vLLM logs it with "
+            "eplb_config.log_balancedness; 1: experts are chosen evenly",
+            FRACTION,
         ),
     )
     cost: Cost = field(

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-ONE: dict[str, Any] = {"workload.requests": 1, "workload.input_tokens": 100, "workload.output_tokens": 1}
+ONE: dict[str, Any] = {
+    "workload.requests": 1,
+    "workload.input_tokens": 100,
+    "workload.output_tokens": 1,
+    "noise.api_server": 0,
+}
 PER_TOKEN = "api_server_s_per_token"
 
 
