@@ -47,7 +47,8 @@ replays published measurements of real systems and reports the error of pdflow. 
 each section names its source. Those of sections 1 to 4 and 6 are not part of this repository.
 
 An error is a median of |simulated / measured - 1|. The median signed error is in brackets: -10 % means that the
-simulation is too fast. *Presets alone* needs no measurement: it uses data sheets with the factors of the presets. The
+simulation is too fast. In rows that begin with *Not fitted*, the error of TTFT is the factor between the two, less 1:
+100 % is a factor of 2. *Presets alone* needs no measurement: it uses data sheets with the factors of the presets. The
 factors of the two RTX cards come from two of the runs of section 1, as their presets say, so for these cards section
 1 is not a test on unseen data. The factors of H100, H200 and B200 come from kernel tables and not from rows of
 sections 2 and 3. The one exception is how the latency of a small all-reduce grows with the ranks, which comes from
@@ -75,9 +76,10 @@ PLAINLY = """\
   median of the seeds, as measured, but by less; with steps 5 % slower still it is not. P is at its capacity there: a
   few per cent of a prompt's time decide how many requests meet the bound.
 - **The number of batch slots and KV tokens of an engine** has the largest effect: copy `kv_tokens` from vLLM's log.
-- **Past saturation of vLLM V0** (section 6) mean TPOT is close, TTFT is too long, and the quantiles of ITL differ: V0
-  runs prompts before decodes, which the engines of pdflow do not.
-- **Time that vLLM takes per prompt token outside the GPU** (section 6, CPU connector without P/D) is not modelled.
+- **vLLM V0's swapping and its watermark of free blocks** (section 6) are not modelled, so that TPOT past saturation
+  differs.
+- **Attention by windows, linear and sparse attention** have not been compared with a measurement by themselves.
+  gpt-oss-120b (section 7) has windows in half of its layers. Products in 4 bits are only in three rows of section 3.
 - Only section 6 is about the time of one transfer: no source publishes it per request.
 - **Rows that nothing was fitted on** (section 7) have their own list of causes. The largest is the engine's version:
   steps of 2024 and 2025 take up to five times as long as those of 2026, which the presets describe.

@@ -109,9 +109,8 @@ def rows_of(folder: Path) -> list[Row]:
             cost = 'cost = { model = "aiconfigurator", host_step_s = HOST, host_seq_s = 0 }'
         elif row["model_path"] == "nvidia/Qwen3-32B-NVFP4":
             kind = "Qwen3-32B"
-            model = 'preset = "qwen3-32b"\nweight_dtype = "fp4"\nkv_dtype = "fp8"\nactivation_dtype = "fp8"'
-            # Products of 4-bit numbers run at twice the 8-bit rate.
-            gpu = '{ preset = "b200", fp8_flops = 9e15, host_step_s = HOST, host_seq_s = 0 }'
+            model = 'preset = "qwen3-32b"\nweight_dtype = "fp4"\nkv_dtype = "fp8"'
+            gpu = '{ preset = "b200", host_step_s = HOST, host_seq_s = 0 }'
             cost = ""
         else:
             continue

@@ -17,7 +17,7 @@ from typing import Final
 
 from pdflow.cost.step import StepCost
 
-RUN: Final = 256
+RUN: Final = 1024
 """Decode steps that share a draw. Each run is planned anew, which costs the simulation time."""
 MILLION: Final = 1_000_000
 

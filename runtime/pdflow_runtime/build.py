@@ -52,7 +52,10 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"is {transfer.dialect}; pdflow serve supports strict only")
     if transfer.load_by_layer:
-        wrong("transfer.load_by_layer", "is simulated only; a live D copies all layers before a prompt's first step")
+        wrong(
+            "transfer.load_by_layer",
+            "is true, which is simulated only: a live D copies all layers before a prompt's first step; remove it",
+        )
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only; a live D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
@@ -69,7 +72,7 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
         if any(name.rpartition("-")[0] == pool.name for name in stores_of(scenario)):
             wrong(f"pool.{index}.name", f"is {pool.name}, which names of store nodes begin with; rename the pool")
         if pool.scheduling == "v0":
-            wrong(f"pool.{index}.scheduling", 'is simulated only; expected "v1"')
+            wrong(f"pool.{index}.scheduling", 'is "v0", which is simulated only; remove it, or set "v1"')
         if not pool.tp_alone:
             key = "dp_attention" if pool.attention_replicas > 1 else "ep"
             wrong(f"pool.{index}.{key}", "is simulated only; expected 1")

@@ -73,3 +73,28 @@ def test_the_stored_bars_are_those_of_the_rows(gpu: str, monkeypatch: pytest.Mon
     (computed,) = computing._bars(list(computing._of_unfitted()))
     (stored,) = [row for key, row in error_bars().items() if key.gpu == gpu]
     assert {key: list(value) if isinstance(value, list) else value for key, value in computed.items()} == stored
+
+
+@pytest.mark.parametrize(
+    ("keys", "called"),
+    [
+        ("window = { tokens = 128, layers = 16 }", "dense, windows, h100-sxm, one GPU"),
+        (
+            "linear_attention = { layers = 16, key_heads = 4, value_heads = 4, key_head_dim = 64, value_head_dim = 64 }",
+            "dense, linear attention, h100-sxm, one GPU",
+        ),
+    ],
+)
+def test_attention_of_other_kinds_is_another_class(keys: str, called: str) -> None:
+    text = TEXT.format(model="llama-3.1-8b", gpu="h100-sxm", tp=1).replace("[[pool]]", f"{keys}\n[[pool]]")
+    scenario = resolve(parse("e.toml", text))
+    cost = step_cost(scenario.model, scenario.pools[0], scenario.base_dir)
+    assert cost.rel_error["all"] == f"never compared with a measurement ({called})"
+
+
+def test_a_gpu_with_other_rates_is_another_gpu() -> None:
+    text = TEXT.format(model="llama-3.1-8b", gpu="h100-sxm", tp=1)
+    text = text.replace('gpu = "h100-sxm"', 'gpu = { preset = "h100-sxm", ec = 0.2 }')
+    scenario = resolve(parse("e.toml", text))
+    cost = step_cost(scenario.model, scenario.pools[0], scenario.base_dir)
+    assert "h100-sxm with other rates" in cost.rel_error["all"]

@@ -104,9 +104,9 @@ WRONG: Final = """\
   set `host_step_s` and `host_seq_s`, or calibrate.
 - **TTFT of dstack-r1** is four to ten times the simulated one on H200 and on MI300X alike, so that it says more of
   those engines than of the GPU. The factors that section 3 calibrated on MI300X bring it nearer, not near.
-- **API servers of 30 ms** are too slow for a bare vLLM, which answers a prompt of 128 tokens in 14 ms (silybench), and
-  for two of them (46 ms, mooncake-h800). With 5 ms, TTFT of long prompts is too short: the default hides a prefill that
-  is about 20 % too fast in bf16 and 40 % too fast in fp8 (dynamic quantisation).
+- **API servers of 30 ms** are too slow for a bare vLLM, which answers a prompt of 128 tokens in 14 ms (silybench), and,
+  for short prompts, for two of them (46 ms, mooncake-h800). With 5 or 15 ms, TTFT of long prompts is too short: the
+  default hides a prefill that is about 20 % too fast in bf16 and 40 % too fast in fp8 (dynamic quantisation).
 - **Fixed lengths in closed loops.** Real engines keep waves, at least in part: with N clients, TTFT of NIM of 2024 is
   as if all prompts of a wave were in one step, and that of vLLM 0.30 grows with N as fast as pdflow's or faster where
   answers are long. With short answers (1,024/128), and where lengths may vary (nim-docs), real requests spread, and
@@ -119,9 +119,8 @@ WRONG: Final = """\
 - **TTFT of P/D with many clients** (dstack-ratios, 128 clients and 128 tokens in; llm-d) is two to ten times the
   simulated one. P and D are not saturated in simulation. The sources do not say where the time is spent.
 - **llm-d's aggregated engines** have TPOT three times the simulated one. The figures are of an older run; with prompts
-  computed at half the speed pdflow is near them. So the two designs are compared with different engines, and that
-  pdflow ranks them equal contradicts no measurement of one engine.
-- **Blocks of 16**, the default, saturate the posting of pulls at the rate that llm-d serves with blocks of 128.
+  computed at half the speed, simulated TPOT is about a third too long and TTFT half as long. So the two designs are
+  compared with different engines, and that pdflow ranks them equal contradicts no measurement of one engine.
 - **Comparisons that cannot be written as scenarios**, because the source states neither engines nor GPU, or shows only
   pictures: Qwen3-32B on 10 H200 with Dynamo (a gist of 2025-10-22), DeepSeek-V2-Lite on four nodes with EFA
   (pythonsheets.com, 2026-03-10), NVIDIA's topologies of Llama-3.3-70B, DistServe, Splitwise, TaiChi, and TensorRT-LLM's

@@ -47,6 +47,7 @@ num_kv_heads = 8
 head_dim = 64
 vocab_size = 201088
 expert_bytes_per_param = 0.53125
+window = { tokens = 128, layers = 18 }
 moe = { num_experts = 128, experts_per_token = 4, expert_intermediate_size = 2880 }""",
 }
 GPUS: Final = {"h20-3e": '{ preset = "h20", device_bytes = 143_000_000_000 }'}

@@ -12,10 +12,14 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pdflow.cost.specs import ModelSpec
+from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.scenario.presets import find_preset
 from pdflow.scenario.schema.scenario import Pool
+
+RATES: Final = ("bf16_flops", "fp8_flops", "fp4_flops", "hbm_bytes_per_s", "ec", "em")
+"""What step times depend on most."""
 
 
 class ErrorBarKey(NamedTuple):
@@ -23,7 +27,7 @@ class ErrorBarKey(NamedTuple):
 
     gpu: str
     model: str
-    """dense, or mixture of experts"""
+    """dense, or mixture of experts, with its windows, linear or sparse attention, and products in 4 bits"""
     parallel: str
     """one GPU, tensor parallel, or expert parallel"""
 
@@ -31,7 +35,26 @@ class ErrorBarKey(NamedTuple):
 def key_of_engine(model: ModelSpec, pool: Pool) -> ErrorBarKey:
     """Return the class of a pool's engines."""
     parallel = "expert parallel" if not pool.tp_alone else "tensor parallel" if pool.tp * pool.pp > 1 else "one GPU"
-    return ErrorBarKey(pool.gpu.name, "dense" if model.moe is None else "mixture of experts", parallel)
+    return ErrorBarKey(_gpu(pool.gpu), _kind(model), parallel)
+
+
+def _gpu(gpu: GpuSpec) -> str:
+    """Return the name of a GPU; one whose rates are not its preset's is another GPU."""
+    preset = find_preset("gpus", gpu.name)
+    same = preset is not None and all(getattr(gpu, rate) == preset.values.get(rate) for rate in RATES)
+    return gpu.name if same else f"{gpu.name} with other rates"
+
+
+def _kind(model: ModelSpec) -> str:
+    kind = "dense" if model.moe is None else "mixture of experts"
+    for name, has in (
+        ("windows", model.window),
+        ("linear attention", model.linear_attention),
+        ("sparse attention", model.sparse_attention),
+    ):
+        if has is not None:
+            kind += f", {name}"
+    return f"{kind}, 4 bits" if "fp4" in (model.activation_dtype, model.expert_products) else kind
 
 
 @functools.cache
@@ -68,4 +91,4 @@ def _intervals(row: Mapping[str, Any], load: str, where: str) -> Iterator[str]:
 def interval(bar: tuple[int, float, float]) -> str:
     """Return the interval of [rows, low, high] in per cent."""
     low, high = (f"{share * 100:+.0f}".replace("-", "−") for share in bar[1:])
-    return f"{low} to {high} %"
+    return f"{low} to {high} %" if bar[0] > 1 else f"{low} %"

@@ -24,7 +24,8 @@ def as_kept(model: ModelSpec, transfer: Transfer, pools: Iterable[Pool]) -> tupl
         return model, ""
     if moves_groups(transfer):
         return model, ""
-    note = f"layers with a window keep whole contexts: {transfer.method} moves one KV cache group only"
+    how = f"{transfer.method} with progressive" if transfer.progressive else transfer.method
+    note = f"layers with a window keep whole contexts: {how} moves one KV cache group only"
     return attrs.evolve(model, window=attrs.evolve(model.window, whole_kv=True)), note
 
 

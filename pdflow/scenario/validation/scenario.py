@@ -113,8 +113,11 @@ def _scheduling(transfer: Transfer | None, pools: list[PlacedPool]) -> Iterator[
         where = (*path, "scheduling")
         if pool.attention_replicas > 1:
             yield Complaint(where, 'is "v0", expected "v1" with dp_attention')
-        if by_layer and transfer is not None and (transfer.load_by_layer or transfer.dialect != "strict"):
-            yield Complaint(where, 'is "v0", expected "v1", or transfer.load_by_layer = false')
+        if pool.role != "decode" or not by_layer or transfer is None:
+            continue
+        if transfer.load_by_layer or transfer.dialect != "strict":
+            loads = "transfer.load_by_layer, by default as-published, loads prompts in steps that decode"
+            yield Complaint(where, f'is "v0", expected "v1": {loads}; or set it to false')
 
 
 def _timers(transfer: Transfer) -> Iterator[Complaint]:
@@ -226,10 +229,16 @@ def _states(model: ModelSpec, transfer: Transfer, pools: list[PlacedPool]) -> It
     if model.linear_attention is None or moves_groups(transfer):
         return
     if any(pool.role != "aggregated" for _, pool in pools):
+        if METHODS[transfer.method].hybrid:
+            key = "progressive" if transfer.progressive else "kv_buffer_device"
+            yield Complaint(
+                ("transfer", key), "moves one KV cache group only, and a model with linear_attention has two; remove it"
+            )
+            return
         yield Complaint(
             ("transfer", "method"),
-            f'is "{transfer.method}", which moves one KV cache group only: a model with linear_attention needs '
-            "nixl-push or nixl-pull, without progressive",
+            f'is "{transfer.method}", which moves one KV cache group only; expected nixl-push or nixl-pull with '
+            "linear_attention",
         )
 
 

@@ -116,7 +116,7 @@ def test_states_are_moved_once(play: Callable[..., Any], lines: Callable[[Any], 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.hybrid])
 def test_methods_of_one_group_refuse_states(lay: Callable[..., Any], method: str) -> None:
     overrides = {"transfer.method": method, "router.dispatch": "sequential", "model.linear_attention": HYBRID}
-    with pytest.raises(ScenarioError, match="a model with linear_attention needs nixl-push or nixl-pull"):
+    with pytest.raises(ScenarioError, match="expected nixl-push or nixl-pull with linear_attention"):
         lay(overrides)
 
 
@@ -140,3 +140,9 @@ def test_every_method_serves_them(
     window = lay(overrides).model.window
     assert window.whole_kv != METHODS[method].hybrid
     assert lines(play(overrides, exact=True, checked=False)) == lines(world)
+
+
+def test_progressive_writes_refuse_states(lay: Callable[..., Any]) -> None:
+    overrides = {"transfer.method": "nixl-push", "transfer.progressive": True, "model.linear_attention": HYBRID}
+    with pytest.raises(ScenarioError, match=r"transfer\.progressive: moves one KV cache group only"):
+        lay(overrides)
