@@ -96,11 +96,15 @@ def padded_layers(layers: int, kinds: Sequence[int]) -> int:
     """Return the layers for which vLLM allocates blocks, of `layers` that are of one kind. `kinds`: the number of
     layers of each kind.
 
-    A KV block holds the same number of layers of whichever kind, the smallest number of them (or the largest, if it is
-    less than half more); the last block of a kind is padded.
+    The last block of a kind is padded.
     """
+    group = layers_per_block(kinds)
+    return -(-layers // group) * group
+
+
+def layers_per_block(kinds: Sequence[int]) -> int:
+    """Return the layers that a KV block holds, of whichever kind: the smallest number of layers of a kind, or the
+    largest if it is less than half more."""
     kinds = [count for count in kinds if count]
     group = min(kinds)
-    if 2 * max(kinds) < 3 * group:
-        group = max(kinds)
-    return -(-layers // group) * group
+    return max(kinds) if 2 * max(kinds) < 3 * group else group

@@ -345,8 +345,9 @@ class ModelSpec:
                 f"model {self.name!r}: tp {tp} does not divide its {self.linear_attention.key_heads} key heads of "
                 "linear attention"
             )
-        if pp > self.num_layers:
-            raise ValueError(f"model {self.name!r}: pp {pp} is more than its {self.num_layers} layers")
+        if pp > self.attention_layers:
+            kept = "" if self.linear_attention is None else " with KV"
+            raise ValueError(f"model {self.name!r}: pp {pp} is more than its {self.attention_layers} layers{kept}")
 
     def _kv_values_per_layer(self, tp: int) -> int:
         if self.mla is not None:

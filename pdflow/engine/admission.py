@@ -160,8 +160,11 @@ class AdmissionQueue:
                     new = self.chunk_tokens(new, budget, bool(chunks))
                     if not new:
                         return
-            elif seq.loads_in_step and budget < 1:
-                return
+            elif seq.loads_in_step:
+                if budget < 1:
+                    return
+                # It decodes in the step that begins, which may take a block beyond those of its prompt.
+                reserved += -(-seq.prompt_tokens // self._block_size) + (-seq.target // self._block_size)
             needed = -(-seq.target // self._block_size) + seq.extra_blocks
             if prefixes is None:
                 if needed + reserved > pool.free:

@@ -130,11 +130,13 @@ class DecodeBatch:
 
     def growth_over(self, steps: int) -> int:
         """Return the blocks that the next `steps` steps need beyond those held and those that the pool has counted."""
+        return max(0, self._growth_over(steps) - self._counted)
+
+    def _growth_over(self, steps: int) -> int:
         block_size = self._block_size
         begin = self.step % block_size
         partial = sum(self._crossing[begin : begin + steps % block_size])
-        grown = steps // block_size * self.size + partial - self._prepaid - self._counted
-        return grown if grown > 0 else 0
+        return steps // block_size * self.size + partial - self._prepaid
 
     def count_growth(self, steps: int, pool: PagedPool) -> None:
         """Count the blocks that the next `steps` steps take in the pool. The steps are still to be `ran`."""
@@ -149,10 +151,11 @@ class DecodeBatch:
         leave."""
         finished: list[Sequence] = []
         if self.size:
-            grown = self.growth_over(steps)
-            if grown and not pool.grow(grown):
+            grown = self._growth_over(steps) - self._counted
+            if grown > 0 and not pool.grow(grown):
                 raise AssertionError(f"{grown} blocks were planned but are not available")
-            self._prepaid = self._counted = 0
+            # A host may end the run before a step whose blocks are counted.
+            self._prepaid, self._counted = 0, max(0, -grown)
             self.context += steps * self.size
         self.step = step = self.step + steps
         self.logged += steps

@@ -100,8 +100,8 @@ class DescriptorCounter(Value, frozen=True, gc=False):
     """Counts the descriptors that a range of tokens takes between two ranks, from coefficients that never change.
 
     A run of `unit` tokens takes `per_unit`; a shorter one at the end takes `per_tail + tail_tokens * per_tail_token`.
-    Where neighbours are merged, two blocks that follow each other on both sides save `per_joint`. Of `layers` layers,
-    `window_layers` move the last `window_tokens` tokens only.
+    Where neighbours are merged, two blocks that follow each other on both sides save `per_joint`. Layers that move the
+    last `window_tokens` tokens only take `windowed / of` of that for these tokens, and the others `whole / of`.
     """
 
     unit: int
@@ -109,19 +109,20 @@ class DescriptorCounter(Value, frozen=True, gc=False):
     per_tail: int
     per_tail_token: int
     per_joint: int = 0
-    layers: int = 1
-    window_layers: int = 0
+    of: int = 1
+    whole: int = 1
+    windowed: int = 0
     window_tokens: int = 0
     states: int = 0
     """Descriptors in addition, of states whose size does not depend on tokens."""
 
     def count(self, num_tokens: int, joints: int = 0) -> int:
-        count = self._of_all(num_tokens) - joints * self.per_joint + self.states
-        if self.window_layers and num_tokens > self.window_tokens:
+        count = self._of_all(num_tokens) - joints * self.per_joint
+        if self.windowed:
             # A joint outside the windows saves nothing there; so many blocks are rarely neighbours.
-            kept = self._of_all(self.window_tokens)
-            return (count * (self.layers - self.window_layers) + kept * self.window_layers) // self.layers
-        return count
+            kept = self._of_all(self.window_tokens) if num_tokens > self.window_tokens else count
+            count = (count * self.whole + kept * self.windowed) // self.of
+        return count + self.states
 
     def _of_all(self, num_tokens: int) -> int:
         """Return the descriptors of all layers, nothing merged."""

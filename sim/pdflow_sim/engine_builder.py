@@ -114,7 +114,7 @@ class EngineBuilder(EngineWiring):
         pool, recorder = pool_after(slot, generation), self.recorder
         stepping = (slot.limits, slot.cost, pool, self.exact)
         log, stalls = logs if logs else (None, None)
-        noise = self.noise.of_steps(slot.pool, slot.index + generation, slot.cost)
+        noise = self.noise.of_steps(slot.pool, slot.index, generation, slot.cost)
         if recorder is not None:
             return RecordedEngine(recorder.kv_blocks[info.engine], *stepping, log, stalls, noise)
         return self.engine_class(*stepping, log, stalls, noise)

@@ -18,6 +18,8 @@ DRAWS: Final = 1021
 """A prime: engines that begin at different draws stay apart, and the table fits into a processor's cache."""
 STRIDE: Final = 389
 """Between the first draws of two engines."""
+OTHER_STRIDE: Final = 577
+"""The same for two incarnations of one engine."""
 STEP_NOISE: Final = 0.05
 """Standard deviation of a step's duration, as a share: `python -m benchmarks.step_noise` says what real runs have."""
 MOST: Final = 3.0
@@ -32,8 +34,9 @@ class NoiseTables:
         self.rng = Rng(seed)
         self.step_ppm: dict[float, list[int]] = {}
 
-    def of_steps(self, pool: Pool, engine: int, cost: StepCost) -> StepNoise | None:
-        """Return the noise of the steps of one engine, the `engine`-th of all; None if they have none."""
+    def of_steps(self, pool: Pool, engine: int, generation: int, cost: StepCost) -> StepNoise | None:
+        """Return the noise of the steps of one incarnation of the `engine`-th engine, whose blocks begin behind this
+        generation; None if they have none."""
         share = self.noise.steps
         if share is None:
             share = 0.0 if isinstance(pool.cost, ConstantCost) else STEP_NOISE
@@ -41,7 +44,7 @@ class NoiseTables:
             return None
         if share not in self.step_ppm:
             self.step_ppm[share] = normal_ppm(share, self.rng.stream("noise of steps"))
-        return StepNoise(self.step_ppm[share], engine * STRIDE % DRAWS, cost)
+        return StepNoise(self.step_ppm[share], (engine * STRIDE + generation * OTHER_STRIDE) % DRAWS, cost)
 
     def of_api_servers(self) -> list[int]:
         """Return by how much requests' times in API servers differ from their mean, in millionths."""

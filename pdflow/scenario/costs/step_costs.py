@@ -154,8 +154,9 @@ def _file(model: ModelSpec, pool: Pool, base_dir: Path) -> CostFile | None:
         raise CostError(f"has times of engines that share all weights by tensor parallelism; {expected}", "cost")
     match pool.cost:
         case RooflineCost() if pool.gpu.fp8_flops is None and _has_8_bit_products(model):
-            mismatch = f"{pool.gpu.name} has no fp8_flops, and model.activation_dtype is {model.activation_dtype}"
-            raise CostError(f'{mismatch}; choose another GPU, or set model.activation_dtype = "bf16"', "gpu")
+            key = "activation_dtype" if model.activation_dtype in ("fp8", "int8") else "expert_activation_dtype"
+            mismatch = f"{pool.gpu.name} has no fp8_flops, and model.{key} is {getattr(model, key)}"
+            raise CostError(f'{mismatch}; choose another GPU, or set model.{key} = "bf16"', "gpu")
         case FittedCost(table=name):
             tables = cost_tables("fitted")
             if name not in tables:

@@ -13,6 +13,7 @@ import attrs
 from msgspec.structs import replace
 
 from pdflow.cost.crossover import EngineSteps, TransferRoute, thresholds
+from pdflow.cost.layers import layers_per_block
 from pdflow.cost.step import PS_PER_NS, StepCost, to_ps
 from pdflow.layout.descriptors import DescriptorCounter, Nesting, descriptor_counter, rank_memory
 from pdflow.layout.ranks import Initiator, Pair, Rule, writers
@@ -75,12 +76,19 @@ def _counter(
     counter = descriptor_counter(pair, p_memory, rank_memory(_laid_out(d_shape, packed), 1, d_pool.tp, nesting=nesting))
     own = pair.num_layers / d_shape.num_layers
     keys = 0 if extent is Extent.BLOCK else round(own * d_shape.index_layers)
+    windowed = d_shape.window_layers
+    whole, of = d_shape.num_layers - windowed, d_shape.num_layers
+    if extent is Extent.BLOCK and windowed:
+        # Blocks of their own for each group of layers.
+        group = layers_per_block((whole, windowed))
+        whole, windowed, of = -(-whole // group), -(-windowed // group), 1
     return replace(
         counter,
         per_unit=counter.per_unit + keys,
         per_tail=counter.per_tail + keys,
-        layers=d_shape.num_layers,
-        window_layers=d_shape.window_layers,
+        of=of,
+        whole=whole,
+        windowed=windowed,
         window_tokens=d_shape.window_tokens,
         states=round(own * d_shape.state_tensors),
     )

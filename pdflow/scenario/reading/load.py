@@ -394,8 +394,9 @@ def _with_attempts(router: RouterConfig, tables: ScenarioTables) -> RouterConfig
     engines = Counter({"prefill": 0, "decode": 0})
     for pool in map(_sound, tables.pools):
         engines[pool.leg] += pool.replicas
-    alone = max(engines.values()) == 1 or _sound(tables.transfer).dialect == "as-published"
-    if router.max_attempts is not None or router.on_failure is not None or alone:
+    alone = max(engines.values()) == 1 and not tables.scales
+    published = _sound(tables.transfer).dialect in ("as-published", "vllm-stock")
+    if router.max_attempts is not None or router.on_failure is not None or alone or published:
         return router
     return attrs.evolve(router, max_attempts=2)
 

@@ -81,7 +81,7 @@ class RouterConfig:
         default=None,
         metadata=field_doc(
             "maximum number of attempts per request, including the first; default: 2 with more than one engine of a "
-            "kind or on_failure retry or recompute, otherwise 1 (and with as-published)",
+            "kind or on_failure retry or recompute, otherwise 1 (and with as-published and vllm-stock)",
             AT_LEAST_ONE,
         ),
     )

@@ -225,8 +225,12 @@ class SimDecodeNode(SimEngineNode):
 
     def posted(self, _: None) -> None:
         """Let the engine go on if its thread has posted all that it was asked to post."""
-        if self.alive and self.held and self.posting_until <= self.clock.now:
-            self.resume_steps()
+        now = self.clock.now
+        if self.alive and self.held and self.posting_until <= now:
+            if self.paused_until > now:
+                self.clock.call(self.paused_until - now, self.posted, None)
+            else:
+                self.resume_steps()
 
     def read_word(self, port: SimPort, effect: ReadWord) -> None:
         self.fabric.read_word(port, effect.op, effect.source, effect.index)

@@ -15,7 +15,7 @@ from pdflow.protocol.events import Received
 from pdflow.protocol.ids import EngineInfo, KvParams, rank_address
 from pdflow.protocol.messages import Code
 from pdflow.protocol.producer.scheduler import ProducerScheduler
-from pdflow.protocol.values import Allocation, Instant, RequestId, Xid
+from pdflow.protocol.values import NO_BLOCK, Allocation, Instant, RequestId, Xid
 from pdflow.results.records import P_QUEUE, PREFILL, ROUTE
 from pdflow.routing.effects import DispatchPrefill
 from pdflow.routing.events import PrefillAnswered
@@ -115,7 +115,14 @@ class SimPrefillNode(SimEngineNode):
     def source(self, own: Allocation) -> Allocation:
         """Return all blocks of a prompt, the shared ones first, under the generation of its own ones."""
         pool = self.engine.pool
-        return Allocation(own.generation, pool.table(own)) if isinstance(pool, CachingPool) else own
+        if not isinstance(pool, CachingPool):
+            return own
+        blocks = pool.table(own)
+        if not own.groups:
+            return Allocation(own.generation, blocks)
+        shared = len(blocks) - len(own.blocks)
+        whole, window = own.groups
+        return Allocation(own.generation, blocks, (blocks[:shared] + whole, (NO_BLOCK,) * shared + window))
 
     def enqueue(self, port: Port, effect: Enqueue) -> None:
         rejected = enqueue(self.engine, self.legs[effect.request_id].seq, self.clock.now)

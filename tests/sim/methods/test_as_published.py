@@ -357,3 +357,26 @@ def test_the_report_has_a_line_for_it() -> None:
     strict = simulate(load(FILE, overrides=["transfer.method=cpu-staged"]), quiet=True).result
     assert "wrong" not in str(strict.table())
     assert "wrong_kv" not in strict.summary
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_first_step_that_loads_has_the_block_of_its_second_token(play: Play, exact: bool) -> None:
+    """With P's first token, D's first step reads a token beyond a prompt that fills its blocks, in a full pool."""
+    world = play(
+        {
+            "transfer.method": "cpu-staged",
+            "transfer.load_by_layer": True,
+            "router.dispatch": "sequential",
+            "router.first_token": "prefill",
+            "model.num_layers": 4,
+            "pool.p.replicas": 1,
+            "pool.d.replicas": 1,
+            "pool.d.kv_tokens": 64,
+            "workload.requests": 4,
+            "workload.input_tokens": 32,
+            "workload.output_tokens": 10,
+            "workload.arrival": '{ process = "closed", concurrency = 4 }',
+        },
+        exact=exact,
+    )
+    assert set(world.records.outcome) == {"completed"}

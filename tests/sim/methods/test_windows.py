@@ -146,3 +146,35 @@ def test_progressive_writes_refuse_states(lay: Callable[..., Any]) -> None:
     overrides = {"transfer.method": "nixl-push", "transfer.progressive": True, "model.linear_attention": HYBRID}
     with pytest.raises(ScenarioError, match=r"transfer\.progressive: moves one KV cache group only"):
         lay(overrides)
+
+
+@pytest.mark.parametrize("method", ["nixl-push", "nixl-pull"])
+@pytest.mark.parametrize("keys", [{"model.window": "{ tokens = 64, layers = 24 }"}, {"model.linear_attention": HYBRID}])
+def test_prompts_that_share_a_prefix_have_all_their_tables(
+    play: Callable[..., Any], lines: Callable[[Any], bytes], method: str, keys: dict[str, Any]
+) -> None:
+    overrides = keys | {
+        "transfer.method": method,
+        "router.dispatch": "sequential",
+        "workload.requests": 30,
+        "workload.sessions": "{ turns = 3, think_s = 0.01, new_tokens = 40 }",
+        "workload.input_tokens": 300,
+        "pool.p.kv_tokens": 65536,
+        "pool.d.kv_tokens": 65536,
+    }
+    world = play(overrides)
+    assert set(world.records.outcome) == {"completed"}
+    assert lines(play(overrides, exact=True, checked=False)) == lines(world)
+
+
+def test_packed_blocks_have_those_of_each_group_of_layers(lay: Callable[..., Any]) -> None:
+    """8 layers with whole contexts are one group, 24 with windows three, of which each has 3 blocks for 20 tokens."""
+    scenario = lay({"transfer.method": "nixl-push", "model.window": "{ tokens = 20, layers = 24 }"})
+    pools = [(pool, moved_shape_of(scenario.model, pool)) for pool in scenario.pools]
+    found = counters(pools[0], pools[1], "push", "exactly-once", Extent.BLOCK)[0, 0]
+    assert found.count(1008) == 63 + 3 * 3
+
+
+def test_more_stages_than_layers_with_kv_are_refused(lay: Callable[..., Any]) -> None:
+    with pytest.raises(ScenarioError, match="layers with KV"):
+        lay({"transfer.method": "nixl-push", "model.linear_attention": HYBRID, "pool.p.pp": 32})

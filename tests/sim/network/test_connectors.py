@@ -186,3 +186,22 @@ def test_vllm_serves_ten_prompts_a_second_over_rdma_with_small_blocks() -> None:
     assert 0.3 < share < 0.4
     each_ms, _ = posting("vllm-nixl", "rdma-400g", 128)
     assert each_ms == pytest.approx(0.174 + (15 * 64 + 64 * 4) * 0.3e-3)
+
+
+@pytest.mark.parametrize("reads_on", ["engine", "overlapped"])
+def test_an_engine_that_is_paused_while_it_posts_computes_nothing(reads_on: str) -> None:
+    """Its READs are posted at 61 ms, within the pause from 35 ms to 1,035 ms."""
+    records = run(
+        transfer__method="nixl-pull",
+        transfer__reads_on=reads_on,
+        router__dispatch="sequential",
+        network__per_message_s=0.02,
+        noise__links=0,
+        pool__p__cost={"model": "constant", "prefill_s": 0.001, "decode_step_s": 0.0},
+        workload__requests=3,
+        workload__input_tokens=64,
+        workload__output_tokens=20,
+        workload__arrival={"process": "closed", "concurrency": 3},
+        fault=[{"kind": "pause", "engine": "d-0", "at_s": 0.035, "for_s": 1.0}],
+    ).records
+    assert all(record["first_token_ns"] >= 1_035_000_000 for record in records)
