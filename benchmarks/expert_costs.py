@@ -57,7 +57,7 @@ def cost_of(model: str, gpu: str, tp: int, cost: str) -> StepCost:
     return step_cost(found.model, found.pools[0], found.base_dir)
 
 
-def larger(model: object, moe: object, slope_ps: int, ps_per_param: float, _ep: int) -> LinearTable:
+def larger(model: object, moe: object, slope_ps: int, ps_per_param: float, _ep: int, _even: float) -> LinearTable:
     """The time of experts as of dense layers: the larger of reading and arithmetic."""
     times = []
     for tokens in experts.TABLE_TOKENS:
