@@ -43,10 +43,11 @@ def roofline(
     model.check_parallel(tp, pp)
     flops = product_flops(gpu, model.activation_dtype)
     ec = gpu.ec if compute_efficiency is None else compute_efficiency
+    reached = reached_share(gpu, model.activation_dtype) if compute_efficiency is None else compute_efficiency
     em = gpu.em if memory_efficiency is None else memory_efficiency
     step_s = gpu.host_step_s if host_step_s is None else host_step_s
     seq_s = gpu.host_seq_s if host_seq_s is None else host_seq_s
-    compute_rate = Fraction(flops) * Fraction(ec) / PS_PER_S
+    compute_rate = Fraction(flops) * Fraction(reached) / PS_PER_S
     attention_rate = Fraction(gpu.bf16_flops) * Fraction(ec) / PS_PER_S  # Whatever the linear layers compute in.
     index_rate = Fraction(gpu.fp8_flops or gpu.bf16_flops) * Fraction(ec) / PS_PER_S
     memory_rate = Fraction(gpu.hbm_bytes_per_s) * Fraction(em) / PS_PER_S
@@ -58,7 +59,12 @@ def roofline(
     slope_ps = round(2 * model.linear_parameters / (tp * compute_rate))
     if model.moe is not None:
         routed_ps = round(slope_ps * (1 - Fraction(model.shared_parameters, model.linear_parameters)))
-        faster = Fraction(product_flops(gpu, model.expert_products)) / Fraction(flops)
+        share = reached_share(gpu, model.expert_products) if compute_efficiency is None else compute_efficiency
+        faster = (
+            Fraction(product_flops(gpu, model.expert_products))
+            * Fraction(share)
+            / (Fraction(flops) * Fraction(reached))
+        )
         if faster != 1:
             slope_ps -= routed_ps
             routed_ps = round(routed_ps / faster)
@@ -80,7 +86,7 @@ def roofline(
         linear=linear,
         experts=experts,
         provenance=(
-            f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}{_spread(dp, ep)}: {ec * 100:g} % of "
+            f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}{_spread(dp, ep)}: {reached * 100:g} % of "
             f"{flops / 1e12:g} TFLOP/s, {em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, "
             f"host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
         ),
@@ -97,6 +103,11 @@ def product_flops(gpu: GpuSpec, dtype: str) -> float:
     if dtype == "fp4" and gpu.fp4_flops is not None:
         return gpu.fp4_flops
     return gpu.bf16_flops
+
+
+def reached_share(gpu: GpuSpec, dtype: str) -> float:
+    """Return the share of these FLOP/s that products of a dtype reach."""
+    return gpu.ec_fp8 if dtype in ("fp8", "int8") and gpu.ec_fp8 is not None else gpu.ec
 
 
 def _attention(

@@ -376,6 +376,8 @@ class GpuSpec:
     nic_bytes_per_s: float = attrs.field(default=50e9, validator=_RATE)
     ec: float = attrs.field(default=0.65, validator=[_RATE, validators.le(1.0)])
     """Share of the FLOP/s that large matrix products reach."""
+    ec_fp8: float | None = attrs.field(default=None, validator=validators.optional([_RATE, validators.le(1.0)]))
+    """The same of 8-bit products; None: as ec. Activations are quantised for them in each step."""
     em: float = attrs.field(default=0.80, validator=[_RATE, validators.le(1.0)])
     """Share of the memory bandwidth that reading weights and KV reaches."""
     allreduce_bytes_per_s: float = attrs.field(default=20e9, validator=_RATE)

@@ -174,6 +174,9 @@ def test_8_bit_products_need_a_gpu_that_has_them() -> None:
     fp8 = attrs.evolve(LLAMA_8B, activation_dtype="fp8")
     assert slope(roofline(fp8, H100)) == pytest.approx(slope(roofline(LLAMA_8B, H100)) * 989 / 1979, rel=1e-6)
     assert roofline(fp8, H100).a2 == roofline(LLAMA_8B, H100).a2
+    half = attrs.evolve(H100, ec_fp8=H100.ec / 2)
+    assert slope(roofline(fp8, half)) == pytest.approx(2 * slope(roofline(fp8, H100)), rel=1e-6)
+    assert roofline(LLAMA_8B, half) == roofline(LLAMA_8B, H100)
     with pytest.raises(ValueError, match="no 8-bit"):
         roofline(fp8, attrs.evolve(H100, fp8_flops=None))
 

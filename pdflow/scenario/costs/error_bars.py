@@ -18,7 +18,7 @@ from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.presets import find_preset
 from pdflow.scenario.schema.scenario import Pool
 
-RATES: Final = ("bf16_flops", "fp8_flops", "fp4_flops", "hbm_bytes_per_s", "ec", "em")
+RATES: Final = ("bf16_flops", "fp8_flops", "fp4_flops", "hbm_bytes_per_s", "ec", "ec_fp8", "em")
 """What step times depend on most."""
 
 
