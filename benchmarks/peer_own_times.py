@@ -48,7 +48,7 @@ def trace(count: int) -> str:
 
 
 def scenario(design: Mapping[str, int], cost: str) -> str:
-    """A design as a scenario file beside its trace, without what aisimulate does not model."""
+    """A design as a scenario file next to its trace, without what aisimulate does not model."""
     pools = "".join(
         f'[[pool]]\nname = "{role}"\nrole = "{role}"\nreplicas = {replicas}\ngpu = "h100-sxm"\ntp = {TP}\n'
         f"cost = {cost}\nblock_size = {BLOCK}\nkv_tokens = {KV_TOKENS}\n"

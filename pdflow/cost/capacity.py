@@ -19,8 +19,8 @@ utilization 0.9. Judged 2 to 4 GB at a budget of 8192 or a large tp."""
 
 @attrs.frozen(kw_only=True)
 class ExtraBlocks:
-    """The blocks that a sequence takes beside those of its whole context, which hold the layers that keep it: blocks of
-    the layers that keep a window, and of those that keep a state.
+    """The blocks that a sequence takes in addition to those of its whole context, which hold the layers that keep it:
+    blocks of the layers that keep a window, and of those that keep a state.
 
     As vLLM's, they come from the same pool, and are of the same size. A sequence takes them when it is admitted, as
     many as it will ever need; vLLM takes those of answers as it decodes, and while it computes a prompt's chunk also
@@ -41,7 +41,7 @@ class ExtraBlocks:
 
 
 def extra_blocks(model: ModelSpec, block_size: int, tp: int) -> ExtraBlocks | None:
-    """Return the blocks that a sequence of this model takes beside those of its context; None if it takes none."""
+    """Return the blocks that a sequence of this model takes in addition to its context's; None if it takes none."""
     window, linear = model.window, model.linear_attention
     dropping = window is not None and model.dropping_layers > 0
     if not dropping and linear is None:

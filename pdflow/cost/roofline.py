@@ -29,8 +29,6 @@ def roofline(
     dp: int = 1,
     ep: int = 1,
     expert_balancedness: float = BALANCEDNESS,
-    compute_efficiency: float | None = None,
-    memory_efficiency: float | None = None,
     host_step_s: float | None = None,
     host_seq_s: float | None = None,
 ) -> StepCost:
@@ -42,15 +40,13 @@ def roofline(
     """
     model.check_parallel(tp, pp)
     flops = product_flops(gpu, model.activation_dtype)
-    ec = gpu.ec if compute_efficiency is None else compute_efficiency
-    reached = reached_share(gpu, model.activation_dtype) if compute_efficiency is None else compute_efficiency
-    em = gpu.em if memory_efficiency is None else memory_efficiency
+    reached = reached_share(gpu, model.activation_dtype)
     step_s = gpu.host_step_s if host_step_s is None else host_step_s
     seq_s = gpu.host_seq_s if host_seq_s is None else host_seq_s
-    compute_rate = Fraction(flops) * Fraction(reached) / PS_PER_S
-    attention_rate = Fraction(gpu.bf16_flops) * Fraction(ec) / PS_PER_S  # Whatever the linear layers compute in.
-    index_rate = Fraction(gpu.fp8_flops or gpu.bf16_flops) * Fraction(ec) / PS_PER_S
-    memory_rate = Fraction(gpu.hbm_bytes_per_s) * Fraction(em) / PS_PER_S
+    compute_rate = _reached_rate(gpu, model.activation_dtype)
+    attention_rate = Fraction(gpu.bf16_flops) * Fraction(gpu.ec) / PS_PER_S  # Whatever the linear layers compute in.
+    index_rate = Fraction(gpu.fp8_flops or gpu.bf16_flops) * Fraction(gpu.ec) / PS_PER_S
+    memory_rate = Fraction(gpu.hbm_bytes_per_s) * Fraction(gpu.em) / PS_PER_S
     bytes_per_param = Fraction(model.weight_bytes_per_param)
     always_read = model.shared_parameters * bytes_per_param + model.head_parameters * Fraction(
         model.embedding_bytes_per_param
@@ -59,12 +55,7 @@ def roofline(
     slope_ps = round(2 * model.linear_parameters / (tp * compute_rate))
     if model.moe is not None:
         routed_ps = round(slope_ps * (1 - Fraction(model.shared_parameters, model.linear_parameters)))
-        share = reached_share(gpu, model.expert_products) if compute_efficiency is None else compute_efficiency
-        faster = (
-            Fraction(product_flops(gpu, model.expert_products))
-            * Fraction(share)
-            / (Fraction(flops) * Fraction(reached))
-        )
+        faster = _reached_rate(gpu, model.expert_products) / compute_rate
         if faster != 1:
             slope_ps -= routed_ps
             routed_ps = round(routed_ps / faster)
@@ -87,7 +78,7 @@ def roofline(
         experts=experts,
         provenance=(
             f"roofline of {model.name} on {gpu.name}, tp {tp}, pp {pp}{_spread(dp, ep)}: {reached * 100:g} % of "
-            f"{flops / 1e12:g} TFLOP/s, {em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, "
+            f"{flops / 1e12:g} TFLOP/s, {gpu.em * 100:g} % of {gpu.hbm_bytes_per_s / 1e9:g} GB/s, "
             f"host {step_s * 1e3:g} ms + {seq_s * 1e6:g} us per sequence"
         ),
     )
@@ -108,6 +99,11 @@ def product_flops(gpu: GpuSpec, dtype: str) -> float:
 def reached_share(gpu: GpuSpec, dtype: str) -> float:
     """Return the share of these FLOP/s that products of a dtype reach."""
     return gpu.ec_fp8 if dtype in ("fp8", "int8") and gpu.ec_fp8 is not None else gpu.ec
+
+
+def _reached_rate(gpu: GpuSpec, dtype: str) -> Fraction:
+    """Return the FLOP per ps that products of a dtype reach."""
+    return Fraction(product_flops(gpu, dtype)) * Fraction(reached_share(gpu, dtype)) / PS_PER_S
 
 
 def _attention(

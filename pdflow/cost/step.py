@@ -137,7 +137,7 @@ class StepCost:
         return _positions(prefix + new, self.window) - _positions(prefix, self.window)
 
     def window_ps(self, attended: int, context: int) -> int:
-        """Return the ps that a step takes beside `step_sums_ps` in layers with a window, from the sums Aw and Cw."""
+        """Return the ps that layers with a window add to `step_sums_ps`, from the sums Aw and Cw."""
         return self.aw * attended + self.cw * context
 
     def step_sums_ps(self, prefill_tokens: int, attended: int, decodes: int, context: int) -> int:

@@ -43,8 +43,7 @@ class StepNoise:
 
     def chunk_step_ps(self, step: int, ps: int) -> int:
         """Return the duration of a step that computes prompts and lasts `ps` without noise."""
-        ppm = self._ppm
-        return ps + ps * ppm[(self._begin + step) % len(ppm)] // MILLION
+        return varied(ps, self._ppm, self._begin + step)
 
     def decode_step_ps(self, step: int, size: int) -> int:
         """Return what the noise adds to each decode step of the run that `step` is in, with `size` sequences."""
@@ -57,3 +56,8 @@ class StepNoise:
     def steps_left(self, step: int) -> int:
         """Return how many decode steps from this one on share its draw."""
         return self._run - step % self._run
+
+
+def varied(mean: int, ppm: Sequence[int], index: int) -> int:
+    """Return the mean with the draw of this index, of a table of draws in millionths that is used in turn."""
+    return mean + mean * ppm[index % len(ppm)] // MILLION

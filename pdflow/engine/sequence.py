@@ -67,7 +67,7 @@ class Limits:
     no more of one prompt than one replica's share. A sequence keeps the replica that it is given at its admission, in
     turn."""
     extra: ExtraBlocks | None = None
-    """The blocks that each sequence takes beside those of its context; None: no others."""
+    """The blocks that each sequence takes in addition to those of its context; None: no others."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -115,7 +115,7 @@ class Sequence(msgspec.Struct, eq=False):
     """Blocks for the prompt (after a preemption: for all tokens so far), as admission took them; without those that it
     shares."""
     extra_blocks: int = 0
-    """Blocks that it takes at its admission beside those of its context, its last ones, which have a block
+    """Blocks that it takes at its admission in addition to those of its context, its last ones, which have a block
     table of their own."""
     blocks: int = 0
     """The number of blocks that admission took for the context, the shared ones included. Blocks that decoding added

@@ -96,16 +96,17 @@ class WindowedBatch(DecodeBatch):
     def segment(self, chunks: Seq[tuple[Sequence, int]], pool: PagedPool) -> tuple[int, int, int]:
         cost, windowed = self._cost, self._windowed
         first, growth, steps = super().segment(chunks, pool)
-        attended = sum([cost.within_window(new, seq.computed) for seq, new in chunks])
-        first += cost.window_ps(attended, windowed.context)
+        first += cost.window_ps(self._attended(chunks), windowed.context)
         if chunks:
             return first, 0, 1
         return first, growth + cost.window_ps(0, windowed.growing), windowed.alike(self.step, steps)
 
     def prompts_ps(self, chunks: Seq[tuple[Sequence, int]]) -> int:
-        cost = self._cost
-        attended = sum([cost.within_window(new, seq.computed) for seq, new in chunks])
-        return super().prompts_ps(chunks) + cost.window_ps(attended, 0)
+        return super().prompts_ps(chunks) + self._cost.window_ps(self._attended(chunks), 0)
+
+    def _attended(self, chunks: Seq[tuple[Sequence, int]]) -> int:
+        within = self._cost.within_window
+        return sum([within(new, seq.computed) for seq, new in chunks])
 
 
 class WindowedReplicas(ReplicatedBatch):

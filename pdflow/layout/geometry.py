@@ -40,7 +40,7 @@ class _Table(Value, frozen=True, gc=False):
     window_bytes_per_token: dict[tuple[int, int], int]
     """Of these bytes, those in layers of which a window is moved; empty if there are none."""
     state_bytes: int
-    """Bytes that each pair moves beside those of tokens."""
+    """Bytes that each pair moves in addition to those of tokens."""
 
 
 class TransferGeometry:

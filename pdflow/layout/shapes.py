@@ -46,7 +46,8 @@ class KvShape(Value, frozen=True, gc=False):
     all others here: what an engine allocates for windows is `pdflow.cost.capacity`."""
     window_tokens: int = 0
     index_bytes: int = 0
-    """Bytes of one token in all layers beside K and V, the same on every rank: keys of sparse attention's indexers."""
+    """Bytes of one token in all layers, without K and V, the same on every rank: keys of the indexers of sparse
+    attention."""
     index_layers: int = 0
     """Layers that have such keys, each in a tensor of its own."""
     state_bytes: int = 0

@@ -162,9 +162,13 @@ class Method:
         """The names of dialects that a scenario may give."""
         return ("strict", AS_PUBLISHED, *self.other_dialects)
 
+    def is_published(self, dialect: str) -> bool:
+        """True if the dialect of that name is that of the method's original."""
+        return dialect in (AS_PUBLISHED, *self.other_dialects[-1:])
+
     def pipeline_policy(self, dialect: str) -> PipelinePolicy:
         """Return the rules of the engines in the dialect of that name."""
-        return self.published if dialect in (AS_PUBLISHED, *self.other_dialects[-1:]) else self.strict
+        return self.published if self.is_published(dialect) else self.strict
 
     def dialect(self, name: str) -> Dialect:
         """Return the protocol's rules in the dialect of that name. Only NIXL has dialects with other rules."""

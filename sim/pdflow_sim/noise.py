@@ -6,6 +6,7 @@ on the order in which a run asks, nor on how many steps are planned at once.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from pdflow.cost.step import StepCost
@@ -32,19 +33,19 @@ class NoiseTables:
     def __init__(self, noise: Noise, seed: int) -> None:
         self.noise = noise
         self.rng = Rng(seed)
-        self.step_ppm: dict[float, list[int]] = {}
 
     def of_steps(self, pool: Pool, engine: int, generation: int, cost: StepCost) -> StepNoise | None:
         """Return the noise of the steps of one incarnation of the `engine`-th engine, whose blocks begin behind this
         generation; None if they have none."""
-        share = self.noise.steps
-        if share is None:
-            share = 0.0 if isinstance(pool.cost, ConstantCost) else STEP_NOISE
-        if not share:
+        if self.noise.steps == 0 or (self.noise.steps is None and isinstance(pool.cost, ConstantCost)):
             return None
-        if share not in self.step_ppm:
-            self.step_ppm[share] = normal_ppm(share, self.rng.stream("noise of steps"))
-        return StepNoise(self.step_ppm[share], (engine * STRIDE + generation * OTHER_STRIDE) % DRAWS, cost)
+        return StepNoise(self.step_ppm, (engine * STRIDE + generation * OTHER_STRIDE) % DRAWS, cost)
+
+    @functools.cached_property
+    def step_ppm(self) -> list[int]:
+        """By how much steps differ from the cost model, in millionths."""
+        share = STEP_NOISE if self.noise.steps is None else self.noise.steps
+        return normal_ppm(share, self.rng.stream("noise of steps"))
 
     def of_api_servers(self) -> list[int]:
         """Return by how much requests' times in API servers differ from their mean, in millionths."""

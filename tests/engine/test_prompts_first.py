@@ -102,8 +102,8 @@ def test_a_remote_prompts_last_token_is_computed_in_a_step_of_prompts(exact: boo
 
 @both
 def test_an_engine_that_stands_for_loads_decodes_nothing_before_the_queue_is_empty(exact: bool) -> None:
-    """Two remote prompts, one after the other for want of a second seat beside the one that decodes, as in V0's pipe:
-    each load holds the engine for 50 ms, and the sequence that decodes waits for both."""
+    """Two remote prompts, one after the other because only one seat is left, as in V0's pipe: each load holds the
+    engine for 50 ms, and the sequence that decodes waits for both."""
     limits = attrs.evolve(V0, stands_for_loads=True)
     these = HostedEngine(limits, PER_TOKEN, PagedPool(1000), exact)
     first, *remote = Sequence(0, 10, 3), *(Sequence(index, 50, 1, remote_kv=True) for index in (1, 2))

@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Source:
-    """Where rows come from: what it states beside the columns of the rows, and what it leaves out."""
+    """Where rows come from: what it states in addition to the columns of the rows, and what it leaves out."""
 
     name: str
     address: str

@@ -18,6 +18,7 @@ import attrs
 
 from pdflow.cost.specs import ModelSpec
 from pdflow.errors import Problem, ScenarioError
+from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.costs.step_costs import check_costs
 from pdflow.scenario.hf.config import DTYPES as HF_DTYPES
 from pdflow.scenario.hf.config import computed_dtype, model_name, model_note, model_values
@@ -395,7 +396,8 @@ def _with_attempts(router: RouterConfig, tables: ScenarioTables) -> RouterConfig
     for pool in map(_sound, tables.pools):
         engines[pool.leg] += pool.replicas
     alone = max(engines.values()) == 1 and not tables.scales
-    published = _sound(tables.transfer).dialect in ("as-published", "vllm-stock")
+    transfer = _sound(tables.transfer)
+    published = METHODS[transfer.method].is_published(transfer.dialect)
     if router.max_attempts is not None or router.on_failure is not None or alone or published:
         return router
     return attrs.evolve(router, max_attempts=2)

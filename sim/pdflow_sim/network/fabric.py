@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
-from pdflow.engine.noise import MILLION
+from pdflow.engine.noise import varied
 from pdflow.methods.wire_profile import LEASE_WORD, Occasion, ProfileMessage, Side, WireProfile
 from pdflow.network.network import FlowId, FlowNetwork, PathId
 from pdflow.protocol.effects import PostRead, PostWrite, Send
@@ -255,7 +255,7 @@ class Fabric:
     def latency_ns(self, route: Route, number: int) -> int:
         """Return the latency of the operation of this number."""
         mean, ppm = route.latency_ns, self.noise_ppm
-        return mean + mean * ppm[number % len(ppm)] // MILLION if ppm else mean
+        return varied(mean, ppm, number) if ppm else mean
 
     def occupy(self, lane: SimPort, cost_ns: int) -> int:
         """Post something on the lane of the rank that is free first; return in how many ns it is posted."""

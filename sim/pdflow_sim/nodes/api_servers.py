@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pdflow.engine.noise import MILLION
+from pdflow.engine.noise import varied
 from pdflow.scenario.costs.step_costs import ApiServerTime
 
 
@@ -29,6 +29,4 @@ class ApiServers:
         """Return how long it takes from the router to the queue of the engine of this position, for a request whose
         prompt has so many tokens."""
         mean, ppm = self.of_legs[leg][engine].ns(tokens), self.noise_ppm
-        if not mean or not ppm:
-            return self.http_ns + mean
-        return self.http_ns + mean + mean * ppm[request % len(ppm)] // MILLION
+        return self.http_ns + (varied(mean, ppm, request) if ppm else mean)
