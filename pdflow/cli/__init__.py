@@ -17,6 +17,7 @@ import click
 
 from pdflow.cli.checking import check, validate
 from pdflow.cli.listings import methods, presets, schema
+from pdflow.cli.planning import plan
 from pdflow.cli.runs import calibrate, compare, simulate
 from pdflow.cli.serving import bench, serve, top
 from pdflow.cli.sweeping import sweep
@@ -50,7 +51,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(simulate, sweep, compare, calibrate),
+    *(simulate, plan, sweep, compare, calibrate),
     *(serve, top, bench),
     *(check, validate, trace),
     *(schema, methods, presets),

@@ -1,4 +1,4 @@
-"""A step cost fitted to a measured engine by three factors and no more.
+"""A step cost fitted to a measured engine by three factors and no more, or slower as a whole.
 
 The error of a roofline or a table for one engine is nearly all in how fast its linear layers are, how fast it attends,
 and how much host time each step takes; more than these three cannot be told apart from a few requests.
@@ -48,6 +48,15 @@ def scaled(cost: StepCost, by: Factors) -> StepCost:
         linear=curve,
         experts=experts,
     )
+
+
+def slower(cost: StepCost, factor: float) -> StepCost:
+    """Return a cost of which every step takes `factor` times as long."""
+    if factor == 1.0:
+        return cost
+    whole = scaled(cost, Factors(linear=factor, attention=factor))
+    host = {name: round(getattr(cost, name) * factor) for name in ("h0", "h1", "hp", "hw", "c0")}
+    return attrs.evolve(whole, **host, provenance=f"{cost.provenance}, all steps x {factor:g}")
 
 
 def _times(table: LinearTable, factor: float) -> LinearTable:

@@ -11,7 +11,7 @@ import msgspec
 from pdflow.scenario.schema.distributions import Length
 from pdflow.scenario.schema.workload import Arrival, Client, ConstantArrival, GammaArrival, Trace, Workload
 from pdflow.workload import draws
-from pdflow.workload.request import Request
+from pdflow.workload.request import PREFIX_BLOCK_TOKENS, Request
 from pdflow.workload.rng import Rng
 from pdflow.workload.traces.readers import load_model, read_trace
 from pdflow.workload.traces.traces import sliced
@@ -32,6 +32,8 @@ def requests(workload: Workload, seed: int, base_dir: Path) -> Iterator[Request]
         if workload.arrival is None or workload.input_tokens is None or workload.output_tokens is None:
             raise ValueError("a workload needs trace, like, or arrival with input_tokens and output_tokens")
         drawn = _synthetic(workload.arrival, workload.input_tokens, workload.output_tokens, Rng(seed))
+    if (workload.input_factor, workload.output_factor) != (1.0, 1.0):
+        drawn = _lengthened(drawn, workload.input_factor, workload.output_factor)
     if workload.client is not None and workload.client.cancel_after_s is not None:
         drawn = _some_leaving(drawn, workload.client, Rng(seed))
     return drawn if workload.requests is None else islice(drawn, workload.requests)
@@ -65,6 +67,18 @@ def _from_trace(trace: Trace, arrival: Arrival | None, seed: int, base_dir: Path
         Request(row.index, at, row.input_tokens, row.output_tokens, row.prefix, row.class_)
         for row, at in zip(rows, instants, strict=False)
     )
+
+
+def _lengthened(drawn: Iterator[Request], input_factor: float, output_factor: float) -> Iterator[Request]:
+    """Yield the requests with other lengths. What they share stays the same, up to the end of the prompt."""
+    for row in drawn:
+        tokens = max(1, round(row.input_tokens * input_factor))
+        yield msgspec.structs.replace(
+            row,
+            input_tokens=tokens,
+            output_tokens=max(1, round(row.output_tokens * output_factor)),
+            prefix=row.prefix[: -(-tokens // PREFIX_BLOCK_TOKENS)],
+        )
 
 
 def _some_leaving(drawn: Iterator[Request], client: Client, rng: Rng) -> Iterator[Request]:

@@ -80,6 +80,14 @@ def error_bar(model: ModelSpec, pool: Pool) -> str:
     return f"measured against simulated: {'; '.join(intervals)} ({called}{seen})"
 
 
+def step_time_error(model: ModelSpec, pool: Pool) -> tuple[float, float] | None:
+    """Return how much longer the steps of a pool with roofline costs may take than modelled, from low to high, as
+    shares: by TPOT where it was compared, otherwise by TTFT. None if neither was."""
+    row = error_bars().get(key_of_engine(model, pool))
+    bars = [] if row is None else [row[name] for name in ("tpot_below", "tpot_above", "ttft_below") if row[name]]
+    return (bars[0][1], bars[0][2]) if bars else None
+
+
 def _intervals(row: Mapping[str, Any], load: str, where: str) -> Iterator[str]:
     bars = [(metric, row[f"{metric}_{load}"]) for metric in ("tpot", "ttft")]
     figures = [f"{metric.upper()} {interval(bar)}" for metric, bar in bars if bar]

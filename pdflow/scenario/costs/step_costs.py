@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import attrs
 
 from pdflow.cost.roofline import roofline
+from pdflow.cost.scale import slower
 from pdflow.cost.specs import ModelSpec
 from pdflow.cost.step import PS_PER_NS, StepCost, constant, to_ps
 from pdflow.errors import Problem, ScenarioError
@@ -47,6 +48,10 @@ class CostError(ValueError):
 
 def step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
     """Return the step cost of one engine of the pool; `base_dir` is the scenario's folder. Raises ScenarioError."""
+    return slower(_unscaled_step_cost(model, pool, base_dir), pool.step_time_factor)
+
+
+def _unscaled_step_cost(model: ModelSpec, pool: Pool, base_dir: Path) -> StepCost:
     try:
         file = _file(model, pool, base_dir)
     except CostError as error:

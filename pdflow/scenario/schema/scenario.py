@@ -31,6 +31,7 @@ from pdflow.scenario.schema.fields import (
     NOT_NEGATIVE,
     PERCENTAGE,
     POSITIVE,
+    SCALE,
     field_doc,
 )
 from pdflow.scenario.schema.network import Network
@@ -147,6 +148,10 @@ class Pool:
     )
     cost: Cost = field(
         factory=RooflineCost, metadata=field_doc("how long a step takes: the cost model; default: roofline")
+    )
+    step_time_factor: float = field(
+        default=1.0,
+        metadata=field_doc("factor on the time of every step, for what-if questions: 1.25 is 25 % slower", SCALE),
     )
     max_num_seqs: int = field(default=256, metadata=field_doc("maximum number of sequences in one step", AT_LEAST_ONE))
     max_num_batched_tokens: int = field(

@@ -266,6 +266,16 @@ class Workload:
     rate_scale: float | None = field(
         default=None, metadata=field_doc("with like: mean rate as a multiple of the model's", SCALE)
     )
+    input_factor: float = field(
+        default=1.0,
+        metadata=field_doc(
+            "factor on the length of each prompt, for what-if questions; prefixes that requests share keep theirs",
+            SCALE,
+        ),
+    )
+    output_factor: float = field(
+        default=1.0, metadata=field_doc("factor on the number of output tokens of each request", SCALE)
+    )
     sessions: Sessions | None = field(
         default=None,
         metadata=field_doc("with arrival: requests are the turns of sessions, and arrival says when sessions begin"),

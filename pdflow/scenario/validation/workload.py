@@ -63,6 +63,10 @@ def _sources(keys: frozenset[str]) -> Iterator[Complaint]:
                 yield Complaint(("workload", key), f"needs like, which is not set (did you mean {hint}?)")
     if source != "arrival" and "sessions" in keys:
         yield Complaint(("workload", "sessions"), f"cannot be combined with {source}; it needs an arrival process")
+    if "sessions" in keys:
+        for key in ("input_factor", "output_factor"):
+            if key in keys:
+                yield Complaint(("workload", key), "cannot be combined with sessions; change their lengths")
     if source == "like" and {"rate_rps", "rate_scale"} <= keys:
         yield Complaint(("workload", "rate_scale"), "cannot be combined with rate_rps; remove one of the two")
 

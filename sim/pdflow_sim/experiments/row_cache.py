@@ -21,15 +21,16 @@ from pdflow.scenario.reading.paths import with_paths
 from pdflow.version import version
 
 
-def key_of(scenario: Scenario, seed: int) -> str:
-    """Return the key of the row of this scenario and seed."""
+def key_of(scenario: Scenario, seed: int, measured: str = "") -> str:
+    """Return the key of the row of this scenario and seed; `measured` names figures that are not those of a sweep."""
     document = with_paths(scenario.document(), lambda path: _content(scenario.folder / path))
     # Its name changes no figure.
     document["scenario"] = {**document.get("scenario", {}), "name": "", "seed": seed}
     trace = scenario.resolved.workload.trace
     if trace is not None and trace.format == "servegen":
         document["beside"] = _content((scenario.folder / trace.path).parent)  # where its lengths may lie
-    return content_sha256({"pdflow": version(), "scenario": document})
+    more = {"measured": measured} if measured else {}
+    return content_sha256({"pdflow": version(), "scenario": document, **more})
 
 
 def find(folder: Path, key: str) -> dict[str, Any] | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -16,6 +16,35 @@ from pdflow_sim.experiments.row_cache import find, keep, key_of
 from pdflow_sim.run import simulate
 
 
+def figures_of(result: Result) -> Iterator[tuple[str, Any]]:
+    """Yield `Result.summary` as columns; those that not every point has come last.
+
+    Where nothing was completed there are no latencies: as zeros they would be the best of the table.
+    """
+    summary = result.summary
+    served = bool(summary["completed"])
+    stages, busy = summary.pop("stages_mean_ms"), summary.pop("gpu_busy_share")
+    classes = summary.pop("classes", {})
+    del summary["interrupted"]
+    for name, value in summary.items():
+        yield name, value if served or not name.endswith("_ms") else None
+    for stage, mean_ms in stages.items():
+        yield f"stage_{stage}_ms", mean_ms if served else None
+    yield "gpus", result.totals.gpus
+    for role in result.totals.roles():
+        yield f"gpus_{role}", sum(engine.gpus for engine in result.totals.engines if engine.role == role)
+        yield f"gpu_busy_share_{role}", busy[role]
+    for name, figures in classes.items():
+        for figure, value in figures.items():
+            yield f"class.{name}.{figure}", value if figures["completed"] or not figure.endswith("_ms") else None
+
+
+class Measure(Protocol):
+    """What is kept of a run, as columns. It is pickled, and its `repr` says in a cache which figures a row has."""
+
+    def __call__(self, result: Result, /) -> Iterable[tuple[str, Any]]: ...
+
+
 @attrs.frozen
 class SweepTask:
     """One run of a sweep: `scenario` edited to `point`, with the seed that is `nth` after its own."""
@@ -24,6 +53,7 @@ class SweepTask:
     point: Point
     nth: int
     cache: Path | None
+    measure: Measure = figures_of
 
     @property
     def seed(self) -> int:
@@ -49,13 +79,14 @@ def row_of(task: SweepTask) -> SweepRow:
     try:
         scenario = task.scenario.with_(task.point)
         seed = scenario.seed + task.nth
-        key = None if task.cache is None else key_of(scenario, seed)
+        measured = "" if task.measure is figures_of else repr(task.measure)
+        key = None if task.cache is None else key_of(scenario, seed, measured)
         figures = None if task.cache is None or key is None else find(task.cache, key)
         if figures is None:
             result = simulate(attrs.evolve(scenario.resolved, seed=seed), quiet=True).result
             if result.header.interrupted:
                 raise KeyboardInterrupt
-            figures = dict(figures_of(result))
+            figures = dict(task.measure(result))
             if task.cache is not None and key is not None:
                 keep(task.cache, key, figures)
         return SweepRow(seed, figures)
@@ -63,26 +94,3 @@ def row_of(task: SweepTask) -> SweepRow:
         return SweepRow(seed, error="; ".join(str(error).splitlines()))
     except Exception as fault:  # ours, or the machine's: to be seen in the table, with all other rows beside it
         return SweepRow(seed, error=f"{type(fault).__name__}: {fault}")
-
-
-def figures_of(result: Result) -> Iterator[tuple[str, Any]]:
-    """Yield `Result.summary` as columns; those that not every point has come last.
-
-    Where nothing was completed there are no latencies: as zeros they would be the best of the table.
-    """
-    summary = result.summary
-    served = bool(summary["completed"])
-    stages, busy = summary.pop("stages_mean_ms"), summary.pop("gpu_busy_share")
-    classes = summary.pop("classes", {})
-    del summary["interrupted"]
-    for name, value in summary.items():
-        yield name, value if served or not name.endswith("_ms") else None
-    for stage, mean_ms in stages.items():
-        yield f"stage_{stage}_ms", mean_ms if served else None
-    yield "gpus", result.totals.gpus
-    for role in result.totals.roles():
-        yield f"gpus_{role}", sum(engine.gpus for engine in result.totals.engines if engine.role == role)
-        yield f"gpu_busy_share_{role}", busy[role]
-    for name, figures in classes.items():
-        for figure, value in figures.items():
-            yield f"class.{name}.{figure}", value if figures["completed"] or not figure.endswith("_ms") else None

@@ -16,25 +16,46 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import Self
 
 from pdflow_sim.experiments.rows import SweepRow, SweepTask, row_of
 
 
 def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, SweepRow], None, None]:
-    """Yield each task's position and row, in the order in which they end. With one job, all run in this process.
+    """Yield each task's position and row, in the order in which they end: `WorkerPool.rows` of a pool of its own."""
+    with WorkerPool(min(jobs, len(tasks))) as pool:
+        yield from pool.rows(tasks)
 
-    Closing it, and Ctrl-C, end the workers at once.
-    """
-    if jobs == 1:
-        yield from ((position, row_of(task)) for position, task in enumerate(tasks))
-        return
-    waiting = deque(enumerate(tasks))
-    with ExitStack() as stack:
-        idle = [Worker(stack) for _ in range(min(jobs, len(tasks)))]
+
+class WorkerPool:
+    """Processes that run tasks until the pool is closed. With one job, tasks run in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._stack = ExitStack()
+        self._idle: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all workers at once, in the middle of a task too."""
+        self._stack.close()
+
+    def rows(self, tasks: Sequence[SweepTask]) -> Generator[tuple[int, SweepRow], None, None]:
+        """Yield each task's position and row, in the order in which they end.
+
+        If it is left before its end, as by Ctrl-C, the pool must be closed: its workers are still busy.
+        """
+        if self._jobs <= 1:
+            yield from ((position, row_of(task)) for position, task in enumerate(tasks))
+            return
+        self._idle += [Worker(self._stack) for _ in range(min(self._jobs, len(tasks)) - len(self._idle))]
+        waiting = deque(enumerate(tasks))
         busy: dict[Connection, tuple[Worker, int]] = {}
         while waiting or busy:
-            while waiting and idle:
-                worker = idle.pop()
+            while waiting and self._idle:
+                worker = self._idle.pop()
                 position, task = waiting.popleft()
                 worker.begin(task)
                 busy[worker.pipe] = worker, position
@@ -42,7 +63,7 @@ def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, Sweep
                 assert isinstance(pipe, Connection)
                 worker, position = busy.pop(pipe)
                 row = worker.ended()
-                idle.append(worker if row is not None else Worker(stack))
+                self._idle.append(worker if row is not None else Worker(self._stack))
                 yield position, row or SweepRow(error=worker.exit_description())
 
 

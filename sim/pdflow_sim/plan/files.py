@@ -1,0 +1,184 @@
+"""The files of a plan: what was found as JSON, CSV and Markdown, and the best design as a scenario."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pdflow.results.files.write import guarding, replacing, write_results
+from pdflow.version import version
+from pdflow_sim.plan.comparison import Comparison
+from pdflow_sim.plan.outcome import PlanOutcome
+from pdflow_sim.plan.probes import UNCHANGED
+from pdflow_sim.plan.search import Measured
+from pdflow_sim.plan.verdict import Verdict
+
+PLAN_NAME: Final = "plan.json"
+VERDICT_NAME: Final = "verdict.md"
+CANDIDATES_NAME: Final = "candidates.csv"
+PARETO_NAME: Final = "pareto.csv"
+BEST_FOLDER: Final = "best"
+SCENARIO_NAME: Final = "scenario.toml"
+
+KEPT_FIGURES: Final = (
+    *("requests_per_s", "goodput_rps", "slo_attainment", "output_tokens_per_s", "total_tokens_per_s"),
+    *("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms", "itl_p50_ms", "itl_p99_ms"),
+    *("e2e_mean_ms", "failed", "posting_busy_share", "busiest_link_share"),
+)
+"""Figures at a design's highest rate, as means over its seeds."""
+
+
+def write_plan(folder: Path, outcome: PlanOutcome) -> None:
+    """Write all files of a plan. Raises OutputError."""
+    verdict = Verdict(outcome)
+    write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
+    _write_text(folder / VERDICT_NAME, verdict.markdown())
+    _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
+    _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
+    if outcome.best_scenario is not None:
+        path = folder / BEST_FOLDER / SCENARIO_NAME
+        with guarding(path):
+            outcome.best_scenario.save(path)
+
+
+def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:
+    """Yield the content of plan.json."""
+    yield "pdflow_version", version()
+    yield "scenario", outcome.scenario.name
+    yield "slo", outcome.level.text
+    yield "gpus", outcome.gpus
+    yield "wanted_rate", outcome.wanted_rate
+    yield "own_rate", outcome.traffic.rate
+    yield "rate_unit", f"{outcome.traffic.unit}/s"
+    yield "target", outcome.goal.target
+    yield "prices_per_gpu_hour", dict(outcome.goal.prices)
+    yield "meets", outcome.meets
+    yield "unfinished", outcome.unfinished or None
+    yield "headline", verdict.headline
+    yield "verdict", None if outcome.verdict is None else _comparison(outcome.verdict)
+    yield "ratio_with_other_step_times", dict(outcome.ratio_at)
+    yield "never_compared_with_a_measurement", list(outcome.never_compared)
+    yield "operating_rate", outcome.operating_rate
+    yield "levers", [{"name": it.lever.name, "resource": it.lever.resource, "gain": it.gain} for it in outcome.levers]
+    yield (
+        "survives",
+        [
+            {
+                "design": design.text,
+                "stress": it.stress.name,
+                "met": it.meets,
+                "scale": None if it.outcome is None or math.isinf(it.outcome.scale) else it.outcome.scale,
+                **({} if it.outcome is None else _aftermath(it.outcome.figures)),
+            }
+            for design, results in outcome.stresses.items()
+            for it in results
+        ],
+    )
+    yield "refused", dict(outcome.refused)
+    yield "simulated_requests", outcome.simulated
+    yield "runs", outcome.runs
+    yield "designs", list(candidates(outcome))
+
+
+def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
+    """Yield a row for each design, the best first. The first columns have aiconfigurator's names."""
+    for rank, row in enumerate(outcome.rows, start=1):
+        tokens, tpot = row.figure("output_tokens_per_s"), row.figure("tpot_mean_ms")
+        columns: dict[str, Any] = {
+            "rank": rank,
+            "mode": "disagg" if row.design.kind == "disaggregated" else "agg",
+            "tokens/s/gpu": None if tokens is None else tokens / row.design.gpus,
+            "tokens/s/user": None if not tpot else 1000 / tpot,
+            "ttft": row.figure("ttft_mean_ms"),
+            "tpot": tpot,
+            "concurrency": _concurrency(row),
+            "total_gpus": row.design.gpus,
+        }
+        for role, prefix in (("prefill", "(p)"), ("decode", "(d)"), ("aggregated", "")):
+            pool = row.design.of_role(role)  # type: ignore[arg-type]
+            columns |= {
+                f"{prefix}workers": None if pool is None else pool.replicas,
+                f"{prefix}gpus/worker": None if pool is None else pool.engine.gpus,
+                f"{prefix}parallel": None if pool is None else str(pool.engine),
+                f"{prefix}gpu": None if pool is None else pool.engine.gpu,
+            }
+        columns["design"] = row.design.text
+        columns |= dict(row.design.options)
+        columns["max_rate"] = row.rate
+        columns["max_rate_by_seed"] = " ".join(f"{rate:.6g}" for rate in row.rates)
+        columns["run_requests"] = row.requests
+        columns["dollars_per_million_output_tokens"] = outcome.dollars_per_million(row)
+        columns["dollars_per_million_tokens"] = outcome.dollars_per_million(row, "total_tokens_per_s")
+        columns |= {name: row.figure(name) for name in KEPT_FIGURES}
+        yield columns
+
+
+def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
+    """Yield a row for each run of the search: tokens per second of a GPU, and of a user, whether it met the SLO or
+    not."""
+    for probe, found in outcome.probes.items():
+        tokens, tpot = found.figures.get("output_tokens_per_s"), found.figures.get("tpot_mean_ms")
+        if probe.change == UNCHANGED and tokens and tpot:
+            yield {
+                "mode": "disagg" if probe.design.kind == "disaggregated" else "agg",
+                "design": probe.design.text,
+                "total_gpus": probe.design.gpus,
+                "rate": probe.rate,
+                "seed": outcome.scenario.seed + probe.nth,
+                "run_requests": probe.requests,
+                "tokens/s/gpu": tokens / probe.design.gpus,
+                "tokens/s/user": 1000 / tpot,
+                "ttft_p99_ms": found.figures.get("ttft_p99_ms"),
+                "itl_p99_ms": found.figures.get("itl_p99_ms"),
+                "slo_attainment": found.figures.get("slo_attainment"),
+                "scale": None if math.isinf(found.scale) else found.scale,
+                "meets": found.meets,
+            }
+
+
+def _concurrency(row: Measured) -> float | None:
+    """Return the mean number of requests in the system, by Little's law."""
+    rate, time_ms = row.figure("requests_per_s"), row.figure("e2e_mean_ms")
+    return None if rate is None or time_ms is None else rate * time_ms / 1000
+
+
+def _comparison(it: Comparison) -> dict[str, Any]:
+    return {
+        "better": it.better.design.text,
+        "other": it.other.design.text,
+        "disaggregate": it.better.design.kind == "disaggregated" and not it.tied,
+        "ratio": None if math.isinf(it.ratio) else it.ratio,
+        "low": it.low,
+        "high": it.high,
+        "step_time_error": it.step_error,
+        "tie": it.tied,
+    }
+
+
+def _aftermath(figures: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("ttft_p99_after_ms", "failed_after", "recovered_s")
+    return {name: figures[name] for name in names if name in figures}
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file, guarding(path):
+        file.write(text.encode())
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = dict.fromkeys(name for row in rows for name in row)
+    with replacing(path) as file, guarding(path):
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_plain(rows))
+        text.detach()
+
+
+def _plain(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for row in rows:
+        yield {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}

@@ -1,0 +1,95 @@
+"""The outcome of a plan: the designs by worth, what binds the best one, and what it survives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from pdflow.results.figures.service_level import ServiceLevel
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.plan.comparison import Comparison, compare
+from pdflow_sim.plan.designs import Design
+from pdflow_sim.plan.levers import LeverResult
+from pdflow_sim.plan.options import Kind
+from pdflow_sim.plan.probes import Outcome, Probe
+from pdflow_sim.plan.robustness import StressResult
+from pdflow_sim.plan.search import Goal, Measured
+from pdflow_sim.plan.traffic import Traffic
+
+
+@attrs.frozen
+class Duplicates:
+    """A design, and others of the same engines that do as well: one row of the table."""
+
+    row: Measured
+    also: tuple[Measured, ...]
+
+
+@attrs.frozen(kw_only=True)
+class PlanOutcome:
+    """Everything that a plan found."""
+
+    scenario: Scenario
+    traffic: Traffic
+    level: ServiceLevel
+    goal: Goal
+    gpus: int
+    wanted_rate: float | None
+    rows: Sequence[Measured]
+    """The best first."""
+    verdict: Comparison | None
+    """The best of one kind against the best of the other; None if there is one kind only, or nothing meets."""
+    operating_rate: float
+    """The rate that the recommended design is put under stress at."""
+    levers: Sequence[LeverResult]
+    stresses: Mapping[Design, Sequence[StressResult]]
+    ratio_at: Mapping[str, float]
+    """The verdict's ratio with all steps slower and faster by a quarter."""
+    never_compared: Sequence[str]
+    refused: Mapping[str, str]
+    probes: Mapping[Probe, Outcome]
+    best_scenario: Scenario | None
+    """The best design under the operating rate, to be simulated and served as it is."""
+    simulated: int
+    runs: int
+    unfinished: str = ""
+    """Why the search ended early; "" if it did not."""
+
+    @property
+    def best(self) -> Measured | None:
+        """The design that is worth most; None if there is no design."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def meets(self) -> bool:
+        """Whether any design meets the service level, at the wanted rate if there is one."""
+        return self.best is not None and self.best.rate > 0 and self.best.rate >= (self.wanted_rate or 0.0) * 0.98
+
+    def best_of(self, kind: Kind) -> Measured | None:
+        """Return the best design of a kind."""
+        return next((row for row in self.rows if row.design.kind == kind), None)
+
+    def table(self, most: int) -> list[Duplicates]:
+        """Return the best rows, those of the same engines that no seed tells apart merged into one."""
+        found: list[Duplicates] = []
+        for row in self.rows:
+            twin = next((n for n, each in enumerate(found) if self._alike(each.row, row)), None)
+            if twin is not None:
+                found[twin] = attrs.evolve(found[twin], also=(*found[twin].also, row))
+            elif len(found) < most:
+                found.append(Duplicates(row, ()))
+        return found
+
+    def _alike(self, better: Measured, row: Measured) -> bool:
+        if better.design.pools != row.design.pools:
+            return False
+        if better.requests != row.requests:
+            return True  # Short runs of the same engines, of which whole runs are known.
+        compared = compare(better, row, self.goal)
+        return compared is None or compared.tied_by_seeds
+
+    def dollars_per_million(self, row: Measured, figure: str = "output_tokens_per_s") -> float | None:
+        """Return the price of a million tokens of a kind at the design's highest rate; None without prices."""
+        tokens, dollars = row.figure(figure), self.goal.dollars_per_hour(row.design)
+        return None if not tokens or dollars is None else dollars / 3600 / tokens * 1e6

@@ -1,0 +1,295 @@
+"""`pdflow.plan`: the whole plan, from the search to what the best design survives."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from pdflow.results.figures.service_level import ServiceLevel
+from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.workers import WorkerPool
+from pdflow_sim.plan.comparison import RESOLUTION, Comparison, compare, step_error_of
+from pdflow_sim.plan.designs import Design, DesignEditor
+from pdflow_sim.plan.levers import LeverResult, pull_levers
+from pdflow_sim.plan.max_rate import RateSearch, search_together
+from pdflow_sim.plan.options import OPTIONS
+from pdflow_sim.plan.outcome import PlanOutcome
+from pdflow_sim.plan.probes import OutOfTimeError, Probe, Prober
+from pdflow_sim.plan.robustness import STEPS, StressResult, put_under_stress, step_times
+from pdflow_sim.plan.search import Goal, Measured, Search, Target
+from pdflow_sim.plan.space import ShapeFinder, Space
+from pdflow_sim.plan.traffic import Traffic
+
+ROBUST_FINALISTS: Final = 3
+HEADROOM: Final = 0.8
+"""The share of its highest rate that a design is meant for, if it cannot serve the scenario's own."""
+MOST_GPUS: Final = 1024
+MOST_SEEDS: Final = 9
+_SEEDS_AT_ONCE: Final = 2
+_MOST_SIZES: Final = 8
+_MORE_SIZES: Final = 3
+_SIZE_TOLERANCE: Final = 0.03
+INTERRUPTED: Final = "interrupted"
+OUT_OF_TIME: Final = "the time given with --budget is over"
+
+
+@attrs.frozen(kw_only=True)
+class PlanRequest:
+    """What is asked. One of `gpus` and `rate` is given; `prices` are in $ per hour of one GPU."""
+
+    level: ServiceLevel
+    gpus: int | None = None
+    rate: float | None = None
+    gpu_types: tuple[str, ...] = ()
+    prices: Mapping[str, float] = attrs.field(factory=dict)
+    target: Target = "goodput-per-gpu"
+    space: Space | None = None
+    options: Sequence[str] = tuple(OPTIONS)
+    values: Mapping[str, Sequence[Any]] = attrs.field(factory=dict)
+    """Values to search of an option, instead of its own list."""
+    seeds: int = 3
+    requests: int | None = None
+    robust: bool = True
+
+
+@attrs.define
+class Planner:
+    """Carries out a plan. `on_stage` hears of each stage, `on_run` of each run with the best design so far."""
+
+    scenario: Scenario
+    request: PlanRequest
+    jobs: int = 1
+    cache: Path | None = None
+    budget_s: float | None = None
+    on_stage: Callable[[str], object] = lambda stage: None
+    on_run: Callable[[Planner], object] = lambda planner: None
+    prober: Prober = attrs.field(init=False)
+    search: Search = attrs.field(init=False)
+    unfinished: str = attrs.field(init=False, default="")
+
+    def run(self) -> PlanOutcome:
+        """Search, then look at the best. An interruption, or the end of the time, leaves what was found by then.
+
+        Raises ScenarioError if the traffic cannot be planned for.
+        """
+        request = self.request
+        traffic = Traffic.of(self.scenario)
+        if request.requests is not None:
+            traffic = attrs.evolve(traffic, requests=request.requests)
+        deadline = math.inf if self.budget_s is None else time.monotonic() + self.budget_s
+        with ExitStack() as stack:
+            pool = stack.enter_context(WorkerPool(self.jobs))
+            self.prober = Prober(
+                traffic,
+                request.level,
+                pool,
+                cache=self.cache,
+                deadline=deadline,
+                on_run=lambda: self.on_run(self),
+            )
+            looked = Looked()
+            try:
+                self._search()
+                self._decide()
+                self._look(looked)
+            except OutOfTimeError:
+                self.unfinished = OUT_OF_TIME
+            except KeyboardInterrupt:
+                self.unfinished = INTERRUPTED
+        return self._outcome(looked)
+
+    def best_so_far(self) -> RateSearch | None:
+        """Return the search of the design that has served the highest worth so far, at its longest runs."""
+        search = self.search
+        searches = search.finals or search.shapes
+        met = [it for it in searches if it.met is not None]
+        return max(met, key=lambda it: search.worth(it.design, it.rate), default=None)
+
+    def _new_search(self, gpus: int, gpu_types: tuple[str, ...] = ()) -> Search:
+        space = self.request.space or Space(self.request.gpu_types or _own_gpus(self.scenario))
+        return Search(
+            prober=self.prober,
+            finder=ShapeFinder(self.scenario, attrs.evolve(space, gpus=gpu_types) if gpu_types else space),
+            goal=Goal(self.request.target, self.request.prices),
+            gpus=gpus,
+            seeds=self.request.seeds,
+            options={name: self.request.values.get(name, OPTIONS[name].values) for name in self.request.options},
+            on_stage=self.on_stage,
+            first_rate=self.request.rate,
+        )
+
+    def _search(self) -> None:
+        if self.request.gpus is not None:
+            self.search = self._new_search(self.request.gpus)
+            self.search.run()
+            return
+        types = self.request.gpu_types or _own_gpus(self.scenario)
+        of_each = types if self.request.target == "cost" else ("",)
+        found = [self._smallest((gpu,) if gpu else ()) for gpu in of_each]
+        self.search = min(found, key=self._price)
+        self.search.refine()
+        wanted = self.request.rate or 0.0
+        for _ in range(_MORE_SIZES):
+            # Whole runs carry a lower rate than short ones.
+            best = self.search.measured()[0]
+            if best.rate >= wanted or best.rate == 0:
+                return
+            gpus = max(self.search.gpus + 1, math.ceil(self.search.gpus * wanted / best.rate))
+            self.search = self._new_search(gpus, self.search.finder.gpu_types)
+            self.search.run()
+
+    def _decide(self) -> None:
+        """Give the best design of each kind more seeds until it is clear which is better, or clear that they tie."""
+        for _ in range(self.request.seeds, MOST_SEEDS, _SEEDS_AT_ONCE):
+            best: dict[str, Measured] = {}
+            for row in self.search.measured():
+                best.setdefault(row.design.kind, row)
+            if len(best) < 2 or any(row.requests < self.prober.traffic.requests for row in best.values()):
+                return
+            one, other = best.values()
+            compared = compare(one, other, self.search.goal)
+            if compared is None or not compared.tied_by_seeds or compared.ratio < 1 + RESOLUTION:
+                return
+            if compared.low is not None and compared.high is not None and compared.high < 1 + RESOLUTION:
+                return
+            self.on_stage("more seeds")
+            self.search.add_seeds(list(best.values()), _SEEDS_AT_ONCE)
+
+    def _smallest(self, gpu_types: tuple[str, ...]) -> Search:
+        """Return the search with the fewest GPUs, by short runs, on which some shape serves the wanted rate."""
+        wanted = self.request.rate or 0.0
+        own = DesignEditor(self.scenario).own
+        gpus, too_few = (own.gpus if own is not None else 1), 0
+        enough: Search | None = None
+        for _ in range(_MOST_SIZES):
+            self.search = search = self._new_search(gpus, gpu_types)
+            search.search_shapes()
+            best = search.best_shape(wanted)
+            rate = 0.0 if best is None else best.rate
+            if rate >= wanted:
+                enough = search
+            else:
+                too_few = max(too_few, gpus)
+            most = enough.gpus if enough is not None else MOST_GPUS
+            if most - too_few <= max(1, round(_SIZE_TOLERANCE * most)):
+                break
+            guess = math.ceil(gpus * wanted / rate) if rate > 0 else gpus * 2
+            gpus = min(max(guess, too_few + 1), most - 1 if enough is not None else most)
+        return enough or search
+
+    def _price(self, search: Search) -> float:
+        """Return what the best shape of a search costs an hour; infinite if it serves too little."""
+        wanted = self.request.rate or 0.0
+        best = search.best_shape(wanted)
+        if best is None or best.rate < wanted:
+            return math.inf
+        return search.goal.dollars_per_hour(best.design) or float(best.design.gpus)
+
+    def _look(self, looked: Looked) -> None:
+        """Look at the best designs: what would help, what they survive, and whether the verdict holds with other step
+        times."""
+        rows = self.search.measured()
+        if not rows:
+            return
+        best = rows[0]
+        self.on_stage("what would help")
+        looked.levers = pull_levers(self.prober, best.design, best.rate, self.search.middling)
+        finals = [row for row in rows if row.requests == self.prober.traffic.requests and row.rate > 0]
+        if not self.request.robust or not finals:
+            return
+        self.on_stage("robustness")
+        kinds = {row.design.kind: row for row in reversed(finals)}
+        chosen = dict.fromkeys([best.design, *(row.design for row in kinds.values())])
+        for row in finals[1:]:
+            if len(chosen) < ROBUST_FINALISTS and row.design.pools not in {design.pools for design in chosen}:
+                chosen[row.design] = None
+        looked.stresses = put_under_stress(self.prober, list(chosen), self.operating_rate(best))
+        if len(kinds) > 1:
+            self.on_stage("other step times")
+            looked.ratio_at = self._ratios(list(kinds.values()), best)
+
+    def operating_rate(self, best: Measured) -> float:
+        """Return the rate that the recommended design is meant for: the one that is asked for, or the scenario's own,
+        or else most of what it can serve."""
+        if self.request.rate is not None:
+            return self.request.rate
+        own = self.prober.traffic.rate
+        return own if best.rate >= own or best.rate == 0 else HEADROOM * best.rate
+
+    def _ratios(self, kinds: Sequence[Measured], best: Measured) -> dict[str, float]:
+        """Return by how much the best of its kind is worth more than the other's, with slower and faster steps."""
+        requests, goal = self.search.middling, self.search.goal
+        searches: dict[tuple[str, Design], RateSearch] = {}
+        for row in kinds:
+            scenario = self.prober.scenario_of(Probe(row.design, row.rate, requests)).resolved
+            for name, factor in (("25 % slower", STEPS), ("25 % faster", 1 / STEPS)):
+                change = step_times(scenario, factor)
+                searches[name, row.design] = RateSearch(
+                    row.design, requests, row.rate / factor, 0.05, change=change, first_step=1.2
+                )
+        search_together(self.prober, list(searches.values()))
+        ratios = {}
+        for name in dict.fromkeys(name for name, _ in searches):
+            worth = {row.design: goal.worth(row.design, searches[name, row.design].rate) for row in kinds}
+            other = max(value for design, value in worth.items() if design != best.design)
+            ratios[name] = worth[best.design] / other if other > 0 else math.inf
+        return ratios
+
+    def _outcome(self, looked: Looked) -> PlanOutcome:
+        search = self.search
+        rows = search.measured()
+        verdict, never = self._verdict(rows)
+        rate = self.operating_rate(rows[0]) if rows else 0.0
+        return PlanOutcome(
+            scenario=self.scenario,
+            traffic=self.prober.traffic,
+            level=self.request.level,
+            goal=search.goal,
+            gpus=search.gpus,
+            wanted_rate=self.request.rate,
+            rows=rows,
+            verdict=verdict,
+            operating_rate=rate,
+            levers=looked.levers,
+            stresses=looked.stresses,
+            ratio_at=looked.ratio_at,
+            never_compared=never,
+            refused=search.finder.refused,
+            probes=dict(self.prober.outcomes),
+            best_scenario=self._scenario_of(rows[0].design, rate) if rows else None,
+            simulated=self.prober.requests,
+            runs=len(self.prober.outcomes),
+            unfinished=self.unfinished,
+        )
+
+    def _scenario_of(self, design: Design, rate: float) -> Scenario:
+        scenario = self.prober.scenario_of(Probe(design, rate, self.prober.traffic.requests))
+        return scenario.with_({"scenario.name": f"{self.scenario.name}-plan"})
+
+    def _verdict(self, rows: Sequence[Measured]) -> tuple[Comparison | None, list[str]]:
+        best = {row.design.kind: row for row in reversed(rows)}
+        scenarios = [self.prober.scenario_of(Probe(row.design, self.prober.traffic.rate, 1)) for row in best.values()]
+        error, never = step_error_of(*(scenario.resolved for scenario in scenarios))
+        if len(best) < 2:
+            return None, never
+        one, other = best.values()
+        return compare(one, other, self.search.goal, error), never
+
+
+@attrs.define
+class Looked:
+    """What was found about the best designs so far."""
+
+    levers: list[LeverResult] = attrs.field(factory=list)
+    stresses: dict[Design, list[StressResult]] = attrs.field(factory=dict)
+    ratio_at: dict[str, float] = attrs.field(factory=dict)
+
+
+def _own_gpus(scenario: Scenario) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(pool.gpu.name for pool in scenario.resolved.pools))

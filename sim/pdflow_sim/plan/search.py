@@ -1,0 +1,273 @@
+"""The search for the best cluster: many designs on short runs, then fewer on longer ones, with paired seeds at the end.
+
+1. Shapes: every size of engine in every ratio of P to D, by its highest rate on short runs; designs far below the best
+   of their kind are dropped on the way.
+2. Options: on the best shape of each kind, each option's other values, one option after the other; a value is kept if
+   it serves a higher rate.
+3. Finals: the best few of each kind at full length with several seeds, the same seeds for all.
+
+Both kinds, aggregated and disaggregated, stay in to the end: that one of them is better is the answer, not a premise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+
+from pdflow_sim.plan.designs import Design
+from pdflow_sim.plan.max_rate import RateSearch, search_together
+from pdflow_sim.plan.options import KINDS, OPTIONS
+from pdflow_sim.plan.probes import Outcome, OutOfTimeError, Probe, Prober
+from pdflow_sim.plan.space import ShapeFinder
+
+Target: TypeAlias = Literal["goodput-per-gpu", "cost", "min-gpus"]
+
+SHORT_SHARE: Final = 8
+"""Short runs have one request in so many."""
+SHORT_LEAST: Final = 200
+OPTION_SHARE: Final = 3
+_SHORT_TOLERANCE: Final = 0.08
+_FINAL_TOLERANCE: Final = 0.02
+_DROP_BELOW: Final = 0.7
+"""Highest rates on short runs are up to 40 % above those on whole runs, but much the same for all designs."""
+_WORTH_KEEPING: Final = 1.02
+"""An option's value must serve so much more to be kept."""
+_NEAR: Final = 0.9
+"""Seeds move the highest rate by up to a tenth."""
+FINALISTS: Final = 3
+"""Of each kind."""
+
+
+@attrs.frozen
+class Goal:
+    """What designs are compared by. `prices`: $ per hour of one GPU, by its type."""
+
+    target: Target
+    prices: Mapping[str, float]
+
+    def worth(self, design: Design, rate: float) -> float:
+        """Return how much a design that serves this rate is worth, the higher the better."""
+        return rate / (self.dollars_per_hour(design) or 1.0) if self.target == "cost" else rate / design.gpus
+
+    def dollars_per_hour(self, design: Design) -> float | None:
+        """Return the price of the design's GPUs; None if that of one is not known."""
+        counts = design.gpu_counts
+        if any(gpu not in self.prices for gpu in counts):
+            return None
+        return math.fsum(self.prices[gpu] * count for gpu, count in counts.items())
+
+
+@attrs.frozen
+class Measured:
+    """A design and its highest rates: one for each seed that it was measured with, in the order of the seeds."""
+
+    design: Design
+    rates: tuple[float, ...]
+    requests: int
+    outcomes: tuple[Outcome, ...]
+    """At the highest rate that met the service level with each seed; at the lowest rate tried where none met."""
+
+    @property
+    def rate(self) -> float:
+        """The mean of the highest rates."""
+        return math.fsum(self.rates) / len(self.rates) if self.rates else 0.0
+
+    def figure(self, name: str) -> float | None:
+        """Return the mean of a figure over the seeds; None if any run lacks it."""
+        values = [value for outcome in self.outcomes if (value := outcome.figures.get(name)) is not None]
+        return math.fsum(values) / len(values) if values and len(values) == len(self.outcomes) else None
+
+    @property
+    def scale(self) -> float:
+        """The smallest factor on all bounds by which they would have been met, at the rate of `outcomes`."""
+        return min((outcome.scale for outcome in self.outcomes), default=math.inf)
+
+
+@attrs.define
+class Search:
+    """The state of a search; what was found is there at any time, also if it is interrupted."""
+
+    prober: Prober
+    finder: ShapeFinder
+    goal: Goal
+    gpus: int
+    seeds: int
+    options: Mapping[str, Sequence[Any]]
+    """The values to search of each option."""
+    on_stage: Callable[[str], object] = lambda stage: None
+    first_rate: float | None = None
+    """Where the search begins; default: the scenario's own rate."""
+    shapes: list[RateSearch] = attrs.field(factory=list)
+    tried: list[RateSearch] = attrs.field(factory=list)
+    """Searches of options and of neighbours."""
+    finals: list[RateSearch] = attrs.field(factory=list)
+    finished: bool = False
+
+    def run(self) -> None:
+        """Search to the end. Raises OutOfTimeError and KeyboardInterrupt, which leave what was found."""
+        self.search_shapes()
+        self.refine()
+
+    def refine(self) -> None:
+        """Search options of the best shapes, and compare the finalists."""
+        self.on_stage("options")
+        finalists = list(self.finalists())
+        self.on_stage("finals")
+        self.search_finals(finalists)
+        self.finished = True
+
+    @property
+    def short(self) -> int:
+        """The requests of a short run."""
+        return min(self.prober.traffic.requests, max(SHORT_LEAST, self.prober.traffic.requests // SHORT_SHARE))
+
+    @property
+    def middling(self) -> int:
+        """The requests of runs that compare options."""
+        return max(self.short, self.prober.traffic.requests // OPTION_SHARE)
+
+    def worth(self, design: Design, rate: float) -> float:
+        """Return `Goal.worth`."""
+        return self.goal.worth(design, rate)
+
+    def search_shapes(self) -> None:
+        """Find the highest rate of every cluster on short runs, then of those next to the best ratios."""
+        self.on_stage(f"sizes and ratios on {self.gpus} GPUs")
+        first_rate = self.first_rate or self.prober.traffic.rate
+        self.shapes = [
+            RateSearch(design, self.short, first_rate, _SHORT_TOLERANCE) for design in self.finder.designs(self.gpus)
+        ]
+        search_together(self.prober, self.shapes, worth=self.worth, drop_below=_DROP_BELOW)
+        best = self._best_of("disaggregated", self.shapes)
+        while best is not None and best.rate > 0:
+            known = {search.design for search in self.shapes}
+            more = [
+                RateSearch(design, self.short, best.rate, _SHORT_TOLERANCE, first_step=1.2)
+                for design in self.finder.neighbours(best.design, self.gpus)
+                if design not in known
+            ]
+            if not more:
+                return
+            self.shapes += more
+            search_together(self.prober, more, worth=self.worth, drop_below=_DROP_BELOW)
+            best = self._best_of("disaggregated", self.shapes)
+
+    def best_shape(self, wanted: float = 0.0) -> RateSearch | None:
+        """Return the shape that is worth most, of those that serve a rate if any does."""
+        sound = [search for search in self.shapes if search.error is None]
+        enough = [search for search in sound if search.rate >= wanted]
+        return max(enough or sound, key=self._rank, default=None)
+
+    def _best_of(self, kind: str, searches: Sequence[RateSearch]) -> RateSearch | None:
+        mine = [search for search in searches if search.design.kind == kind and search.error is None]
+        return max(mine, key=self._rank, default=None)
+
+    def _rank(self, search: RateSearch) -> tuple[float, float]:
+        """Return the key that sorts searches by worth; those that never met, by how far they are from it."""
+        scale = search.missed[1] if search.met is None and search.missed is not None else 0.0
+        return self.worth(search.design, search.rate), -scale
+
+    def finalists(self) -> Iterator[tuple[Design, float]]:
+        """Yield the designs of the finals, each with the rate that short runs promise."""
+        for kind in KINDS:
+            ranked = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
+            if not ranked:
+                continue
+            best = self.with_options(ranked[0].design, ranked[0].rate)
+            gain = best.rate / ranked[0].rate if ranked[0].rate > 0 else 1.0
+            yield best.design, best.rate
+            if best.design != ranked[0].design:
+                yield ranked[0].design, ranked[0].rate
+            close = [s for s in ranked[1:FINALISTS] if s.rate > _DROP_BELOW * ranked[0].rate]
+            for search in close:
+                design = attrs.evolve(search.design, options=best.design.options)
+                yield design, search.rate * gain
+
+    def with_options(self, base: Design, rate: float) -> RateSearch:
+        """Return the search of the best options of a cluster, one option after the other."""
+        best = RateSearch(base, self.middling, rate or self.prober.traffic.rate, 0.04, first_step=1.1)
+        search_together(self.prober, [best])
+        self.tried.append(best)
+        for name, values in self.options.items():
+            option = OPTIONS[name]
+            if base.kind not in option.kinds:
+                continue
+            own = dict(best.design.options).get(name, option.own(self.prober.traffic.scenario.resolved))
+            least = max(best.rate * _WORTH_KEEPING, 0.0)
+            others = [
+                RateSearch(
+                    best.design.with_option(name, value), self.middling, least, 0.03, first_step=1.08, above=True
+                )
+                for value in values
+                if value != own
+            ]
+            if least == 0:
+                continue
+            search_together(self.prober, others)
+            self.tried += others
+            better = max(others, key=lambda search: search.rate, default=best)
+            best = better if better.rate > best.rate else best
+        return best
+
+    def search_finals(self, finalists: Sequence[tuple[Design, float]]) -> None:
+        """Find the highest rates of the finalists on whole runs: with one seed, then with the others those near the
+        best of their kind."""
+        first = [self._final(design, rate, 0) for design, rate in dict(finalists).items()]
+        self.finals = first
+        search_together(self.prober, first)
+        near = []
+        for kind in KINDS:
+            best = self._best_of(kind, first)
+            mine = [search for search in first if search.design.kind == kind and search.error is None]
+            near += [search for search in mine if best is not None and self._close(search, best)]
+        more = [self._final(search.design, search.rate, nth) for search in near for nth in range(1, self.seeds)]
+        self.finals = [*first, *more]
+        search_together(self.prober, more)
+
+    def add_seeds(self, rows: Sequence[Measured], more: int) -> None:
+        """Find the highest rates of these designs with more seeds, after those that they all have."""
+        have = min(len(row.rates) for row in rows)
+        searches = [
+            self._final(row.design, row.rate, nth)
+            for row in rows
+            for nth in range(have, have + more)
+            if nth >= len(row.rates)
+        ]
+        self.finals += searches
+        search_together(self.prober, searches)
+
+    def _final(self, design: Design, rate: float, nth: int) -> RateSearch:
+        whole = self.prober.traffic.requests
+        return RateSearch(design, whole, rate or self.prober.traffic.rate, _FINAL_TOLERANCE, nth, first_step=1.06)
+
+    def _close(self, search: RateSearch, best: RateSearch) -> bool:
+        return self.worth(search.design, search.rate) >= _NEAR * self.worth(best.design, best.rate)
+
+    def measured(self) -> list[Measured]:
+        """Return what is known of each design: those of the finals first, the best first of each."""
+        groups: dict[Design, list[RateSearch]] = {}
+        for search in (*self.shapes, *self.tried, *self.finals):
+            if search.met is None and search.missed is None:
+                continue
+            found = groups.setdefault(search.design, [])
+            if found and found[0].requests < search.requests:
+                found.clear()
+            if not found or found[0].requests == search.requests:
+                found.append(search)
+        rows = [self._measured(design, searches) for design, searches in groups.items()]
+        final = {search.design for search in self.finals}
+        return sorted(rows, key=lambda row: (row.design not in final, -self.worth(row.design, row.rate), row.scale))
+
+    def _measured(self, design: Design, searches: Sequence[RateSearch]) -> Measured:
+        outcomes = []
+        for search in searches:
+            at = search.met or search.missed
+            assert at is not None
+            outcomes.append(self.prober.outcomes[Probe(design, at[0], search.requests, search.nth, search.change)])
+        return Measured(design, tuple(s.rate for s in searches), searches[0].requests, tuple(outcomes))
+
+
+__all__ = ["FINALISTS", "Goal", "Measured", "OutOfTimeError", "Search", "Target"]

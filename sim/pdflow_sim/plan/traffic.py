@@ -1,0 +1,64 @@
+"""The traffic that a plan is for: the scenario's own, at any multiple of its rate and with any number of requests."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import attrs
+
+from pdflow.errors import Problem, ScenarioError
+from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.schema.workload import ClosedArrival, RampArrival
+from pdflow.workload.build import rate_of, requests
+
+NS_PER_S = 10**9
+
+
+@attrs.frozen
+class Traffic:
+    """The scenario's workload. `rate` is its own, in `unit`s per second; `requests` how many it has."""
+
+    scenario: Scenario
+    rate: float
+    unit: str
+    requests: int
+
+    @staticmethod
+    def of(scenario: Scenario) -> Traffic:
+        """Read the workload of a scenario. Raises ScenarioError for one whose rate cannot be changed."""
+        workload, path = scenario.resolved.workload, scenario.resolved.path
+        if isinstance(workload.arrival, ClosedArrival):
+            message = "a closed loop has no rate to plan for; choose an arrival process with a rate, such as poisson"
+            raise ScenarioError([Problem(path, "workload.arrival", message)])
+        if workload.sessions is not None and workload.arrival is not None:
+            return Traffic(scenario, workload.arrival.rate_rps, "sessions", workload.requests or 0)
+        rate = rate_of(workload, scenario.folder)
+        count = workload.requests
+        if rate is None or count is None:
+            arrivals = [row.arrival_ns for row in itertools.islice(_drawn(scenario), count)]
+            if len(arrivals) < 2 or arrivals[-1] == arrivals[0]:
+                raise ScenarioError([Problem(path, "workload", "has no two requests, so no rate to plan for")])
+            count = len(arrivals)
+            rate = rate or (count - 1) * NS_PER_S / (arrivals[-1] - arrivals[0])
+        return Traffic(scenario, rate, "requests", count)
+
+    def edits(self, rate: float, requests: int) -> dict[str, Any]:
+        """Return the edits for the same traffic at another rate, with its first `requests` requests."""
+        workload = self.scenario.resolved.workload
+        factor = rate / self.rate
+        edits: dict[str, Any] = {"workload.requests": requests}
+        arrival = workload.arrival
+        if isinstance(arrival, RampArrival):
+            edits |= {f"workload.arrival.{key}": getattr(arrival, key) * factor for key in ("from_rps", "to_rps")}
+        elif arrival is not None:
+            edits["workload.arrival.rate_rps"] = arrival.rate_rps * factor if arrival.rate_rps else rate
+        elif workload.like is not None:
+            edits |= {"workload.rate_rps": rate, "workload.rate_scale": None}
+        elif workload.trace is not None:
+            edits["workload.trace.time_scale"] = workload.trace.time_scale / factor
+        return edits
+
+
+def _drawn(scenario: Scenario) -> Any:
+    return requests(scenario.resolved.workload, scenario.seed, scenario.folder)
