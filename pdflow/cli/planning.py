@@ -18,9 +18,9 @@ from pdflow.errors import before_simulating
 @click.option(
     "--slo",
     metavar="LEVEL",
-    help="What must be met, as in ttft=500ms@p99,itl=50ms@p99,attainment=95%. Latencies: ttft, tpot, itl, e2e; @p99: for "
-    "99 % of requests (ITL: of tokens); @mean; attainment: the share of requests that meet all bounds. Default: the "
-    "scenario's [slo], met by 95 % of requests.",
+    help="What must be met, as in ttft=500ms@p99,itl=50ms@p99,attainment=95%. Latencies: ttft, tpot, itl, e2e; @p99: "
+    "for 99 % of requests (ITL: of tokens); @mean; attainment: the share of requests that meet all bounds. Default: "
+    "the scenario's [slo], met by 95 % of requests.",
 )
 @click.option("--gpus", type=int, metavar="N", help="Find the best cluster of N GPUs.")
 @click.option("--rate", type=float, metavar="R", help="Find the smallest cluster that serves R requests per second.")
