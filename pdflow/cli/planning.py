@@ -34,14 +34,19 @@ from pdflow.errors import before_simulating
 @click.option(
     "--search",
     metavar="KEY,...",
-    help="What to search: tp, ep, xpyd (numbers of P and D), chunk, policy, method, block_size, dispatch, conditional. "
-    "Default: all.",
+    help="What to search: tp, ep, xpyd (numbers of P and D), chunk, policy, method, block_size, dispatch, conditional; "
+    "none: the scenario's own cluster alone. Default: all.",
 )
 @click.option(
     "--values",
     multiple=True,
     metavar="KEY=VALUE,...",
     help="The values of one key to search, as in tp=2,4. Repeatable.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["aggregated", "disaggregated"]),
+    help="Search clusters of this kind only. Default: both, which says whether to disaggregate.",
 )
 @click.option(
     "--target",

@@ -15,7 +15,7 @@ from pdflow.scenario.schema.scenario import Pool, ResolvedScenario, Role, Roofli
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
-from pdflow_sim.plan.probes import UNCHANGED, Change, Probe, Prober
+from pdflow_sim.plan.probes import UNCHANGED, Change, Outcome, Probe, Prober
 
 MORE: Final = 2
 """How many times as much of a resource each lever gives."""
@@ -23,6 +23,8 @@ LETTERS: Final[dict[Role, str]] = {"prefill": "P", "decode": "D", "aggregated": 
 _TOLERANCE: Final = 0.04
 _STEP: Final = 1.15
 _WORTH_A_LOOK: Final = 1.03
+_FULL: Final = 0.9
+_ALIKE: Final = 0.7
 
 
 @attrs.frozen
@@ -123,14 +125,37 @@ def pull_levers(prober: Prober, design: Design, rate: float, requests: int) -> l
         for lever, search in zip(levers, searches[1:], strict=True)
         if search.error is None
     ]
-    return sorted(results, key=lambda result: -result.gain)
+    at_limit = base.missed or base.met
+    assert at_limit is not None
+    return ranked(results, full_resources(prober.outcomes[at_limit.probe]))
+
+
+def full_resources(outcome: Outcome) -> frozenset[str]:
+    """Return the resources that a run used up, by their names in levers."""
+    figures = outcome.figures
+    shares = {
+        "posting of descriptors": figures.get("posting_busy_share"),
+        "network bandwidth": figures.get("busiest_link_share"),
+        **{f"KV memory of {letter}": figures.get(f"kv_peak_share_{role}") for role, letter in LETTERS.items()},
+    }
+    return frozenset(name for name, share in shares.items() if share is not None and share > _FULL)
+
+
+def ranked(results: Sequence[LeverResult], full: frozenset[str]) -> list[LeverResult]:
+    """Return levers by their gain. Of those that help about as much as the best, a resource that was used up is first:
+    faster decoding frees memory too, but memory is what was missing."""
+    by_gain = sorted(results, key=lambda result: -result.gain)
+    if not by_gain:
+        return []
+    alike = [it for it in by_gain if it.gain > _ALIKE * by_gain[0].gain > 0 and it.lever.resource in full]
+    return [*alike, *(it for it in by_gain if it not in alike)]
 
 
 def _by_scale(prober: Prober, base: RateSearch, levers: Sequence[Lever], requests: int) -> list[LeverResult]:
     """Return what levers are worth where no rate meets the service level: at the lowest rate that was tried."""
     assert base.missed is not None
     low, scale = base.missed
-    outcomes = prober.run([Probe(lever.design, low, requests, 0, lever.change) for lever in levers])
+    outcomes = prober.run([attrs.evolve(low, design=lever.design, change=lever.change) for lever in levers])
     results = [
         LeverResult(lever, 0.0, 0.0, outcome.scale / scale)
         for lever, outcome in zip(levers, outcomes, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -20,15 +20,35 @@ from pdflow_sim.plan.probes import UNCHANGED, Change, Outcome, Probe, Prober
 LEAST_SHARE: Final = 1 / 256
 """A design that meets its service level not even at this share of the first rate is taken to meet it at none."""
 GREATEST_SHARE: Final = 4096.0
+"""And so many times the first rate is taken to be no bound."""
 _MUCH_LOWER: Final = 1.8
 _NO_NEARER: Final = 0.97
+ANSWERS: Final = 6
+"""The least duration of a run, in times that an answer takes."""
+_LONGEST_STEP: Final = 4.0
 _FIRST_STEP: Final = 2.0
 """From the first rate to the next while nothing is known; a rate that failed at a scale that is known says more."""
 
 
+class Tried(NamedTuple):
+    """A probe that was run, and its scale."""
+
+    probe: Probe
+    scale: float
+
+    @property
+    def rate(self) -> float:
+        """The rate that was tried."""
+        return self.probe.rate
+
+
 @attrs.define
 class RateSearch:
-    """The search for the highest rate of one design with one seed. `tolerance` is the relative width to end with."""
+    """The search for the highest rate of one design with one seed. `tolerance` is the relative width to end with.
+
+    A run has `requests` requests, and more where they would arrive within a few times the time that an answer takes:
+    a thousand requests at once fit into batches that a steady stream at that rate overflows.
+    """
 
     design: Design
     requests: int
@@ -39,65 +59,75 @@ class RateSearch:
     first_step: float = _FIRST_STEP
     above: bool = False
     """Whether the search ends if the first rate does not meet: it is known that a lower one is not worth it."""
-    met: tuple[float, float] | None = None
-    """The highest rate that met so far, and its scale."""
-    missed: tuple[float, float] | None = None
+    met: Tried | None = None
+    """The highest rate that met so far."""
+    missed: Tried | None = None
     """The lowest rate that did not."""
     dropped: bool = False
     """Ended early: too far below another."""
     error: str | None = None
-    _misses: list[tuple[float, float]] = attrs.field(factory=list)
-    """Every rate that missed, with its scale."""
+    answer_s: float = 0.0
+    """How long an answer takes from its first token on, as far as is known."""
+    _misses: list[Tried] = attrs.field(factory=list)
 
-    def next_probe(self) -> Probe | None:
+    def next_probe(self, most_requests: int) -> Probe | None:
         """Return the probe to run next, None at the end."""
         rate = None if self.dropped or self.error is not None else self._next_rate()
-        return None if rate is None else Probe(self.design, rate, self.requests, self.nth, self.change)
+        if rate is None:
+            return None
+        requests = max(self.requests, min(most_requests, math.ceil(rate * ANSWERS * self.answer_s)))
+        return Probe(self.design, rate, requests, self.nth, self.change)
 
     def _next_rate(self) -> float | None:
         if self.met is None and self.missed is None:
             return self.first_rate
         if self.missed is None:
             assert self.met is not None
-            higher = self.met[0] * (1 + (self.first_step - 1) * self._steps(self.met[0] / self.first_rate))
+            higher = self.met.rate * self._step(self.met.rate / self.first_rate)
             return higher if higher <= self.first_rate * GREATEST_SHARE else None
         if self.met is None:
             if self.above or self._hopeless:
                 return None
-            lower = self.missed[0] / (1 + (self.first_step - 1) * self._steps(self.first_rate / self.missed[0]))
+            lower = self.missed.rate / self._step(self.first_rate / self.missed.rate)
             return lower if lower >= self.first_rate * LEAST_SHARE else None
-        low, high = self.met[0], self.missed[0]
+        low, high = self.met.rate, self.missed.rate
         return math.sqrt(low * high) if high > low * (1 + self.tolerance) else None
 
-    def _steps(self, gone: float) -> float:
-        """Return the factor on the first step: each is twice as long as the one before."""
-        return max(1.0, 2.0 * math.log(gone) / math.log(self.first_step)) if gone > 1 else 1.0
+    def _step(self, gone: float) -> float:
+        """Return the factor to the next rate while nothing is known on one side: longer after each."""
+        longer = max(1.0, 2.0 * math.log(gone) / math.log(self.first_step)) if gone > 1 else 1.0
+        return min(1 + (self.first_step - 1) * longer, _LONGEST_STEP)
 
     @property
     def _hopeless(self) -> bool:
         """Whether a much lower rate was hardly nearer to the service level: even an idle cluster misses it."""
-        rate, scale = self.missed or (0.0, math.inf)
-        return any(scale > _NO_NEARER * worse and rate < higher / _MUCH_LOWER for higher, worse in self._misses)
+        missed = self.missed
+        return missed is not None and any(
+            missed.scale > _NO_NEARER * worse.scale and missed.rate < worse.rate / _MUCH_LOWER for worse in self._misses
+        )
 
     def note(self, probe: Probe, outcome: Outcome) -> None:
         """Take in the outcome of a probe."""
         if outcome.error is not None:
             self.error = outcome.error
         elif outcome.meets:
-            self.met = (probe.rate, outcome.scale)
+            self.met = Tried(probe, outcome.scale)
         else:
-            self._misses.append((probe.rate, outcome.scale))
-            self.missed = (probe.rate, outcome.scale)
+            self.missed = Tried(probe, outcome.scale)
+            self._misses.append(self.missed)
+        e2e, ttft = (outcome.figures.get(f"{name}_mean_ms") for name in ("e2e", "ttft"))
+        if e2e is not None and ttft is not None:
+            self.answer_s = (e2e - ttft) / 1000
 
     @property
     def rate(self) -> float:
         """The highest rate, as far as it is known: 0 if none met."""
         if self.met is None:
             return 0.0
-        low, scale = self.met
+        low, scale = self.met.rate, self.met.scale
         if self.missed is None:
             return low
-        high, worse = self.missed
+        high, worse = self.missed.rate, self.missed.scale
         if not (scale > 0 and math.isfinite(worse)) or worse <= scale:
             return low
         crossing = min(1.0, max(0.0, -math.log(scale) / math.log(worse / scale)))
@@ -106,7 +136,7 @@ class RateSearch:
     @property
     def most(self) -> float:
         """A rate that the design cannot exceed, as far as is known."""
-        return math.inf if self.missed is None else self.missed[0]
+        return math.inf if self.missed is None else self.missed.rate
 
 
 def search_together(
@@ -118,8 +148,9 @@ def search_together(
 ) -> None:
     """Carry on all searches to their end. `worth` is of a design at a rate, the higher the better; a search whose worth
     cannot reach `drop_below` of the best of the design's kind is dropped. Raises OutOfTimeError."""
+    most = prober.traffic.most_requests
     while True:
-        active = [(search, probe) for search in searches if (probe := search.next_probe()) is not None]
+        active = [(search, probe) for search in searches if (probe := search.next_probe(most)) is not None]
         if not active:
             return
         for (search, probe), outcome in zip(active, prober.run([probe for _, probe in active]), strict=True):
@@ -127,8 +158,8 @@ def search_together(
         if drop_below:
             best: dict[str, float] = {}
             for search in searches:
-                reached = worth(search.design, search.met[0]) if search.met else 0.0
+                reached = worth(search.design, search.met.rate) if search.met else 0.0
                 best[search.design.kind] = max(best.get(search.design.kind, 0.0), reached)
             for search in searches:
-                most = worth(search.design, search.most)
-                search.dropped = search.dropped or most < drop_below * best[search.design.kind]
+                reach = worth(search.design, search.most)
+                search.dropped = search.dropped or reach < drop_below * best[search.design.kind]

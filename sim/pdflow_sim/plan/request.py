@@ -13,7 +13,7 @@ from pdflow.scenario.presets import find_preset, presets
 from pdflow.scenario.reading.convert import did_you_mean
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.overrides import values_of
-from pdflow_sim.plan.options import OPTIONS
+from pdflow_sim.plan.options import KINDS, OPTIONS
 from pdflow_sim.plan.planner import MOST_GPUS, PlanRequest
 from pdflow_sim.plan.search import Target
 from pdflow_sim.plan.space import TP_SIZES, Space
@@ -33,6 +33,7 @@ class PlanOptions:
     gpu: Sequence[str] = ()
     search: str | None = None
     values: Sequence[str] = ()
+    kind: str | None = None
     target: str | None = None
     seeds: int = 3
     requests: int | None = None
@@ -52,7 +53,8 @@ def request_of(scenario: Scenario, options: PlanOptions) -> PlanRequest:
         raise ScenarioError(problems)
     assert level is not None
     tp = tuple(values.get("tp", TP_SIZES)) if "tp" in names else ()
-    space = Space(types, tp=tp, xpyd="xpyd" in names, ep="ep" in names)
+    kinds = tuple(kind for kind in KINDS if options.kind in (None, kind))
+    space = Space(types, tp=tp, xpyd="xpyd" in names, ep="ep" in names, kinds=kinds)
     return PlanRequest(
         level=level,
         gpus=options.gpus,
@@ -111,7 +113,7 @@ def _gpus(
 def _search(text: str | None, problems: list[Problem]) -> tuple[str, ...]:
     if text is None:
         return SEARCH_KEYS
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip() not in ("", "none"))
     for name in names:
         if name not in SEARCH_KEYS:
             expected = f"expected some of {', '.join(SEARCH_KEYS)}{did_you_mean(name, SEARCH_KEYS)}"

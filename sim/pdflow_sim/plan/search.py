@@ -20,7 +20,7 @@ import attrs
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
 from pdflow_sim.plan.options import KINDS, OPTIONS
-from pdflow_sim.plan.probes import Outcome, OutOfTimeError, Probe, Prober
+from pdflow_sim.plan.probes import Outcome, OutOfTimeError, Prober
 from pdflow_sim.plan.space import ShapeFinder
 
 Target: TypeAlias = Literal["goodput-per-gpu", "cost", "min-gpus"]
@@ -167,7 +167,7 @@ class Search:
 
     def _rank(self, search: RateSearch) -> tuple[float, float]:
         """Return the key that sorts searches by worth; those that never met, by how far they are from it."""
-        scale = search.missed[1] if search.met is None and search.missed is not None else 0.0
+        scale = search.missed.scale if search.met is None and search.missed is not None else 0.0
         return self.worth(search.design, search.rate), -scale
 
     def finalists(self) -> Iterator[tuple[Design, float]]:
@@ -247,7 +247,8 @@ class Search:
         return self.worth(search.design, search.rate) >= _NEAR * self.worth(best.design, best.rate)
 
     def measured(self) -> list[Measured]:
-        """Return what is known of each design: those of the finals first, the best first of each."""
+        """Return what is known of each design: those of the finals first, with all seeds before those with one, the
+        best first of each."""
         groups: dict[Design, list[RateSearch]] = {}
         for search in (*self.shapes, *self.tried, *self.finals):
             if search.met is None and search.missed is None:
@@ -259,14 +260,20 @@ class Search:
                 found.append(search)
         rows = [self._measured(design, searches) for design, searches in groups.items()]
         final = {search.design for search in self.finals}
-        return sorted(rows, key=lambda row: (row.design not in final, -self.worth(row.design, row.rate), row.scale))
+
+        def key(row: Measured) -> tuple[bool, bool, float, float]:
+            # One seed may be a lucky one.
+            few = len(row.rates) < self.seeds
+            return row.design not in final, few, -self.worth(row.design, row.rate), row.scale
+
+        return sorted(rows, key=key)
 
     def _measured(self, design: Design, searches: Sequence[RateSearch]) -> Measured:
         outcomes = []
         for search in searches:
             at = search.met or search.missed
             assert at is not None
-            outcomes.append(self.prober.outcomes[Probe(design, at[0], search.requests, search.nth, search.change)])
+            outcomes.append(self.prober.outcomes[at.probe])
         return Measured(design, tuple(s.rate for s in searches), searches[0].requests, tuple(outcomes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -12,7 +12,9 @@ from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.schema.workload import ClosedArrival, RampArrival
 from pdflow.workload.build import rate_of, requests
 
-NS_PER_S = 10**9
+NS_PER_S: Final = 10**9
+MOST_REQUESTS: Final = 20_000
+"""Of a workload that can have any number."""
 
 
 @attrs.frozen
@@ -23,6 +25,8 @@ class Traffic:
     rate: float
     unit: str
     requests: int
+    most_requests: int
+    """The most requests of a run: a trace has no more than it has."""
 
     @staticmethod
     def of(scenario: Scenario) -> Traffic:
@@ -32,7 +36,7 @@ class Traffic:
             message = "a closed loop has no rate to plan for; choose an arrival process with a rate, such as poisson"
             raise ScenarioError([Problem(path, "workload.arrival", message)])
         if workload.sessions is not None and workload.arrival is not None:
-            return Traffic(scenario, workload.arrival.rate_rps, "sessions", workload.requests or 0)
+            return Traffic(scenario, workload.arrival.rate_rps, "sessions", workload.requests or 0, MOST_REQUESTS)
         rate = rate_of(workload, scenario.folder)
         count = workload.requests
         if rate is None or count is None:
@@ -41,7 +45,8 @@ class Traffic:
                 raise ScenarioError([Problem(path, "workload", "has no two requests, so no rate to plan for")])
             count = len(arrivals)
             rate = rate or (count - 1) * NS_PER_S / (arrivals[-1] - arrivals[0])
-        return Traffic(scenario, rate, "requests", count)
+        most = count if workload.trace is not None else MOST_REQUESTS
+        return Traffic(scenario, rate, "requests", count, max(count, most))
 
     def edits(self, rate: float, requests: int) -> dict[str, Any]:
         """Return the edits for the same traffic at another rate, with its first `requests` requests."""
