@@ -186,12 +186,12 @@ class Method:
         D's first step of a prompt waits for each layer, or D copies all of them before; None: as the dialect has it.
         """
         method = self
-        if progressive and not self.pulls and not self.staged_at_p:
+        if progressive and self.writes_blocks:
             early = attrs.evolve(self.strict, early=True)
             method = attrs.evolve(
                 method, grain=Grain.LAYER_CHUNK, strict=early, published=attrs.evolve(self.published, early=True)
             )
-        if through_host and self.hops == (Hop.WIRE,) and not self.staged_at_p and not self.staged_at_d:
+        if through_host and self.from_blocks_to_blocks:
             method = attrs.evolve(method, hops=(Hop.D2H, Hop.WIRE, Hop.H2D))
         if method.has_workers and workers is not None:
             method = attrs.evolve(
@@ -215,6 +215,16 @@ class Method:
     def takes_in_pieces(self, pipeline_policy: PipelinePolicy) -> bool:
         """Whether D allocates memory for a prompt piece by piece, as the pieces are announced."""
         return self.staged_at_d and not pipeline_policy.guards.reserves_whole
+
+    @property
+    def writes_blocks(self) -> bool:
+        """Whether P writes from its blocks."""
+        return not self.pulls and not self.staged_at_p
+
+    @property
+    def from_blocks_to_blocks(self) -> bool:
+        """Whether KV goes from P's blocks to D's, or to a store's, through no other memory."""
+        return self.hops == (Hop.WIRE,) and not self.staged_at_p and not self.staged_at_d
 
     @property
     def in_pieces(self) -> bool:

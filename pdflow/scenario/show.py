@@ -16,7 +16,7 @@ from pdflow.scenario.presets import ALIASES, Kind, Preset, alias_note, presets
 from pdflow.scenario.reading.convert import did_you_mean
 from pdflow.scenario.schema.network import Network
 from pdflow.scenario.schema.scenario import ResolvedScenario
-from pdflow.scenario.summary import faults_summary, pool_summary, workload_summary
+from pdflow.scenario.summary import faults_summary, noise_summary, pool_summary, posting_summary, workload_summary
 from pdflow.scenario.validation.resolution import resolution_of
 
 _KINDS: tuple[tuple[Kind, str], ...] = (("models", "model"), ("gpus", "GPU"), ("links", "network"))
@@ -33,6 +33,8 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
     head.add_row("workload", workload_summary(scenario))
     head.add_row("model", f"{model.name}: {_si(model.weight_bytes)}B of weights, {_kv(model)}")
     head.add_row("transfer", f"{transfer.method}, {transfer.dialect}")
+    if any(pool.role == "decode" for pool in scenario.pools):
+        head.add_row("posting", posting_summary(scenario))
     if scenario.from_config:
         head.add_row("config", f"{transfer.config}: {', '.join(scenario.from_config)}")
     for note in scenario.notes:
@@ -45,6 +47,7 @@ def scenario_view(scenario: ResolvedScenario) -> RenderableType:
         head.add_row("path", f"{path.from_pool} to {path.to_pool} via {', '.join(path.via)}")
     for times, pools in _step_times(scenario).items():
         head.add_row("cost", f"{', '.join(pools)}: {times}")
+    head.add_row("noise", noise_summary(scenario))
     for scale in scenario.scales:
         head.add_row("scale", str(scale))
     if scenario.faults:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import attrs
 
+from pdflow.methods.catalogue import METHODS
+from pdflow.methods.posting import ReadThread
 from pdflow.scenario.plan import plan_of
-from pdflow.scenario.schema.scenario import Pool, ResolvedScenario
+from pdflow.scenario.schema.scenario import ConstantCost, Pool, ResolvedScenario
 from pdflow.scenario.schema.workload import (
     Arrival,
     ClosedArrival,
@@ -17,6 +22,7 @@ from pdflow.scenario.schema.workload import (
     Trace,
 )
 from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow.scenario.validation.ignored import has_latency, takes_api_server_time
 
 
 @attrs.frozen
@@ -49,6 +55,38 @@ def pool_summary(scenario: ResolvedScenario, pool: Pool) -> PoolSummary:
         kv_bytes=tokens * per_rank * ranks,
         weight_bytes_per_gpu=scenario.model.weight_bytes_per_gpu(pool.tp, pool.pp, replicas, pool.ep),
     )
+
+
+_READ_THREADS: Final[Mapping[ReadThread, str]] = {
+    "engine": "D's engine thread, before each step",
+    "overlapped": "D's engine thread, during steps",
+    "background": "another thread of D",
+}
+
+
+def posting_summary(scenario: ResolvedScenario) -> str:
+    """Return a line with the connector whose posting is simulated, and the thread that posts READs."""
+    transfer = scenario.transfer
+    method, connector = METHODS[transfer.method], transfer.posting()
+    contiguous = method.staged_at_p and method.staged_at_d
+    posted = "whole ranges of staging memory" if contiguous else f"connector {connector.name}"
+    if not method.pulls:
+        return posted
+    thread = transfer.read_thread()
+    by = "D's engine, which waits for them" if thread is None else _READ_THREADS[thread]
+    return f"{posted}; READs by {by}"
+
+
+def noise_summary(scenario: ResolvedScenario) -> str:
+    """Return a line with the standard deviations of durations that vary, or "off" if none does."""
+    noise, pools = scenario.noise, scenario.pools
+    shares = {
+        "steps": max(noise.of_steps(isinstance(pool.cost, ConstantCost)) for pool in pools),
+        "API servers": noise.api_server if any(map(takes_api_server_time, pools)) else 0.0,
+        "latencies": noise.links if has_latency(scenario.network) else 0.0,
+    }
+    varying = [f"{what} {100 * share:.3g} %" for what, share in shares.items() if share]
+    return f"standard deviations: {', '.join(varying)}" if varying else "off"
 
 
 def faults_summary(scenario: ResolvedScenario) -> str:

@@ -10,7 +10,6 @@ import msgspec
 from pdflow.engine.sequence import Limits
 from pdflow.layout.ranks import Initiator, Rule
 from pdflow.layout.shapes import KvShape, stage_layers
-from pdflow.methods.catalogue import METHODS
 from pdflow.methods.guards import effective_timers
 from pdflow.methods.staging import KvSize
 from pdflow.protocol.geometry import Geometry
@@ -32,9 +31,7 @@ class EngineWiring:
         self.shapes = shapes
         self.done_is_remote = done_is_remote
         transfer = scenario.transfer
-        through_host = transfer.kv_buffer_device == "cpu"
-        options = (transfer.progressive, through_host, transfer.num_workers, transfer.load_by_layer)
-        self.method = METHODS[transfer.method].adapted(*options)
+        self.method = transfer.adapted_method()
         self.pipeline_policy = self.method.pipeline_policy(transfer.dialect)
         self.dialect = self.method.dialect(transfer.dialect)
         self.pulls = self.method.pulls
@@ -58,9 +55,7 @@ class EngineWiring:
 
     def limits_of(self, pool: Pool) -> Limits:
         replicas, policy = pool.attention_replicas, self.pipeline_policy
-        prompts_first = pool.scheduling == "v0" or (
-            pool.scheduling is None and policy.prompts_first and not (policy.loads_by_layer or replicas > 1)
-        )
+        prompts_first = pool.computes_prompts_first(policy)
         return Limits(
             max_num_seqs=pool.max_num_seqs * replicas,
             max_num_batched_tokens=pool.step_tokens * replicas,

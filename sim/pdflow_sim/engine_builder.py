@@ -68,9 +68,7 @@ class EngineBuilder(EngineWiring):
         """The store, where the method has one."""
         policy = self.pipeline_policy
         waits = self.method.staged_at_p or policy.prefill_waits or policy.decode_waits or policy.loads_by_layer
-        self.reads_on: ReadThread = "background"
-        if self.method.pulls and not policy.decode_waits:
-            self.reads_on = scenario.transfer.posting().reads_on
+        self.reads_on: ReadThread = scenario.transfer.read_thread() or "background"
         waits = waits or self.reads_on != "background"
         self.engine_class = HostedEngine if scenario.faults or waits else Engine
 

@@ -21,8 +21,6 @@ STRIDE: Final = 389
 """Between the first draws of two engines."""
 OTHER_STRIDE: Final = 577
 """The same for two incarnations of one engine."""
-STEP_NOISE: Final = 0.05
-"""Standard deviation of a step's duration, as a share: `python -m benchmarks.step_noise` says what real runs have."""
 MOST: Final = 3.0
 """Standard deviations at which normal draws end."""
 
@@ -37,15 +35,14 @@ class NoiseTables:
     def of_steps(self, pool: Pool, engine: int, generation: int, cost: StepCost) -> StepNoise | None:
         """Return the noise of the steps of one incarnation of the `engine`-th engine, whose blocks begin behind this
         generation; None if they have none."""
-        if self.noise.steps == 0 or (self.noise.steps is None and isinstance(pool.cost, ConstantCost)):
+        if not self.noise.of_steps(isinstance(pool.cost, ConstantCost)):
             return None
         return StepNoise(self.step_ppm, (engine * STRIDE + generation * OTHER_STRIDE) % DRAWS, cost)
 
     @functools.cached_property
     def step_ppm(self) -> list[int]:
         """By how much steps differ from the cost model, in millionths."""
-        share = STEP_NOISE if self.noise.steps is None else self.noise.steps
-        return normal_ppm(share, self.rng.stream("noise of steps"))
+        return normal_ppm(self.noise.of_steps(constant_cost=False), self.rng.stream("noise of steps"))
 
     def of_api_servers(self) -> list[int]:
         """Return by how much requests' times in API servers differ from their mean, in millionths."""

@@ -102,6 +102,7 @@ scenario  shared-link, seed 1
 workload  50,000 requests, Poisson at 8/s
 model     llama-3.1-8b: 16.1 GB of weights, KV 131,072 B/token
 transfer  nixl-push, strict
+posting   connector vllm-nixl
 router    round-robin, concurrent dispatch, 2 attempts
 network   ideal: unlimited, 0 s
 link      uplink: 671 MB/s, 0 s
@@ -110,6 +111,7 @@ cost      prefill: constant: 0.1 s per prefill step, 0.0 s per decode step; not
           a model of a GPU
 cost      decode: constant: 0.0 s per prefill step, 0.0 s per decode step; not a
           model of a GPU
+noise     off
 
                                          weights    KV tokens    KV bytes
 pool     role     engines  GPUs each     per GPU   per engine  per engine

@@ -32,6 +32,7 @@ from pdflow.scenario.schema.router import RouterConfig
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import FIRST_TURN, LATER_TURNS, MODELS, Workload
 from pdflow.scenario.validation.fit import as_kept
+from pdflow.scenario.validation.ignored import ignored_keys
 from pdflow.scenario.validation.scenario import check
 from pdflow.workload.model_file import ModelFileError
 from pdflow.workload.traces.complaints import TraceError
@@ -78,6 +79,7 @@ def resolve(draft: Draft) -> ResolvedScenario:
     if config is not None:
         document = config.under(document)
         draft = attrs.evolve(draft, overridden={**draft.overridden, **_config_locations(draft, config)})
+    written = document
     document, of_links, links_locations = _with_links(draft.file, document)
     if links_locations:
         draft = attrs.evolve(draft, overridden={**links_locations, **draft.overridden})
@@ -102,7 +104,9 @@ def resolve(draft: Draft) -> ResolvedScenario:
         raise ScenarioError(problems)
     from_config = () if config is None else tuple(config.summary_lines())
     of_keys = () if config is None else _config_notes(draft, config)
-    return _scenario(file, tables, from_config, (*alias_notes(document), *of_windows, *of_method, *of_keys))
+    of_ignored = map(str, draft.problems(ignored_keys(written, tables)))
+    notes = (*alias_notes(document), *of_windows, *of_method, *of_keys, *of_ignored)
+    return _scenario(file, tables, from_config, notes)
 
 
 def _read(file: str) -> str:

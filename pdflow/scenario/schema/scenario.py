@@ -20,6 +20,7 @@ from attrs import field
 
 from pdflow.cost.expert_parallel import BALANCEDNESS
 from pdflow.cost.specs import GpuSpec, ModelSpec
+from pdflow.methods.method import PipelinePolicy
 from pdflow.scenario.schema.faults import Fault, Faults
 from pdflow.scenario.schema.fields import (
     AT_LEAST_ONE,
@@ -175,8 +176,8 @@ class Pool:
     api_server_s: float | None = field(
         default=None,
         metadata=field_doc(
-            "time in the API server (HTTP, tokeniser) before the engine queues a request; default: 0.03, or "
-            "0 with cost model constant",
+            "time in the API server (HTTP, tokeniser) before the engine queues a request; simulated only; default: "
+            "0.03, or 0 with cost model constant",
             DELAY,
         ),
     )
@@ -234,6 +235,12 @@ class Pool:
     def step_tokens(self) -> int:
         """The most tokens in one step of a replica, of which every sequence in it has at least one."""
         return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    def computes_prompts_first(self, policy: PipelinePolicy) -> bool:
+        """Return whether its engines have vLLM V0's scheduling, by this table or by a method's policy."""
+        if self.scheduling is None:
+            return policy.prompts_first and not (policy.loads_by_layer or self.attention_replicas > 1)
+        return self.scheduling == "v0"
 
     @property
     def attention_replicas(self) -> int:

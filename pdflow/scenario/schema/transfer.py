@@ -11,6 +11,7 @@ import attrs
 from attrs import field
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.methods.method import Method
 from pdflow.methods.mooncake import NUM_WORKERS
 from pdflow.methods.posting import CONNECTORS, Connector, ConnectorName, ReadThread
 from pdflow.protocol.timers import Timers
@@ -95,8 +96,8 @@ class Transfer:
     kv_buffer_device: Literal["cuda", "cpu"] = field(
         default="cuda",
         metadata=field_doc(
-            "nixl-*, mooncake-v1: cpu copies every transfer through host memory on both sides. `pdflow serve`: the "
-            'memory from which engines with device = "cuda" transfer KV, with any method'
+            "nixl-*, mooncake-v1, kv-store: cpu copies every transfer through host memory on both sides. `pdflow "
+            'serve`: the memory from which engines with device = "cuda" transfer KV, with any method'
         ),
     )
     host_buffer_bytes: int = field(
@@ -234,6 +235,17 @@ class Transfer:
             "share of D's KV blocks in quarantine above which D admits no requests of suspect peers", FRACTION
         ),
     )
+
+    def adapted_method(self) -> Method:
+        """Return the method with this table's options."""
+        through_host = self.kv_buffer_device == "cpu"
+        return METHODS[self.method].adapted(self.progressive, through_host, self.num_workers, self.load_by_layer)
+
+    def read_thread(self) -> ReadThread | None:
+        """Return the thread of D that posts READs; None if D posts none, or if its next step waits for them anyway."""
+        method = METHODS[self.method]
+        waits = method.pipeline_policy(self.dialect).decode_waits
+        return self.posting().reads_on if method.pulls and not waits else None
 
     def posting(self) -> Connector:
         """Return the connector whose posting is simulated, with the thread that this table names."""

@@ -31,8 +31,7 @@ def as_kept(model: ModelSpec, transfer: Transfer, pools: Iterable[Pool]) -> tupl
 
 def moves_groups(transfer: Transfer) -> bool:
     """Return whether the method moves several KV cache groups, each as it is kept."""
-    method = METHODS[transfer.method]
-    method = method.adapted(transfer.progressive, transfer.kv_buffer_device == "cpu", transfer.num_workers)
+    method = transfer.adapted_method()
     return method.hybrid and not (method.in_pieces or method.staged_at_p or method.staged_at_d)
 
 

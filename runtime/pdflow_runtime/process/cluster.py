@@ -41,6 +41,7 @@ from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_
 from pdflow_runtime.router.front import listening
 from pdflow_runtime.security.secret import secret_of
 from pdflow_runtime.security.tls import tls_of
+from pdflow_runtime.simulated_only import live_notes
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.store.server import check_server
 from pdflow_runtime.transports.named import caution_of, transport_named
@@ -290,6 +291,8 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
         log.info(
             "engines are synthetic: they compute no model; each step lasts as long as the scenario's cost model says"
         )
+    for note in live_notes(scenario):
+        log.info("note: %s", note)
     record.begin()
     cluster = Cluster(scenario, file, overrides, record, environments)
 

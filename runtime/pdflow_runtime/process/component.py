@@ -6,6 +6,7 @@ end, so engines report to the router, by the rule of [router] heartbeat_s, wheth
 
 from __future__ import annotations
 
+import logging
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,9 @@ from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.simulated_only import live_notes
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 3.0
 """Time between two reports, if the scenario has none: PR #18242's, as in `routing/heartbeats.py`."""
@@ -53,7 +57,10 @@ def run_component(asked: Namespace, who: str, serve: Callable[[ResolvedScenario]
     async def run() -> None:
         scenario = load(asked.scenario, overrides=asked.overrides)
         refuse_what_is_not_served(scenario)
-        if not asked.child and who != ROUTER:
+        if not asked.child and who == ROUTER:
+            for note in live_notes(scenario):
+                log.info("note: %s", note)
+        elif not asked.child:
             # Before torch is imported. The supervisor has set it for the processes that it starts.
             os.environ.update(own_environment(scenario, who))
         await serve(scenario if asked.child else reporting(scenario))
