@@ -1,4 +1,4 @@
-"""Clusters with one resource that is too small by construction: the plan must name it, and its first lever must mend it.
+"""Clusters with one resource that is too small by construction: the plan must name it, and its first lever mend it.
 
     python -m benchmarks.planning.planted
 
