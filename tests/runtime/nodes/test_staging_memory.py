@@ -215,13 +215,13 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
             posted += 1
             write(*args)
 
-        async def one_chunk_behind(works: Any, layer_done: Any = None) -> Any:
+        async def one_chunk_behind(*step_args: Any) -> Any:
             """The four layers of a chunk have left before the chunk after the next begins."""
             nonlocal steps
             while posted < 4 * (steps - 1):
                 await trio.sleep(0.001)
             steps += 1
-            return await step(works, layer_done)
+            return await step(*step_args)
 
         rank.transport.write = watched  # type: ignore[method-assign, assignment]
         runner.step = one_chunk_behind  # type: ignore[method-assign]
@@ -241,8 +241,8 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
         runner, answered = home.p.engine._runner, trio.Event()
         step = runner.step
 
-        async def slow(works: Any, layer_done: Any = None) -> Any:
-            results = await step(works, layer_done)
+        async def slow(*step_args: Any) -> Any:
+            results = await step(*step_args)
             await answered.wait()
             return results
 
