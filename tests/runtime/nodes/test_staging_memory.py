@@ -43,6 +43,8 @@ GREEDY = Sampling(max_tokens=6, ignore_eos=True)
 
 def with_room(method: str, tokens: int) -> tuple[str, ...]:
     """The method, with room for so many tokens beside the blocks."""
+    if method == "by layer":
+        return *with_room("cpu-staged", tokens), "transfer.load_by_layer=true"
     if method == "progressive":
         return ("transfer.progressive=true",)
     return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in CAPACITY_KEYS[method])
@@ -287,7 +289,7 @@ async def test_from_blocks_that_are_still_filled(model: TorchModel) -> None:
         await empty(home)
 
 
-@pytest.mark.parametrize("method", [*CAPACITY_KEYS, "progressive"])
+@pytest.mark.parametrize("method", [*CAPACITY_KEYS, "progressive", "by layer"])
 @pytest.mark.trio
 async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchModel) -> None:
     """At any moment, with room for a few prompts; those that stay get their tokens."""
