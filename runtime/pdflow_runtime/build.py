@@ -51,11 +51,6 @@ def refuse_what_is_not_served(scenario: ResolvedScenario) -> None:
     transfer, router = scenario.transfer, scenario.router
     if transfer.dialect != "strict":
         wrong("transfer.dialect", f"is {transfer.dialect}; pdflow serve supports strict only")
-    if transfer.load_by_layer:
-        wrong(
-            "transfer.load_by_layer",
-            "is true, which is simulated only: a live D copies all layers before a prompt's first step; remove it",
-        )
     if transfer.store_hidden_states:
         wrong("transfer.store_hidden_states", "is simulated only; a live D computes a prompt's last token")
     if router.disaggregate_above_tokens == "auto":
@@ -174,7 +169,8 @@ class LiveBuilder(EngineWiring):
         scheduler, ranks = self.consumer(config.info, config.incarnation, config.num_blocks)
         if staging is None:
             return LiveDecodeNode(config, scheduler, ranks, self.transport)
-        return LiveStagedDecodeNode(config, scheduler, ranks, self.transport, staging)
+        by_layer = self.pipeline_policy.loads_by_layer
+        return LiveStagedDecodeNode(config, scheduler, ranks, self.transport, staging, by_layer)
 
     def _add_engine(self, node: LiveEngineNode, pool: Pool, model: ServedModel) -> None:
         blocks = node.config.num_blocks

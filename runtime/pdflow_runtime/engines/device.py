@@ -30,7 +30,8 @@ class DeviceEvent(Protocol):
 
 
 class Device(Protocol):
-    """A device that computes for one engine. Its methods are called in the thread that computes the step."""
+    """A device that computes for one engine. Its methods are called in the thread that computes the step, and in that
+    of its copies."""
 
     @property
     def where(self) -> torch.device:
@@ -42,6 +43,10 @@ class Device(Protocol):
     def copying(self) -> AbstractContextManager[None]:
         """Queue what is called in this context as a copy. It begins when all computation queued so far has ended,
         and runs at the same time as later computation."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Queue what is called in this context as a copy that waits for no computation: what is queued by now does not
+        use what it copies to. May be entered in any thread."""
 
     def record(self) -> DeviceEvent:
         """Return an event behind what the current context has queued so far."""
@@ -70,6 +75,9 @@ class Cpu:
     def copying(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def record(self) -> DeviceEvent:
         return self._over
 
@@ -96,6 +104,12 @@ class Cuda:
     def copying(self) -> Iterator[None]:
         driver.attach(self.where.index)
         self._copy.wait_stream(self._compute)
+        with torch.cuda.stream(self._copy):
+            yield
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        driver.attach(self.where.index)
         with torch.cuda.stream(self._copy):
             yield
 

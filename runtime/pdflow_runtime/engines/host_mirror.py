@@ -47,11 +47,12 @@ class HostMirror:
             if layer in layers:
                 rank.store(layer - layers.start, blocks)
 
-    def load(self, blocks: Tensor) -> None:
-        """Copy these blocks, in all layers, from host memory."""
+    def load(self, blocks: Tensor, layer: int | None = None) -> None:
+        """Copy these blocks from host memory, in one layer or in all."""
         for layers, rank in self._ranks:
-            for layer in range(len(layers)):
-                rank.load(layer, blocks)
+            for own in layers if layer is None else (layer,):
+                if own in layers:
+                    rank.load(own - layers.start, blocks)
 
 
 class _RankMirror:

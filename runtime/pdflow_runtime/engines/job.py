@@ -15,6 +15,7 @@ from attrs import validators
 
 from pdflow.engine import Sequence
 from pdflow.protocol.values import Instant, Value
+from pdflow_runtime.engines.step_load import StepLoad
 
 Ending: TypeAlias = Literal["stop", "length"]
 """Why an answer ends, in OpenAI's words: a token that says so, or as many tokens as were asked for."""
@@ -100,6 +101,8 @@ class Work(Value, frozen=True, gc=False):
     """Whether this is the one token of a decoding sequence, not a part of a prompt: steps cost accordingly."""
     loaded: tuple[int, ...] = ()
     """The blocks whose KV was computed on another engine and is read here for the first time."""
+    in_step: bool = False
+    """Whether KV is still copied into these blocks while the step computes: see `StepLoad`."""
 
 
 LayerDone: TypeAlias = Callable[[int, Instant], None]
@@ -109,10 +112,14 @@ LayerDone: TypeAlias = Callable[[int, Instant], None]
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
-    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
+    async def step(
+        self, works: Seq[Work], layer_done: LayerDone | None = None, load: StepLoad | None = None
+    ) -> list[Sampled | None]:
         """Compute all works; return the sampled token of each, in order, None where none is wanted. May take as long as
         it likes.
 
         `layer_done` is called in trio's thread for each layer, in order, once its KV of this step is in its blocks.
+        `load`: the copies that the step makes while it computes; it waits for each layer before it computes it.
+        LoadFailedError if one fails.
         """
         ...

@@ -70,10 +70,13 @@ class KvCache:
         ]
         return shards[0] if len(shards) == 1 else torch.cat(shards, 2)
 
-    def clear(self, blocks: Tensor, offsets: Tensor) -> None:
-        """Make these tokens' KV zero in all layers."""
-        for rank in self._ranks:
-            rank.clear(blocks, offsets)
+    def clear(self, blocks: Tensor, offsets: Tensor, layer: int | None = None) -> None:
+        """Make these tokens' KV zero, in one layer or in all."""
+        for rank, (layers, _) in zip(self._ranks, self._shards, strict=True):
+            if layer is None:
+                rank.clear(blocks, offsets, range(len(layers)))
+            elif layer in layers:
+                rank.clear(blocks, offsets, range(layer - layers.start, layer - layers.start + 1))
 
     def pages(self, layer: int) -> list[Pages]:
         """Return the layer's pages, of each rank that is read. ValueError if heads do not lie apart in a block."""
@@ -137,10 +140,10 @@ class _Rank:
         v = k[self._plane // memory.cell_bytes :]
         return Pages(k[: count * size], v[: count * size], heads, step)
 
-    def clear(self, blocks: Tensor, offsets: Tensor) -> None:
+    def clear(self, blocks: Tensor, offsets: Tensor, layers: range) -> None:
         step = self._memory.tensors_per_layer * self._plane // self._memory.cell_bytes
-        layers = torch.arange(self.num_layers, device=blocks.device)[:, None] * step
-        self._cells.index_fill_(0, (self.cells(blocks, offsets) + layers).flatten(), 0)
+        at = torch.arange(layers.start, layers.stop, device=blocks.device)[:, None] * step
+        self._cells.index_fill_(0, (self.cells(blocks, offsets) + at).flatten(), 0)
 
     def cells(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """Return the row numbers of cells in the first layer, for `[tokens, 2, heads]`, flat."""

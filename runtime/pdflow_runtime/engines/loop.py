@@ -28,6 +28,7 @@ from pdflow.serving.events import EngineRejected
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Job, Runner, Sampled, Token, TokenRequest, Work
 from pdflow_runtime.engines.prefix import block_names
+from pdflow_runtime.engines.step_load import CopyLayer, StepLoad
 
 
 class LayerComputed(Value, frozen=True, gc=False):
@@ -88,6 +89,8 @@ class LiveEngine:
         self._bell = trio.Event()
         self._reporting: Sequence | None = None
         self._held = False
+        self._load: StepLoad | None = None
+        """The copies that the step which is being composed will wait for."""
         self._idle = False
         """It waits for the bell, since there was nothing to compute."""
         self.reports_chunks = False
@@ -127,6 +130,15 @@ class LiveEngine:
             answer.tokens[:] = answer.job.tokens
         self._scheduler.arrived(seq, now_ns())
         self._bell.set()
+
+    def load_in_step(self, seq: Sequence, layers: int, copy: CopyLayer, copied: Callable[[], None]) -> None:
+        """Have the step that admits `seq`, a sequence with `loads_in_step`, copy its KV and wait for each layer. To be
+        called while its `Admitted` is reported. `copy` and `copied` are called in another thread: see `StepLoad`."""
+        if seq not in self._scheduler.awaited:
+            raise ValueError(f"sequence {seq.index} is not one whose KV the next step waits for")
+        self._scheduler.awaited.remove(seq)
+        self._load = self._load or StepLoad(layers)
+        self._load.add(copy, copied)
 
     def finish(self, seq: Sequence) -> None:
         """Make the token that is being reported the sequence's last: `Finished` comes with the end of this step."""
@@ -169,7 +181,8 @@ class LiveEngine:
                 self._idle = False
                 continue
             layer_done = self._layer_done if self.reports_chunks else None
-            results = await self._runner.step([work for _, work in works], layer_done)
+            load, self._load = self._load, None
+            results = await self._runner.step([work for _, work in works], layer_done, load)
             self.steps += 1
             self._complete(works, results)
             if self.stepped is not None:
@@ -235,11 +248,19 @@ class LiveEngine:
             works = self._begun(now)
         for outcome in outcomes:
             self._on_output(outcome)
+        self._check_loads()
         if self.reports_chunks and works:
             for seq, new in self._scheduler.chunks:
                 if seq.prefill_only:
                     self._on_output(ChunkBegun(seq, seq.computed, new, now, now))
         return works
+
+    def _check_loads(self) -> None:
+        """Raise RuntimeError if the step would read blocks into which nothing is copied."""
+        awaited = self._scheduler.awaited
+        if missing := [seq.index for seq in awaited if not seq.dropping]:
+            raise RuntimeError(f"no copies were given for sequences {missing}, which load in the step that admits them")
+        awaited.clear()
 
     def _layer_done(self, layer: int, at: Instant) -> None:
         self._on_output(LayerComputed(layer, at))
@@ -269,12 +290,13 @@ class LiveEngine:
         self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
         token_request = TokenRequest(answer.job.sampling, len(answer.tokens) - answer.first) if needs_token else None
         loaded: tuple[int, ...] = ()
-        if answer.loaded:
+        in_step = seq in self._scheduler.awaited
+        if answer.loaded or in_step:
             # Its own blocks: those that it shares with others have been read before.
             shared = len(answer.blocks) - len(allocation.blocks)
             loaded = answer.blocks[shared : -(-start // self.limits.block_size)]
             answer.loaded = False
-        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, token_request, decodes, loaded)
+        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, token_request, decodes, loaded, in_step)
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
         if self.settle is not None:

@@ -75,15 +75,24 @@ class Llama:
         self._do: Final = RowFunctions(weights.device)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput, cache: KvCache, written: Callable[[int], None] | None = None) -> Tensor:
+    def forward(
+        self,
+        step: StepInput,
+        cache: KvCache,
+        written: Callable[[int], None] | None = None,
+        wait_for: Callable[[int], None] | None = None,
+    ) -> Tensor:
         """Return the logits `[len(logits_indices), vocab]`; the rows' KV is then in the cache.
-        `written` is called with each layer whose KV is, or, on a GPU, will be when what has been queued is done."""
+        `written` is called with each layer whose KV is, or, on a GPU, will be when what has been queued is done.
+        `wait_for` is called with each layer before anything of it is computed, and returns when it may be."""
         weights, eps, do = self.weights, self.config.rms_norm_eps, self._do
         x = F.embedding(padded(step.tokens), weights.embedding)
         positions = padded(step.positions)
         cos, sin = self._cos[positions], self._sin[positions]
         more: Tensor | None = None
         for index, layer in enumerate(weights.layers):
+            if wait_for is not None:
+                wait_for(index)
             if more is None:
                 y = do.norm(x, layer.input_norm, eps)
             else:

@@ -23,6 +23,7 @@ from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.engines.config import ModelError
 from pdflow_runtime.engines.job import LayerDone, Logprobs, Sampled, Work
 from pdflow_runtime.engines.shards import Shard, shards
+from pdflow_runtime.engines.step_load import StepLoad
 
 WORD_BYTES: Final = 8
 CELL_WORDS: Final = 2
@@ -56,13 +57,21 @@ class SyntheticRunner:
         self._salts: Final = [_salts(shard, shape.tensors_per_layer) for shard in shards(shape, memories)]
         self._until: Instant = 0
 
-    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
+    async def step(
+        self, works: Seq[Work], layer_done: LayerDone | None = None, load: StepLoad | None = None
+    ) -> list[Sampled | None]:
         begun = now_ns()
         prefill = [(len(work.tokens), work.start) for work in works if not work.decodes]
         contexts = [work.start + 1 for work in works if work.decodes]
         lasts = -(-self._cost.step_ps(prefill, contexts) // PS_PER_NS)
         # A driver that is late by less than a step is no engine that stood still.
         self._until = (self._until if begun - self._until < lasts else begun) + lasts
+        if load is not None:
+            await trio.to_thread.run_sync(load.run)
+            load.check()
+            # All KV is here; the step ends when the layers that had to wait for theirs would have been computed.
+            end_ps = load.rule.end_ps((self._until - lasts) * PS_PER_NS, lasts * PS_PER_NS)
+            self._until = -(-end_ps // PS_PER_NS)
         results = [self._compute(work) for work in works]
         if layer_done is not None:
             for layer in range(self._layers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,6 +23,7 @@ from pdflow_runtime.engines.malloc import keep_what_is_freed
 from pdflow_runtime.engines.model import Attends, Llama, StepInput
 from pdflow_runtime.engines.rows import ROWS
 from pdflow_runtime.engines.sampling import sample
+from pdflow_runtime.engines.step_load import StepLoad
 
 if TYPE_CHECKING:
     from pdflow_runtime.engines.attention.decode_graphs import DecodeGraphs
@@ -60,21 +62,27 @@ class TorchRunner:
                 self._graphs.warm_up(sequences)
                 self._device.record().synchronize()
 
-    async def step(self, works: Seq[Work], layer_done: LayerDone | None = None) -> list[Sampled | None]:
+    async def step(
+        self, works: Seq[Work], layer_done: LayerDone | None = None, load: StepLoad | None = None
+    ) -> list[Sampled | None]:
         if layer_done is None:
-            return await trio.to_thread.run_sync(self.compute, works)
+            return await trio.to_thread.run_sync(self.compute, works, None, load)
         # In the order of the calls, and before what the thread returns.
         soon = trio.lowlevel.current_trio_token().run_sync_soon
         now = clock_for_threads()
-        return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer, now()))
+        return await trio.to_thread.run_sync(self.compute, works, lambda layer: soon(layer_done, layer, now()), load)
 
-    def compute(self, works: Seq[Work], written: Callable[[int], None] | None = None) -> list[Sampled | None]:
-        """Compute a step; when this returns, all of its KV is in its blocks, and in the mirror if that is kept."""
+    def compute(
+        self, works: Seq[Work], written: Callable[[int], None] | None = None, load: StepLoad | None = None
+    ) -> list[Sampled | None]:
+        """Compute a step; when this returns, all of its KV is in its blocks, and in the mirror if that is kept, and all
+        copies of `load` have ended, also if it raises LoadFailedError."""
         chosen: dict[int, Sampled] = {}
-        with self._device.computing():
+        with self._device.computing(), self._loading(works, load):
             self._load(works)
             self._clear_ends(works)
-            layers = _Layers(self._device, written, self._store(works))
+            wait_for = None if load is None else load.wait_for
+            layers = _Layers(self._device, written, self._store(works), wait_for)
             for numbers, forward in self._batches(works):
                 logits = forward([works[at] for at in numbers], layers)
                 to_sample = [at for at in numbers if works[at].token_request is not None]
@@ -84,15 +92,16 @@ class TorchRunner:
         return [chosen.get(at) for at in range(len(works))]
 
     def _batches(self, works: Seq[Work]) -> list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]]:
-        """Return the numbers of works that are computed together, and the function that does: a graph decodes only."""
+        """Return the numbers of works that are computed together, and the function that does: a graph decodes only, and
+        no KV that is still copied, since it waits for no layer."""
         numbers = list(range(len(works)))
         graphs = self._graphs
         if graphs is None:
             # Those with one token by the size of their contexts: neighbours attend together.
             numbers.sort(key=lambda at: (len(works[at].tokens) > 1, works[at].start))
             return [(numbers, self._forward)]
-        prompts = [at for at in numbers if not works[at].decodes]
-        decodes = [at for at in numbers if works[at].decodes]
+        prompts = [at for at in numbers if works[at].in_step or not works[at].decodes]
+        decodes = [at for at in numbers if works[at].decodes and not works[at].in_step]
         batches: list[tuple[list[int], Callable[[list[Work], _Layers], Tensor]]] = []
         if prompts:
             batches.append((prompts, self._forward))
@@ -101,7 +110,7 @@ class TorchRunner:
         return batches
 
     def _forward(self, works: list[Work], layers: _Layers) -> Tensor:
-        return self._model.forward(self._input(works), self._cache, layers.queued)
+        return self._model.forward(self._input(works), self._cache, layers.queued, layers.wait_for)
 
     def _input(self, works: Seq[Work]) -> StepInput:
         size, cache = self._cache.block_size, self._cache
@@ -133,9 +142,29 @@ class TorchRunner:
 
     def _load(self, works: Seq[Work]) -> None:
         """Bring what has landed in host memory to the blocks."""
-        landed = sorted({block for work in works for block in work.loaded})
+        landed = sorted({block for work in works if not work.in_step for block in work.loaded})
         if self._mirror is not None and landed:
             self._mirror.load(self._device.tensor(landed))
+
+    def _loading(self, works: Seq[Work], load: StepLoad | None) -> AbstractContextManager[None]:
+        """Make the step's copies while it computes. Those into host memory are followed by copies of the same blocks to
+        the device, which overwrite the slots beyond each sequence's end, too."""
+        mirror, device = self._mirror, self._device
+        if load is None:
+            return nullcontext()
+        copied = sorted({block for work in works if work.in_step for block in work.loaded})
+        if mirror is None or not copied:
+            return load.running(None)
+        blocks, ends = device.tensor(copied), self._ends([work for work in works if work.in_step])
+
+        def bring(layer: int) -> None:
+            with device.loading():
+                mirror.load(blocks, layer)
+                if ends is not None:
+                    self._cache.clear(*ends, layer)
+                device.record().synchronize()
+
+        return load.running(bring)
 
     def _store(self, works: Seq[Work]) -> Callable[[int], None] | None:
         """Return what copies a layer's KV of this step to host memory, if that is kept."""
@@ -148,6 +177,12 @@ class TorchRunner:
     def _clear_ends(self, works: Seq[Work]) -> None:
         """Zero the slots beyond each sequence's end in its last block: they may hold anything, and 0 times infinity is
         no number."""
+        ends = self._ends(works)
+        if ends is not None:
+            self._cache.clear(*ends)
+
+    def _ends(self, works: Seq[Work]) -> tuple[Tensor, Tensor] | None:
+        """Return the blocks and offsets of these slots; None if there are none."""
         size = self._cache.block_size
         blocks: list[int] = []
         offsets: list[int] = []
@@ -156,17 +191,22 @@ class TorchRunner:
             if end % size and (work.loaded or not work.decodes or not work.start % size):
                 blocks += [work.blocks[end // size]] * (size - end % size)
                 offsets += range(end % size, size)
-        if blocks:
-            self._cache.clear(self._device.tensor(blocks), self._device.tensor(offsets))
+        return (self._device.tensor(blocks), self._device.tensor(offsets)) if blocks else None
 
 
 class _Layers:
     """The layers of a running step: those whose KV is in its blocks are reported in order, in the computing thread,
-    between one layer's launch and the next one's."""
+    between one layer's launch and the next one's. Args: `wait_for` waits until a layer may be computed; None if all
+    may."""
 
     def __init__(
-        self, device: Device, written: Callable[[int], None] | None, store: Callable[[int], None] | None
+        self,
+        device: Device,
+        written: Callable[[int], None] | None,
+        store: Callable[[int], None] | None,
+        wait_for: Callable[[int], None] | None = None,
     ) -> None:
+        self.wait_for: Final = wait_for
         self._device: Final = device
         self._written: Final = written
         self._store: Final = store

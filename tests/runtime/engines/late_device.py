@@ -2,11 +2,13 @@
 
 The engine computes in memory of its own. What others see of it, a transport or a peer, is other memory: the state of
 the first when an event was recorded is brought there when that event has been waited for, and not before. Work of the
-two streams, computation and copies, becomes visible apart: an event of one says nothing of the other.
+streams (computation, copies, and loads, which another thread may queue) becomes visible apart: an event of one says
+nothing of the others.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,8 +41,8 @@ class LateDevice:
 
     def __init__(self, asked_in_vain: int) -> None:
         self._asked_in_vain = asked_in_vain
-        self._memories: dict[str, list[tuple[Any, Any]]] = {"computation": [], "copies": []}
-        self._stream = "computation"
+        self._memories: dict[str, list[tuple[Any, Any]]] = {"computation": [], "copies": [], "loads": []}
+        self._current = threading.local()
 
     def hide(self, stream: str, seen: Sequence[Any]) -> list[Any]:
         """Memory in which the work of a stream goes on hidden from those who look at `seen`."""
@@ -50,17 +52,23 @@ class LateDevice:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        self._stream = "computation"
+        self._current.stream = "computation"
         yield
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        self._stream = "copies"
+        self._current.stream = "copies"
         yield
-        self._stream = "computation"
+        self._current.stream = "computation"
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        self._current.stream = "loads"
+        yield
+        del self._current.stream
 
     def record(self) -> LateEvent:
-        state = [(seen, hidden.clone()) for hidden, seen in self._memories[self._stream]]
+        state = [(seen, hidden.clone()) for hidden, seen in self._memories[self._current.stream]]
 
         def publish() -> None:
             for seen, then in state:

@@ -16,6 +16,7 @@ from pdflow.memory.paged import PagedPool
 from pdflow_runtime.engines.config import ModelError
 from pdflow_runtime.engines.job import GREEDY, Job, Sampled, Sampling, TokenRequest, Work
 from pdflow_runtime.engines.loop import EngineOutput, LiveEngine
+from pdflow_runtime.engines.step_load import StepLoad
 from pdflow_runtime.engines.synthetic import SyntheticRunner
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=4, head_dim=8, bytes_per_value=2, block_size=4)
@@ -71,6 +72,31 @@ async def test_steps_end_when_the_simulated_engines_do(autojump_clock: trio.test
     assert set(ended) == set(expected)
     for index, at in expected.items():
         assert ended[index] == pytest.approx(at, abs=1000)
+
+
+@pytest.mark.parametrize(("copy_ms", "step_ms"), [(1, 31), (20, 70)], ids=["faster", "slower"])
+@pytest.mark.trio
+async def test_a_step_that_waits_for_copies_ends_when_the_simulated_one_does(
+    copy_ms: int, step_ms: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Three layers of 10 ms. Their KV is there when all has been copied, and not before."""
+    p, d = Bench(), Bench()
+    expected = await p.token(PROMPT, 0, range(8))
+    memory = rank_memory(SHAPE, BLOCKS, 1)
+    runner = SyntheticRunner(StepCost(h0=30 * 10**9), SHAPE, [memory], [memoryview(d.regions[0])], 512)
+
+    def copy(layer: int) -> None:
+        trio.from_thread.run_sync(autojump_clock.jump, copy_ms / 1000)
+        if layer == SHAPE.num_layers - 1:
+            copied(p, d, [*range(8)])
+
+    load = StepLoad(SHAPE.num_layers)
+    load.add(copy, lambda: None)
+    begun = trio.current_time()
+    work = Work((PROMPT[29],), 29, tuple(range(8)), TokenRequest(GREEDY, 0), True, (0, 1, 2, 3), True)
+    assert await runner.step([work], None, load) == [Sampled(expected)]
+    assert trio.current_time() - begun == pytest.approx(step_ms / 1000, abs=1e-6)
+    assert runner.wrong == 0
 
 
 @pytest.mark.trio

@@ -16,13 +16,15 @@ torch = pytest.importorskip("torch")
 from pdflow.layout.descriptors import rank_memory  # noqa: E402
 from pdflow_runtime.engines.config import ModelConfig, read_config  # noqa: E402
 from pdflow_runtime.engines.device import Cuda  # noqa: E402
+from pdflow_runtime.engines.host_mirror import HostMirror  # noqa: E402
 from pdflow_runtime.engines.job import GREEDY, Sampled, Sampling, TokenRequest, Work  # noqa: E402
 from pdflow_runtime.engines.kv_cache import KvCache  # noqa: E402
 from pdflow_runtime.engines.model import Llama  # noqa: E402
+from pdflow_runtime.engines.step_load import StepLoad  # noqa: E402
 from pdflow_runtime.engines.tiny import tiny_model  # noqa: E402
 from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
 from pdflow_runtime.engines.weights import DTYPES, read_weights  # noqa: E402
-from pdflow_runtime.gpu.memory import allocate  # noqa: E402
+from pdflow_runtime.gpu.memory import allocate, pinned  # noqa: E402
 from tests.runtime.engines.support import dense_logits  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU")]
@@ -36,17 +38,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class OnGpu:
-    """A runner on a GPU, and its regions."""
+    """A runner on a GPU, and its regions; if `mirrored`, with their copies in host memory."""
 
-    def __init__(self, folder: Path, dtype: str, block_size: int = 16, tp: int = 1) -> None:
+    def __init__(self, folder: Path, dtype: str, block_size: int = 16, tp: int = 1, mirrored: bool = False) -> None:
         self.config: ModelConfig = read_config(folder)
         shape = self.config.kv_shape(block_size, dtype)
         self.memories = [rank_memory(shape, BLOCKS, tp) for _ in range(tp)]
         self.regions = [allocate(shape.rank_block_bytes(tp, 1, 0) * BLOCKS, 0) for _ in range(tp)]
         for region in self.regions:
             region.fill_(255)  # what nobody has written is no number
-        cache = KvCache(shape, self.memories, self.regions, DTYPES[dtype], Cuda())
-        self.runner = TorchRunner(Llama(self.config, read_weights(folder, self.config, dtype, "cuda")), cache)
+        device = Cuda()
+        cache = KvCache(shape, self.memories, self.regions, DTYPES[dtype], device)
+        self.mirrors = [pinned(memoryview(bytearray(len(region))), 0) for region in self.regions if mirrored]
+        mirror = HostMirror(shape, self.memories, self.regions, self.mirrors, device) if mirrored else None
+        self.runner = TorchRunner(Llama(self.config, read_weights(folder, self.config, dtype, "cuda")), cache, mirror)
         self.block_size = block_size
 
     def answers(self, prompts: list[list[int]], output: int, chunk: int = 10**6) -> list[list[int]]:
@@ -141,3 +146,32 @@ def test_a_layer_is_in_its_blocks_when_it_is_said_to_be(folder: Path) -> None:
         for layer, found in enumerate(seen):
             blocks = slice(0, 31 * memory.plane_bytes)
             assert torch.equal(found[blocks], region[2 * layer * plane :][blocks])
+
+
+@pytest.mark.trio
+async def test_a_step_computes_kv_that_lands_meanwhile(folder: Path) -> None:
+    """Layer by layer, from host memory; beside it a sequence decodes in a graph."""
+    landing, decoding = prompts(70, 20)
+    blocks, others = (7, 2, 9, 4, 1), (20, 21)
+    asked = TokenRequest(GREEDY, 0)
+    p, d = OnGpu(folder, "float32"), OnGpu(folder, "float32", mirrored=True)
+    p.runner.compute([Work(tuple(landing[:-1]), 0, blocks, None)])
+    d.runner.compute([Work(tuple(decoding[:-1]), 0, others, None)])
+    plane = p.memories[0].num_blocks * p.memories[0].plane_bytes
+    stream = torch.cuda.Stream()
+
+    def copy(layer: int) -> None:
+        own = slice(2 * layer * plane, 2 * (layer + 1) * plane)
+        with torch.cuda.stream(stream):
+            d.mirrors[0][own] = p.regions[0][own]
+        stream.synchronize()
+
+    load = StepLoad(p.memories[0].num_layers)
+    load.add(copy, lambda: None)
+    works = [
+        Work((landing[-1],), 69, blocks, asked, True, blocks, True),
+        Work((decoding[-1],), 19, others, asked, True),
+    ]
+    found = await d.runner.step(works, None, load)
+    expected = [*dense(folder, landing, 1), *dense(folder, decoding, 1)]
+    assert [sampled.token for sampled in found if sampled is not None] == expected

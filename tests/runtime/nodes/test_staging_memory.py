@@ -43,6 +43,8 @@ GREEDY = Sampling(max_tokens=6, ignore_eos=True)
 
 def with_room(method: str, tokens: int) -> tuple[str, ...]:
     """The method, with room for so many tokens beside the blocks."""
+    if method == "by layer":
+        return *with_room("cpu-staged", tokens), "transfer.load_by_layer=true"
     if method == "progressive":
         return ("transfer.progressive=true",)
     return f"transfer.method={method}", *(key.format(tokens * TOKEN_BYTES) for key in CAPACITY_KEYS[method])
@@ -215,13 +217,13 @@ async def test_layers_of_a_chunk_leave_while_the_next_are_computed(keys: tuple[s
             posted += 1
             write(*args)
 
-        async def one_chunk_behind(works: Any, layer_done: Any = None) -> Any:
+        async def one_chunk_behind(*step_args: Any) -> Any:
             """The four layers of a chunk have left before the chunk after the next begins."""
             nonlocal steps
             while posted < 4 * (steps - 1):
                 await trio.sleep(0.001)
             steps += 1
-            return await step(works, layer_done)
+            return await step(*step_args)
 
         rank.transport.write = watched  # type: ignore[method-assign, assignment]
         runner.step = one_chunk_behind  # type: ignore[method-assign]
@@ -241,8 +243,8 @@ async def test_a_prefill_is_over_when_its_last_layer_is_there(model: TorchModel)
         runner, answered = home.p.engine._runner, trio.Event()
         step = runner.step
 
-        async def slow(works: Any, layer_done: Any = None) -> Any:
-            results = await step(works, layer_done)
+        async def slow(*step_args: Any) -> Any:
+            results = await step(*step_args)
             await answered.wait()
             return results
 
@@ -287,7 +289,7 @@ async def test_from_blocks_that_are_still_filled(model: TorchModel) -> None:
         await empty(home)
 
 
-@pytest.mark.parametrize("method", [*CAPACITY_KEYS, "progressive"])
+@pytest.mark.parametrize("method", [*CAPACITY_KEYS, "progressive", "by layer"])
 @pytest.mark.trio
 async def test_whoever_hangs_up_leaves_nothing_there(method: str, model: TorchModel) -> None:
     """At any moment, with room for a few prompts; those that stay get their tokens."""
