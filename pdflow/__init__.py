@@ -1,6 +1,7 @@
 """pdflow: prefill/decode-disaggregated LLM serving, one KV-transfer state machine checked, simulated and served.
 
-`pdflow.simulate("scenario.toml")` runs a scenario and gives a Result; `pdflow.sweep` runs many, and gives a table.
+`pdflow.simulate("scenario.toml")` runs a scenario and gives a Result; `pdflow.sweep` runs many, and gives a table;
+`pdflow.plan` finds the best cluster for its traffic.
 docs/python.md shows how.
 """
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pdflow.errors import MissingBackendError, PdflowError, ScenarioError
     from pdflow.results.result import Result
     from pdflow.scenario.reading.editable import Scenario
+    from pdflow_sim.plan.result import Plan
 
 __all__ = [
     "MissingBackendError",
@@ -26,6 +28,8 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "load",
+    "max_rate",
+    "plan",
     "simulate",
     "sweep",
 ]
@@ -159,3 +163,98 @@ def sweep(
     run = import_module("pdflow_sim.experiments.sweep").sweep
     frame: pd.DataFrame = run(scenario, points, jobs=jobs, seeds=seeds, cache=cache, progress=progress)
     return frame
+
+
+def plan(
+    scenario: Scenario | str | PathLike[str],
+    *,
+    slo: str | None = None,
+    gpus: int | None = None,
+    rate: float | None = None,
+    gpu: Mapping[str, float | None] | Iterable[str] = (),
+    search: Iterable[str] | None = None,
+    values: Mapping[str, Iterable[Any]] | None = None,
+    kind: str | None = None,
+    target: str | None = None,
+    seeds: int = 3,
+    requests: int | None = None,
+    robust: bool = True,
+    jobs: int = 1,
+    budget_s: float | None = None,
+    cache: str | PathLike[str] | None = None,
+) -> Plan:
+    """Find the best cluster for a scenario's traffic within a service level: `pdflow plan`, whose options these are.
+
+    Ctrl-C, and the end of `budget_s`, end the search with the best so far.
+
+    Args:
+        scenario: a Scenario, or the path of a TOML file.
+        slo: what must be met, as in "ttft=500ms@p99,itl=50ms@p99,attainment=95%"; default: the scenario's [slo].
+        gpus: find the best cluster of so many GPUs.
+        rate: or the smallest cluster that serves so many requests per second.
+        gpu: types of GPUs to use, with their prices in $ per hour: {"h100-sxm": 2.80}; default: the scenario's.
+        search: what to search: tp, ep, xpyd, chunk, policy, method, block_size, dispatch, conditional; default: all.
+        values: the values of some of these: {"tp": [2, 4]}.
+        kind: "aggregated" or "disaggregated", to search clusters of one kind only.
+        target: what to compare by: goodput-per-gpu, cost or min-gpus.
+        seeds: runs of each finalist.
+        requests: of a whole run; default: the scenario's.
+        robust: whether to put the finalists under stress.
+        jobs: how many processes; with 1 all is run in this one.
+        cache: a folder that keeps the figures of each run.
+
+    Raises:
+        ScenarioError: the scenario or what is asked is wrong; lists every problem.
+    """
+    from importlib import import_module
+
+    from pdflow.scenario.reading.editable import Scenario
+
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.load(scenario)
+    prices = gpu.items() if hasattr(gpu, "items") else ((name, None) for name in gpu)
+    options = import_module("pdflow_sim.plan.request").PlanOptions(
+        slo=slo,
+        gpus=gpus,
+        rate=rate,
+        gpu=[name if price is None else f"{name}={price}" for name, price in prices],
+        search=None if search is None else ",".join(search),
+        values=[f"{key}={','.join(map(str, those))}" for key, those in (values or {}).items()],
+        kind=kind,
+        target=target,
+        seeds=seeds,
+        requests=requests,
+        robust=robust,
+    )
+    found: Plan = import_module("pdflow_sim.plan.result").planned(
+        scenario, options, jobs=jobs, budget_s=budget_s, cache=cache
+    )
+    return found
+
+
+def max_rate(
+    scenario: Scenario | str | PathLike[str],
+    slo: str | None = None,
+    *,
+    seeds: int = 1,
+    requests: int | None = None,
+    jobs: int = 1,
+) -> float:
+    """Return the highest rate at which a scenario's own cluster meets a service level, 0 if it meets it at none.
+
+    The mean over `seeds`, found to 2 %, in requests per second (of sessions: sessions per second). `slo` and
+    `requests` are as in `plan`.
+
+    Raises:
+        ScenarioError: the scenario is wrong, or it has no rate that could be changed.
+    """
+    from importlib import import_module
+
+    from pdflow.scenario.reading.editable import Scenario
+
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.load(scenario)
+    rate: float = import_module("pdflow_sim.plan.own_rate").max_rate(
+        scenario, slo, seeds=seeds, requests=requests, jobs=jobs
+    )
+    return rate

@@ -73,7 +73,7 @@ class Design:
     @property
     def kind(self) -> Kind:
         """Whether one engine computes prompts and decodes, or two."""
-        return "aggregated" if self.pools[0].role == "aggregated" else "disaggregated"
+        return "aggregated" if any(pool.role == "aggregated" for pool in self.pools) else "disaggregated"
 
     @property
     def gpus(self) -> int:
@@ -120,6 +120,10 @@ class Design:
         return self.text
 
 
+OWN: Final = Design(())
+"""The scenario's own cluster, whatever its pools are: no edits."""
+
+
 def _shown(value: Any) -> str:
     return "off" if value is None else str(value)
 
@@ -149,6 +153,8 @@ class DesignEditor:
     def edits(self, design: Design) -> dict[str, Any]:
         """Return the edits that make this cluster of the scenario. Faults and changes of size name pools and engines
         that are gone, so they are taken away."""
+        if design == OWN:
+            return {}
         edits: dict[str, Any] = {"pool": list(self._pools(design))}
         if self._has_faults:
             edits |= {"fault": None, "faults": None}

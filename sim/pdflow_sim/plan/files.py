@@ -39,10 +39,10 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     _write_text(folder / VERDICT_NAME, verdict.markdown())
     _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
     _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
-    if outcome.best_scenario is not None:
+    if outcome.best is not None:
         path = folder / BEST_FOLDER / SCENARIO_NAME
         with guarding(path):
-            outcome.best_scenario.save(path)
+            outcome.to_scenario(outcome.best.design).save(path)
 
 
 def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from pdflow_sim.plan.comparison import Comparison, compare
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.levers import LeverResult
 from pdflow_sim.plan.options import Kind
-from pdflow_sim.plan.probes import Outcome, Probe
+from pdflow_sim.plan.probes import Outcome, Probe, Prober
 from pdflow_sim.plan.robustness import StressResult
 from pdflow_sim.plan.search import Goal, Measured
 from pdflow_sim.plan.traffic import Traffic
@@ -49,8 +49,7 @@ class PlanOutcome:
     never_compared: Sequence[str]
     refused: Mapping[str, str]
     probes: Mapping[Probe, Outcome]
-    best_scenario: Scenario | None
-    """The best design under the operating rate, to be simulated and served as it is."""
+    prober: Prober = attrs.field(repr=False)
     simulated: int
     runs: int
     unfinished: str = ""
@@ -65,6 +64,11 @@ class PlanOutcome:
     def meets(self) -> bool:
         """Whether any design meets the service level, at the wanted rate if there is one."""
         return self.best is not None and self.best.rate > 0 and self.best.rate >= (self.wanted_rate or 0.0) * 0.98
+
+    def to_scenario(self, design: Design, rate: float | None = None) -> Scenario:
+        """Return a design under a rate, by default the operating one, to be simulated and served as it is."""
+        probe = Probe(design, rate or self.operating_rate, self.traffic.requests)
+        return self.prober.scenario_of(probe).with_({"scenario.name": f"{self.scenario.name}-plan"})
 
     def best_of(self, kind: Kind) -> Measured | None:
         """Return the best design of a kind."""

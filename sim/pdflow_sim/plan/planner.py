@@ -32,9 +32,10 @@ HEADROOM: Final = 0.8
 MOST_GPUS: Final = 1024
 MOST_SEEDS: Final = 9
 _SEEDS_AT_ONCE: Final = 2
-_MOST_SIZES: Final = 8
-_MORE_SIZES: Final = 3
+_MOST_SIZES: Final = 6
 _SIZE_TOLERANCE: Final = 0.03
+_LEAST_GPUS: Final = 8
+"""On fewer, few ratios of P to D can be told apart."""
 INTERRUPTED: Final = "interrupted"
 OUT_OF_TIME: Final = "the time given with --budget is over"
 
@@ -79,9 +80,7 @@ class Planner:
         Raises ScenarioError if the traffic cannot be planned for.
         """
         request = self.request
-        traffic = Traffic.of(self.scenario)
-        if request.requests is not None:
-            traffic = attrs.evolve(traffic, requests=request.requests)
+        traffic = Traffic.of(self.scenario, request.requests)
         deadline = math.inf if self.budget_s is None else time.monotonic() + self.budget_s
         with ExitStack() as stack:
             pool = stack.enter_context(WorkerPool(self.jobs))
@@ -111,38 +110,58 @@ class Planner:
         met = [it for it in searches if it.met is not None]
         return max(met, key=lambda it: search.worth(it.design, it.rate), default=None)
 
-    def _new_search(self, gpus: int, gpu_types: tuple[str, ...] = ()) -> Search:
+    def _new_search(self, gpus: int) -> Search:
         space = self.request.space or Space(self.request.gpu_types or _own_gpus(self.scenario))
         return Search(
             prober=self.prober,
-            finder=ShapeFinder(self.scenario, attrs.evolve(space, gpus=gpu_types) if gpu_types else space),
+            finder=ShapeFinder(self.scenario, space),
             goal=Goal(self.request.target, self.request.prices),
             gpus=gpus,
             seeds=self.request.seeds,
             options={name: self.request.values.get(name, OPTIONS[name].values) for name in self.request.options},
             on_stage=self.on_stage,
-            first_rate=self.request.rate,
         )
 
     def _search(self) -> None:
-        if self.request.gpus is not None:
-            self.search = self._new_search(self.request.gpus)
+        gpus = self.request.gpus
+        if gpus is not None:
+            self.search = self._new_search(gpus)
             self.search.run()
             return
-        types = self.request.gpu_types or _own_gpus(self.scenario)
-        of_each = types if self.request.target == "cost" else ("",)
-        found = [self._smallest((gpu,) if gpu else ()) for gpu in of_each]
-        self.search = min(found, key=self._price)
-        self.search.refine()
-        wanted = self.request.rate or 0.0
-        for _ in range(_MORE_SIZES):
-            # Whole runs carry a lower rate than short ones.
+        assert self.request.rate is not None
+        self._search_sizes(self.request.rate)
+
+    def _search_sizes(self, wanted: float) -> None:
+        """Search the fewest GPUs that serve a rate: what is best on as many as the scenario has, made larger or smaller
+        in proportion until it just serves the rate."""
+        own = DesignEditor(self.scenario).own
+        gpus = _LEAST_GPUS if own is None else max(_LEAST_GPUS, own.gpus)
+        self.search = start = self._new_search(gpus)
+        start.search_shapes()
+        likely = list(start.finalists())
+        rate = max((rate for _, rate in likely), default=0.0)
+        if rate == 0:
+            start.finished = True
+            return
+        too_few, enough = 0, MOST_GPUS + 1
+        searches: dict[int, Search] = {}
+        for _ in range(_MOST_SIZES):
+            gpus = min(max(math.ceil(gpus * wanted / rate), too_few + 1), enough - 1)
+            if gpus in searches or gpus < 1:
+                break
+            self.search = searches[gpus] = self._new_search(gpus)
+            self.search.search_scaled([design for design, _ in likely], wanted)
+            self.search.search_finals(list(self.search.near_best()))
             best = self.search.measured()[0]
-            if best.rate >= wanted or best.rate == 0:
-                return
-            gpus = max(self.search.gpus + 1, math.ceil(self.search.gpus * wanted / best.rate))
-            self.search = self._new_search(gpus, self.search.finder.gpu_types)
-            self.search.run()
+            rate = best.rate or rate / 2
+            if best.rate >= wanted:
+                enough = gpus
+            else:
+                too_few = max(too_few, gpus)
+            if enough - too_few <= max(1, round(_SIZE_TOLERANCE * gpus)):
+                break
+        self.search = searches.get(enough, self.search)
+        self.search.finished = True
 
     def _decide(self) -> None:
         """Give the best design of each kind more seeds until it is clear which is better, or clear that they tie."""
@@ -160,36 +179,6 @@ class Planner:
                 return
             self.on_stage("more seeds")
             self.search.add_seeds(list(best.values()), _SEEDS_AT_ONCE)
-
-    def _smallest(self, gpu_types: tuple[str, ...]) -> Search:
-        """Return the search with the fewest GPUs, by short runs, on which some shape serves the wanted rate."""
-        wanted = self.request.rate or 0.0
-        own = DesignEditor(self.scenario).own
-        gpus, too_few = (own.gpus if own is not None else 1), 0
-        enough: Search | None = None
-        for _ in range(_MOST_SIZES):
-            self.search = search = self._new_search(gpus, gpu_types)
-            search.search_shapes()
-            best = search.best_shape(wanted)
-            rate = 0.0 if best is None else best.rate
-            if rate >= wanted:
-                enough = search
-            else:
-                too_few = max(too_few, gpus)
-            most = enough.gpus if enough is not None else MOST_GPUS
-            if most - too_few <= max(1, round(_SIZE_TOLERANCE * most)):
-                break
-            guess = math.ceil(gpus * wanted / rate) if rate > 0 else gpus * 2
-            gpus = min(max(guess, too_few + 1), most - 1 if enough is not None else most)
-        return enough or search
-
-    def _price(self, search: Search) -> float:
-        """Return what the best shape of a search costs an hour; infinite if it serves too little."""
-        wanted = self.request.rate or 0.0
-        best = search.best_shape(wanted)
-        if best is None or best.rate < wanted:
-            return math.inf
-        return search.goal.dollars_per_hour(best.design) or float(best.design.gpus)
 
     def _look(self, looked: Looked) -> None:
         """Look at the best designs: what would help, what they survive, and whether the verdict holds with other step
@@ -262,15 +251,11 @@ class Planner:
             never_compared=never,
             refused=search.finder.refused,
             probes=dict(self.prober.outcomes),
-            best_scenario=self._scenario_of(rows[0].design, rate) if rows else None,
+            prober=self.prober,
             simulated=self.prober.requests,
             runs=len(self.prober.outcomes),
             unfinished=self.unfinished,
         )
-
-    def _scenario_of(self, design: Design, rate: float) -> Scenario:
-        scenario = self.prober.scenario_of(Probe(design, rate, self.prober.traffic.requests))
-        return scenario.with_({"scenario.name": f"{self.scenario.name}-plan"})
 
     def _verdict(self, rows: Sequence[Measured]) -> tuple[Comparison | None, list[str]]:
         best = {row.design.kind: row for row in reversed(rows)}

@@ -71,6 +71,15 @@ def request_of(scenario: Scenario, options: PlanOptions) -> PlanRequest:
     )
 
 
+def level_of(scenario: Scenario, text: str | None) -> ServiceLevel:
+    """Return the service level of a text, or else of the scenario's [slo]. Raises ScenarioError."""
+    problems: list[Problem] = []
+    level = _level(scenario, text, problems)
+    if level is None:
+        raise ScenarioError(problems)
+    return level
+
+
 def _level(scenario: Scenario, text: str | None, problems: list[Problem]) -> ServiceLevel | None:
     if text is None:
         level = ServiceLevel.of_table(scenario.resolved.slo)

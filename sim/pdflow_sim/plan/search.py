@@ -32,6 +32,7 @@ OPTION_SHARE: Final = 3
 _SHORT_TOLERANCE: Final = 0.08
 _FINAL_TOLERANCE: Final = 0.02
 _DROP_BELOW: Final = 0.7
+_DROP_SCALED: Final = 0.85
 """Highest rates on short runs are up to 40 % above those on whole runs, but much the same for all designs."""
 _WORTH_KEEPING: Final = 1.02
 """An option's value must serve so much more to be kept."""
@@ -98,8 +99,6 @@ class Search:
     options: Mapping[str, Sequence[Any]]
     """The values to search of each option."""
     on_stage: Callable[[str], object] = lambda stage: None
-    first_rate: float | None = None
-    """Where the search begins; default: the scenario's own rate."""
     shapes: list[RateSearch] = attrs.field(factory=list)
     tried: list[RateSearch] = attrs.field(factory=list)
     """Searches of options and of neighbours."""
@@ -136,7 +135,7 @@ class Search:
     def search_shapes(self) -> None:
         """Find the highest rate of every cluster on short runs, then of those next to the best ratios."""
         self.on_stage(f"sizes and ratios on {self.gpus} GPUs")
-        first_rate = self.first_rate or self.prober.traffic.rate
+        first_rate = self.prober.traffic.rate
         self.shapes = [
             RateSearch(design, self.short, first_rate, _SHORT_TOLERANCE) for design in self.finder.designs(self.gpus)
         ]
@@ -155,11 +154,20 @@ class Search:
             search_together(self.prober, more, worth=self.worth, drop_below=_DROP_BELOW)
             best = self._best_of("disaggregated", self.shapes)
 
-    def best_shape(self, wanted: float = 0.0) -> RateSearch | None:
-        """Return the shape that is worth most, of those that serve a rate if any does."""
-        sound = [search for search in self.shapes if search.error is None]
-        enough = [search for search in sound if search.rate >= wanted]
-        return max(enough or sound, key=self._rank, default=None)
+    def search_scaled(self, likely: Sequence[Design], rate: float) -> None:
+        """Find the highest rates of designs that were best on another number of GPUs; `rate` is what to expect."""
+        self.on_stage(f"ratios on {self.gpus} GPUs")
+        designs = dict.fromkeys(found for design in likely for found in self.finder.scaled(design, self.gpus))
+        self.shapes = [RateSearch(design, self.middling, rate, 0.05, first_step=1.15) for design in designs]
+        search_together(self.prober, self.shapes, worth=self.worth, drop_below=_DROP_SCALED)
+
+    def near_best(self) -> Iterator[tuple[Design, float]]:
+        """Yield the best shapes of each kind, and their rates."""
+        for kind in KINDS:
+            mine = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
+            for search in mine[:FINALISTS]:
+                if search.rate >= _NEAR * mine[0].rate:
+                    yield search.design, search.rate
 
     def _best_of(self, kind: str, searches: Sequence[RateSearch]) -> RateSearch | None:
         mine = [search for search in searches if search.design.kind == kind and search.error is None]
@@ -251,8 +259,8 @@ class Search:
         best first of each."""
         groups: dict[Design, list[RateSearch]] = {}
         for search in (*self.shapes, *self.tried, *self.finals):
-            if search.met is None and search.missed is None:
-                continue
+            if search.met is None and (search.missed is None or search.above):
+                continue  # Not run, or known only to be no better than another.
             found = groups.setdefault(search.design, [])
             if found and found[0].requests < search.requests:
                 found.clear()

@@ -18,6 +18,7 @@ from pdflow_sim.plan.options import KINDS, Kind
 
 TP_SIZES: Final = (1, 2, 4, 8)
 """The GPUs of one host, as all presets have them."""
+_RATIOS: Final = 4
 MOST_SPLITS: Final = 8
 """The most ratios of P to D that are tried of each two sizes of engines, before the neighbours of the best."""
 
@@ -44,11 +45,6 @@ class ShapeFinder:
         """Engines that the loader refuses, and its first reason."""
         self._sound: dict[tuple[Role, EngineShape], bool] = {}
 
-    @property
-    def gpu_types(self) -> tuple[str, ...]:
-        """The types of GPUs that are searched."""
-        return self._space.gpus
-
     def designs(self, gpus: int) -> list[Design]:
         """Return the clusters that use as many of these GPUs as their engines' sizes allow, the scenario's own among
         them if it is one."""
@@ -60,6 +56,22 @@ class ShapeFinder:
             for kind in self._space.kinds:
                 found |= dict.fromkeys(self._aggregated(gpus) if kind == "aggregated" else self._pairs(gpus))
         return list(found)
+
+    def scaled(self, design: Design, gpus: int) -> Iterator[Design]:
+        """Yield a design on another number of GPUs: the same engines and options, and P to D as near as whole numbers
+        come, with the ratios next to it."""
+        prefill, decode = design.of_role("prefill"), design.of_role("decode")
+        if prefill is None or decode is None:
+            [pool] = design.pools
+            replicas = gpus // pool.engine.gpus
+            if replicas:
+                yield attrs.evolve(design, pools=(attrs.evolve(pool, replicas=replicas),))
+            return
+        splits = _splits(prefill.engine.gpus, decode.engine.gpus, gpus)
+        share = prefill.gpus / design.gpus
+        nearest = sorted(splits, key=lambda split: abs(split[0] * prefill.engine.gpus / gpus - share))
+        for split in nearest[:_RATIOS]:
+            yield _pair(prefill.engine, decode.engine, *split, design)
 
     def neighbours(self, design: Design, gpus: int) -> Iterator[Design]:
         """Yield the clusters of the same engines with a ratio of P to D next to a design's."""

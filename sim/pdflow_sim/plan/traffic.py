@@ -29,8 +29,14 @@ class Traffic:
     """The most requests of a run: a trace has no more than it has."""
 
     @staticmethod
-    def of(scenario: Scenario) -> Traffic:
-        """Read the workload of a scenario. Raises ScenarioError for one whose rate cannot be changed."""
+    def of(scenario: Scenario, requests: int | None = None) -> Traffic:
+        """Read the workload of a scenario; `requests` instead of as many as it has. Raises ScenarioError for one whose
+        rate cannot be changed."""
+        traffic = Traffic._own(scenario)
+        return traffic if requests is None else attrs.evolve(traffic, requests=requests)
+
+    @staticmethod
+    def _own(scenario: Scenario) -> Traffic:
         workload, path = scenario.resolved.workload, scenario.resolved.path
         if isinstance(workload.arrival, ClosedArrival):
             message = "a closed loop has no rate to plan for; choose an arrival process with a rate, such as poisson"
