@@ -78,6 +78,7 @@ EXCEPTIONS: Final = {
     "pdflow/cli/interrupts.py": Permit("SIGTERM", "signal threading"),
     "pdflow/cli/listings.py": Permit("commands: opens sim/ when asked", "click pdflow_sim"),
     "pdflow/cli/options.py": Permit("options of commands", "click"),
+    "pdflow/cli/planning.py": Permit("a command: opens sim/ when asked", "click importlib os pdflow_sim"),
     "pdflow/cli/runs.py": Permit(
         "commands: opens sim/ or runtime/ when asked", "click importlib pdflow_runtime pdflow_sim sys"
     ),

@@ -118,6 +118,11 @@ class ServiceLevel:
                 keys["itl_percentile"] = _ITL_PERCENTILE if bound.percentile is None else bound.percentile
         return keys
 
+    @property
+    def longest_wait_ms(self) -> float:
+        """The longest time that a request may wait before its first token, 0 if nothing bounds it."""
+        return max((bound.bound_ms for bound in self.bounds if bound.latency in ("ttft", "e2e")), default=0.0)
+
     def __str__(self) -> str:
         terms = [str(bound) for bound in self.bounds]
         if self.attainment is not None:

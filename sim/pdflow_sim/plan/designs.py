@@ -17,8 +17,8 @@ from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.schema.scenario import Pool, Role
 from pdflow_sim.plan.options import OPTIONS, Kind
 
-SIZED_KEYS: Final = ("kv_tokens", "cost")
-"""Keys of a pool that are measured on engines of one size and GPU."""
+SIZED_KEYS: Final = ("kv_tokens",)
+"""Keys of a pool that are of engines of one size and GPU. Costs are kept: the loader refuses those of other engines."""
 _REPLACED_KEYS: Final = ("name", "role", "replicas", "gpu", "tp", "pp", "dp_attention", "ep", "devices")
 
 

@@ -25,6 +25,9 @@ _MUCH_LOWER: Final = 1.8
 _NO_NEARER: Final = 0.97
 ANSWERS: Final = 6
 """The least duration of a run, in times that an answer takes."""
+QUEUES: Final = 10.0
+"""And in the longest waits that the service level allows: with a tenth too much traffic a queue takes so long to get
+there."""
 _LONGEST_STEP: Final = 4.0
 _FIRST_STEP: Final = 2.0
 """From the first rate to the next while nothing is known; a rate that failed at a scale that is known says more."""
@@ -70,12 +73,13 @@ class RateSearch:
     """How long an answer takes from its first token on, as far as is known."""
     _misses: list[Tried] = attrs.field(factory=list)
 
-    def next_probe(self, most_requests: int) -> Probe | None:
-        """Return the probe to run next, None at the end."""
+    def next_probe(self, least_s: float, most_requests: int) -> Probe | None:
+        """Return the probe to run next, None at the end. `least_s`: how long it lasts at least."""
         rate = None if self.dropped or self.error is not None else self._next_rate()
         if rate is None:
             return None
-        requests = max(self.requests, min(most_requests, math.ceil(rate * ANSWERS * self.answer_s)))
+        enough = math.ceil(rate * max(least_s, ANSWERS * self.answer_s))
+        requests = max(self.requests, min(most_requests, enough))
         return Probe(self.design, rate, requests, self.nth, self.change)
 
     def _next_rate(self) -> float | None:
@@ -148,9 +152,9 @@ def search_together(
 ) -> None:
     """Carry on all searches to their end. `worth` is of a design at a rate, the higher the better; a search whose worth
     cannot reach `drop_below` of the best of the design's kind is dropped. Raises OutOfTimeError."""
-    most = prober.traffic.most_requests
+    most, least_s = prober.traffic.most_requests, QUEUES * prober.level.longest_wait_ms / 1000
     while True:
-        active = [(search, probe) for search in searches if (probe := search.next_probe(most)) is not None]
+        active = [(search, probe) for search in searches if (probe := search.next_probe(least_s, most)) is not None]
         if not active:
             return
         for (search, probe), outcome in zip(active, prober.run([probe for _, probe in active]), strict=True):

@@ -27,6 +27,7 @@ from pdflow_sim.plan.space import ShapeFinder, Space
 from pdflow_sim.plan.traffic import Traffic
 
 ROBUST_FINALISTS: Final = 3
+_LOWER_RATES: Final = 6
 HEADROOM: Final = 0.8
 """The share of its highest rate that a design is meant for, if it cannot serve the scenario's own."""
 MOST_GPUS: Final = 1024
@@ -132,33 +133,36 @@ class Planner:
         self._search_sizes(self.request.rate)
 
     def _search_sizes(self, wanted: float) -> None:
-        """Search the fewest GPUs that serve a rate: what is best on as many as the scenario has, made larger or smaller
-        in proportion until it just serves the rate."""
+        """Search the fewest GPUs that serve a rate: from the rate that as many as the scenario has serve, about how
+        many are needed; there, what is best; and that made larger or smaller until it just serves the rate."""
         own = DesignEditor(self.scenario).own
-        gpus = _LEAST_GPUS if own is None else max(_LEAST_GPUS, own.gpus)
-        self.search = start = self._new_search(gpus)
-        start.search_shapes()
-        likely = list(start.finalists())
-        rate = max((rate for _, rate in likely), default=0.0)
+        few = _LEAST_GPUS if own is None else max(_LEAST_GPUS, own.gpus)
+        self.search = self._new_search(few)
+        self.search.search_shapes()
+        rate = self.search.best_rate
         if rate == 0:
-            start.finished = True
             return
         too_few, enough = 0, MOST_GPUS + 1
+        gpus = min(math.ceil(few * wanted / rate), MOST_GPUS)
         searches: dict[int, Search] = {}
+        likely: list[tuple[Design, float]] = []
         for _ in range(_MOST_SIZES):
-            gpus = min(max(math.ceil(gpus * wanted / rate), too_few + 1), enough - 1)
-            if gpus in searches or gpus < 1:
-                break
             self.search = searches[gpus] = self._new_search(gpus)
-            self.search.search_scaled([design for design, _ in likely], wanted)
-            self.search.search_finals(list(self.search.near_best()))
+            if likely:
+                self.search.search_scaled([design for design, _ in likely], wanted)
+                self.search.search_finals(list(self.search.near_best()))
+            else:
+                self.search.search_shapes(wanted)
+                likely = list(self.search.finalists())
+                self.search.search_finals(likely)
             best = self.search.measured()[0]
-            rate = best.rate or rate / 2
             if best.rate >= wanted:
                 enough = gpus
             else:
                 too_few = max(too_few, gpus)
-            if enough - too_few <= max(1, round(_SIZE_TOLERANCE * gpus)):
+            rate = best.rate or wanted / 2
+            gpus = min(max(math.ceil(gpus * wanted / rate), too_few + 1), enough - 1)
+            if gpus in searches or gpus < 1 or enough - too_few <= max(1, round(_SIZE_TOLERANCE * gpus)):
                 break
         self.search = searches.get(enough, self.search)
         self.search.finished = True
@@ -187,6 +191,7 @@ class Planner:
         if not rows:
             return
         best = rows[0]
+        looked.rate = self.operating_rate(best)
         self.on_stage("what would help")
         looked.levers = pull_levers(self.prober, best.design, best.rate, self.search.middling)
         finals = [row for row in rows if row.requests == self.prober.traffic.requests and row.rate > 0]
@@ -198,18 +203,26 @@ class Planner:
         for row in finals[1:]:
             if len(chosen) < ROBUST_FINALISTS and row.design.pools not in {design.pools for design in chosen}:
                 chosen[row.design] = None
-        looked.stresses = put_under_stress(self.prober, list(chosen), self.operating_rate(best))
+        looked.stresses = put_under_stress(self.prober, list(chosen), looked.rate)
         if len(kinds) > 1:
             self.on_stage("other step times")
             looked.ratio_at = self._ratios(list(kinds.values()), best)
 
     def operating_rate(self, best: Measured) -> float:
         """Return the rate that the recommended design is meant for: the one that is asked for, or the scenario's own,
-        or else most of what it can serve."""
+        or else most of what it can serve, less until it meets the service level with every seed."""
         if self.request.rate is not None:
             return self.request.rate
-        own = self.prober.traffic.rate
-        return own if best.rate >= own or best.rate == 0 else HEADROOM * best.rate
+        own, rate = self.prober.traffic.rate, HEADROOM * best.rate
+        if best.rate >= own or best.rate == 0:
+            return own
+        requests = self.prober.traffic.requests
+        for _ in range(_LOWER_RATES):
+            probes = [Probe(best.design, rate, requests, nth) for nth in range(self.request.seeds)]
+            if all(outcome.meets for outcome in self.prober.run(probes)):
+                break
+            rate *= HEADROOM
+        return rate
 
     def _ratios(self, kinds: Sequence[Measured], best: Measured) -> dict[str, float]:
         """Return by how much the best of its kind is worth more than the other's, with slower and faster steps."""
@@ -234,7 +247,7 @@ class Planner:
         search = self.search
         rows = search.measured()
         verdict, never = self._verdict(rows)
-        rate = self.operating_rate(rows[0]) if rows else 0.0
+        rate = looked.rate or self.request.rate or self.prober.traffic.rate
         return PlanOutcome(
             scenario=self.scenario,
             traffic=self.prober.traffic,
@@ -271,6 +284,8 @@ class Planner:
 class Looked:
     """What was found about the best designs so far."""
 
+    rate: float = 0.0
+    """The operating rate."""
     levers: list[LeverResult] = attrs.field(factory=list)
     stresses: dict[Design, list[StressResult]] = attrs.field(factory=dict)
     ratio_at: dict[str, float] = attrs.field(factory=dict)

@@ -45,6 +45,7 @@ class StressResult:
 
 def stresses_of(scenario: ResolvedScenario, duration_s: float) -> Iterator[Stress]:
     """Yield what a design is put under; `scenario` is the design's own, of which arrivals take `duration_s`."""
+    yield Stress("as planned")
     for pool in scenario.pools:
         letter = {"prefill": "one P", "decode": "one D", "aggregated": "one engine"}[pool.role]
         crash = {"kind": "crash", "engine": f"{pool.name}-0", "at_s": round(_LOST_AFTER * duration_s, 3)}

@@ -132,12 +132,14 @@ class Search:
         """Return `Goal.worth`."""
         return self.goal.worth(design, rate)
 
-    def search_shapes(self) -> None:
-        """Find the highest rate of every cluster on short runs, then of those next to the best ratios."""
+    def search_shapes(self, rate: float | None = None) -> None:
+        """Find the highest rate of every cluster on short runs, then of those next to the best ratios. `rate` is what
+        to expect of the best, if that is known."""
         self.on_stage(f"sizes and ratios on {self.gpus} GPUs")
-        first_rate = self.prober.traffic.rate
+        first_rate, first_step = (self.prober.traffic.rate, 2.0) if rate is None else (rate, 1.3)
         self.shapes = [
-            RateSearch(design, self.short, first_rate, _SHORT_TOLERANCE) for design in self.finder.designs(self.gpus)
+            RateSearch(design, self.short, first_rate, _SHORT_TOLERANCE, first_step=first_step)
+            for design in self.finder.designs(self.gpus)
         ]
         search_together(self.prober, self.shapes, worth=self.worth, drop_below=_DROP_BELOW)
         best = self._best_of("disaggregated", self.shapes)
@@ -153,6 +155,11 @@ class Search:
             self.shapes += more
             search_together(self.prober, more, worth=self.worth, drop_below=_DROP_BELOW)
             best = self._best_of("disaggregated", self.shapes)
+
+    @property
+    def best_rate(self) -> float:
+        """The highest rate of any shape."""
+        return max((search.rate for search in self.shapes), default=0.0)
 
     def search_scaled(self, likely: Sequence[Design], rate: float) -> None:
         """Find the highest rates of designs that were best on another number of GPUs; `rate` is what to expect."""

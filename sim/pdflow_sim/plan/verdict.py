@@ -40,6 +40,8 @@ class Verdict:
         """The answer in one sentence."""
         outcome = self.outcome
         best = outcome.best
+        if best is None and outcome.unfinished:
+            return "Nothing is known yet: no run had ended."
         if best is None:
             return "No cluster of these GPUs can run the model."
         if best.rate == 0:
@@ -57,7 +59,7 @@ class Verdict:
         """Yield the rows below the headline: a label and a text."""
         outcome, best = self.outcome, self.outcome.best
         if best is None:
-            yield from (("left out", text) for text in _refusals(outcome))
+            yield from self._end()
             return
         for kind in ("aggregated", "disaggregated"):
             row = outcome.best_of(kind)
@@ -71,8 +73,12 @@ class Verdict:
         if binding:
             yield "bound by", "; ".join(binding)
         yield from self._sure()
+        yield from self._end()
+
+    def _end(self) -> Iterator[tuple[str, str]]:
+        outcome = self.outcome
         if outcome.unfinished:
-            yield "not finished", f"{outcome.unfinished}; these are the best designs so far"
+            yield "not finished", f"{outcome.unfinished}; this is the best so far"
         yield from (("left out", text) for text in _refusals(outcome))
         yield "simulated", f"{outcome.simulated:,} requests in {outcome.runs:,} runs"
 
@@ -188,7 +194,8 @@ class Verdict:
         designs, rows = self.stresses()
         if rows:
             yield from console.render(self._stress_table(designs, rows), options)
-        yield from console.render(self._design_table(), options)
+        if outcome.rows:
+            yield from console.render(self._design_table(), options)
 
     def _stress_table(self, designs: Sequence[Design], rows: Sequence[tuple[str, list[str]]]) -> Table:
         rate = f"at {_number(self.outcome.operating_rate)} {self._per_s}"

@@ -1,0 +1,203 @@
+"""`pdflow plan`: what it finds, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import pdflow
+from pdflow.cli import cli
+from pdflow.results.figures.service_level import ServiceLevel
+from pdflow_sim.plan.comparison import compare
+from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
+from pdflow_sim.plan.levers import Lever, LeverResult, ranked
+from pdflow_sim.plan.search import Goal, Measured
+
+CONVERSATION = Path(__file__).parents[3] / "examples" / "conversation.toml"
+LEVEL = "ttft=2s@p95,itl=50ms@p99"
+FEW = ("--requests", "200", "--seeds", "1", "--jobs", "1")
+OPTIONS = ("--gpus", "2", "--slo", LEVEL, "--search", "tp,xpyd,method", "--gpu", "h100-sxm=2.5", *FEW)
+
+
+def planned(*arguments: str, code: int = 0) -> str:
+    ran = CliRunner().invoke(cli, ["plan", str(CONVERSATION), *arguments])
+    assert ran.exit_code == code, ran.output
+    return ran.output
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plans") / "plan"
+    planned(*OPTIONS, "--out", str(out))
+    return out
+
+
+def test_the_files_say_what_was_found(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["slo"] == "ttft=2000ms@p95,itl=50ms@p99"
+    assert plan["meets"]
+    assert plan["unfinished"] is None
+    assert {design["design"] for design in plan["designs"]} >= {"2x TP1", "1x TP2", "1P TP1 + 1D TP1"}
+    best = plan["designs"][0]
+    assert best["max_rate"] == max(design["max_rate"] for design in plan["designs"] if design["run_requests"] == 200)
+    assert {row["stress"] for row in plan["survives"]} >= {"20 % more requests", "one engine lost", "one P lost"}
+    rows = table(folder / "candidates.csv")
+    assert [row["design"] for row in rows] == [design["design"] for design in plan["designs"]]
+    assert (folder / "verdict.md").read_text().startswith("# conversation on 2 GPUs\n")
+
+
+def test_a_million_tokens_cost_what_the_gpus_cost_while_they_are_made(folder: Path) -> None:
+    for row in table(folder / "candidates.csv"):
+        if row["output_tokens_per_s"]:
+            dollars = 2 * 2.5 / 3600 / float(row["output_tokens_per_s"]) * 1e6
+            assert float(row["dollars_per_million_output_tokens"]) == pytest.approx(dollars, rel=1e-4)
+
+
+def test_each_run_is_a_point_of_the_pareto_file(folder: Path) -> None:
+    rows = table(folder / "pareto.csv")
+    assert {row["mode"] for row in rows} == {"agg", "disagg"}
+    assert all((row["meets"] == "True") == (float(row["scale"] or "inf") <= 1) for row in rows)
+
+
+def test_the_best_scenario_is_simulated_unchanged_and_meets_the_level(folder: Path) -> None:
+    scenario = pdflow.load(folder / "best" / "scenario.toml")
+    result = pdflow.simulate(scenario)
+    assert result.summary["requests"] == 200
+    met = max(ServiceLevel.parse(LEVEL).scales(result).values())
+    assert met <= 1
+
+
+def test_a_plan_is_not_overwritten_but_continued_without_a_new_run(folder: Path) -> None:
+    before = (folder / "plan.json").read_text()
+    runs = len(list((folder / "runs").iterdir()))
+    assert "add --resume" in planned(*OPTIONS, "--out", str(folder), code=2)
+    planned(*OPTIONS, "--out", str(folder), "--resume")
+    assert (folder / "plan.json").read_text() == before
+    assert len(list((folder / "runs").iterdir())) == runs
+
+
+def test_python_gets_the_same_plan(folder: Path) -> None:
+    plan = pdflow.plan(
+        CONVERSATION,
+        slo=LEVEL,
+        gpus=2,
+        search=["tp", "xpyd", "method"],
+        gpu={"h100-sxm": 2.5},
+        requests=200,
+        seeds=1,
+        cache=folder / "runs",
+    )
+    written = json.loads((folder / "plan.json").read_text())
+    assert plan.verdict == written["headline"]
+    assert list(plan.designs["design"]) == [design["design"] for design in written["designs"]]
+    assert plan.best is not None
+    assert plan.best.to_scenario() == pdflow.load(folder / "best" / "scenario.toml")
+    assert max(len(line) for line in str(plan).splitlines()) <= 80
+
+
+def test_a_level_that_nothing_meets_says_by_how_much_and_what_is_short() -> None:
+    output = planned("--gpus", "2", "--slo", "ttft=1ms@p50", "--search", "tp,xpyd", "--no-robust", *FEW, code=1)
+    assert "meets the service level at any rate; the best misses it by" in " ".join(output.split())
+    assert "TTFT p50 <= 1 ms" in output
+    assert "bound by" in output
+
+
+def test_the_end_of_the_time_leaves_the_best_so_far(tmp_path: Path) -> None:
+    output = planned("--gpus", "8", "--slo", LEVEL, "--budget", "1", "--out", str(tmp_path / "p"), *FEW, code=3)
+    assert "not finished" in output
+    assert json.loads((tmp_path / "p" / "plan.json").read_text())["unfinished"].startswith("the time given")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--slo", LEVEL), "--gpus and --rate: are both missing"),
+        (("--slo", LEVEL, "--gpus", "2", "--rate", "3"), "cannot both be given"),
+        (("--slo", "tfft=1s", "--gpus", "2"), "--slo tfft=1s: 'tfft=1s' has no latency that is known"),
+        (("--gpus", "2", "--search", "tp,xpy"), "'xpy' cannot be searched, expected some of tp, ep, xpyd"),
+        (("--gpus", "2", "--search", "xpy"), "did you mean xpyd?"),
+        (("--gpus", "2", "--gpu", "h100-smx=2"), "no GPU of that name (did you mean"),
+        (("--gpus", "2", "--gpu", "h100-sxm=-2"), "expected dollars per hour"),
+        (("--gpus", "2", "--target", "cost"), "needs the price of h100-sxm"),
+        (("--gpus", "2", "--target", "min-gpus"), "needs --rate"),
+        (("--gpus", "2", "--search", "xpyd", "--values", "tp=2"), "tp is not searched; add it to --search"),
+        (("--gpus", "0"), "expected 1 to 1024"),
+        (("--gpus", "2", "--resume"), "--resume needs --out DIR"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(options: tuple[str, ...], said: str) -> None:
+    assert said in planned(*options, code=2)
+
+
+def _measured(design: Design, *rates: float) -> Measured:
+    return Measured(design, rates, 100, ())
+
+
+ONE = Design((PoolShape("aggregated", EngineShape("h100-sxm"), 2),))
+OTHER = Design((PoolShape("prefill", EngineShape("h100-sxm"), 1), PoolShape("decode", EngineShape("h100-sxm"), 1)))
+GOAL = Goal("goodput-per-gpu", {})
+
+
+def test_rates_are_compared_in_pairs_of_seeds() -> None:
+    """Each seed moves both by a factor of three, and one is always a tenth better."""
+    compared = compare(_measured(ONE, 1, 3, 9), _measured(OTHER, 1.1, 3.3, 9.9), GOAL)
+    assert compared is not None
+    assert compared.better.design == OTHER
+    assert compared.ratio == pytest.approx(1.1)
+    assert compared.low == pytest.approx(1.1)
+    assert not compared.tied
+
+
+def test_a_gap_within_the_seeds_or_within_the_cost_model_is_a_tie() -> None:
+    by_seeds = compare(_measured(ONE, 2.0, 1.0, 1.1), _measured(OTHER, 1.0, 1.5, 1.2), GOAL)
+    assert by_seeds is not None
+    assert by_seeds.tied_by_seeds
+    by_costs = compare(_measured(ONE, 1.1, 1.1), _measured(OTHER, 1.0, 1.0), GOAL, step_error=0.2)
+    assert by_costs is not None
+    assert by_costs.tied_by_costs
+    assert not by_costs.tied_by_seeds
+    assert by_costs.tied
+
+
+def test_a_design_that_never_meets_is_infinitely_worse_and_two_are_not_compared() -> None:
+    compared = compare(_measured(ONE, 0, 0), _measured(OTHER, 1.0, 1.0), GOAL)
+    assert compared is not None
+    assert math.isinf(compared.ratio)
+    assert compare(_measured(ONE, 0), _measured(OTHER, 0), GOAL) is None
+
+
+def test_cost_is_by_dollars_and_not_by_gpus() -> None:
+    cheap = Design((PoolShape("aggregated", EngineShape("a100-80g"), 2),))
+    prices = {"h100-sxm": 4.0, "a100-80g": 1.0}
+    compared = compare(_measured(ONE, 2.0), _measured(cheap, 1.0), Goal("cost", prices))
+    assert compared is not None
+    assert compared.better.design == cheap
+    assert compared.ratio == pytest.approx(2.0)
+
+
+def test_of_levers_that_help_alike_the_resource_that_was_used_up_binds() -> None:
+    memory, bandwidth, other = (
+        LeverResult(Lever(name, name, ONE), rate, 1.0)
+        for name, rate in (("KV memory of D", 1.9), ("b", 2.0), ("c", 1.1))
+    )
+    assert ranked([bandwidth, memory, other], frozenset({"KV memory of D"}))[0] is memory
+    assert ranked([bandwidth, memory, other], frozenset())[0] is bandwidth
+    assert ranked([bandwidth, other], frozenset({"c"}))[0] is bandwidth
+
+
+def test_intervals_are_of_the_ratio_itself() -> None:
+    compared = compare(_measured(ONE, 1.2, 1.3, 1.4), _measured(OTHER, 1.0, 1.0, 1.0), GOAL)
+    assert compared is not None
+    assert compared.low is not None
+    assert compared.high is not None
+    assert compared.low < compared.ratio < compared.high
