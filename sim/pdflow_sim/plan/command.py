@@ -25,7 +25,7 @@ from pdflow_sim.plan.files import PLAN_NAME, write_plan
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import INTERRUPTED, Planner
 from pdflow_sim.plan.request import PlanOptions, request_of
-from pdflow_sim.plan.verdict import Verdict
+from pdflow_sim.plan.verdict import PlanVerdict
 from pdflow_sim.run import print_report, stderr_console
 
 ROWS_FOLDER: Final = "runs"
@@ -84,7 +84,7 @@ def plan(
     if folder is not None:
         write_plan(folder, outcome)
     if not quiet:
-        print_report(Verdict(outcome))
+        print_report(PlanVerdict(outcome))
         if folder is not None:
             console.print(f"written to {folder}", style="dim", soft_wrap=True)
     return _exit_code(outcome)

@@ -10,7 +10,7 @@ import attrs
 from pdflow.results.figures.intervals import of_mean
 from pdflow.scenario.costs.error_bars import step_time_error
 from pdflow.scenario.schema.scenario import ResolvedScenario, RooflineCost
-from pdflow_sim.plan.search import Goal, Measured
+from pdflow_sim.plan.search import Goal, MeasuredDesign
 
 RESOLUTION: Final = 0.02
 """Rates are searched no finer."""
@@ -19,12 +19,12 @@ UNCOMPARED_ERROR: Final = 0.25
 
 
 @attrs.frozen
-class Comparison:
+class DesignComparison:
     """How much more one design is worth than another: 1.4 is 40 % more. `low` and `high` bound the mean over all seeds
     with 95 % confidence, None of a single seed; `step_error` is the half width of the cost model's error bar."""
 
-    better: Measured
-    other: Measured
+    better: MeasuredDesign
+    other: MeasuredDesign
     ratio: float
     low: float | None
     high: float | None
@@ -46,7 +46,7 @@ class Comparison:
         return self.tied_by_seeds or self.tied_by_costs
 
 
-def compare(one: Measured, other: Measured, goal: Goal, step_error: float = 0.0) -> Comparison | None:
+def compare(one: MeasuredDesign, other: MeasuredDesign, goal: Goal, step_error: float = 0.0) -> DesignComparison | None:
     """Compare two designs, the better one first in the answer; None if neither meets the service level at any rate."""
     pairs = list(zip(one.rates, other.rates, strict=False))
     mine, theirs = (goal.worth(it.design, it.rate) for it in (one, other))
@@ -55,12 +55,12 @@ def compare(one: Measured, other: Measured, goal: Goal, step_error: float = 0.0)
     if mine == 0:
         return None
     if theirs == 0:
-        return Comparison(one, other, math.inf, None, None, step_error)
+        return DesignComparison(one, other, math.inf, None, None, step_error)
     logs = [math.log(goal.worth(one.design, a) / goal.worth(other.design, b)) for a, b in pairs if a > 0 and b > 0]
     interval = of_mean(logs) if len(logs) == len(pairs) else None
     low, high = (None, None) if interval is None else (math.exp(interval.low), math.exp(interval.high))
     ratio = math.exp(math.fsum(logs) / len(logs)) if interval is not None else mine / theirs
-    return Comparison(one, other, ratio, low, high, step_error)
+    return DesignComparison(one, other, ratio, low, high, step_error)
 
 
 def step_error_of(*scenarios: ResolvedScenario) -> tuple[float, list[str]]:

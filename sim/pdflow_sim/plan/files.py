@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from pdflow.results.files.write import guarding, replacing, write_results
 from pdflow.version import version
-from pdflow_sim.plan.comparison import Comparison
+from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED
-from pdflow_sim.plan.search import Measured
-from pdflow_sim.plan.verdict import Verdict
+from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.verdict import PlanVerdict
 
 PLAN_NAME: Final = "plan.json"
 VERDICT_NAME: Final = "verdict.md"
@@ -34,7 +34,7 @@ KEPT_FIGURES: Final = (
 
 def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     """Write all files of a plan. Raises OutputError."""
-    verdict = Verdict(outcome)
+    verdict = PlanVerdict(outcome)
     write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
     _write_text(folder / VERDICT_NAME, verdict.markdown())
     _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
@@ -45,7 +45,7 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
             outcome.to_scenario(outcome.best.design).save(path)
 
 
-def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:
+def plan_json(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[tuple[str, Any]]:
     """Yield the content of plan.json."""
     yield "pdflow_version", version()
     yield "scenario", outcome.scenario.name
@@ -140,13 +140,13 @@ def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
             }
 
 
-def _concurrency(row: Measured) -> float | None:
+def _concurrency(row: MeasuredDesign) -> float | None:
     """Return the mean number of requests in the system, by Little's law."""
     rate, time_ms = row.figure("requests_per_s"), row.figure("e2e_mean_ms")
     return None if rate is None or time_ms is None else rate * time_ms / 1000
 
 
-def _comparison(it: Comparison) -> dict[str, Any]:
+def _comparison(it: DesignComparison) -> dict[str, Any]:
     return {
         "better": it.better.design.text,
         "other": it.other.design.text,

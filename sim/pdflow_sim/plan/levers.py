@@ -15,7 +15,7 @@ from pdflow.scenario.schema.scenario import Pool, ResolvedScenario, Role, Roofli
 from pdflow.scenario.validation.fit import kv_tokens_of
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
-from pdflow_sim.plan.probes import UNCHANGED, Change, Outcome, Probe, Prober
+from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, ProbeResult
 
 MORE: Final = 2
 """How many times as much of a resource each lever gives."""
@@ -108,7 +108,7 @@ def pull_levers(prober: Prober, design: Design, rate: float, requests: int) -> l
     base = RateSearch(design, requests, rate or prober.traffic.rate, _TOLERANCE, first_step=_STEP)
     search_together(prober, [base])
     at = base.rate or base.first_rate
-    scenario = prober.scenario_of(Probe(design, at, requests)).resolved
+    scenario = prober.scenario_of(DesignProbe(design, at, requests)).resolved
     levers = list(levers_of(design, scenario))
     if base.rate == 0:
         return _by_scale(prober, base, levers, requests)
@@ -130,7 +130,7 @@ def pull_levers(prober: Prober, design: Design, rate: float, requests: int) -> l
     return ranked(results, full_resources(prober.outcomes[at_limit.probe]))
 
 
-def full_resources(outcome: Outcome) -> frozenset[str]:
+def full_resources(outcome: ProbeResult) -> frozenset[str]:
     """Return the resources that a run used up, by their names in levers."""
     figures = outcome.figures
     shares = {

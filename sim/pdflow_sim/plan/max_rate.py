@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import attrs
 
 from pdflow_sim.plan.designs import Design
-from pdflow_sim.plan.probes import UNCHANGED, Change, Outcome, Probe, Prober
+from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, ProbeResult
 
 LEAST_SHARE: Final = 1 / 256
 """A design that meets its service level not even at this share of the first rate is taken to meet it at none."""
@@ -36,7 +36,7 @@ _FIRST_STEP: Final = 2.0
 class Tried(NamedTuple):
     """A probe that was run, and its scale."""
 
-    probe: Probe
+    probe: DesignProbe
     scale: float
 
     @property
@@ -73,14 +73,14 @@ class RateSearch:
     """How long an answer takes from its first token on, as far as is known."""
     _misses: list[Tried] = attrs.field(factory=list)
 
-    def next_probe(self, least_s: float, most_requests: int) -> Probe | None:
+    def next_probe(self, least_s: float, most_requests: int) -> DesignProbe | None:
         """Return the probe to run next, None at the end. `least_s`: how long it lasts at least."""
         rate = None if self.dropped or self.error is not None else self._next_rate()
         if rate is None:
             return None
         enough = math.ceil(rate * max(least_s, ANSWERS * self.answer_s))
         requests = max(self.requests, min(most_requests, enough))
-        return Probe(self.design, rate, requests, self.nth, self.change)
+        return DesignProbe(self.design, rate, requests, self.nth, self.change)
 
     def _next_rate(self) -> float | None:
         if self.met is None and self.missed is None:
@@ -110,7 +110,7 @@ class RateSearch:
             missed.scale > _NO_NEARER * worse.scale and missed.rate < worse.rate / _MUCH_LOWER for worse in self._misses
         )
 
-    def note(self, probe: Probe, outcome: Outcome) -> None:
+    def note(self, probe: DesignProbe, outcome: ProbeResult) -> None:
         """Take in the outcome of a probe."""
         if outcome.error is not None:
             self.error = outcome.error

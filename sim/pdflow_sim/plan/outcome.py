@@ -8,13 +8,13 @@ import attrs
 
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
-from pdflow_sim.plan.comparison import Comparison, compare
+from pdflow_sim.plan.comparison import DesignComparison, compare
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.levers import LeverResult
 from pdflow_sim.plan.options import Kind
-from pdflow_sim.plan.probes import Outcome, Probe, Prober
+from pdflow_sim.plan.probes import DesignProbe, Prober, ProbeResult
 from pdflow_sim.plan.robustness import StressResult
-from pdflow_sim.plan.search import Goal, Measured
+from pdflow_sim.plan.search import Goal, MeasuredDesign
 from pdflow_sim.plan.traffic import Traffic
 
 
@@ -22,8 +22,8 @@ from pdflow_sim.plan.traffic import Traffic
 class Duplicates:
     """A design, and others of the same engines that do as well: one row of the table."""
 
-    row: Measured
-    also: tuple[Measured, ...]
+    row: MeasuredDesign
+    also: tuple[MeasuredDesign, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -36,9 +36,9 @@ class PlanOutcome:
     goal: Goal
     gpus: int
     wanted_rate: float | None
-    rows: Sequence[Measured]
+    rows: Sequence[MeasuredDesign]
     """The best first."""
-    verdict: Comparison | None
+    verdict: DesignComparison | None
     """The best of one kind against the best of the other; None if there is one kind only, or nothing meets."""
     operating_rate: float
     """The rate that the recommended design is put under stress at."""
@@ -48,7 +48,7 @@ class PlanOutcome:
     """The verdict's ratio with all steps slower and faster by a quarter."""
     never_compared: Sequence[str]
     refused: Mapping[str, str]
-    probes: Mapping[Probe, Outcome]
+    probes: Mapping[DesignProbe, ProbeResult]
     prober: Prober = attrs.field(repr=False)
     simulated: int
     runs: int
@@ -56,7 +56,7 @@ class PlanOutcome:
     """Why the search ended early; "" if it did not."""
 
     @property
-    def best(self) -> Measured | None:
+    def best(self) -> MeasuredDesign | None:
         """The design that is worth most; None if there is no design."""
         return self.rows[0] if self.rows else None
 
@@ -67,10 +67,10 @@ class PlanOutcome:
 
     def to_scenario(self, design: Design, rate: float | None = None) -> Scenario:
         """Return a design under a rate, by default the operating one, to be simulated and served as it is."""
-        probe = Probe(design, rate or self.operating_rate, self.traffic.requests)
+        probe = DesignProbe(design, rate or self.operating_rate, self.traffic.requests)
         return self.prober.scenario_of(probe).with_({"scenario.name": f"{self.scenario.name}-plan"})
 
-    def best_of(self, kind: Kind) -> Measured | None:
+    def best_of(self, kind: Kind) -> MeasuredDesign | None:
         """Return the best design of a kind."""
         return next((row for row in self.rows if row.design.kind == kind), None)
 
@@ -85,7 +85,7 @@ class PlanOutcome:
                 found.append(Duplicates(row, ()))
         return found
 
-    def _alike(self, better: Measured, row: Measured) -> bool:
+    def _alike(self, better: MeasuredDesign, row: MeasuredDesign) -> bool:
         if better.design.pools != row.design.pools:
             return False
         if better.requests != row.requests:
@@ -93,7 +93,7 @@ class PlanOutcome:
         compared = compare(better, row, self.goal)
         return compared is None or compared.tied_by_seeds
 
-    def dollars_per_million(self, row: Measured, figure: str = "output_tokens_per_s") -> float | None:
+    def dollars_per_million(self, row: MeasuredDesign, figure: str = "output_tokens_per_s") -> float | None:
         """Return the price of a million tokens of a kind at the design's highest rate; None without prices."""
         tokens, dollars = row.figure(figure), self.goal.dollars_per_hour(row.design)
         return None if not tokens or dollars is None else dollars / 3600 / tokens * 1e6

@@ -14,15 +14,15 @@ import attrs
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.workers import WorkerPool
-from pdflow_sim.plan.comparison import RESOLUTION, Comparison, compare, step_error_of
+from pdflow_sim.plan.comparison import RESOLUTION, DesignComparison, compare, step_error_of
 from pdflow_sim.plan.designs import Design, DesignEditor
 from pdflow_sim.plan.levers import LeverResult, pull_levers
 from pdflow_sim.plan.max_rate import RateSearch, search_together
 from pdflow_sim.plan.options import OPTIONS
 from pdflow_sim.plan.outcome import PlanOutcome
-from pdflow_sim.plan.probes import OutOfTimeError, Probe, Prober
+from pdflow_sim.plan.probes import DesignProbe, OutOfTimeError, Prober
 from pdflow_sim.plan.robustness import STEPS, StressResult, put_under_stress, step_times
-from pdflow_sim.plan.search import Goal, Measured, Search, Target
+from pdflow_sim.plan.search import DesignSearch, Goal, MeasuredDesign, Target
 from pdflow_sim.plan.space import ShapeFinder, Space
 from pdflow_sim.plan.traffic import Traffic
 
@@ -72,7 +72,7 @@ class Planner:
     on_stage: Callable[[str], object] = lambda stage: None
     on_run: Callable[[Planner], object] = lambda planner: None
     prober: Prober = attrs.field(init=False)
-    search: Search = attrs.field(init=False)
+    search: DesignSearch = attrs.field(init=False)
     unfinished: str = attrs.field(init=False, default="")
 
     def run(self) -> PlanOutcome:
@@ -111,9 +111,9 @@ class Planner:
         met = [it for it in searches if it.met is not None]
         return max(met, key=lambda it: search.worth(it.design, it.rate), default=None)
 
-    def _new_search(self, gpus: int) -> Search:
+    def _new_search(self, gpus: int) -> DesignSearch:
         space = self.request.space or Space(self.request.gpu_types or _own_gpus(self.scenario))
-        return Search(
+        return DesignSearch(
             prober=self.prober,
             finder=ShapeFinder(self.scenario, space),
             goal=Goal(self.request.target, self.request.prices),
@@ -144,7 +144,7 @@ class Planner:
             return
         too_few, enough = 0, MOST_GPUS + 1
         gpus = min(math.ceil(few * wanted / rate), MOST_GPUS)
-        searches: dict[int, Search] = {}
+        searches: dict[int, DesignSearch] = {}
         likely: list[tuple[Design, float]] = []
         for _ in range(_MOST_SIZES):
             self.search = searches[gpus] = self._new_search(gpus)
@@ -170,7 +170,7 @@ class Planner:
     def _decide(self) -> None:
         """Give the best design of each kind more seeds until it is clear which is better, or clear that they tie."""
         for _ in range(self.request.seeds, MOST_SEEDS, _SEEDS_AT_ONCE):
-            best: dict[str, Measured] = {}
+            best: dict[str, MeasuredDesign] = {}
             for row in self.search.measured():
                 best.setdefault(row.design.kind, row)
             if len(best) < 2 or any(row.requests < self.prober.traffic.requests for row in best.values()):
@@ -208,7 +208,7 @@ class Planner:
             self.on_stage("other step times")
             looked.ratio_at = self._ratios(list(kinds.values()), best)
 
-    def operating_rate(self, best: Measured) -> float:
+    def operating_rate(self, best: MeasuredDesign) -> float:
         """Return the rate that the recommended design is meant for: the one that is asked for, or the scenario's own,
         or else most of what it can serve, less until it meets the service level with every seed."""
         if self.request.rate is not None:
@@ -218,18 +218,18 @@ class Planner:
             return own
         requests = self.prober.traffic.requests
         for _ in range(_LOWER_RATES):
-            probes = [Probe(best.design, rate, requests, nth) for nth in range(self.request.seeds)]
+            probes = [DesignProbe(best.design, rate, requests, nth) for nth in range(self.request.seeds)]
             if all(outcome.meets for outcome in self.prober.run(probes)):
                 break
             rate *= HEADROOM
         return rate
 
-    def _ratios(self, kinds: Sequence[Measured], best: Measured) -> dict[str, float]:
+    def _ratios(self, kinds: Sequence[MeasuredDesign], best: MeasuredDesign) -> dict[str, float]:
         """Return by how much the best of its kind is worth more than the other's, with slower and faster steps."""
         requests, goal = self.search.middling, self.search.goal
         searches: dict[tuple[str, Design], RateSearch] = {}
         for row in kinds:
-            scenario = self.prober.scenario_of(Probe(row.design, row.rate, requests)).resolved
+            scenario = self.prober.scenario_of(DesignProbe(row.design, row.rate, requests)).resolved
             for name, factor in (("25 % slower", STEPS), ("25 % faster", 1 / STEPS)):
                 change = step_times(scenario, factor)
                 searches[name, row.design] = RateSearch(
@@ -270,9 +270,11 @@ class Planner:
             unfinished=self.unfinished,
         )
 
-    def _verdict(self, rows: Sequence[Measured]) -> tuple[Comparison | None, list[str]]:
+    def _verdict(self, rows: Sequence[MeasuredDesign]) -> tuple[DesignComparison | None, list[str]]:
         best = {row.design.kind: row for row in reversed(rows)}
-        scenarios = [self.prober.scenario_of(Probe(row.design, self.prober.traffic.rate, 1)) for row in best.values()]
+        scenarios = [
+            self.prober.scenario_of(DesignProbe(row.design, self.prober.traffic.rate, 1)) for row in best.values()
+        ]
         error, never = step_error_of(*(scenario.resolved for scenario in scenarios))
         if len(best) < 2:
             return None, never

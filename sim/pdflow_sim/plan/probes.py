@@ -37,7 +37,7 @@ UNCHANGED: Final = Change()
 
 
 @attrs.frozen
-class Probe:
+class DesignProbe:
     """A design under `requests` requests at a rate, with the seed that is `nth` after the scenario's; `change` is made
     last, such as a fault or a faster link."""
 
@@ -49,7 +49,7 @@ class Probe:
 
 
 @attrs.frozen
-class Outcome:
+class ProbeResult:
     """The figures of one probe. `scale` is by how much all bounds would have to be multiplied to be met; infinite if
     too many requests failed, or if the run did."""
 
@@ -115,20 +115,20 @@ class Prober:
         self._cache = cache
         self._deadline = deadline
         self._on_run = on_run
-        self.outcomes: dict[Probe, Outcome] = {}
+        self.outcomes: dict[DesignProbe, ProbeResult] = {}
         self.requests = 0
         """Requests that were simulated, or found in the cache."""
 
-    def point(self, probe: Probe) -> dict[str, Any]:
+    def point(self, probe: DesignProbe) -> dict[str, Any]:
         """Return the edits of the scenario that make a probe of it."""
         edits = self.editor.edits(probe.design) | self.traffic.edits(probe.rate, probe.requests)
         return {**edits, **probe.change.edits}
 
-    def scenario_of(self, probe: Probe) -> Scenario:
+    def scenario_of(self, probe: DesignProbe) -> Scenario:
         """Return the scenario of a probe."""
         return self._base.with_(self.point(probe))
 
-    def run(self, probes: Sequence[Probe]) -> list[Outcome]:
+    def run(self, probes: Sequence[DesignProbe]) -> list[ProbeResult]:
         """Return the outcomes of probes, in their order. Raises OutOfTimeError."""
         new = [probe for probe in dict.fromkeys(probes) if probe not in self.outcomes]
         # The longest first, so that no process waits for another's last one.
@@ -149,14 +149,14 @@ class Prober:
             raise OutOfTimeError
 
 
-def _outcome(row: SweepRow) -> Outcome:
+def _outcome(row: SweepRow) -> ProbeResult:
     if row.error is not None:
-        return Outcome({}, math.inf, row.error)
+        return ProbeResult({}, math.inf, row.error)
     scale = row.figures["scale"]
-    return Outcome(row.figures, math.inf if scale is None else scale)
+    return ProbeResult(row.figures, math.inf if scale is None else scale)
 
 
-def checked(outcome: Outcome, what: str) -> Outcome:
+def checked(outcome: ProbeResult, what: str) -> ProbeResult:
     """Return an outcome that must have figures. Raises PdflowError, with what was wrong with the run."""
     if outcome.error is not None:
         raise PdflowError(f"{what}: {outcome.error}")

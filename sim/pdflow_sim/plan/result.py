@@ -15,8 +15,8 @@ from pdflow_sim.plan.files import candidates, pareto, write_plan
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner
 from pdflow_sim.plan.request import PlanOptions, request_of
-from pdflow_sim.plan.search import Measured
-from pdflow_sim.plan.verdict import WIDEST, Verdict
+from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.verdict import WIDEST, PlanVerdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ class PlannedDesign:
     """One design of a plan."""
 
     outcome: PlanOutcome = attrs.field(repr=False)
-    measured: Measured
+    measured: MeasuredDesign
 
     @property
     def text(self) -> str:
@@ -56,7 +56,7 @@ class Plan:
     @property
     def verdict(self) -> str:
         """The answer in one sentence."""
-        return Verdict(self.outcome).headline
+        return PlanVerdict(self.outcome).headline
 
     @property
     def meets(self) -> bool:
@@ -85,7 +85,7 @@ class Plan:
     def __str__(self) -> str:
         """Return the verdict as `pdflow plan` prints it, without colours."""
         console = Console(width=WIDEST, color_system=None, force_terminal=False, force_jupyter=False)
-        lines = console.render_lines(Verdict(self.outcome), console.options, pad=False)
+        lines = console.render_lines(PlanVerdict(self.outcome), console.options, pad=False)
         return "".join("".join(segment.text for segment in line) + "\n" for line in lines)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import attrs
 
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.plan.designs import Design
-from pdflow_sim.plan.probes import UNCHANGED, Change, Outcome, Probe, Prober
+from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, ProbeResult
 
 DRIFT: Final = 1.2
 STEPS: Final = 1.25
@@ -35,7 +35,7 @@ class StressResult:
     """What happened under a stress; None as the outcome if the design has no engine to lose."""
 
     stress: Stress
-    outcome: Outcome | None
+    outcome: ProbeResult | None
 
     @property
     def meets(self) -> bool:
@@ -71,13 +71,13 @@ def put_under_stress(prober: Prober, designs: Sequence[Design], rate: float) -> 
     """Return what happens to each design at a rate under each stress."""
     requests = prober.traffic.requests
     stresses: dict[Design, list[Stress]] = {}
-    probes: dict[tuple[Design, str], Probe] = {}
+    probes: dict[tuple[Design, str], DesignProbe] = {}
     for design in designs:
-        scenario = prober.scenario_of(Probe(design, rate, requests)).resolved
+        scenario = prober.scenario_of(DesignProbe(design, rate, requests)).resolved
         stresses[design] = list(stresses_of(scenario, requests / rate))
         for stress in stresses[design]:
             if not stress.lost or _can_lose(scenario, stress):
-                probes[design, stress.name] = Probe(design, rate * stress.rate_factor, requests, 0, stress.change)
+                probes[design, stress.name] = DesignProbe(design, rate * stress.rate_factor, requests, 0, stress.change)
     outcomes = dict(zip(probes, prober.run(list(probes.values())), strict=True))
     return {
         design: [StressResult(stress, outcomes.get((design, stress.name))) for stress in those]

@@ -20,7 +20,7 @@ import attrs
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
 from pdflow_sim.plan.options import KINDS, OPTIONS
-from pdflow_sim.plan.probes import Outcome, OutOfTimeError, Prober
+from pdflow_sim.plan.probes import OutOfTimeError, Prober, ProbeResult
 from pdflow_sim.plan.space import ShapeFinder
 
 Target: TypeAlias = Literal["goodput-per-gpu", "cost", "min-gpus"]
@@ -62,13 +62,13 @@ class Goal:
 
 
 @attrs.frozen
-class Measured:
+class MeasuredDesign:
     """A design and its highest rates: one for each seed that it was measured with, in the order of the seeds."""
 
     design: Design
     rates: tuple[float, ...]
     requests: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ProbeResult, ...]
     """At the highest rate that met the service level with each seed; at the lowest rate tried where none met."""
 
     @property
@@ -88,7 +88,7 @@ class Measured:
 
 
 @attrs.define
-class Search:
+class DesignSearch:
     """The state of a search; what was found is there at any time, also if it is interrupted."""
 
     prober: Prober
@@ -242,7 +242,7 @@ class Search:
         self.finals = [*first, *more]
         search_together(self.prober, more)
 
-    def add_seeds(self, rows: Sequence[Measured], more: int) -> None:
+    def add_seeds(self, rows: Sequence[MeasuredDesign], more: int) -> None:
         """Find the highest rates of these designs with more seeds, after those that they all have."""
         have = min(len(row.rates) for row in rows)
         searches = [
@@ -261,7 +261,7 @@ class Search:
     def _close(self, search: RateSearch, best: RateSearch) -> bool:
         return self.worth(search.design, search.rate) >= _NEAR * self.worth(best.design, best.rate)
 
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[MeasuredDesign]:
         """Return what is known of each design: those of the finals first, with all seeds before those with one, the
         best first of each."""
         groups: dict[Design, list[RateSearch]] = {}
@@ -276,20 +276,19 @@ class Search:
         rows = [self._measured(design, searches) for design, searches in groups.items()]
         final = {search.design for search in self.finals}
 
-        def key(row: Measured) -> tuple[bool, bool, float, float]:
+        def key(row: MeasuredDesign) -> tuple[bool, bool, float, float]:
             # One seed may be a lucky one.
             few = len(row.rates) < self.seeds
             return row.design not in final, few, -self.worth(row.design, row.rate), row.scale
 
         return sorted(rows, key=key)
 
-    def _measured(self, design: Design, searches: Sequence[RateSearch]) -> Measured:
+    def _measured(self, design: Design, searches: Sequence[RateSearch]) -> MeasuredDesign:
         outcomes = []
         for search in searches:
             at = search.met or search.missed
             assert at is not None
             outcomes.append(self.prober.outcomes[at.probe])
-        return Measured(design, tuple(s.rate for s in searches), searches[0].requests, tuple(outcomes))
+        return MeasuredDesign(design, tuple(s.rate for s in searches), searches[0].requests, tuple(outcomes))
 
 
-__all__ = ["FINALISTS", "Goal", "Measured", "OutOfTimeError", "Search", "Target"]

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from pdflow.results import formatting
 from pdflow.results.figures.service_level import ATTAINMENT
-from pdflow_sim.plan.comparison import Comparison
+from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.robustness import StressResult
-from pdflow_sim.plan.search import Measured
+from pdflow_sim.plan.search import MeasuredDesign
 
 WIDEST: Final = 80
 _LABEL: Final = 15
@@ -30,7 +30,7 @@ _LONG_RUN: Final = 10.0
 
 
 @attrs.frozen
-class Verdict:
+class PlanVerdict:
     """The verdict of a plan; prints with rich, at most 80 columns wide."""
 
     outcome: PlanOutcome
@@ -137,13 +137,13 @@ class Verdict:
     def _per_s(self) -> str:
         return f"{self.outcome.traffic.unit}/s"
 
-    def _row_text(self, row: Measured) -> str:
+    def _row_text(self, row: MeasuredDesign) -> str:
         seeds = "" if len(row.rates) < 2 else f" ({_number(min(row.rates))} to {_number(max(row.rates))})"
         price = self.outcome.dollars_per_million(row)
         dollars = "" if price is None else f", ${_number(price)} per million output tokens"
         return f"{row.design.text}: {_number(row.rate)}{seeds} {self._per_s}{dollars}"
 
-    def _headroom(self, best: Measured) -> str:
+    def _headroom(self, best: MeasuredDesign) -> str:
         outcome = self.outcome
         own = outcome.wanted_rate or outcome.traffic.rate
         share = own / best.rate
@@ -236,7 +236,7 @@ class Verdict:
         return "\n".join(lines) + "\n"
 
 
-def _answer(verdict: Comparison) -> str:
+def _answer(verdict: DesignComparison) -> str:
     better, other = verdict.better.design, verdict.other.design
     do = "Disaggregate" if better.kind == "disaggregated" else "Do not disaggregate"
     if math.isinf(verdict.ratio):
@@ -249,7 +249,7 @@ def _answer(verdict: Comparison) -> str:
     return f"{do}: {gain}."
 
 
-def _misses(best: Measured) -> Iterator[str]:
+def _misses(best: MeasuredDesign) -> Iterator[str]:
     """Yield the terms that the best design misses, by how much."""
     figures = best.outcomes[0].figures if best.outcomes else {}
     for name, value in figures.items():

@@ -17,7 +17,7 @@ from pdflow.results.figures.service_level import ServiceLevel
 from pdflow_sim.plan.comparison import compare
 from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
 from pdflow_sim.plan.levers import Lever, LeverResult, ranked
-from pdflow_sim.plan.search import Goal, Measured
+from pdflow_sim.plan.search import Goal, MeasuredDesign
 
 CONVERSATION = Path(__file__).parents[3] / "examples" / "conversation.toml"
 LEVEL = "ttft=2s@p95,itl=50ms@p99"
@@ -119,7 +119,7 @@ def test_the_end_of_the_time_leaves_the_best_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--slo", LEVEL), "--gpus and --rate: are both missing"),
         (("--slo", LEVEL, "--gpus", "2", "--rate", "3"), "cannot both be given"),
@@ -135,12 +135,12 @@ def test_the_end_of_the_time_leaves_the_best_so_far(tmp_path: Path) -> None:
         (("--gpus", "2", "--resume"), "--resume needs --out DIR"),
     ],
 )
-def test_bad_input_is_named_before_anything_runs(options: tuple[str, ...], said: str) -> None:
-    assert said in planned(*options, code=2)
+def test_bad_input_is_named_before_anything_runs(options: tuple[str, ...], message: str) -> None:
+    assert message in planned(*options, code=2)
 
 
-def _measured(design: Design, *rates: float) -> Measured:
-    return Measured(design, rates, 100, ())
+def _measured(design: Design, *rates: float) -> MeasuredDesign:
+    return MeasuredDesign(design, rates, 100, ())
 
 
 ONE = Design((PoolShape("aggregated", EngineShape("h100-sxm"), 2),))

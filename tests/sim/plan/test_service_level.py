@@ -45,7 +45,7 @@ def test_a_bound_without_a_percentile_is_met_by_95_percent_of_requests() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "has no bound"),
         ("attainment=95%", "has no bound"),
@@ -63,10 +63,10 @@ def test_a_bound_without_a_percentile_is_met_by_95_percent_of_requests() -> None
         ("ttft=5ms,attainment=9%,attainment=8%", "attainment is there twice"),
     ],
 )
-def test_a_wrong_level_says_what_is_wrong(text: str, said: str) -> None:
+def test_a_wrong_level_says_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(ServiceLevelError) as error:
         ServiceLevel.parse(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_scales_are_the_percentiles_by_their_bounds() -> None:
