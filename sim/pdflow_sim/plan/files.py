@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdflow.results.files.write import guarding, replacing, write_results
+from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_page, write_results
 from pdflow.version import version
 from pdflow_sim.plan.comparison import Comparison
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED
+from pdflow_sim.plan.report.page import plan_page
+from pdflow_sim.plan.report.plots import PLOT_NAMES, svg_files
 from pdflow_sim.plan.search import Measured
 from pdflow_sim.plan.verdict import Verdict
 
@@ -23,6 +25,7 @@ CANDIDATES_NAME: Final = "candidates.csv"
 PARETO_NAME: Final = "pareto.csv"
 BEST_FOLDER: Final = "best"
 SCENARIO_NAME: Final = "scenario.toml"
+PLOTS_FOLDER: Final = "plots"
 
 KEPT_FIGURES: Final = (
     *("requests_per_s", "goodput_rps", "slo_attainment", "output_tokens_per_s", "total_tokens_per_s"),
@@ -43,6 +46,19 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
         path = folder / BEST_FOLDER / SCENARIO_NAME
         with guarding(path):
             outcome.best_scenario.save(path)
+    write_plots(folder, outcome)
+
+
+def write_plots(folder: Path, outcome: PlanOutcome) -> None:
+    """Write report.html and a file for each chart. A chart of an earlier plan that this one lacks is removed."""
+    write_page(folder / PAGE_NAME, plan_page(outcome))
+    files = svg_files(outcome)
+    for name in PLOT_NAMES:
+        path = folder / PLOTS_FOLDER / f"{name}.svg"
+        if name in files:
+            _write_text(path, files[name])
+        else:
+            remove_file(path)
 
 
 def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:
