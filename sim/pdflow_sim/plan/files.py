@@ -41,24 +41,12 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
     _write_text(folder / VERDICT_NAME, verdict.markdown())
     _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
+    write_plots(folder, outcome)
     _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
     if outcome.best_scenario is not None:
         path = folder / BEST_FOLDER / SCENARIO_NAME
         with guarding(path):
             outcome.best_scenario.save(path)
-    write_plots(folder, outcome)
-
-
-def write_plots(folder: Path, outcome: PlanOutcome) -> None:
-    """Write report.html and a file for each chart. A chart of an earlier plan that this one lacks is removed."""
-    write_page(folder / PAGE_NAME, plan_page(outcome))
-    files = svg_files(outcome)
-    for name in PLOT_NAMES:
-        path = folder / PLOTS_FOLDER / f"{name}.svg"
-        if name in files:
-            _write_text(path, files[name])
-        else:
-            remove_file(path)
 
 
 def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:
@@ -154,6 +142,18 @@ def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
                 "scale": None if math.isinf(found.scale) else found.scale,
                 "meets": found.meets,
             }
+
+
+def write_plots(folder: Path, outcome: PlanOutcome) -> None:
+    """Write report.html and a file for each chart. A chart of an earlier plan that this one lacks is removed."""
+    write_page(folder / PAGE_NAME, plan_page(outcome))
+    files = svg_files(outcome)
+    for name in PLOT_NAMES:
+        path = folder / PLOTS_FOLDER / f"{name}.svg"
+        if name in files:
+            _write_text(path, files[name])
+        else:
+            remove_file(path)
 
 
 def _concurrency(row: Measured) -> float | None:
