@@ -23,6 +23,10 @@ SERIES: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, VERMILION, BLACK, YELLOW
 """The colours of runs or classes that are compared, in the order in which they are given out."""
 ROLES: Final[Mapping[str, str]] = {"prefill": BLUE, "transfer": GREEN, "decode": VERMILION, "aggregated": PURPLE}
 """The colour of what happens at engines of a role, and between them."""
+KINDS: Final[Mapping[str, str]] = {"aggregated": ROLES["aggregated"], "disaggregated": BLUE}
+"""The colours of the two kinds of clusters where they are compared."""
+KINDS_ON_DARK: Final[Mapping[str, str]] = {"aggregated": "#E59AC6", "disaggregated": SKY_BLUE}
+"""The same, lighter: for a dark ground."""
 STAGES: Final[Mapping[str, str]] = {
     "route": GREY,
     "p_queue": SKY_BLUE,

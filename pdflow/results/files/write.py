@@ -145,6 +145,12 @@ def write_page(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file of an earlier run, if there is one. Raises OutputError."""
+    with guarding(path):
+        path.unlink(missing_ok=True)
+
+
 def read_requests(path: Path) -> Iterable[dict[str, Any]]:
     """Yield the records of a requests.jsonl, one at a time."""
     decode = msgspec.json.Decoder(dict[str, Any]).decode

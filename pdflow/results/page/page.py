@@ -7,7 +7,7 @@ engines it had, the page stays small: curves have a bounded number of points, ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pdflow.results import formatting
@@ -38,20 +38,22 @@ _IN_STEPS: Final = (
 def page(result: FinishedRun, scenario_text: str = "", recording: Recording | None = None) -> str:
     """Return the whole file. `scenario_text` is the TOML that was run, as its author wrote it; `recording`, if there is
     one, adds links and KV blocks over time."""
-    header = result.header
+    return document(result.header.scenario_name or "run", _sections(result, scenario_text, recording))
+
+
+def document(name: str, sections: Iterable[Html], style: str = STYLE) -> str:
+    """Return a page of these sections that asks nothing of any network."""
     head = joined(
         (
             Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
             # A browser then refuses whatever a mistake here would let in.
             Html('<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '),
             Html("style-src 'unsafe-inline'\">"),
-            tag("title", f"{header.scenario_name or 'run'} · pdflow"),
-            tag("style", Html(STYLE)),
+            tag("title", f"{name} · pdflow"),
+            tag("style", Html(style)),
         )
     )
-    body = joined(
-        fragment for section in _sections(result, scenario_text, recording) for fragment in (section, Html("\n"))
-    )
+    body = joined(fragment for section in sections for fragment in (section, Html("\n")))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 

@@ -50,17 +50,18 @@ def compare(one: MeasuredDesign, other: MeasuredDesign, goal: Goal, step_error: 
     """Compare two designs, the better one first in the answer; None if neither meets the service level at any rate."""
     pairs = list(zip(one.rates, other.rates, strict=False))
     mine, theirs = (goal.worth(it.design, it.rate) for it in (one, other))
-    if mine < theirs:
-        return compare(other, one, goal, step_error)
-    if mine == 0:
+    if mine == theirs == 0:
         return None
-    if theirs == 0:
-        return DesignComparison(one, other, math.inf, None, None, step_error)
+    if mine == 0 or theirs == 0:
+        better, worse = (one, other) if theirs == 0 else (other, one)
+        return DesignComparison(better, worse, math.inf, None, None, step_error)
     logs = [math.log(goal.worth(one.design, a) / goal.worth(other.design, b)) for a, b in pairs if a > 0 and b > 0]
     interval = of_mean(logs) if len(logs) == len(pairs) else None
+    log_ratio = math.log(mine / theirs) if interval is None else math.fsum(logs) / len(logs)
+    if log_ratio < 0:
+        return compare(other, one, goal, step_error)
     low, high = (None, None) if interval is None else (math.exp(interval.low), math.exp(interval.high))
-    ratio = math.exp(math.fsum(logs) / len(logs)) if interval is not None else mine / theirs
-    return DesignComparison(one, other, ratio, low, high, step_error)
+    return DesignComparison(one, other, math.exp(log_ratio), low, high, step_error)
 
 
 def step_error_of(*scenarios: ResolvedScenario) -> tuple[float, list[str]]:

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdflow.results.files.write import guarding, replacing, write_results
+from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_page, write_results
 from pdflow.version import version
 from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED
+from pdflow_sim.plan.report.page import plan_page
+from pdflow_sim.plan.report.plots import PLOT_NAMES, svg_files
 from pdflow_sim.plan.search import MeasuredDesign
 from pdflow_sim.plan.verdict import PlanVerdict
 
@@ -23,6 +25,7 @@ CANDIDATES_NAME: Final = "candidates.csv"
 PARETO_NAME: Final = "pareto.csv"
 BEST_FOLDER: Final = "best"
 SCENARIO_NAME: Final = "scenario.toml"
+PLOTS_FOLDER: Final = "plots"
 
 KEPT_FIGURES: Final = (
     *("requests_per_s", "goodput_rps", "slo_attainment", "output_tokens_per_s", "total_tokens_per_s"),
@@ -38,6 +41,7 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
     _write_text(folder / VERDICT_NAME, verdict.markdown())
     _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
+    write_plots(folder, outcome)
     _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
     if outcome.best is not None:
         path = folder / BEST_FOLDER / SCENARIO_NAME
@@ -122,7 +126,7 @@ def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
     not."""
     for probe, found in outcome.probes.items():
         tokens, tpot = found.figures.get("output_tokens_per_s"), found.figures.get("tpot_mean_ms")
-        if probe.change == UNCHANGED and tokens and tpot:
+        if probe.change == UNCHANGED and probe.design.gpus <= outcome.gpus and tokens and tpot:
             yield {
                 "mode": "disagg" if probe.design.kind == "disaggregated" else "agg",
                 "design": probe.design.text,
@@ -138,6 +142,18 @@ def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
                 "scale": None if math.isinf(found.scale) else found.scale,
                 "meets": found.meets,
             }
+
+
+def write_plots(folder: Path, outcome: PlanOutcome) -> None:
+    """Write report.html and a file for each chart. A chart of an earlier plan that this one lacks is removed."""
+    write_page(folder / PAGE_NAME, plan_page(outcome))
+    files = svg_files(outcome)
+    for name in PLOT_NAMES:
+        path = folder / PLOTS_FOLDER / f"{name}.svg"
+        if name in files:
+            _write_text(path, files[name])
+        else:
+            remove_file(path)
 
 
 def _concurrency(row: MeasuredDesign) -> float | None:

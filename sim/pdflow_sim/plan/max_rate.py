@@ -157,8 +157,13 @@ def search_together(
         active = [(search, probe) for search in searches if (probe := search.next_probe(least_s, most)) is not None]
         if not active:
             return
-        for (search, probe), outcome in zip(active, prober.run([probe for _, probe in active]), strict=True):
-            search.note(probe, outcome)
+        try:
+            prober.run([probe for _, probe in active])
+        finally:
+            # If the time is over, or Ctrl-C came, some of them have ended all the same.
+            for search, probe in active:
+                if probe in prober.outcomes:
+                    search.note(probe, prober.outcomes[probe])
         if drop_below:
             best: dict[str, float] = {}
             for search in searches:

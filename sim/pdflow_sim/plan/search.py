@@ -20,7 +20,7 @@ import attrs
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
 from pdflow_sim.plan.options import KINDS, OPTIONS
-from pdflow_sim.plan.probes import OutOfTimeError, Prober, ProbeResult
+from pdflow_sim.plan.probes import Prober, ProbeResult
 from pdflow_sim.plan.space import ShapeFinder
 
 Target: TypeAlias = Literal["goodput-per-gpu", "cost", "min-gpus"]
@@ -290,5 +290,3 @@ class DesignSearch:
             assert at is not None
             outcomes.append(self.prober.outcomes[at.probe])
         return MeasuredDesign(design, tuple(s.rate for s in searches), searches[0].requests, tuple(outcomes))
-
-

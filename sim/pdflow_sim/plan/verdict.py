@@ -141,7 +141,9 @@ class PlanVerdict:
         seeds = "" if len(row.rates) < 2 else f" ({_number(min(row.rates))} to {_number(max(row.rates))})"
         price = self.outcome.dollars_per_million(row)
         dollars = "" if price is None else f", ${_number(price)} per million output tokens"
-        return f"{row.design.text}: {_number(row.rate)}{seeds} {self._per_s}{dollars}"
+        met = row.figure("slo_attainment")
+        within = "" if met is None else f", {formatting.percent(met)} of requests within all bounds"
+        return f"{row.design.text}: {_number(row.rate)}{seeds} {self._per_s}{within}{dollars}"
 
     def _headroom(self, best: MeasuredDesign) -> str:
         outcome = self.outcome
