@@ -69,6 +69,8 @@ class Planner:
     jobs: int = 1
     cache: Path | None = None
     budget_s: float | None = None
+    look: bool = True
+    """Whether to look at what would help the best designs, and what they survive, when they are found."""
     on_stage: Callable[[str], object] = lambda stage: None
     on_run: Callable[[Planner], object] = lambda planner: None
     prober: Prober = attrs.field(init=False)
@@ -97,7 +99,8 @@ class Planner:
             try:
                 self._search()
                 self._decide()
-                self._look(looked)
+                if self.look:
+                    self._look(looked)
             except OutOfTimeError:
                 self.unfinished = OUT_OF_TIME
             except KeyboardInterrupt:
