@@ -168,7 +168,9 @@ class OtherRequests:
         others = left | reached
         if shared:
             elsewhere = self.others & under_way & ~others
-            text += f"; {self._named(elsewhere, 'other transfer elsewhere/other transfers elsewhere')} may share {', '.join(shared)}"
+            text += (
+                f"; {self._named(elsewhere, 'transfer elsewhere/transfers elsewhere')} may share {', '.join(shared)}"
+            )
             others |= elsewhere
         return self._wait(others, text)
 

@@ -83,7 +83,9 @@ def durations_of(records: Records, request: int) -> tuple[int, ...]:
     return tuple(after - before for before, after in pairwise(marks))
 
 
-def path_of(run: RecordedRun, request: int, memory: BlockSupply | None = None, pulls: bool | None = None) -> RequestPath:
+def path_of(
+    run: RecordedRun, request: int, memory: BlockSupply | None = None, pulls: bool | None = None
+) -> RequestPath:
     """Return the path of one request. `memory` and `pulls` are known if the run has been simulated again."""
     records = run.records
     first_ns = records.first_token_ns[request]

@@ -30,7 +30,7 @@ from pdflow_sim.experiments.counting import counting
 from pdflow_sim.experiments.rows import SweepRow, SweepTask
 from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.explain.changes import ScenarioChange, changes_of
-from pdflow_sim.explain.window import Target, WholeRunTask, WindowTask
+from pdflow_sim.explain.window import TargetRequest, WholeRunTask, WindowTask
 from pdflow_sim.run import stderr_console
 
 
@@ -71,8 +71,7 @@ def _scenario_of(run: RecordedRun) -> Scenario:
     if run.world != "simulated":
         raise NoAgainError("this is a live run, and only `pdflow simulate` can run again what it ran")
     file = run.folder / SCENARIO_NAME
-    command = run.command_line or f"pdflow simulate (scenario {run.name!r}, seed {run.seed})"
-    again = f"to get them, simulate it again: {command} --out {run.folder}"
+    again = _again(run)
     try:
         scenario = Scenario.load(file)
     except ScenarioError as error:
@@ -83,6 +82,12 @@ def _scenario_of(run: RecordedRun) -> Scenario:
     if changed and not scenario.names_files:  # paths are seen from the folder of each file, so these differ anyway
         raise NoAgainError(f"{SCENARIO_NAME} has changed since the run; {again}")
     return scenario
+
+
+def _again(run: RecordedRun) -> str:
+    """Return how to get what a run that cannot be simulated again lacks."""
+    command = f": {run.command_line} --out {run.folder}" if run.command_line else f" with --out {run.folder}"
+    return f"to get it, simulate the scenario again{command}"
 
 
 def _explain_request(run: RecordedRun, request: int, itl: bool, jobs: int) -> RequestExplanation:
@@ -111,7 +116,7 @@ def _simulated(
     engines = (records.prefill_engine[request], records.decode_engine[request])
     listed = list(changes_of(scenario.resolved, engines))
     changes = [each for each in listed if isinstance(each, ScenarioChange)]
-    target = Target.of(records, request)
+    target = TargetRequest.of(records, request)
     tasks = [WindowTask(scenario, dict(edits), 0, None, target=target) for edits in ({}, *(c.edits for c in changes))]
     rows = _rows(tasks, jobs)
     unchanged = _checked(run, request, rows[0])
@@ -135,8 +140,7 @@ def _checked(run: RecordedRun, request: int, row: SweepRow) -> SimulatedRequest:
         versions = f"it was run with pdflow {run.version}, and this is {version()}"
         raise NoAgainError(
             f"simulated again, the request is not as it was recorded ({', '.join(different)} differ): "
-            f"{SCENARIO_NAME}, a file that it names, or pdflow has changed ({versions}); "
-            f"to get them, simulate it again: {run.command_line or 'pdflow simulate'} --out {run.folder}"
+            f"{SCENARIO_NAME}, a file that it names, or pdflow has changed ({versions}); {_again(run)}"
         )
     return unchanged
 
@@ -162,7 +166,7 @@ def _worst(run: RecordedRun, scenario: Scenario) -> WorstItl | None:
         worst: WorstItl | None = row.figures["worst"]
         return worst
     request = max(counted(run).tolist(), key=lambda each: records.itl_max_ns[each])
-    target = Target.of(records, request)
+    target = TargetRequest.of(records, request)
     return _checked(run, request, _rows([WindowTask(scenario, {}, 0, None, target=target)], 1)[0]).itl
 
 

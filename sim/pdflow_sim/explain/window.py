@@ -26,7 +26,7 @@ from pdflow_sim.world import World
 
 
 @attrs.frozen
-class Target:
+class TargetRequest:
     """The request that a simulation is for: by its index in the workload, or by its session and turn, since the order
     in which the turns of sessions arrive is a result of the run."""
 
@@ -34,9 +34,9 @@ class Target:
     turn: tuple[int, int] | None = None
 
     @staticmethod
-    def of(records: Records, request: int) -> Target:
+    def of(records: Records, request: int) -> TargetRequest:
         """Return the target of a recorded request."""
-        return Target(request, records.sessions[request] if records.sessions else None)
+        return TargetRequest(request, records.sessions[request] if records.sessions else None)
 
     def found(self, records: Records) -> int | None:
         """Return its index in a run's records; None if it has not come."""
@@ -53,14 +53,14 @@ class Target:
 class WindowTask(SweepTask):
     """A simulation until the target has ended, as one of a sweep's tasks; its one figure is the request."""
 
-    target: Target = attrs.field(kw_only=True)
+    target: TargetRequest = attrs.field(kw_only=True)
 
     def run(self, scenario: ResolvedScenario) -> dict[str, Any]:
         """Simulate, and return the request."""
         return {"simulated": simulate_window(scenario, self.target)}
 
 
-def simulate_window(scenario: ResolvedScenario, target: Target) -> SimulatedRequest:
+def simulate_window(scenario: ResolvedScenario, target: TargetRequest) -> SimulatedRequest:
     """Simulate the scenario until the target has ended."""
     builder = ObservedBuilder(scenario)
     world = _until(scenario, builder, target)
@@ -78,7 +78,7 @@ def simulate_window(scenario: ResolvedScenario, target: Target) -> SimulatedRequ
     )
 
 
-def _until(scenario: ResolvedScenario, builder: ObservedBuilder, target: Target | None) -> World:
+def _until(scenario: ResolvedScenario, builder: ObservedBuilder, target: TargetRequest | None) -> World:
     """Run a world until the target has ended, or to its end."""
     world = builder.build()
 
