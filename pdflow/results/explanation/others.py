@@ -48,11 +48,23 @@ class StageWait:
 
 @attrs.frozen
 class BlockSupply:
-    """The KV blocks of a request's D when the request began to wait for its admission."""
+    """The KV blocks of a request's D when the request began to wait for its admission.
+
+    `to_come`: blocks of other requests whose KV was still to come from the same P; D holds a request back if that
+    would be more than `most_to_come` (None: no limit).
+    """
 
     free: int
     total: int
     needed: int
+    to_come: int = 0
+    most_to_come: int | None = None
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether D held the request back although it had blocks."""
+        limit = self.most_to_come
+        return limit is not None and self.to_come > 0 and self.to_come + self.needed > limit
 
 
 class OtherRequests:
@@ -146,6 +158,9 @@ class OtherRequests:
             text += "prompt tokens of KV"
         if memory is not None:
             text += f"; {count(memory.free)} of {count(memory.total)} blocks were free, it needs {count(memory.needed)}"
+            if memory.holds_back and memory.most_to_come is not None:
+                text += f"; {self.d} held it back: {count(memory.to_come)} blocks were still to come from {self.p}, "
+                text += f"and at most {count(memory.most_to_come)} may (transfer.quarantine_fraction)"
         return self._wait(ahead | holding, text)
 
     def _handshake(self, begin: int, end: int) -> StageWait:

@@ -16,7 +16,7 @@ from pdflow.results.explanation.others import BlockSupply
 from pdflow.results.explanation.path import durations_of
 from pdflow.results.explanation.simulated import SimulatedRequest
 from pdflow.results.figures.itls import itls_ns
-from pdflow.results.records import D_ADMIT, Outcome, Records, stage_marks_ns
+from pdflow.results.records import D_ADMIT, HANDOFF, NEVER, NOTIFY, Outcome, Records, stage_marks_ns
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.rows import SweepTask
 from pdflow_sim.explain.observed import ObservedBuilder
@@ -103,7 +103,28 @@ def _memory(records: Records, request: int, builder: ObservedBuilder) -> BlockSu
     begin_ns = int(stage_marks_ns(records)[D_ADMIT, request])
     at = int(np.searchsorted(instants, begin_ns, side="right")) - 1
     used = int(values[at]) if at >= 0 else 0
-    return BlockSupply(slot.blocks - used, slot.blocks, -(-records.input_tokens[request] // slot.pool.block_size))
+    limited = builder.dialect.limits_peers and len(builder.slots.of_leg("prefill")) > 1
+    return BlockSupply(
+        free=slot.blocks - used,
+        total=slot.blocks,
+        needed=-(-records.input_tokens[request] // slot.pool.block_size),
+        to_come=_to_come(records, request, begin_ns, slot.pool.block_size),
+        most_to_come=int(slot.blocks * builder.scenario.transfer.quarantine_fraction) if limited else None,
+    )
+
+
+def _to_come(records: Records, request: int, at_ns: int, block_size: int) -> int:
+    """Return the blocks of the request's D that other requests have there for KV that is still to come from its P."""
+    p, d = records.prefill_engine[request], records.decode_engine[request]
+    blocks = 0
+    engines = (records.prefill_engine, records.decode_engine)
+    columns = zip(*engines, records.ends[HANDOFF], records.ends[NOTIFY], strict=True)
+    for other, (of_p, of_d, queued_ns, arrived_ns) in enumerate(columns):
+        # Of a request that has ended without its KV, nothing is to come.
+        open_still = arrived_ns > at_ns or (arrived_ns == NEVER and records.outcome[other] is None)
+        if other != request and (of_p, of_d) == (p, d) and NEVER < queued_ns <= at_ns and open_still:
+            blocks += -(-records.input_tokens[other] // block_size)
+    return blocks
 
 
 @attrs.frozen

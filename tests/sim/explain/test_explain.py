@@ -141,6 +141,19 @@ def test_an_admission_waits_for_free_blocks(ran: Ran) -> None:
     assert stages(found, "+1 D")["d_admit"] < stages(found)["d_admit"]
 
 
+def test_an_admission_that_is_held_back_names_the_limit(ran: Ran) -> None:
+    """D has free blocks, but too many of them wait for KV from the same P: that of request 0, on a slow wire."""
+    edits = {"workload.requests": 3, "workload.input_tokens": 50, "network.bandwidth_bytes_per_s": 100_000_000}
+    found = of_request(ran({**EVEN, **edits, "pool.d.replicas": 1, "pool.d.kv_tokens": 320}), 2)
+    assert found.unchanged is not None
+    assert found.unchanged.memory is not None
+    memory = found.unchanged.memory
+    assert (memory.needed, memory.to_come, memory.most_to_come) == (4, 4, 5)
+    assert memory.free >= memory.needed
+    assert "4 blocks were still to come from p-0, and at most 5 may" in wait(found, "d_admit").text
+    assert stages(found)["d_admit"] > stages(found, "2 x link")["d_admit"]
+
+
 CHUNK = {
     **EVEN,
     "workload.arrival.rate_rps": 5.0,
