@@ -73,11 +73,16 @@ class RequestExplanation:
         if path.outcome != "completed":
             reason = f": {formatting.plain(path.reason)}" if path.reason else ""
             verb = {"failed": "It", "cancelled": "It was"}.get(path.outcome, "The run was interrupted; it is")
-            yield from paragraph(f"{verb} {path.outcome}{retried}{reason}.", width)
+            after = ""
+            if self.unchanged is not None and path.outcome != "unfinished":
+                after = f" {formatting.duration(self.unchanged.until_ns - path.arrival_ns)} after it arrived"
+            yield from paragraph(f"{verb} {path.outcome}{after}{retried}{reason}.", width)
         elif retried:
             yield Text(f"It was completed{retried}.")
         if path.stopped_in is not None:
-            yield Text(f"It has no first token: it stopped in {path.stopped_in}.")
+            # D's tokens are recorded when the answer is whole.
+            later = ", or while its answer was generated" if path.stopped_in == STAGES[-1] else ""
+            yield Text(f"It has no first token on record: it stopped in {path.stopped_in}{later}.")
 
     def _of_ttft(self, width: int) -> Iterator[RenderableType]:
         path = self.path

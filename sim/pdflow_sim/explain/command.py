@@ -23,6 +23,7 @@ from pdflow.results.explanation.slow_view import RunExplanation
 from pdflow.results.files.bench_json import content_sha256
 from pdflow.results.files.read import read_recorded
 from pdflow.results.files.write import SCENARIO_NAME
+from pdflow.results.records import stages_seen
 from pdflow.scenario.reading.content import content_of
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.version import version
@@ -40,6 +41,12 @@ class UnknownRequestError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
 
+class NoStagesError(PdflowError):
+    """The records of the run have no stages."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
 class NoAgainError(Exception):
     """The run cannot be simulated again; the message is the reason, and how to get what needs it."""
 
@@ -47,9 +54,14 @@ class NoAgainError(Exception):
 def explain(folder: Path, request_id: str | None, *, itl: bool, jobs: int) -> RequestExplanation | RunExplanation:
     """Return the explanation of a request, or of the run's slowest requests.
 
-    Raises UnreadableRunError, UnknownRequestError and NoFirstTokenError.
+    Raises UnreadableRunError, UnknownRequestError, NoStagesError and NoFirstTokenError.
     """
     run = read_recorded(folder)
+    if not stages_seen(run.records):
+        raise NoStagesError(
+            f"{folder}: its requests have no stages, for a client measures only their sum; give the folder of "
+            "`pdflow simulate --out`, or of `pdflow serve --out`"
+        )
     if request_id is None:
         return _explain_run(run)
     return _explain_request(run, _request_of(run, request_id), itl, jobs)

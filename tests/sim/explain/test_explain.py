@@ -191,17 +191,31 @@ def test_the_worst_itl_names_a_preemption(ran: Ran) -> None:
     assert "ran out of KV blocks and preempted it" in " ".join(printed(found).split())
 
 
+def test_the_wait_for_the_second_token_holds_the_transfer_if_the_first_is_from_p(ran: Ran) -> None:
+    edits = {"router.first_token": "prefill", "workload.output_tokens": 5, "network.bandwidth_bytes_per_s": 10**8}
+    folder = ran(edits)
+    run = read_recorded(folder)
+    found = of_request(folder, 3, itl=True)
+    assert found.unchanged is not None
+    worst = found.unchanged.itl
+    assert worst is not None
+    assert (worst.cause, worst.token) == ("transfer", 2)
+    assert worst.begin_ns == run.records.first_token_ns[3]
+    assert worst.duration_ns == run.records.last_token_ns[3] - worst.begin_ns - 3 * 5_000_000
+
+
 @pytest.mark.parametrize(
     ("file", "edits"),
     [
         (SMALL, {"network.preset": "rdma-400g"}),
+        (SMALL, {"router.first_token": "prefill"}),
         (SMALL, CLOSED),
         (SMALL, {"transfer.method": "kv-store"}),
         (SMALL, {"slo.itl_ms": 5.0}),
         (ALONE, {"workload.output_tokens": 9}),
         (SESSIONS, {"workload.requests": 60}),
     ],
-    ids=["open", "closed", "store", "bounded", "alone", "sessions"],
+    ids=["open", "p-first", "closed", "store", "bounded", "alone", "sessions"],
 )
 def test_the_unchanged_request_is_the_recorded_one(ran: Ran, file: Path, edits: Mapping[str, Any]) -> None:
     """Nothing that happens after a request has ended can change it, so that its window may end there."""
@@ -272,8 +286,22 @@ def test_a_cancelled_request_is_explained_as_far_as_it_came(ran: Ran) -> None:
     assert found.path.ttft_ns is None
     assert found.path.stopped_in == "p_queue"
     assert "it stopped in p_queue" in printed(found)
+    assert "It was cancelled 0.05 s after it arrived" in printed(found)
     assert found.unchanged is not None
     assert "It has no inter-token latency" in printed(of_request(folder, 7, itl=True))
+
+
+def test_a_request_whose_engine_crashed_is_explained_with_its_reason(ran: Ran) -> None:
+    file = SESSIONS.parent / "faults/decode-crash.toml"
+    folder = ran({"router.max_attempts": 1}, file)
+    failed = read_recorded(folder).records.outcome.index("failed")
+    found = of_request(folder, failed)
+    text = " ".join(printed(found).split())
+    assert found.path.reason == "its engine or the engine's peer died"
+    assert "after it arrived: its engine or the engine's peer died." in text
+    assert f"it stopped in {found.path.stopped_in}" in text
+    assert "so far" in text
+    assert "+1 D: failed: its engine or the engine's peer died" in text
 
 
 def test_what_does_not_apply_is_left_out_with_its_reason(ran: Ran) -> None:
@@ -406,6 +434,15 @@ def test_a_folder_of_several_seeds_is_refused(tmp_path: Path) -> None:
     one = CliRunner().invoke(cli, ["explain", f"{out}/seed-2", "3", "--jobs", "1"])
     assert one.exit_code == 0, one.output
     assert "equals its record" in " ".join(one.output.split())
+
+
+def test_records_without_stages_are_refused(ran: Ran) -> None:
+    folder = ran({})
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    cut = [{**line, "ends_ns": dict.fromkeys(line["ends_ns"])} for line in lines]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cut))
+    with pytest.raises(PdflowError, match="have no stages"):
+        explain(folder, "3", itl=False, jobs=1)
 
 
 def test_what_an_interrupted_run_did_not_record_is_not_compared(ran: Ran) -> None:
