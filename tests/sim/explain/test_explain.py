@@ -348,7 +348,7 @@ def test_a_run_is_explained_by_its_slowest_requests(ran: Ran) -> None:
     found = explain(folder, None, itl=False, jobs=1)
     assert isinstance(found, RunExplanation)
     records = read_recorded(folder).records
-    ttfts = sorted(first - came for first, came in zip(records.first_token_ns, records.arrival_ns, strict=True))
+    ttfts = sorted(first - arrival for first, arrival in zip(records.first_token_ns, records.arrival_ns, strict=True))
     assert found.found.slow == 3
     assert sum(found.found.slow_ns) == pytest.approx(sum(ttfts[-3:]) / 3)
     assert sum(found.found.all_ns) == pytest.approx(sum(ttfts) / 300)
@@ -439,8 +439,8 @@ def test_a_folder_of_several_seeds_is_refused(tmp_path: Path) -> None:
 def test_records_without_stages_are_refused(ran: Ran) -> None:
     folder = ran({})
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
-    cut = [{**line, "ends_ns": dict.fromkeys(line["ends_ns"])} for line in lines]
-    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cut))
+    stripped = [{**line, "ends_ns": dict.fromkeys(line["ends_ns"])} for line in lines]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in stripped))
     with pytest.raises(PdflowError, match="have no stages"):
         explain(folder, "3", itl=False, jobs=1)
 
