@@ -65,6 +65,7 @@ def pages() -> dict[str, str]:
         "docs/scenario.md": {"keys": "\n".join(scenario_keys())},
         "docs/costs.md": {"tables": "\n".join(cost_rows()), "error bars": "\n".join(error_bar_rows())},
         "docs/cli.md": {"commands": "\n".join(commands())},
+        "docs/explain.md": explained(),
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
         "docs/spec.md": {**protocol_parts(), "races": races_part()},
         "docs/check.md": {"pairs": fenced("\n".join(pair_lines(covered(SCOPES, {}))) + "\n")},
@@ -102,11 +103,24 @@ def written(document: str, generated: Mapping[str, str]) -> str:
     return document
 
 
-def printed(*arguments: str) -> str:
-    """What `pdflow ...` prints into a pipe of 80 columns, from the repository's root."""
+def explained() -> dict[str, str]:
+    """The outputs of `pdflow explain` for the run that the page names."""
+    job = ("simulate", str(ROOT / MAIN_JOB[1]), "--set", "workload.requests=500", "--out", "run", "--quiet")
+    with tempfile.TemporaryDirectory() as folder:
+        printed(*job, folder=Path(folder))
+        return {
+            "run": fenced(printed("explain", "run", folder=Path(folder))),
+            "request": fenced(printed("explain", "run", "441", folder=Path(folder))),
+        }
+
+
+def printed(*arguments: str, folder: Path = ROOT) -> str:
+    """What `pdflow ...` prints into a pipe of 80 columns, from the repository's root or another folder."""
+    paths = [str(ROOT / root) for root in (".", "sim", "runtime")]
     environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "pdflow", *arguments]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=True)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=True)
     return "".join(line.rstrip() + "\n" for line in ran.stdout.splitlines())
 
 

@@ -80,7 +80,7 @@ def simulate(
         scenario: a Scenario, or the path of a TOML file.
         seed: instead of the scenario's own.
         overrides: values by dotted key, as in {"router.policy": "least-loaded", "pool.decode.replicas": 8}.
-        out: a folder for results.json and requests.jsonl; nothing is written without it.
+        out: a folder for results.json, requests.jsonl and scenario.toml; nothing is written without it.
         exact: advance token by token; slow, and the same results.
         events: write events.jsonl too; needs `out`.
         check_invariants: hold the safety invariants against every event.
@@ -108,6 +108,7 @@ def simulate(
         import_module("pdflow_sim.run")
         .simulate(
             scenario.resolved,
+            written=scenario,
             out=None if out is None else fspath(out),
             exact=exact,
             events=events,

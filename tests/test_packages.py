@@ -75,6 +75,9 @@ EXCEPTIONS: Final = {
     "pdflow/cli/bench_options.py": Permit("options of a command", "click"),
     "pdflow/cli/checking.py": Permit("commands: opens sim/ when asked", "click importlib pdflow_sim"),
     "pdflow/cli/completion.py": Permit("of options of commands", "click"),
+    "pdflow/cli/explaining.py": Permit(
+        "a command: opens sim/ when asked, counts processors", "click importlib os pdflow_sim"
+    ),
     "pdflow/cli/interrupts.py": Permit("SIGTERM", "signal threading"),
     "pdflow/cli/listings.py": Permit("commands: opens sim/ when asked", "click pdflow_sim"),
     "pdflow/cli/options.py": Permit("options of commands", "click"),

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from pdflow.cli.checking import check, validate
+from pdflow.cli.explaining import explain
 from pdflow.cli.listings import methods, presets, schema
 from pdflow.cli.planning import plan
 from pdflow.cli.runs import calibrate, compare, simulate
@@ -51,7 +52,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(simulate, plan, sweep, compare, calibrate),
+    *(simulate, explain, plan, sweep, compare, calibrate),
     *(serve, top, bench),
     *(check, validate, trace),
     *(schema, methods, presets),

@@ -15,13 +15,16 @@ from pdflow.cli.options import SET, live, need_out, print_view
 from pdflow.errors import before_simulating
 
 if TYPE_CHECKING:
-    from pdflow.scenario.schema.scenario import ResolvedScenario
+    from pdflow.scenario.reading.editable import Scenario
 
 
 @click.command()
 @click.argument("scenario", type=click.Path())
 @click.option(
-    "--out", type=click.Path(file_okay=False), metavar="DIR", help="Write results.json and requests.jsonl into DIR."
+    "--out",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write results.json, requests.jsonl and scenario.toml into DIR.",
 )
 @click.option("--seed", type=int, metavar="N", help="Seed of the run. Default: the scenario's.")
 @click.option(
@@ -60,21 +63,21 @@ def simulate(
     need_out(out, flags)
     with sigterm_as_ctrl_c():
         with before_simulating():
-            from pdflow.scenario.reading.load import load
+            from pdflow.scenario.reading.editable import Scenario
 
-            resolved = load(scenario, overrides=overrides, seed=seed)
-        code = _simulate(resolved, seeds, out=out, **flags)
+            written = Scenario.of_command(scenario, overrides, seed)
+        code = _simulate(written, seeds, out=out, **flags)
     ctx.exit(code)
 
 
-def _simulate(scenario: ResolvedScenario, seeds: int | None, **options: Any) -> int:
+def _simulate(scenario: Scenario, seeds: int | None, **options: Any) -> int:
     """Run it in the simulated world; the exit code. Options are those of the command, by name."""
     with before_simulating():
         module = importlib.import_module("pdflow_sim.run" if seeds is None else "pdflow_sim.experiments.seeds")
     if seeds is None:
-        ran = module.simulate(scenario, command=sys.argv[1:], **options)
+        ran = module.simulate(scenario.resolved, written=scenario, command=sys.argv[1:], **options)
     else:
-        ran = module.simulate_seeds(scenario, seeds, command=sys.argv[1:], **options)
+        ran = module.simulate_seeds(scenario.resolved, seeds, written=scenario, command=sys.argv[1:], **options)
     return int(ran.exit_code)
 
 

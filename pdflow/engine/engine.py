@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.cost.progression import boundary_after
 from pdflow.cost.step import PS_PER_NS, StepCost
+from pdflow.engine.admission import Chunk
 from pdflow.engine.batch import DecodeBatch
 from pdflow.engine.log import StepLog
 from pdflow.engine.noise import StepNoise
@@ -242,6 +243,12 @@ class Engine:
     def running(self) -> int:
         """Sequences that prefill or decode, or are about to."""
         return self._scheduler.running
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The prompts that the running segment's first step computes, each with the number of its tokens. Read only; a
+        list of its own for each step that computes prompts."""
+        return self._scheduler.chunks
 
     @property
     def seats_taken(self) -> int:

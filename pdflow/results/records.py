@@ -137,7 +137,10 @@ class Records:
         """Return the requests that arrived at this instant or later; the records themselves, no copy, if it is 0."""
         if instant_ns <= 0:
             return self
-        chosen = [request for request, arrival in enumerate(self.arrival_ns) if arrival >= instant_ns]
+        return self.only([request for request, arrival in enumerate(self.arrival_ns) if arrival >= instant_ns])
+
+    def only(self, chosen: list[int]) -> Records:
+        """Return the records of these requests, in this order."""
         found = Records()
         found.arrival_ns = _of(self.arrival_ns, chosen)
         found.input_tokens = _of(self.input_tokens, chosen)
@@ -220,7 +223,14 @@ def _of(column: list[T], chosen: list[int]) -> list[T]:
 
 
 def stage_durations_ns(records: Records) -> IntColumn:
-    """Return the stages' durations in ns, shape [len(STAGES), requests], int64, by the module's rule.
+    """Return the stages' durations in ns, shape [len(STAGES), requests], int64, by the module's rule."""
+    durations: IntColumn = np.diff(stage_marks_ns(records), axis=0)
+    return durations
+
+
+def stage_marks_ns(records: Records) -> IntColumn:
+    """Return the instants in ns between which the stages last, shape [len(STAGES) + 1, requests], int64: the arrival,
+    then the end of each stage, or that of the one before if it is not earlier.
 
     Where a first token was delivered, ends after it are cut back to it (with `first_token = "prefill"` the transfer
     happens after TTFT), so the column of such a request sums to its TTFT exactly as soon as one end reaches it.
@@ -233,4 +243,4 @@ def stage_durations_ns(records: Records) -> IntColumn:
     for row, column in enumerate(records.ends, start=1):
         np.minimum(np.array(column, dtype=np.int64), limit, out=marks[row])
     np.maximum.accumulate(marks, axis=0, out=marks)
-    return np.diff(marks, axis=0)
+    return marks

@@ -29,9 +29,10 @@ from pdflow.results.files.timeline import timeline
 from pdflow.results.files.write import (
     EVENTS_NAME,
     PAGE_NAME,
+    SCENARIO_NAME,
     TIMELINE_NAME,
     make_folder,
-    write_page,
+    write_text,
     write_timeline,
 )
 from pdflow.results.page.page import page
@@ -40,6 +41,7 @@ from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals
 from pdflow.scenario.costs.step_costs import kind_of
 from pdflow.scenario.reading.content import content_of
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.scenario.schema.workload import ClosedArrival
@@ -83,9 +85,16 @@ class SimulationRun:
 
 
 def simulate(
-    scenario: ResolvedScenario, *, command: Sequence[str] = (), out: str | None = None, **flags: bool
+    scenario: ResolvedScenario,
+    *,
+    command: Sequence[str] = (),
+    out: str | None = None,
+    written: Scenario | None = None,
+    **flags: bool,
 ) -> SimulationRun:
     """Run the command: simulate with progress, print the report, write the files. The exit code is in the answer.
+
+    `written`: the same scenario as it was written, which is saved with the results, for `pdflow explain`.
 
     Raises InvariantError if an invariant does not hold, ScenarioError for a trace that turns out malformed, OutputError
     if the disk refuses.
@@ -118,6 +127,8 @@ def simulate(
         result = conclude(scenario, world, command, interrupted)
         if options.out is not None:
             _write(result, world, options, text)
+            if written is not None:
+                write_text(options.out / SCENARIO_NAME, written.text_for(options.out))
         if not options.quiet:
             print_report(result.table())
             _print_end(console, result, options.out, spent)
@@ -134,7 +145,7 @@ def _write(result: Result, world: World, options: RunOptions, scenario_text: str
         metadata = {"scenario": header.scenario_name, "seed": header.seed, "interrupted": header.interrupted}
         write_timeline(options.out / TIMELINE_NAME, timeline(result.records, recording), metadata)
     if options.html:
-        write_page(options.out / PAGE_NAME, page(result, scenario_text, recording))
+        write_text(options.out / PAGE_NAME, page(result, scenario_text, recording))
 
 
 def _print_end(console: Console, result: Result, out: Path | None, spent: float) -> None:
@@ -208,11 +219,16 @@ def prepare(
             Watch(world, seconds_to_ns(scenario.fault_table.heal_s), resolution_of(scenario))
     if observers:
         world.watch(observers[0] if len(observers) == 1 else _all_of(observers))
+    open_workload(scenario, world)
+    return world, oracle
+
+
+def open_workload(scenario: ResolvedScenario, world: World) -> None:
+    """Let the requests of the workload arrive from now on."""
     if world.sessions is not None:
         world.sessions.begin()
     else:
         world.clients.open(requests(scenario.workload, scenario.seed, scenario.base_dir))
-    return world, oracle
 
 
 def run(world: World, oracle: Oracle | None, drain: bool) -> bool:

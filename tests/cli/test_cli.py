@@ -49,7 +49,8 @@ def test_simulate_passes_its_options_on(runs: list[dict[str, Any]], tmp_path: Pa
     assert (scenario.seed, scenario.workload.requests) == (5, 9)
     assert (asked["out"], asked["exact"], asked["events"]) == (out, True, False)
     flags = {"exact", "events", "check_invariants", "save_detailed", "timeline", "html", "quiet"}
-    assert set(asked) == flags | {"out", "command"}
+    assert set(asked) == flags | {"out", "command", "written"}
+    assert asked["written"].resolved is scenario
 
 
 def test_bad_input_goes_to_stderr_with_exit_2_and_nothing_is_written(runs: list[Any], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_files_of_a_run_are_written_without_posix(tmp_path: Path) -> None:
     shrunk = ["--set", "workload.requests=20"]
     ran = run_without_posix("simulate", "examples/conversation.toml", *shrunk, "--out", str(tmp_path), *files)
     assert ran.returncode == 0, ran.stderr
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_a_search_in_one_process_runs_without_posix(tmp_path: Path) -> None:

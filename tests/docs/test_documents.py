@@ -80,7 +80,7 @@ def test_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tmp_path.joinpath("seen.csv").write_text("request,ttft_ms,tpot_ms\n0,40,9\n1,45,9\n")
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 12
+    assert len(commands) == 13
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         arguments = shlex.split(os.path.expandvars(command))[1:]
@@ -91,6 +91,7 @@ def test_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {file.name for file in tmp_path.joinpath("out").iterdir()} == {
         "results.json",
         "requests.jsonl",
+        "scenario.toml",
         "events.jsonl",
         "timeline.json.gz",
         "report.html",

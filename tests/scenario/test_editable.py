@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pdflow.errors import ScenarioError
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario import load
+from pdflow.scenario.reading.content import content_of
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.paths import SERVED, with_paths
 from pdflow.scenario.reading.toml_text import toml_text
@@ -51,6 +52,26 @@ def test_an_edit_is_what_set_would_do() -> None:
     by_set = load(REFERENCE, overrides=["pool.decode.gpu.ec=0.5", "workload.input_tokens=64", "model.kv_dtype=fp8"])
     edits = {"pool.decode.gpu.ec": 0.5, "workload.input_tokens": 64, "model.kv_dtype": "fp8"}
     assert Scenario.load(REFERENCE, edits).resolved == by_set
+
+
+def test_the_options_of_a_command_are_saved_with_the_scenario(tmp_path: Path) -> None:
+    sets = ["pool.decode.gpu.ec=0.5", "network.bandwidth_bytes_per_s=inf"]
+    scenario = Scenario.of_command(REFERENCE, sets, 7)
+    assert scenario.resolved == load(REFERENCE, overrides=sets, seed=7)
+    scenario.save(tmp_path / "saved.toml")
+    assert (tmp_path / "saved.toml").read_text() == scenario.text_for(tmp_path)
+    again = Scenario.load(tmp_path / "saved.toml").resolved
+    assert content_of(again) == content_of(scenario.resolved)
+    assert again.seed == 7
+    assert "--set pool.decod.tp=2" in error_of(Scenario.of_command, REFERENCE, ["pool.decod.tp=2"], None)
+
+
+def test_only_a_scenario_with_paths_names_files(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(TRACE_LINE)
+    trace = {"trace": {"path": "trace.jsonl", "format": "mooncake"}}
+    document = {**Scenario.load(REFERENCE).document(), "workload": trace}
+    assert Scenario.from_dict(document, folder=tmp_path).names_files
+    assert not Scenario.load(REFERENCE).names_files
 
 
 def test_all_errors_are_reported_with_their_location(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_examples_run(name: str, tmp_path: Path) -> None:
         assert "\x1b" not in text
     assert "TTFT" in done.stdout
     assert "150 of 150" in done.stdout
-    assert sorted(path.name for path in out.iterdir()) == ["requests.jsonl", "results.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["requests.jsonl", "results.json", "scenario.toml"]
     assert json.loads((out / "results.json").read_text())["completed"] == 150
 
 
@@ -282,7 +282,7 @@ def test_python_writes_what_the_command_writes(tmp_path: Path) -> None:
     import pdflow
 
     pdflow.simulate(SMALL, out=tmp_path, timeline=True, html=True)
-    names = {"results.json", "requests.jsonl", "timeline.json.gz", "report.html"}
+    names = {"results.json", "requests.jsonl", "scenario.toml", "timeline.json.gz", "report.html"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 

@@ -40,7 +40,7 @@ def test_the_same_bytes_under_any_hash_seed(tmp_path: Path, overrides: tuple[str
     for override in (*BUSY, *overrides):
         args += ["--set", override]
     first = simulate(tmp_path / "a", *args, hash_seed=1)
-    assert set(first) == {"results.json", "requests.jsonl", "events.jsonl"}
+    assert set(first) == {"results.json", "requests.jsonl", "events.jsonl", "scenario.toml"}
     assert simulate(tmp_path / "b", *args, hash_seed=2) == first
 
 

@@ -39,7 +39,7 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
     `logs` has the log of each decode engine under the name that the records use: every step, in order, and nothing
     else. A request whose `token_steps` were not recorded has none.
     """
-    engines: dict[str, _Ends] = {}
+    engines: dict[str, StepEnds] = {}
     columns = (
         records.outcome,
         records.decode_engine,
@@ -54,13 +54,18 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
             continue
         ends = engines.get(engine)
         if ends is None:
-            ends = engines[engine] = _Ends(logs[engine])
-        step_ends = ends.of_steps(steps)
+            ends = engines[engine] = StepEnds(logs[engine])
+        step_ends = ends.of_steps(step_numbers(steps))
         waits = np.diff(step_ends)
         if len(waits) < tokens - 1:
             second = int(step_ends[0]) + last_ns - int(step_ends[-1]) - first_ns
             waits = np.concatenate(([second], waits))
         yield waits
+
+
+def step_numbers(runs: tuple[int, ...]) -> Instants:
+    """Return the numbers of the steps runs[0] to runs[1], runs[2] to runs[3], and so on."""
+    return np.concatenate([np.arange(a, b + 1) for a, b in zip(runs[::2], runs[1::2], strict=True)])
 
 
 def bounds_itl(slo: SloTargets | None, class_slos: Mapping[str, SloTargets]) -> bool:
@@ -110,20 +115,25 @@ class _Bound(NamedTuple):
         return max(-int(-self.percentile * samples // 100), 1) - 1
 
 
-class _Ends:
+class StepEnds:
     """The end of each step of one engine."""
 
-    __slots__ = ("_before", "_delta", "_first", "_start")
+    __slots__ = ("_before", "_delta", "_first", "_start", "_weight")
 
     def __init__(self, log: Steps) -> None:
-        folds = [np.stack([c.astype(np.int64) for c in columns[:4]]) for columns in log.folds()]
-        self._start, self._first, self._delta, steps = np.concatenate(folds or [np.empty((4, 0), np.int64)], axis=1)
+        folds = [np.stack([c.astype(np.int64) for c in columns]) for columns in log.folds()]
+        columns = np.concatenate(folds or [np.empty((5, 0), np.int64)], axis=1)
+        self._start, self._first, self._delta, steps, self._weight = columns
         self._before = np.cumsum(steps) - steps
         """The number of steps before each row."""
 
-    def of_steps(self, runs: tuple[int, ...]) -> Instants:
-        """Return the ends, in ns rounded up, of steps runs[0] to runs[1], runs[2] to runs[3], and so on."""
-        numbers = np.concatenate([np.arange(a, b + 1) for a, b in zip(runs[::2], runs[1::2], strict=True)])
+    def waiting_in(self, numbers: Instants) -> Instants:
+        """Return how many sequences waited for a token of each of these steps."""
+        found: Instants = self._weight[np.searchsorted(self._before, numbers, side="right") - 1]
+        return found
+
+    def of_steps(self, numbers: Instants) -> Instants:
+        """Return the ends of these steps, in ns rounded up."""
         row = np.searchsorted(self._before, numbers, side="right") - 1
         nth = numbers - self._before[row]
         done = nth + 1

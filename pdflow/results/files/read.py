@@ -16,6 +16,7 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.results import formatting
 from pdflow.results.comparison.runs import OneRun, Runs, SeedRuns, done_of, good_of
 from pdflow.results.comparison.seeds import Estimate, SeedsReport
+from pdflow.results.explanation.recorded import RecordedRun
 from pdflow.results.figures.itls import bounds_itl
 from pdflow.results.files.bench_json import CostStatement, statements
 from pdflow.results.files.write import REQUESTS_NAME, RESULTS_NAME, SEEDS_NAME
@@ -24,6 +25,7 @@ from pdflow.results.totals import NS_PER_S
 
 _Instant = Annotated[int, Meta(ge=0, le=2**53)]
 """104 days in ns: SLOs are evaluated in ps, and int64 holds no more of them."""
+_Number = Annotated[int, Meta(ge=0, le=2**53)]
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
 _Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
@@ -53,6 +55,7 @@ class _Class(msgspec.Struct):
 
 class _Scenario(msgspec.Struct):
     name: str
+    sha256: str = ""
 
 
 class _Warmup(msgspec.Struct):
@@ -66,9 +69,17 @@ class _Cost(msgspec.Struct):
     error_bar: str
 
 
+class _Link(msgspec.Struct):
+    name: str
+
+
 class _Ours(msgspec.Struct):
     scenario: _Scenario
     seed: int
+    version: str = ""
+    world: str = "simulated"
+    command_line: str = ""
+    links: list[_Link] = []
     interrupted: bool = False
     slo: _Bounds | None = None
     classes: dict[str, _Class] = {}
@@ -97,6 +108,12 @@ class _Request(msgspec.Struct):
     stalled_ns: _Instant | None = None
     class_: str = msgspec.field(default="", name="class")
     wrong_kv: bool | None = None
+    reason: str | None = None
+    attempts: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+    session: _Number | None = None
+    turn: _Number | None = None
 
 
 class _Figure(msgspec.Struct):
@@ -156,6 +173,33 @@ def _run(folder: Path) -> OneRun:
     )
 
 
+def read_recorded(folder: Path) -> RecordedRun:
+    """Read one run with all that its records have. Raises UnreadableRunError with the reason."""
+    if not (folder / RESULTS_NAME).exists() and (folder / SEEDS_NAME).exists():
+        raise UnreadableRunError(folder, f"it is of several seeds; give the folder of one, such as {folder / 'seed-1'}")
+    results = _results(folder)
+    ours = results.pdflow
+    records = _records(folder / REQUESTS_NAME, folder)
+    if len(records.sessions) not in (0, len(records)):
+        raise UnreadableRunError(folder, f"{REQUESTS_NAME} has sessions of some requests only")
+    itls = zip(records.itl_max_ns, records.outcome, strict=True)
+    if any(itl == NEVER and outcome == "completed" for itl, outcome in itls):
+        records.itl_ns, records.itl_max_ns, records.stalled_ns = [], [], []
+    return RecordedRun(
+        folder=folder,
+        name=ours.scenario.name,
+        seed=ours.seed,
+        world=ours.world,
+        version=ours.version,
+        scenario_sha256=ours.scenario.sha256,
+        command_line=ours.command_line,
+        interrupted=ours.interrupted,
+        warmup_ns=round(ours.warmup.s * NS_PER_S),
+        links=tuple(link.name for link in ours.links),
+        records=records,
+    )
+
+
 def _seeds(path: Path) -> SeedRuns:
     try:
         decoded = msgspec.json.decode(_bytes(path, path.parent), type=_Seeds)
@@ -207,7 +251,11 @@ def _add(records: Records, line: _Request) -> None:
     if line.outcome == "completed" and not line.arrival_ns <= first <= last:
         raise ValueError("completed, but a token is earlier than the arrival or a previous token")
     request = records.add(line.arrival_ns, line.input_tokens, line.output_tokens)
-    records.outcome[request] = line.outcome
+    records.outcome[request], records.reason[request] = line.outcome, line.reason
+    records.prefill_engine[request], records.decode_engine[request] = line.prefill_engine, line.decode_engine
+    records.attempts[request] = line.attempts
+    if line.session is not None and line.turn is not None:
+        records.sessions.append((line.session, line.turn))
     records.first_token_ns[request], records.last_token_ns[request] = first, last
     for column, value in (
         (records.itl_ns, line.itl_ns),

@@ -25,6 +25,7 @@ EVENTS_NAME = "events.jsonl"
 TIMELINE_NAME = "timeline.json.gz"
 SEEDS_NAME = "seeds.json"
 PAGE_NAME = "report.html"
+SCENARIO_NAME = "scenario.toml"
 
 _FLUSH_BYTES = 1 << 18
 _ITEMS_AT_ONCE = 256
@@ -139,10 +140,10 @@ def write_timeline(
         packed.write(b"\n]}\n")
 
 
-def write_page(path: Path, text: str) -> None:
-    """Write report.html."""
+def write_text(path: Path, text: str) -> None:
+    """Write report.html, or scenario.toml. Bytes of the command line that are not the locale's stay as they are."""
     with replacing(path) as file, guarding(path):
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def remove_file(path: Path) -> None:

@@ -9,7 +9,7 @@ name, and a file written from it would pin every default of today. Rules are in 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ import attrs
 from pdflow.scenario.reading.convert import shown
 from pdflow.scenario.reading.draft import Draft
 from pdflow.scenario.reading.load import parse, read, resolve
-from pdflow.scenario.reading.paths import with_paths
+from pdflow.scenario.reading.paths import names_paths, with_paths
 from pdflow.scenario.reading.toml_text import toml_text
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario, Slo
 from pdflow.scenario.summary import faults_summary, workload_summary
@@ -47,6 +47,15 @@ class Scenario:
     def load(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = _NO_EDITS) -> Scenario:
         """Load a TOML file, some of its values replaced. Raises ScenarioError with every problem and its line."""
         return cls._of(read(path), overrides)
+
+    @classmethod
+    def of_command(
+        cls, path: str | os.PathLike[str], overrides: Iterable[str] = (), seed: int | None = None
+    ) -> Scenario:
+        """Load a TOML file with the texts of `--set` and the value of `--seed`. Raises ScenarioError."""
+        draft = read(path)
+        draft.override(overrides, seed)
+        return cls(draft, resolve(draft), {})
 
     @classmethod
     def from_toml(cls, text: str, *, folder: str | os.PathLike[str] = "") -> Scenario:
@@ -80,9 +89,18 @@ class Scenario:
         """Write a TOML file that loads as an equal scenario: comments are gone, and paths start at the new folder."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        document = with_paths(self._draft.document, lambda old: self._seen_from(file.parent, old))
+        file.write_text(self.text_for(file.parent), encoding="utf-8")
+
+    def text_for(self, folder: str | os.PathLike[str]) -> str:
+        """Return the text of the TOML file that `save` writes into that folder."""
+        document = with_paths(self._draft.document, lambda old: self._seen_from(Path(folder), old))
         document = {"scenario": {"name": self.name, **document.pop("scenario", {})}, **document}
-        file.write_text(toml_text(document), encoding="utf-8")
+        return toml_text(document)
+
+    @property
+    def names_files(self) -> bool:
+        """Whether it names other files, such as a trace, by their paths."""
+        return names_paths(self._draft.document)
 
     def _seen_from(self, folder: Path, path: str) -> str:
         return path if os.path.isabs(path) else os.path.relpath(self.folder / path, folder)

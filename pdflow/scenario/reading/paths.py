@@ -24,6 +24,11 @@ def with_paths(document: Mapping[str, Any], change: Callable[[str], str]) -> dic
     return changed
 
 
+def names_paths(document: dict[str, Any]) -> bool:
+    """Return whether a sound document has any path."""
+    return any(True for _ in _path_entries(document))
+
+
 def _path_entries(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the tables that hold a path, each with its key."""
     trace = document.get("workload", {}).get("trace", {})

@@ -33,7 +33,7 @@ from pdflow.results.files.write import (
     OutputError,
     guarding,
     make_folder,
-    write_page,
+    write_text,
     write_timeline,
 )
 from pdflow.results.page.page import page
@@ -118,7 +118,7 @@ class Record:
             metadata = {"scenario": scenario.name, "seed": scenario.seed, "interrupted": False}
             write_timeline(self.out / TIMELINE_NAME, timeline(found.records, found.recording), metadata)
         if self.html:
-            write_page(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
+            write_text(self.out / PAGE_NAME, page(result, text_of(scenario), found.recording))
 
 
 def run_header(scenario: ResolvedScenario) -> RunHeader:

@@ -11,6 +11,7 @@ import attrs
 from pdflow.errors import PdflowError
 from pdflow.results.result import Result
 from pdflow.scenario.reading.editable import Scenario
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.points import Point
 from pdflow_sim.experiments.row_cache import find, keep, key_of
 from pdflow_sim.run import simulate
@@ -60,6 +61,15 @@ class SweepTask:
         """The seed of the run, if the point says nothing of seeds."""
         return self.scenario.seed + self.nth
 
+    def run(self, scenario: ResolvedScenario) -> dict[str, Any]:
+        """Run its scenario, resolved, and return the figures. Raises KeyboardInterrupt if the run was interrupted: of a
+        part of a run no row is made.
+        """
+        result = simulate(scenario, quiet=True).result
+        if result.header.interrupted:
+            raise KeyboardInterrupt
+        return dict(self.measure(result))
+
 
 @attrs.frozen
 class SweepRow:
@@ -73,7 +83,7 @@ class SweepRow:
 def row_of(task: SweepTask) -> SweepRow:
     """Run a task, or find its row in the cache. No error of one point is raised, so that no other row is lost.
 
-    Raises KeyboardInterrupt if the run was interrupted: of a part of a run no row is made.
+    Raises KeyboardInterrupt if the run was interrupted.
     """
     seed = None
     try:
@@ -83,10 +93,7 @@ def row_of(task: SweepTask) -> SweepRow:
         key = None if task.cache is None else key_of(scenario, seed, measured)
         figures = None if task.cache is None or key is None else find(task.cache, key)
         if figures is None:
-            result = simulate(attrs.evolve(scenario.resolved, seed=seed), quiet=True).result
-            if result.header.interrupted:
-                raise KeyboardInterrupt
-            figures = dict(task.measure(result))
+            figures = task.run(attrs.evolve(scenario.resolved, seed=seed))
             if task.cache is not None and key is not None:
                 keep(task.cache, key, figures)
         return SweepRow(seed, figures)

@@ -15,6 +15,7 @@ from pdflow.errors import EXIT_DONE, InvariantError
 from pdflow.results.comparison.seeds import SeedsReport
 from pdflow.results.files.bench_json import statements
 from pdflow.results.files.write import SEEDS_NAME, write_results
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.experiments.counting import counting
 from pdflow_sim.run import print_report, simulate, stderr_console
@@ -34,6 +35,7 @@ def simulate_seeds(
     *,
     command: Sequence[str] = (),
     out: str | None = None,
+    written: Scenario | None = None,
     quiet: bool = False,
     **flags: bool,
 ) -> SeedsRun:
@@ -41,7 +43,7 @@ def simulate_seeds(
 
     Raises what `run_seeds` raises.
     """
-    several = run_seeds(scenario, seeds, command=command, out=out, watched=not quiet, **flags)
+    several = run_seeds(scenario, seeds, command=command, out=out, written=written, watched=not quiet, **flags)
     if out is not None:
         write_results(Path(out) / SEEDS_NAME, several.report.as_dict())
     if not quiet:
@@ -57,6 +59,7 @@ def run_seeds(
     *,
     command: Sequence[str] = (),
     out: str | None = None,
+    written: Scenario | None = None,
     watched: bool,
     **flags: bool,
 ) -> SeedsRun:
@@ -74,7 +77,14 @@ def run_seeds(
             folder = None if out is None else str(Path(out) / f"seed-{seed}")
             arguments = [*_without_seeds(command), "--seed", str(seed)] if command else ()
             try:
-                run = simulate(attrs.evolve(scenario, seed=seed), command=arguments, out=folder, quiet=True, **flags)
+                run = simulate(
+                    attrs.evolve(scenario, seed=seed),
+                    command=arguments,
+                    out=folder,
+                    written=None if written is None else written.with_({"scenario.seed": seed}),
+                    quiet=True,
+                    **flags,
+                )
             except InvariantError as broken:
                 raise InvariantError(f"seed {seed}: {broken}") from broken
             exit_code = run.exit_code

@@ -13,6 +13,7 @@ import attrs
 
 from pdflow.scenario.schema.scenario import Pool, ResolvedScenario, Role, RooflineCost
 from pdflow.scenario.validation.fit import kv_tokens_of
+from pdflow_sim.experiments.edits import faster_network
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.max_rate import RateSearch, search_together
 from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, ProbeResult
@@ -63,10 +64,7 @@ def levers_of(design: Design, scenario: ResolvedScenario) -> Iterator[Lever]:
         return
     network = scenario.network
     if network.bandwidth_bytes_per_s is not None:
-        faster: dict[str, Any] = {"network.bandwidth_bytes_per_s": network.bandwidth_bytes_per_s * MORE}
-        if network.links:
-            faster["network.links"] = [_faster(link) for link in network.links]
-        yield Lever("network x 2", "network bandwidth", design, Change(faster))
+        yield Lever("network x 2", "network bandwidth", design, Change(faster_network(network, MORE)))
     posting = {f"network.{key}": getattr(network, key) / MORE for key in ("per_descriptor_s", "per_message_s")}
     yield Lever("posting in half the time", "posting of descriptors", design, Change(posting))
     if network.poll:
@@ -95,12 +93,6 @@ def _of_pool(design: Design, pool: Pool, scenario: ResolvedScenario) -> Iterator
     yield lever("KV memory x 2", "KV memory", kv_tokens=tokens * MORE)
     if pool.role != "prefill":
         yield lever("max_num_seqs x 2", "admission (max_num_seqs)", max_num_seqs=pool.max_num_seqs * MORE)
-
-
-def _faster(link: Any) -> dict[str, Any]:
-    rate = link.bandwidth_bytes_per_s
-    faster = None if rate is None else rate * MORE
-    return {"name": link.name, "bandwidth_bytes_per_s": faster or "inf", "latency_s": link.latency_s}
 
 
 def pull_levers(prober: Prober, design: Design, rate: float, requests: int) -> list[LeverResult]:

@@ -130,5 +130,5 @@ def test_the_same_bytes_under_any_hash_seed(tmp_path: Path, dialect: str) -> Non
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         files.append({path.name: path.read_bytes() for path in sorted(out.iterdir())})
-    assert set(files[0]) == {"results.json", "requests.jsonl", "events.jsonl"}
+    assert set(files[0]) == {"results.json", "requests.jsonl", "events.jsonl", "scenario.toml"}
     assert files[0] == files[1]

@@ -1,0 +1,1 @@
+"""`pdflow explain`: the simulations that explain a request of a finished run."""
