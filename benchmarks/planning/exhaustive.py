@@ -86,11 +86,14 @@ def _chat(rate: float, prompt: int, answer: int, **more: Any) -> dict[str, Any]:
     }
 
 
+CHUNKS: Final = (2048, 8192, 16384)
 LARGE: Final = {"model": {"preset": "llama-3.1-70b"}, "pool.prefill.tp": 4, "pool.decode.tp": 4}
 GRIDS: Final = (
-    Grid("conversation", "ttft=2s@p95,itl=50ms@p99", 8, "chunk", (2048, 8192, 16384), {}, (1, 2, 4)),
+    Grid("conversation", "ttft=2s@p95,itl=50ms@p99", 8, "chunk", CHUNKS, {}, (1, 2, 4)),
     Grid("code", "ttft=1s@p95,itl=20ms@p99", 8, "block_size", (16, 32, 64), _chat(8.0, 4000, 100), (1, 2, 4)),
-    Grid("large", "ttft=4s@p90,itl=60ms@p99", 16, "chunk", (1024, 4096, 16384), _chat(4.0, 3000, 300, **LARGE), (2, 4, 8)),
+    Grid(
+        "large", "ttft=4s@p90,itl=60ms@p99", 16, "chunk", (1024, 4096, 16384), _chat(4.0, 3000, 300, **LARGE), (2, 4, 8)
+    ),
 )
 
 
@@ -157,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row = held_against(grid, options.jobs)
         rows.append(row)
         print(
-            f"{row['grid']}: {row['designs']} designs; best {row['best']} {row['best_rate']:.2f}/s; plan {row['planned']} "
-            f"{row['planned_rate']:.2f}/s ({'same or tie' if row['same_or_tie'] else 'NOT'}), {row['share']:.1%} of "
+            f"{row['grid']}: {row['designs']} designs; best {row['best']} {row['best_rate']:.2f}/s; "
+            f"plan {row['planned']} {row['planned_rate']:.2f}/s ({'same or tie' if row['same_or_tie'] else 'NOT'}), {row['share']:.1%} of "
             f"{row['exhaustive_requests']:,} requests",
             flush=True,
         )

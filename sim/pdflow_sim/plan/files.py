@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_page, write_results
+from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_text, write_results
 from pdflow.version import version
 from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.outcome import PlanOutcome
@@ -146,7 +146,7 @@ def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
 
 def write_plots(folder: Path, outcome: PlanOutcome) -> None:
     """Write report.html and a file for each chart. A chart of an earlier plan that this one lacks is removed."""
-    write_page(folder / PAGE_NAME, plan_page(outcome))
+    write_text(folder / PAGE_NAME, plan_page(outcome))
     files = svg_files(outcome)
     for name in PLOT_NAMES:
         path = folder / PLOTS_FOLDER / f"{name}.svg"
