@@ -146,6 +146,14 @@ def held_against(grid: Grid, jobs: int) -> dict[str, Any]:
     }
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    found = "same or tie" if row["same_or_tie"] else "NOT THE BEST"
+    return (
+        f"{row['grid']}: {row['designs']} designs; best {row['best']} {row['best_rate']:.2f}/s; plan {row['planned']} "
+        f"{row['planned_rate']:.2f}/s, {found}; {row['share']:.1%} of {row['exhaustive_requests']:,} requests"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the grids that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,12 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         row = held_against(grid, options.jobs)
         rows.append(row)
-        print(
-            f"{row['grid']}: {row['designs']} designs; best {row['best']} {row['best_rate']:.2f}/s; "
-            f"plan {row['planned']} {row['planned_rate']:.2f}/s ({'same or tie' if row['same_or_tie'] else 'NOT'}), {row['share']:.1%} of "
-            f"{row['exhaustive_requests']:,} requests",
-            flush=True,
-        )
+        print(_line(row), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0 if all(row["same_or_tie"] and row["share"] <= 0.25 for row in rows) else 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_text, write_results
+from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_results, write_text
 from pdflow.version import version
 from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.outcome import PlanOutcome
@@ -39,7 +39,7 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     """Write all files of a plan. Raises OutputError."""
     verdict = PlanVerdict(outcome)
     write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
-    _write_text(folder / VERDICT_NAME, verdict.markdown())
+    write_text(folder / VERDICT_NAME, verdict.markdown())
     _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
     write_plots(folder, outcome)
     _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
@@ -151,7 +151,7 @@ def write_plots(folder: Path, outcome: PlanOutcome) -> None:
     for name in PLOT_NAMES:
         path = folder / PLOTS_FOLDER / f"{name}.svg"
         if name in files:
-            _write_text(path, files[name])
+            write_text(path, files[name])
         else:
             remove_file(path)
 
@@ -178,11 +178,6 @@ def _comparison(it: DesignComparison) -> dict[str, Any]:
 def _aftermath(figures: Mapping[str, Any]) -> dict[str, Any]:
     names = ("ttft_p99_after_ms", "failed_after", "recovered_s")
     return {name: figures[name] for name in names if name in figures}
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as file, guarding(path):
-        file.write(text.encode())
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
