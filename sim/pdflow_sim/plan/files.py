@@ -12,6 +12,7 @@ from typing import Any, Final
 from pdflow.results.files.write import guarding, replacing, write_results
 from pdflow.version import version
 from pdflow_sim.plan.comparison import Comparison
+from pdflow_sim.plan.launch.script import SCRIPT_NAME, vllm_script
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED
 from pdflow_sim.plan.search import Measured
@@ -43,6 +44,7 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
         path = folder / BEST_FOLDER / SCENARIO_NAME
         with guarding(path):
             outcome.best_scenario.save(path)
+        _write_text(folder / BEST_FOLDER / SCRIPT_NAME, vllm_script(outcome.best_scenario))
 
 
 def plan_json(outcome: PlanOutcome, verdict: Verdict) -> Iterator[tuple[str, Any]]:
