@@ -30,7 +30,7 @@ def parser() -> Any:
 def test_vllm_takes_the_options(name: str, parser: Any) -> None:
     scenario = SCRIPTS[name].with_({"model.kv_dtype": "fp8"}).resolved
     for pool in scenario.pools:
-        flags = [word for flag in engine_flags(pool, scenario) for word in shlex.split(flag)]
+        flags = shlex.split(" ".join(engine_flags(pool, scenario)))
         found = parser.parse_args(["MODEL", "--host", "127.0.0.1", "--port", "1", *flags])
         assert found.tensor_parallel_size == pool.tp
         assert found.pipeline_parallel_size == pool.pp

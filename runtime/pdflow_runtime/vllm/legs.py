@@ -2,8 +2,7 @@
 
 NIXL's connectors and pdflow's return the parameters of the decode leg with the prefill leg's answer. MooncakeConnector
 returns none: both legs have a transfer id of the proxy's, and the decode leg names P's engine, which P's bootstrap
-server knows. Source: vLLM 0.32.0, `kv_connector/v1/nixl` and `kv_connector/v1/mooncake/mooncake_connector.py`, and
-the proxies in its examples and tests.
+server knows. Source: the classes NixlConnector, NixlPushConnector and MooncakeConnector of vLLM 0.32.0.
 """
 
 from __future__ import annotations

@@ -189,6 +189,11 @@ run() { # NAME COMMAND...: start a process, or print its command
   fi
   echo "starting $name: $LOGS/$name.log"
   "$@" >"$LOGS/$name.log" 2>&1 &
+  started=$((started + 1))
+}
+
+all_run() { # whether no process has ended; wait -n would miss one that ended before
+  (($(jobs -pr | wc -l) == started))
 }
 
 engine() { # as in engines()
@@ -228,12 +233,11 @@ healthy() { # HOST PORT
 }
 
 wait_until_ready() {
-  local address host port running
-  running=$(jobs -pr | wc -l)
+  local address host port
   for address in "${addresses[@]}"; do
     read -r host port <<<"$address"
     until healthy "$host" "$port"; do
-      (($(jobs -pr | wc -l) == running)) || fail "a process ended; its log is in $LOGS"
+      all_run || fail "a process ended; its log is in $LOGS"
       ((SECONDS < READY_S)) || fail "http://$host:$port is not healthy after $READY_S s; its log is in $LOGS"
       sleep 2
     done
@@ -260,7 +264,7 @@ stop() { # end the processes that this script has started, and no others
 read -ra hosts <<<"$HOSTS"
 read -ra serve <<<"$SERVE"
 read -ra engine_args <<<"$ENGINE_ARGS"
-prefill=() decode=() aggregated=() bootstrap=() addresses=() printed=
+prefill=() decode=() aggregated=() bootstrap=() addresses=() printed= started=0
 if [[ $DRY_RUN ]]; then
   for ((n = ${#hosts[@]}; n < HOSTS_NEEDED; n++)); do hosts+=("ADDRESS_$n"); done
 fi
@@ -295,6 +299,6 @@ if ((HOST_INDEX == 0)); then
   done
   echo "ready: http://$PROXY_HOST:$PORT"
 fi
-wait -n || true
+while all_run; do sleep 1; done
 fail "a process ended; its log is in $LOGS"
 """

@@ -15,9 +15,11 @@ import pytest
 
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.plan.command import plan
 from pdflow_sim.plan.launch.hosts import placed_engines
 from pdflow_sim.plan.launch.notes import launch_notes, model_id
 from pdflow_sim.plan.launch.script import vllm_script
+from pdflow_sim.plan.request import PlanOptions
 
 TOML = """
 [workload]
@@ -178,8 +180,8 @@ def test_mooncakes_bootstrap_servers_go_to_the_proxy(tmp_path: Path) -> None:
     first, second, _, proxy = commands(SCRIPTS["mooncake"], tmp_path)
     assert config_of(first)["kv_connector"] == "MooncakeConnector"
     assert "VLLM_MOONCAKE_BOOTSTRAP_PORT=5601" in second
-    place = proxy.index("--mooncake")
-    assert proxy[place + 1 : place + 3] == ["http://127.0.0.1:5600", "http://127.0.0.1:5601"]
+    at = proxy.index("--mooncake")
+    assert proxy[at + 1 : at + 3] == ["http://127.0.0.1:5600", "http://127.0.0.1:5601"]
 
 
 def test_an_aggregated_cluster_moves_no_kv(tmp_path: Path) -> None:
@@ -300,3 +302,16 @@ def test_what_the_proxy_does_otherwise_is_a_comment() -> None:
         "The proxy starts the decode leg after the prefill leg's answer. The plan starts both together.",
         "The proxy sends every prompt to a prefill instance. The plan lets decode engines compute some.",
     ]
+
+
+@pytest.mark.slow
+def test_a_plan_has_the_script_of_its_best_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(TOML, encoding="utf-8")
+    level = "ttft=10s@p99,itl=10s@p99"
+    options = PlanOptions(slo=level, gpus=4, search="none", requests=100, seeds=1, robust=False)
+    assert plan(str(path), options, out=str(tmp_path / "out"), quiet=True) == 0
+    best = tmp_path / "out" / "best"
+    planned = Scenario.load(best / "scenario.toml")
+    assert (best / "vllm.sh").read_text(encoding="utf-8") == vllm_script(planned)
+    assert [pool.replicas for pool in planned.resolved.pools] == [2, 1]

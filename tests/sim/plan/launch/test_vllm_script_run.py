@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import attrs
 import pytest
 
 from pdflow_sim.plan.launch.script import vllm_script
-from tests.sim.plan.launch.test_vllm_script import ALONE, PAIR
+from tests.sim.plan.launch.test_vllm_script import ALONE, EXPERTS, PAIR
 
 pytest.importorskip("trio", reason="the proxy needs trio")
 pytest.importorskip("httptools", reason="the proxy needs httptools")
@@ -32,7 +33,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 options = dict(zip(sys.argv[2:], sys.argv[3:]))
 role = json.loads(options.get("--kv-transfer-config", "{}")).get("kv_role")
 port = int(options["--port"])
-open(f"{port}.pid", "w").write(str(os.getpid()))
+with open(f"{port}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"{port}.new", f"{port}.pid")
 if os.environ.get("STUB_ENDS") == str(port):
     sys.exit(1)
 
@@ -174,3 +177,13 @@ def test_an_engine_that_ends_later_ends_the_others(tmp_path: Path) -> None:
         lines = script.read_until("vllm.sh: a process")
         assert lines[-1] == "vllm.sh: a process ended; its log is in vllm-logs"
         assert script.process.wait(90) == 2
+
+
+def test_a_further_host_starts_its_own_engines_and_no_proxy(tmp_path: Path) -> None:
+    variables = {"HOSTS": "127.0.0.1 127.0.0.1 127.0.0.1", "HOST_INDEX": "1", "CONNECTOR": "nixl"}
+    with started(vllm_script(EXPERTS), tmp_path, **variables) as script:
+        assert script.read_until("starting") == ["starting prefill-1: vllm-logs/prefill-1.log"]
+        while not script.running():
+            assert script.process.poll() is None
+            time.sleep(0.05)
+        assert [path.name for path in tmp_path.glob("*.pid")] == [f"{script.port + 2}.pid"]
