@@ -15,11 +15,9 @@ import pytest
 
 from pdflow.scenario.presets import presets
 from pdflow.scenario.reading.editable import Scenario
-from pdflow_sim.plan.command import plan
 from pdflow_sim.plan.launch.hosts import placed_engines
 from pdflow_sim.plan.launch.notes import launch_notes, model_id
 from pdflow_sim.plan.launch.script import vllm_script
-from pdflow_sim.plan.request import PlanOptions
 
 TOML = """
 [workload]
@@ -302,16 +300,3 @@ def test_what_the_proxy_does_otherwise_is_a_comment() -> None:
         "The proxy starts the decode leg after the prefill leg's answer. The plan starts both together.",
         "The proxy sends every prompt to a prefill instance. The plan lets decode engines compute some.",
     ]
-
-
-@pytest.mark.slow
-def test_a_plan_has_the_script_of_its_best_cluster(tmp_path: Path) -> None:
-    path = tmp_path / "scenario.toml"
-    path.write_text(TOML, encoding="utf-8")
-    level = "ttft=10s@p99,itl=10s@p99"
-    options = PlanOptions(slo=level, gpus=4, search="none", requests=100, seeds=1, robust=False)
-    assert plan(str(path), options, out=str(tmp_path / "out"), quiet=True) == 0
-    best = tmp_path / "out" / "best"
-    planned = Scenario.load(best / "scenario.toml")
-    assert (best / "vllm.sh").read_text(encoding="utf-8") == vllm_script(planned)
-    assert [pool.replicas for pool in planned.resolved.pools] == [2, 1]
