@@ -264,7 +264,7 @@ stop() { # end the processes that this script has started, and no others
 read -ra hosts <<<"$HOSTS"
 read -ra serve <<<"$SERVE"
 read -ra engine_args <<<"$ENGINE_ARGS"
-prefill=() decode=() aggregated=() bootstrap=() addresses=() printed= started=0
+prefill=() decode=() aggregated=() bootstrap=() addresses=() printed='' started=0
 if [[ $DRY_RUN ]]; then
   for ((n = ${#hosts[@]}; n < HOSTS_NEEDED; n++)); do hosts+=("ADDRESS_$n"); done
 fi
