@@ -12,6 +12,7 @@ from typing import Any, Final
 from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_results, write_text
 from pdflow.version import version
 from pdflow_sim.plan.comparison import DesignComparison
+from pdflow_sim.plan.launch.script import SCRIPT_NAME, vllm_script
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED
 from pdflow_sim.plan.report.page import plan_page
@@ -44,9 +45,11 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     write_plots(folder, outcome)
     _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
     if outcome.best is not None:
+        scenario = outcome.to_scenario(outcome.best.design)
         path = folder / BEST_FOLDER / SCENARIO_NAME
         with guarding(path):
-            outcome.to_scenario(outcome.best.design).save(path)
+            scenario.save(path)
+        write_text(folder / BEST_FOLDER / SCRIPT_NAME, vllm_script(scenario))
 
 
 def plan_json(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[tuple[str, Any]]:

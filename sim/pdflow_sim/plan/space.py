@@ -105,8 +105,10 @@ class ShapeFinder:
                 shapes[EngineShape(gpu, tp)] = None
                 if model.moe is not None and space.ep and tp > 1:
                     shapes |= dict.fromkeys((EngineShape(gpu, tp, 1, tp), EngineShape(gpu, 1, tp, tp)))
-        for pool in self._scenario.resolved.pools:
-            if pool.role == role and pool.pp == 1 and (not space.tp or shape_of(pool).gpu in space.gpus):
+        pools = self._scenario.resolved.pools
+        mine = [pool for pool in pools if pool.role == role]
+        for pool in mine or (pools if not space.tp else ()):
+            if pool.pp == 1 and (not space.tp or shape_of(pool).gpu in space.gpus):
                 shapes[shape_of(pool)] = None
         return [shape for shape in shapes if self._is_sound(role, shape)]
 

@@ -49,6 +49,11 @@ def test_engines_on_which_the_model_does_not_fit_are_left_out_with_the_reason() 
     assert "weights" in found.refused["TP1 on h100-sxm"]
 
 
+def test_without_a_search_of_sizes_a_kind_that_the_scenario_lacks_has_the_sizes_of_its_pools() -> None:
+    found = finder({"pool.prefill.tp": 2}, tp=(), kinds=("aggregated",)).designs(8)
+    assert {design.text for design in found} == {"4x TP2", "8x TP1"}
+
+
 def test_types_of_gpus_are_mixed_between_roles() -> None:
     found = {design.text for design in finder(gpus=(GPU, "a100-80g"), tp=(1,)).designs(2)}
     assert f"1P TP1 {GPU} + 1D TP1 a100-80g" in found
