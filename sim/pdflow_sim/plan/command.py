@@ -98,7 +98,7 @@ def _check_folder(folder: Path, resume: bool) -> None:
 
 
 def _progress_text(stage: str, planner: Planner) -> str:
-    runs = f"{stage}: {len(planner.prober.outcomes):,} runs"
+    runs = f"{stage}: {planner.prober.runs:,} runs"
     best = planner.best_so_far()
     if best is None:
         return runs

@@ -116,6 +116,7 @@ class Prober:
         self._deadline = deadline
         self._on_run = on_run
         self.outcomes: dict[DesignProbe, ProbeResult] = {}
+        self.runs = 0
         self.requests = 0
         """Requests that were simulated, or found in the cache."""
 
@@ -135,14 +136,24 @@ class Prober:
         new.sort(key=lambda probe: -probe.requests)
         tasks = [SweepTask(self._base, self.point(p), p.nth, self._cache, self._measure) for p in new]
         if tasks:
-            self._check_time()
+            self._run_tasks(new, tasks)
+        return [self.outcomes[probe] for probe in probes]
+
+    def _run_tasks(self, probes: Sequence[DesignProbe], tasks: Sequence[SweepTask]) -> None:
+        """Run tasks and keep their outcomes, in the order of the probes whichever ends first, also if not all end."""
+        done: dict[int, ProbeResult] = {}
+        self._check_time()
+        try:
             with closing(self._pool.rows(tasks)) as rows:
                 for position, row in rows:
-                    self.outcomes[new[position]] = _outcome(row)
-                    self.requests += new[position].requests
+                    done[position] = _outcome(row)
+                    self.runs += 1
                     self._on_run()
                     self._check_time()
-        return [self.outcomes[probe] for probe in probes]
+        finally:
+            for position in sorted(done):
+                self.outcomes[probes[position]] = done[position]
+                self.requests += probes[position].requests
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
