@@ -80,11 +80,13 @@ def test_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tmp_path.joinpath("seen.csv").write_text("request,ttft_ms,tpot_ms\n0,40,9\n1,45,9\n")
     monkeypatch.setenv("PWD", str(tmp_path))
     commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 13
+    assert len(commands) == 14
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
     for command in commands:
         arguments = shlex.split(os.path.expandvars(command))[1:]
         few = ["--set", "workload.requests=3"] if arguments[0] in ("simulate", "compare", "calibrate") else []
+        if arguments[0] == "plan":
+            few = ["--gpus", "1", "--kind", "aggregated", "--search", "tp,xpyd", "--requests", "100", "--no-robust"]
         few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(arguments[1], [])
         result = CliRunner().invoke(cli, [*arguments, *few], prog_name="pdflow")
         assert result.exit_code == 0, (command, result.output)
