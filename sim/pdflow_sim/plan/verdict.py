@@ -17,10 +17,10 @@ from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.robustness import StressResult
-from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.search import MeasuredDesign, Target
 
 WIDEST: Final = 80
-_LABEL: Final = 15
+_LABEL: Final = 17
 _ROWS: Final = 10
 _LEVERS: Final = 4
 _BAR: Final = 24
@@ -53,7 +53,7 @@ class PlanVerdict:
             )
         if outcome.verdict is None:
             return f"Best: {best.design.text}."
-        return _answer(outcome.verdict)
+        return _answer(outcome.verdict, outcome.goal.target)
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yield the rows below the headline: a label and a text."""
@@ -72,6 +72,7 @@ class PlanVerdict:
         binding = list(self._binding())
         if binding:
             yield "bound by", "; ".join(binding)
+        yield from self._losses(best)
         yield from self._sure()
         yield from self._end()
 
@@ -163,6 +164,12 @@ class PlanVerdict:
         for result in helping[:1]:
             yield f"{result.lever.resource} ({result.lever.name}: {_gain(result.gain)})"
 
+    def _losses(self, best: MeasuredDesign) -> Iterator[tuple[str, str]]:
+        for result in self.outcome.stresses.get(best.design, ()):
+            text = _loss_text(result) if result.stress.lost else None
+            if text is not None:
+                yield f"{result.stress.name}", text
+
     def _sure(self) -> Iterator[tuple[str, str]]:
         outcome, verdict = self.outcome, self.outcome.verdict
         if verdict is not None and math.isfinite(verdict.ratio):
@@ -188,11 +195,11 @@ class PlanVerdict:
         helping = self.levers()
         if helping:
             yield from console.render(Text("\nWhat would help  highest rate with one change", style="bold"), options)
-            most = max(gain for _, gain in helping)
+            most, width = max(gain for _, gain in helping), max(len(name) for name, _ in helping) + 1
             sign = "#" if options.ascii_only else "█"
             for name, gain in helping:
                 bar = sign * max(1, round(_BAR * gain / most))
-                yield from console.render(Text(f"{name:<28}{_gain(gain):>8}  {bar}"), options)
+                yield from console.render(Text(f"{name:<{width}}{_gain(gain):>8}  {bar}"), options)
         designs, rows = self.stresses()
         if rows:
             yield from console.render(self._stress_table(designs, rows), options)
@@ -238,12 +245,13 @@ class PlanVerdict:
         return "\n".join(lines) + "\n"
 
 
-def _answer(verdict: DesignComparison) -> str:
+def _answer(verdict: DesignComparison, target: Target) -> str:
     better, other = verdict.better.design, verdict.other.design
     do = "Disaggregate" if better.kind == "disaggregated" else "Do not disaggregate"
     if math.isinf(verdict.ratio):
         return f"{do}: {other.kind} engines meet the service level at no rate."
-    gain = f"{better.text} is worth {_times(verdict.ratio)} what {other.text} is"
+    per = " per dollar" if target == "cost" else "" if better.gpus == other.gpus else " per GPU"
+    gain = f"{better.text} serves {_times(verdict.ratio)} the rate{per} of {other.text}"
     if verdict.tied_by_seeds:
         return f"A tie: {gain}, and other seeds may turn that round."
     if verdict.tied_by_costs:
@@ -274,14 +282,20 @@ def _stress_text(result: StressResult) -> str:
         return "no: it is the only one"
     if outcome.error is not None:
         return f"no: {outcome.error}"
-    text = "yes" if outcome.meets else "no" if math.isinf(outcome.scale) else f"no, {_times(outcome.scale)}"
-    after = outcome.figures.get("ttft_p99_after_ms")
-    if after is not None:
-        text += f"; TTFT p99 {formatting.duration(round(after * 1e6))} after it"
-    recovered = outcome.figures.get("recovered_s")
-    if result.stress.lost:
-        text += ", no recovery" if recovered is None else f", {recovered:.0f} s to recover"
-    return text
+    return "yes" if outcome.meets else "no: too many fail" if math.isinf(outcome.scale) else f"no, {outcome.scale:.2f}x"
+
+
+def _loss_text(result: StressResult) -> str | None:
+    """Return what the loss of an engine did to the requests after it; None if there was none to lose."""
+    figures = {} if result.outcome is None else result.outcome.figures
+    after, before = figures.get("ttft_p99_after_ms"), figures.get("ttft_p99_before_ms")
+    if after is None:
+        return None
+    text = f"TTFT p99 {formatting.duration(round(after * 1e6))} in the minute after it"
+    text += "" if before is None else f", {formatting.duration(round(before * 1e6))} before"
+    recovered = figures.get("recovered_s")
+    text += "; no recovery within the run" if recovered is None else f"; {recovered:.0f} s to recover"
+    return text + f"; {figures.get('failed_after') or 0:,} requests failed"
 
 
 def _labelled(console: Console, options: ConsoleOptions, name: str, text: str) -> RenderResult:
