@@ -207,7 +207,7 @@ class Planner:
             if len(chosen) < ROBUST_FINALISTS and row.design.pools not in {design.pools for design in chosen}:
                 chosen[row.design] = None
         looked.stresses = put_under_stress(self.prober, list(chosen), looked.rate)
-        if len(kinds) > 1:
+        if len(kinds) > 1 and all(row.rates[0] > 0 for row in kinds.values()):
             self.on_stage("other step times")
             looked.ratio_at = self._ratios(list(kinds.values()), best)
 
@@ -228,22 +228,30 @@ class Planner:
         return rate
 
     def _ratios(self, kinds: Sequence[MeasuredDesign], best: MeasuredDesign) -> dict[str, float]:
-        """Return by how much the best of its kind is worth more than the other's, with slower and faster steps."""
-        requests, goal = self.search.middling, self.search.goal
+        """Return by how much the best of its kind is worth more than the other's, with slower and faster steps.
+
+        Seeds move highest rates by more than that, so what is measured is the change with the first seed, whose rates
+        as modelled are known; it is applied to the ratio over all seeds.
+        """
+        [other] = [row for row in kinds if row.design != best.design]
+        compared = compare(best, other, self.search.goal)
+        if compared is None or math.isinf(compared.ratio):
+            return {}
+        ratio = compared.ratio if compared.better is best else 1 / compared.ratio
+        requests = self.prober.traffic.requests
         searches: dict[tuple[str, Design], RateSearch] = {}
-        for row in kinds:
+        for row in (best, other):
             scenario = self.prober.scenario_of(DesignProbe(row.design, row.rate, requests)).resolved
             for name, factor in (("25 % slower", STEPS), ("25 % faster", 1 / STEPS)):
                 change = step_times(scenario, factor)
                 searches[name, row.design] = RateSearch(
-                    row.design, requests, row.rate / factor, 0.05, change=change, first_step=1.2
+                    row.design, requests, row.rates[0] / factor, 0.03, change=change, first_step=1.1
                 )
         search_together(self.prober, list(searches.values()))
         ratios = {}
         for name in dict.fromkeys(name for name, _ in searches):
-            worth = {row.design: goal.worth(row.design, searches[name, row.design].rate) for row in kinds}
-            other = max(value for design, value in worth.items() if design != best.design)
-            ratios[name] = worth[best.design] / other if other > 0 else math.inf
+            mine, theirs = (searches[name, row.design].rate / row.rates[0] for row in (best, other))
+            ratios[name] = ratio * mine / theirs if theirs > 0 else math.inf
         return ratios
 
     def _outcome(self, looked: Looked) -> PlanOutcome:

@@ -177,7 +177,8 @@ class PlanVerdict:
             if verdict.low is not None and verdict.high is not None:
                 texts.append(f"{_times(verdict.ratio)}, 95 % interval {_times(verdict.low)} to {_times(verdict.high)}")
             texts.append(f"step times may be off by {verdict.step_error * 100:.0f} %")
-            texts += [f"{_times(ratio)} with steps {name}" for name, ratio in outcome.ratio_at.items()]
+            for name, ratio in outcome.ratio_at.items():
+                texts.append(f"{_times(ratio)} with steps {name}" + (", which turns it round" if ratio < 1 else ""))
             yield "how sure", "; ".join(texts)
         if outcome.never_compared:
             yield "never compared", f"with a measurement: step times of {'; '.join(outcome.never_compared)}"
