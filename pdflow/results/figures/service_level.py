@@ -146,7 +146,8 @@ class ServiceLevel:
         found = {}
         for bound in self.bounds:
             if bound.mean:
-                found[str(bound)] = math.inf if lost else getattr(run.metrics, bound.latency).mean_ms / bound.bound_ms
+                mean_ms = getattr(run.metrics, bound.latency).mean_ms
+                found[str(bound)] = math.inf if lost or not len(served.arrival) else mean_ms / bound.bound_ms
             elif bound.percentile is not None:
                 found[str(bound)] = _scale(bound, bound.percentile, run, served, lost)
         if self.attainment is not None:
@@ -213,9 +214,9 @@ def _rank(percent: float, samples: int) -> int:
 
 
 def _ranked(values: npt.NDArray[np.float64], percent: float, lost: int) -> float:
-    """Return the percentile over the values and as many infinite ones as requests were lost; 0 of nothing."""
+    """Return the percentile over the values and as many infinite ones as requests were lost; infinite of nothing."""
     if not len(values) + lost:
-        return 0.0
+        return math.inf
     rank = _rank(percent, len(values) + lost)
     return math.inf if rank >= len(values) else float(np.partition(values, rank)[rank])
 

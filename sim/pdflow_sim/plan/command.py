@@ -81,7 +81,7 @@ def plan(
             on_run=lambda it: progress.update(task, description=_progress_text(stage, it)),
         )
         outcome = planner.run()
-    if folder is not None:
+    if folder is not None and (outcome.rows or not outcome.unfinished):
         write_plan(folder, outcome)
     if not quiet:
         print_report(PlanVerdict(outcome))

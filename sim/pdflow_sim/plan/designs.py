@@ -30,6 +30,8 @@ class EngineShape:
     tp: int = 1
     dp: int = 1
     ep: int = 1
+    named: bool = attrs.field(default=False, eq=False, order=False)
+    """Whether its text says which GPUs they are: where a plan has several types."""
 
     @property
     def gpus(self) -> int:
@@ -38,7 +40,8 @@ class EngineShape:
 
     def __str__(self) -> str:
         spread = f" DP{self.dp}" if self.dp > 1 else ""
-        return f"TP{self.tp}{spread}" + (f" EP{self.ep}" if self.ep > 1 else "")
+        experts = f" EP{self.ep}" if self.ep > 1 else ""
+        return f"TP{self.tp}{spread}{experts}" + (f" {self.gpu}" if self.named else "")
 
 
 @attrs.frozen(order=True)
@@ -107,9 +110,8 @@ class Design:
 
     @property
     def shape_text(self) -> str:
-        """The cluster in words, as in "3P TP1 + 5D TP1"; with the GPUs' types where there are two."""
-        several = len(self.gpu_counts) > 1
-        return " + ".join(f"{pool} {pool.engine.gpu}" if several else str(pool) for pool in self.pools)
+        """The cluster in words, as in "3P TP1 + 5D TP1"."""
+        return " + ".join(str(pool) for pool in self.pools)
 
     @property
     def text(self) -> str:
@@ -138,6 +140,12 @@ class DesignEditor:
         self._has_paths = bool(document.get("network", {}).get("paths"))
         self._has_faults = "fault" in document or "faults" in document
         self._has_scales = "scale" in document
+
+    @property
+    def left_out(self) -> str:
+        """What of the scenario no design has; "" if nothing."""
+        gone = [("faults", self._has_faults), ("changes of size", self._has_scales)]
+        return " and ".join(name for name, has in gone if has)
 
     @cached_property
     def own(self) -> Design | None:

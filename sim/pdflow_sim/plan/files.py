@@ -60,7 +60,7 @@ def plan_json(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[tuple[str,
     yield "gpus", outcome.gpus
     yield "wanted_rate", outcome.wanted_rate
     yield "own_rate", outcome.traffic.rate
-    yield "rate_unit", f"{outcome.traffic.unit}/s"
+    yield "rate_unit", "requests/s"
     yield "target", outcome.goal.target
     yield "prices_per_gpu_hour", dict(outcome.goal.prices)
     yield "meets", outcome.meets
@@ -94,7 +94,7 @@ def plan_json(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[tuple[str,
 def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
     """Yield a row for each design, the best first. The first columns have aiconfigurator's names."""
     for rank, row in enumerate(outcome.rows, start=1):
-        tokens, tpot = row.figure("output_tokens_per_s"), row.figure("tpot_mean_ms")
+        tokens, tpot = row.per_second("output_tokens_per_s"), row.figure("tpot_mean_ms")
         columns: dict[str, Any] = {
             "rank": rank,
             "mode": "disagg" if row.design.kind == "disaggregated" else "agg",
@@ -117,7 +117,7 @@ def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
         columns |= dict(row.design.options)
         columns["max_rate"] = row.rate
         columns["max_rate_by_seed"] = " ".join(f"{rate:.6g}" for rate in row.rates)
-        columns["run_requests"] = row.requests
+        columns["run_requests"] = row.figure("requests") or row.requests
         columns["dollars_per_million_output_tokens"] = outcome.dollars_per_million(row)
         columns["dollars_per_million_tokens"] = outcome.dollars_per_million(row, "total_tokens_per_s")
         columns |= {name: row.figure(name) for name in KEPT_FIGURES}

@@ -63,7 +63,7 @@ def levers_of(design: Design, scenario: ResolvedScenario) -> Iterator[Lever]:
     if design.kind == "aggregated":
         return
     network = scenario.network
-    if network.bandwidth_bytes_per_s is not None:
+    if faster_network(network, MORE):
         yield Lever("network x 2", "network bandwidth", design, Change(faster_network(network, MORE)))
     posting = {f"network.{key}": getattr(network, key) / MORE for key in ("per_descriptor_s", "per_message_s")}
     yield Lever("posting in half the time", "posting of descriptors", design, Change(posting))

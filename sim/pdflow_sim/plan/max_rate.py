@@ -19,15 +19,12 @@ from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, Probe
 
 LEAST_SHARE: Final = 1 / 256
 """A design that meets its service level not even at this share of the first rate is taken to meet it at none."""
-GREATEST_SHARE: Final = 4096.0
-"""And so many times the first rate is taken to be no bound."""
+GREATEST_SHARE: Final = 1024.0
+"""At so many times the scenario's own rate the service level is taken to be no bound."""
+_OVERLOADED: Final = 0.7
+"""A run that completes less than this share of its rate was overloaded; its last answers take some of the rest."""
 _MUCH_LOWER: Final = 1.8
 _NO_NEARER: Final = 0.97
-ANSWERS: Final = 6
-"""The least duration of a run, in times that an answer takes."""
-QUEUES: Final = 10.0
-"""And in the longest waits that the service level allows: with a tenth too much traffic a queue takes so long to get
-there."""
 _LONGEST_STEP: Final = 4.0
 _FIRST_STEP: Final = 2.0
 """From the first rate to the next while nothing is known; a rate that failed at a scale that is known says more."""
@@ -70,16 +67,19 @@ class RateSearch:
     """Ended early: too far below another."""
     error: str | None = None
     answer_s: float = 0.0
-    """How long an answer takes from its first token on, as far as is known."""
+    """How long an answer took from its first token on in the last run."""
+    served: float = 0.0
+    """Requests per second that were completed in the last run."""
     _misses: list[Tried] = attrs.field(factory=list)
 
-    def next_probe(self, least_s: float, most_requests: int) -> DesignProbe | None:
-        """Return the probe to run next, None at the end. `least_s`: how long it lasts at least."""
+    def next_probe(self, prober: Prober) -> DesignProbe | None:
+        """Return the probe to run next, None at the end."""
         rate = None if self.dropped or self.error is not None else self._next_rate()
         if rate is None:
             return None
-        enough = math.ceil(rate * max(least_s, ANSWERS * self.answer_s))
-        requests = max(self.requests, min(most_requests, enough))
+        if rate > prober.traffic.rate * GREATEST_SHARE:
+            return None
+        requests = prober.enough_requests(rate, self.requests, self.answer_s)
         return DesignProbe(self.design, rate, requests, self.nth, self.change)
 
     def _next_rate(self) -> float | None:
@@ -87,12 +87,13 @@ class RateSearch:
             return self.first_rate
         if self.missed is None:
             assert self.met is not None
-            higher = self.met.rate * self._step(self.met.rate / self.first_rate)
-            return higher if higher <= self.first_rate * GREATEST_SHARE else None
+            return self.met.rate * self._step(self.met.rate / self.first_rate)
         if self.met is None:
             if self.above or self._hopeless:
                 return None
             lower = self.missed.rate / self._step(self.first_rate / self.missed.rate)
+            if self.served < _OVERLOADED * self.missed.rate:
+                lower = min(lower, self.served)  # What it could do is about what it did.
             return lower if lower >= self.first_rate * LEAST_SHARE else None
         low, high = self.met.rate, self.missed.rate
         return math.sqrt(low * high) if high > low * (1 + self.tolerance) else None
@@ -104,9 +105,12 @@ class RateSearch:
 
     @property
     def _hopeless(self) -> bool:
-        """Whether a much lower rate was hardly nearer to the service level: even an idle cluster misses it."""
+        """Whether a much lower rate was hardly nearer to the service level: even an idle cluster misses it. If all
+        requests arrive at once, their times do not depend on the rate either, so that does not count."""
         missed = self.missed
-        return missed is not None and any(
+        if missed is None or self.served < _OVERLOADED * missed.rate:
+            return False
+        return any(
             missed.scale > _NO_NEARER * worse.scale and missed.rate < worse.rate / _MUCH_LOWER for worse in self._misses
         )
 
@@ -119,9 +123,8 @@ class RateSearch:
         else:
             self.missed = Tried(probe, outcome.scale)
             self._misses.append(self.missed)
-        e2e, ttft = (outcome.figures.get(f"{name}_mean_ms") for name in ("e2e", "ttft"))
-        if e2e is not None and ttft is not None:
-            self.answer_s = (e2e - ttft) / 1000
+        self.answer_s = outcome.answer_s
+        self.served = outcome.figures.get("requests_per_s") or 0.0
 
     @property
     def rate(self) -> float:
@@ -152,9 +155,8 @@ def search_together(
 ) -> None:
     """Carry on all searches to their end. `worth` is of a design at a rate, the higher the better; a search whose worth
     cannot reach `drop_below` of the best of the design's kind is dropped. Raises OutOfTimeError."""
-    most, least_s = prober.traffic.most_requests, QUEUES * prober.level.longest_wait_ms / 1000
     while True:
-        active = [(search, probe) for search in searches if (probe := search.next_probe(least_s, most)) is not None]
+        active = [(search, probe) for search in searches if (probe := search.next_probe(prober)) is not None]
         if not active:
             return
         try:

@@ -5,11 +5,13 @@ Numbers and sizes of engines are not here: they make the cluster itself (`design
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
+from pdflow.errors import ScenarioError
+from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.schema.scenario import ResolvedScenario, Role
 
 Kind: TypeAlias = Literal["aggregated", "disaggregated"]
@@ -20,7 +22,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 class Option:
     """One option: `key` is a dotted key of the scenario or, with `roles`, a key of the pools of these roles.
 
-    `values` are searched in their order, the neighbours of the value in use first if `ordered`.
+    `values` are searched in their order.
     """
 
     key: str
@@ -28,7 +30,6 @@ class Option:
     summary: str
     kinds: tuple[Kind, ...] = KINDS
     roles: tuple[Role, ...] = ()
-    ordered: bool = False
 
     def own(self, scenario: ResolvedScenario) -> Any:
         """Return the scenario's own value."""
@@ -37,6 +38,17 @@ class Option:
         table, _, name = self.key.partition(".")
         return getattr(getattr(scenario, table), name)
 
+    def refusals(self, scenario: Scenario, values: Iterable[Any]) -> Iterator[str]:
+        """Yield why values cannot be ones of this option, as the scenario's loader says it."""
+        pools = scenario.resolved.pools
+        named = [f"pool.{pool.name}.{self.key}" for pool in pools if pool.role in self.roles]
+        keys = (named or [f"pool.{pools[0].name}.{self.key}"]) if self.roles else [self.key]
+        for value in values:
+            try:
+                scenario.with_(dict.fromkeys(keys, value))
+            except ScenarioError as error:
+                yield f"{value}: {error.problems[0].message}"
+
 
 OPTIONS: Final[Mapping[str, Option]] = {
     "chunk": Option(
@@ -44,7 +56,6 @@ OPTIONS: Final[Mapping[str, Option]] = {
         (512, 1024, 2048, 4096, 8192, 16384),
         "tokens in a step of engines that compute prompts (max_num_batched_tokens)",
         roles=("prefill", "aggregated"),
-        ordered=True,
     ),
     "policy": Option(
         "router.policy",
@@ -63,7 +74,6 @@ OPTIONS: Final[Mapping[str, Option]] = {
         "tokens in a KV block, at P and D alike",
         roles=("prefill", "decode", "aggregated"),
         kinds=("disaggregated",),
-        ordered=True,
     ),
     "dispatch": Option(
         "router.dispatch",

@@ -44,12 +44,18 @@ class PlanOutcome:
     """The rate that the recommended design is put under stress at."""
     levers: Sequence[LeverResult]
     stresses: Mapping[Design, Sequence[StressResult]]
+    stress_rates: Mapping[Design, float]
+    """The rate of each design under stress: the operating one, or most of what it can serve."""
     ratio_at: Mapping[str, float]
     """The verdict's ratio with all steps slower and faster by a quarter."""
     never_compared: Sequence[str]
     refused: Mapping[str, str]
     probes: Mapping[DesignProbe, ProbeResult]
     prober: Prober = attrs.field(repr=False)
+    left_out: str
+    """What of the scenario no design has, such as faults; "" if nothing."""
+    decided: bool
+    """Whether the search came to its end."""
     simulated: int
     runs: int
     unfinished: str = ""
@@ -63,12 +69,20 @@ class PlanOutcome:
     @property
     def meets(self) -> bool:
         """Whether any design meets the service level, at the wanted rate if there is one."""
-        return self.best is not None and self.best.rate > 0 and self.best.rate >= (self.wanted_rate or 0.0) * 0.98
+        return self.best is not None and self.best.rate > 0 and self.best.rate >= (self.wanted_rate or 0.0)
 
     def to_scenario(self, design: Design, rate: float | None = None) -> Scenario:
         """Return a design under a rate, by default the operating one, to be simulated and served as it is."""
-        probe = DesignProbe(design, rate or self.operating_rate, self.traffic.requests)
+        row = next((row for row in self.rows if row.design == design), None)
+        rate = rate or self.operating_rate
+        answer_s = 0.0 if row is None else row.answer_s
+        requests = self.prober.enough_requests(rate, self.traffic.requests, answer_s)
+        probe = DesignProbe(design, rate, requests)
         return self.prober.scenario_of(probe).with_({"scenario.name": f"{self.scenario.name}-plan"})
+
+    def stress_rate(self, design: Design) -> float:
+        """Return the rate that a design was put under stress at."""
+        return self.stress_rates.get(design, self.operating_rate)
 
     def best_of(self, kind: Kind) -> MeasuredDesign | None:
         """Return the best design of a kind."""
@@ -95,5 +109,5 @@ class PlanOutcome:
 
     def dollars_per_million(self, row: MeasuredDesign, figure: str = "output_tokens_per_s") -> float | None:
         """Return the price of a million tokens of a kind at the design's highest rate; None without prices."""
-        tokens, dollars = row.figure(figure), self.goal.dollars_per_hour(row.design)
+        tokens, dollars = row.per_second(figure), self.goal.dollars_per_hour(row.design)
         return None if not tokens or dollars is None else dollars / 3600 / tokens * 1e6

@@ -119,7 +119,7 @@ class Planner:
         return DesignSearch(
             prober=self.prober,
             finder=ShapeFinder(self.scenario, space),
-            goal=Goal(self.request.target, self.request.prices),
+            goal=Goal(self.request.target, self.request.prices, self.request.gpus),
             gpus=gpus,
             seeds=self.request.seeds,
             options={name: self.request.values.get(name, OPTIONS[name].values) for name in self.request.options},
@@ -158,12 +158,12 @@ class Planner:
                 self.search.search_shapes(wanted)
                 likely = list(self.search.finalists())
                 self.search.search_finals(likely)
-            best = self.search.measured()[0]
-            if best.rate >= wanted:
+            rate = max((row.rate for row in self.search.measured()[:1]), default=0.0)
+            if rate >= wanted:
                 enough = gpus
             else:
                 too_few = max(too_few, gpus)
-            rate = best.rate or wanted / 2
+            rate = rate or wanted / 2
             gpus = min(max(math.ceil(gpus * wanted / rate), too_few + 1), enough - 1)
             if gpus in searches or gpus < 1 or enough - too_few <= max(1, round(_SIZE_TOLERANCE * gpus)):
                 break
@@ -202,11 +202,14 @@ class Planner:
             return
         self.on_stage("robustness")
         kinds = {row.design.kind: row for row in reversed(finals)}
-        chosen = dict.fromkeys([best.design, *(row.design for row in kinds.values())])
+        chosen = {row.design: row for row in (best, *kinds.values())}
         for row in finals[1:]:
             if len(chosen) < ROBUST_FINALISTS and row.design.pools not in {design.pools for design in chosen}:
-                chosen[row.design] = None
-        looked.stresses = put_under_stress(self.prober, list(chosen), looked.rate)
+                chosen[row.design] = row
+        for row in chosen.values():
+            looked.stress_rates[row.design] = looked.rate if row.rate >= looked.rate else HEADROOM * row.rate
+        rows_at = {design: (rate, self._requests(chosen[design], rate)) for design, rate in looked.stress_rates.items()}
+        looked.stresses = put_under_stress(self.prober, rows_at)
         if len(kinds) > 1 and all(row.rates[0] > 0 for row in kinds.values()):
             self.on_stage("other step times")
             looked.ratio_at = self._ratios(list(kinds.values()), best)
@@ -216,16 +219,21 @@ class Planner:
         or else most of what it can serve, less until it meets the service level with every seed."""
         if self.request.rate is not None:
             return self.request.rate
-        own, rate = self.prober.traffic.rate, HEADROOM * best.rate
-        if best.rate >= own or best.rate == 0:
+        own = self.prober.traffic.rate
+        if best.rate == 0:
             return own
-        requests = self.prober.traffic.requests
+        rate = own if best.rate >= own else HEADROOM * best.rate
         for _ in range(_LOWER_RATES):
+            requests = self._requests(best, rate)
             probes = [DesignProbe(best.design, rate, requests, nth) for nth in range(self.request.seeds)]
             if all(outcome.meets for outcome in self.prober.run(probes)):
                 break
             rate *= HEADROOM
         return rate
+
+    def _requests(self, row: MeasuredDesign, rate: float) -> int:
+        """Return the requests of a whole run of a design at a rate."""
+        return self.prober.enough_requests(rate, self.prober.traffic.requests, row.answer_s)
 
     def _ratios(self, kinds: Sequence[MeasuredDesign], best: MeasuredDesign) -> dict[str, float]:
         """Return by how much the best of its kind is worth more than the other's, with slower and faster steps.
@@ -271,6 +279,9 @@ class Planner:
             operating_rate=rate,
             levers=looked.levers,
             stresses=looked.stresses,
+            stress_rates=looked.stress_rates,
+            left_out=self.prober.editor.left_out,
+            decided=search.finished,
             ratio_at=looked.ratio_at,
             never_compared=never,
             refused=search.finder.refused,
@@ -287,7 +298,7 @@ class Planner:
             self.prober.scenario_of(DesignProbe(row.design, self.prober.traffic.rate, 1)) for row in best.values()
         ]
         error, never = step_error_of(*(scenario.resolved for scenario in scenarios))
-        if len(best) < 2:
+        if len(best) < 2 or not self.search.finished:
             return None, never
         one, other = best.values()
         return compare(one, other, self.search.goal, error), never
@@ -299,6 +310,7 @@ class Looked:
 
     rate: float = 0.0
     """The operating rate."""
+    stress_rates: dict[Design, float] = attrs.field(factory=dict)
     levers: list[LeverResult] = attrs.field(factory=list)
     stresses: dict[Design, list[StressResult]] = attrs.field(factory=dict)
     ratio_at: dict[str, float] = attrs.field(factory=dict)

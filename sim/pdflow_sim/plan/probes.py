@@ -58,9 +58,24 @@ class ProbeResult:
     error: str | None = None
 
     @property
+    def answer_s(self) -> float:
+        """How long an answer took from its first token on; 0 if nothing was answered."""
+        e2e, ttft = (self.figures.get(f"{name}_mean_ms") for name in ("e2e", "ttft"))
+        return 0.0 if e2e is None or ttft is None else (e2e - ttft) / 1000
+
+    @property
     def meets(self) -> bool:
         """Whether the run met the service level."""
         return self.scale <= 1.0
+
+
+ANSWERS: Final = 6
+"""The least duration of a run, in times that an answer takes."""
+QUEUES: Final = 10.0
+"""And in the longest waits that the service level allows: with a tenth too much traffic a queue takes so long to get
+there."""
+_LONGEST_WAIT_S: Final = 30.0
+"""Levels that allow longer waits are planned with runs as long as for this."""
 
 
 @attrs.frozen
@@ -109,6 +124,7 @@ class Prober:
         self.traffic = traffic
         self.level = level
         self.editor = DesignEditor(traffic.scenario)
+        self._warmup_s = traffic.scenario.resolved.workload.warmup_s
         self._base = traffic.scenario.with_({"slo": level.table})
         self._measure = PlanFigures(level)
         self._pool = pool
@@ -124,6 +140,17 @@ class Prober:
         """Return the edits of the scenario that make a probe of it."""
         edits = self.editor.edits(probe.design) | self.traffic.edits(probe.rate, probe.requests)
         return {**edits, **probe.change.edits}
+
+    def enough_requests(self, rate: float, requests: int, answer_s: float, *, wait_s: float = math.inf) -> int:
+        """Return the requests of a run at a rate, `requests` or more: so many that they arrive during several answers
+        and several of the longest waits that the level allows (or of `wait_s`), after the warm-up.
+
+        A thousand requests at once fit into batches, or wait for less than the bound, where a steady stream at that
+        rate overflows.
+        """
+        wait_s = min(self.level.longest_wait_ms / 1000, _LONGEST_WAIT_S, wait_s)
+        span_s = self._warmup_s + max(QUEUES * wait_s, ANSWERS * answer_s)
+        return max(requests, min(self.traffic.most_requests, math.ceil(rate * span_s)))
 
     def scenario_of(self, probe: DesignProbe) -> Scenario:
         """Return the scenario of a probe."""

@@ -46,9 +46,9 @@ def request_of(scenario: Scenario, options: PlanOptions) -> PlanRequest:
     level = _level(scenario, options.slo, problems)
     types, prices = _gpus(scenario, options.gpu, problems)
     names = _search(options.search, problems)
-    values = _values(options.values, names, problems)
+    values = _values(scenario, options.values, names, problems)
     target = _target(options, prices, types, problems)
-    problems += _limits(options)
+    problems += _limits(options, names)
     if problems:
         raise ScenarioError(problems)
     assert level is not None
@@ -81,6 +81,14 @@ def level_of(scenario: Scenario, text: str | None) -> ServiceLevel:
 
 
 def _level(scenario: Scenario, text: str | None, problems: list[Problem]) -> ServiceLevel | None:
+    level = _written_level(scenario, text, problems)
+    if level is not None and not level.longest_wait_ms:
+        message = "bounds neither ttft nor e2e, so requests may wait for ever; add one, as in ttft=10s@p99"
+        problems.append(Problem(f"--slo {level.text}", "", message))
+    return level
+
+
+def _written_level(scenario: Scenario, text: str | None, problems: list[Problem]) -> ServiceLevel | None:
     if text is None:
         level = ServiceLevel.of_table(scenario.resolved.slo)
         if level is None:
@@ -130,7 +138,9 @@ def _search(text: str | None, problems: list[Problem]) -> tuple[str, ...]:
     return names
 
 
-def _values(texts: Sequence[str], names: Sequence[str], problems: list[Problem]) -> dict[str, list[Any]]:
+def _values(
+    scenario: Scenario, texts: Sequence[str], names: Sequence[str], problems: list[Problem]
+) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for text in texts:
         name, sign, given = text.partition("=")
@@ -142,6 +152,9 @@ def _values(texts: Sequence[str], names: Sequence[str], problems: list[Problem])
             problems.append(Problem(f"--values {text}", "", f"{name} is not searched; add it to --search"))
         else:
             found[name] = [None if value == "off" else value for value in values_of(given)]
+    for name, values in found.items():
+        if name in OPTIONS:
+            problems += (Problem(f"--values {name}", "", why) for why in OPTIONS[name].refusals(scenario, values))
     for value in found.get("tp", ()):
         if not isinstance(value, int) or value < 1:
             problems.append(Problem("--values tp", "", f"{value!r} is no number of GPUs"))
@@ -161,11 +174,13 @@ def _target(options: PlanOptions, prices: Mapping[str, float], types: Sequence[s
     return target
 
 
-def _limits(options: PlanOptions) -> Iterator[Problem]:
+def _limits(options: PlanOptions, names: Sequence[str]) -> Iterator[Problem]:
     if (options.gpus is None) == (options.rate is None):
         what = "cannot both be given" if options.gpus is not None else "are both missing"
         yield Problem("--gpus and --rate", "", f"{what}; give the GPUs that there are, or the rate to serve")
     if options.gpus is not None and not 1 <= options.gpus <= MOST_GPUS:
         yield Problem(f"--gpus {options.gpus}", "", f"expected 1 to {MOST_GPUS}")
+    if options.rate is not None and "xpyd" not in names:
+        yield Problem("--rate", "", "needs xpyd in --search: without it the number of engines is fixed")
     if options.rate is not None and not 0 < options.rate < 1e6:
         yield Problem(f"--rate {options.rate:g}", "", "expected a rate above 0")

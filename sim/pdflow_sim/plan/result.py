@@ -44,7 +44,7 @@ class PlannedDesign:
         return self.outcome.to_scenario(self.measured.design, rate)
 
     def __repr__(self) -> str:
-        return f"<PlannedDesign {self.text}: {self.max_rate:.4g} {self.outcome.traffic.unit}/s>"
+        return f"<PlannedDesign {self.text}: {self.max_rate:.4g} requests/s>"
 
 
 @attrs.frozen(repr=False)

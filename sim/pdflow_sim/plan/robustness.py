@@ -5,12 +5,14 @@ Each is one run at the rate that the design is meant for, held against the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
 
 from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_sim.experiments.edits import faster_network
 from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.probes import UNCHANGED, Change, DesignProbe, Prober, ProbeResult
 
@@ -52,12 +54,11 @@ def stresses_of(scenario: ResolvedScenario, duration_s: float) -> Iterator[Stres
         yield Stress(f"{letter} lost", Change({"fault": [crash]}), lost=pool.name)
     yield Stress("20 % more requests", rate_factor=DRIFT)
     workload = scenario.workload
-    if workload.sessions is None:
-        yield Stress("prompts 20 % longer", Change({"workload.input_factor": workload.input_factor * DRIFT}))
-        yield Stress("answers 20 % longer", Change({"workload.output_factor": workload.output_factor * DRIFT}))
-    bandwidth = scenario.network.bandwidth_bytes_per_s
-    if bandwidth is not None and any(pool.role == "decode" for pool in scenario.pools):
-        yield Stress("network at half speed", Change({"network.bandwidth_bytes_per_s": bandwidth // 2}))
+    yield Stress("prompts 20 % longer", Change({"workload.input_factor": workload.input_factor * DRIFT}))
+    yield Stress("answers 20 % longer", Change({"workload.output_factor": workload.output_factor * DRIFT}))
+    slower = faster_network(scenario.network, 0.5)
+    if slower and any(pool.role == "decode" for pool in scenario.pools):
+        yield Stress("network at half speed", Change(slower))
     yield Stress("steps 25 % slower", step_times(scenario, STEPS))
     yield Stress("steps 25 % faster", step_times(scenario, 1 / STEPS))
 
@@ -67,17 +68,17 @@ def step_times(scenario: ResolvedScenario, factor: float) -> Change:
     return Change({f"pool.{pool.name}.step_time_factor": pool.step_time_factor * factor for pool in scenario.pools})
 
 
-def put_under_stress(prober: Prober, designs: Sequence[Design], rate: float) -> dict[Design, list[StressResult]]:
-    """Return what happens to each design at a rate under each stress."""
-    requests = prober.traffic.requests
+def put_under_stress(prober: Prober, rows: Mapping[Design, tuple[float, int]]) -> dict[Design, list[StressResult]]:
+    """Return what happens to each design under each stress; `rows` has the rate and the requests of each."""
     stresses: dict[Design, list[Stress]] = {}
     probes: dict[tuple[Design, str], DesignProbe] = {}
-    for design in designs:
+    for design, (rate, requests) in rows.items():
         scenario = prober.scenario_of(DesignProbe(design, rate, requests)).resolved
         stresses[design] = list(stresses_of(scenario, requests / rate))
         for stress in stresses[design]:
             if not stress.lost or _can_lose(scenario, stress):
-                probes[design, stress.name] = DesignProbe(design, rate * stress.rate_factor, requests, 0, stress.change)
+                more = math.ceil(requests * stress.rate_factor)
+                probes[design, stress.name] = DesignProbe(design, rate * stress.rate_factor, more, 0, stress.change)
     outcomes = dict(zip(probes, prober.run(list(probes.values())), strict=True))
     return {
         design: [StressResult(stress, outcomes.get((design, stress.name))) for stress in those]

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from pdflow_sim.plan.designs import Design
+from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_sim.plan.designs import Design, PoolShape
 from pdflow_sim.plan.max_rate import RateSearch, search_together
-from pdflow_sim.plan.options import KINDS, OPTIONS
-from pdflow_sim.plan.probes import Prober, ProbeResult
+from pdflow_sim.plan.options import KINDS, OPTIONS, Kind
+from pdflow_sim.plan.probes import DesignProbe, Prober, ProbeResult
 from pdflow_sim.plan.space import ShapeFinder
 
 Target: TypeAlias = Literal["goodput-per-gpu", "cost", "min-gpus"]
@@ -38,6 +39,7 @@ _WORTH_KEEPING: Final = 1.02
 """An option's value must serve so much more to be kept."""
 _NEAR: Final = 0.9
 """Seeds move the highest rate by up to a tenth."""
+_FIRST_CHUNKS: Final = (512, 2048, 8192)
 FINALISTS: Final = 3
 """Of each kind."""
 
@@ -48,10 +50,14 @@ class Goal:
 
     target: Target
     prices: Mapping[str, float]
+    gpus: int | None = None
+    """The GPUs that there are: those that a design leaves idle count as well."""
 
     def worth(self, design: Design, rate: float) -> float:
         """Return how much a design that serves this rate is worth, the higher the better."""
-        return rate / (self.dollars_per_hour(design) or 1.0) if self.target == "cost" else rate / design.gpus
+        if self.target == "cost":
+            return rate / (self.dollars_per_hour(design) or 1.0)
+        return rate / (self.gpus or design.gpus)
 
     def dollars_per_hour(self, design: Design) -> float | None:
         """Return the price of the design's GPUs; None if that of one is not known."""
@@ -80,6 +86,17 @@ class MeasuredDesign:
         """Return the mean of a figure over the seeds; None if any run lacks it."""
         values = [value for outcome in self.outcomes if (value := outcome.figures.get(name)) is not None]
         return math.fsum(values) / len(values) if values and len(values) == len(self.outcomes) else None
+
+    def per_second(self, name: str) -> float | None:
+        """Return a rate of tokens at the highest rate of requests. That of a run is less: its last answers take time in
+        which no request arrives."""
+        tokens, requests = self.figure(name), self.figure("requests_per_s")
+        return None if tokens is None or not requests else tokens / requests * (self.rate or requests)
+
+    @property
+    def answer_s(self) -> float:
+        """How long an answer takes from its first token on."""
+        return max((outcome.answer_s for outcome in self.outcomes), default=0.0)
 
     @property
     def scale(self) -> float:
@@ -139,7 +156,7 @@ class DesignSearch:
         first_rate, first_step = (self.prober.traffic.rate, 2.0) if rate is None else (rate, 1.3)
         self.shapes = [
             RateSearch(design, self.short, first_rate, _SHORT_TOLERANCE, first_step=first_step)
-            for design in self.finder.designs(self.gpus)
+            for design in self._begin_with()
         ]
         search_together(self.prober, self.shapes, worth=self.worth, drop_below=_DROP_BELOW)
         best = self._best_of("disaggregated", self.shapes)
@@ -155,6 +172,16 @@ class DesignSearch:
             self.shapes += more
             search_together(self.prober, more, worth=self.worth, drop_below=_DROP_BELOW)
             best = self._best_of("disaggregated", self.shapes)
+
+    def _begin_with(self) -> Iterator[Design]:
+        """Yield the clusters that a search begins with. What a step may have decides which size of aggregated engines
+        is best, for it decides how long tokens wait for prompts: so each has several chunks from the start."""
+        chunks = [chunk for chunk in self.options.get("chunk", ()) if chunk in _FIRST_CHUNKS]
+        for design in self.finder.designs(self.gpus):
+            yield design
+            if design.kind == "aggregated":
+                own = OPTIONS["chunk"].own(self._scenario_of(design))
+                yield from (design.with_option("chunk", chunk) for chunk in chunks if chunk != own)
 
     @property
     def best_rate(self) -> float:
@@ -173,7 +200,7 @@ class DesignSearch:
         for kind in KINDS:
             mine = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
             for search in mine[:FINALISTS]:
-                if search.rate >= _NEAR * mine[0].rate:
+                if self._close(search, mine[0]):
                     yield search.design, search.rate
 
     def _best_of(self, kind: str, searches: Sequence[RateSearch]) -> RateSearch | None:
@@ -188,7 +215,7 @@ class DesignSearch:
     def finalists(self) -> Iterator[tuple[Design, float]]:
         """Yield the designs of the finals, each with the rate that short runs promise."""
         for kind in KINDS:
-            ranked = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
+            ranked = self._best_of_each_cluster(kind)
             if not ranked:
                 continue
             best = self.with_options(ranked[0].design, ranked[0].rate)
@@ -196,10 +223,19 @@ class DesignSearch:
             yield best.design, best.rate
             if best.design != ranked[0].design:
                 yield ranked[0].design, ranked[0].rate
-            close = [s for s in ranked[1:FINALISTS] if s.rate > _DROP_BELOW * ranked[0].rate]
-            for search in close:
-                design = attrs.evolve(search.design, options=best.design.options)
-                yield design, search.rate * gain
+            least = _DROP_BELOW * self.worth(ranked[0].design, ranked[0].rate)
+            for search in ranked[1:FINALISTS]:
+                if self.worth(search.design, search.rate) > least:
+                    options = {**dict(best.design.options), **dict(search.design.options)}
+                    yield attrs.evolve(search.design, options=tuple(sorted(options.items()))), search.rate * gain
+
+    def _best_of_each_cluster(self, kind: Kind) -> list[RateSearch]:
+        """Return the search that is worth most of each cluster of a kind, the best first."""
+        ranked = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
+        found: dict[tuple[PoolShape, ...], RateSearch] = {}
+        for search in ranked:
+            found.setdefault(search.design.pools, search)
+        return list(found.values())
 
     def with_options(self, base: Design, rate: float) -> RateSearch:
         """Return the search of the best options of a cluster, one option after the other."""
@@ -208,24 +244,33 @@ class DesignSearch:
         self.tried.append(best)
         for name, values in self.options.items():
             option = OPTIONS[name]
-            if base.kind not in option.kinds:
-                continue
-            own = dict(best.design.options).get(name, option.own(self.prober.traffic.scenario.resolved))
-            least = max(best.rate * _WORTH_KEEPING, 0.0)
-            others = [
-                RateSearch(
-                    best.design.with_option(name, value), self.middling, least, 0.03, first_step=1.08, above=True
-                )
-                for value in values
-                if value != own
-            ]
-            if least == 0:
-                continue
-            search_together(self.prober, others)
-            self.tried += others
-            better = max(others, key=lambda search: search.rate, default=best)
-            best = better if better.rate > best.rate else best
+            if base.kind in option.kinds and best.error is None:
+                own = dict(best.design.options).get(name, option.own(self._scenario_of(best.design)))
+                best = self._better(best, [best.design.with_option(name, value) for value in values if value != own])
         return best
+
+    def _scenario_of(self, design: Design) -> ResolvedScenario:
+        return self.prober.scenario_of(DesignProbe(design, self.prober.traffic.rate, self.short)).resolved
+
+    def _better(self, best: RateSearch, others: Sequence[Design]) -> RateSearch:
+        """Return the search of the best of other designs, or `best` if none serves a higher rate. If it serves none:
+        of the one that is nearest to the service level at the lowest rate that was tried."""
+        rate = best.rate * _WORTH_KEEPING
+        if rate > 0:
+            searches = [RateSearch(design, self.middling, rate, 0.03, first_step=1.08, above=True) for design in others]
+            search_together(self.prober, searches)
+            self.tried += searches
+            better = max(searches, key=lambda search: search.rate, default=best)
+            return better if better.rate > best.rate else best
+        assert best.missed is not None
+        probe = best.missed.probe
+        scales = [it.scale for it in self.prober.run([attrs.evolve(probe, design=design) for design in others])]
+        if not others or min(scales) * _WORTH_KEEPING > best.missed.scale:
+            return best
+        found = RateSearch(others[scales.index(min(scales))], self.middling, probe.rate, 0.04)
+        search_together(self.prober, [found])
+        self.tried.append(found)
+        return found
 
     def search_finals(self, finalists: Sequence[tuple[Design, float]]) -> None:
         """Find the highest rates of the finalists on whole runs: with one seed, then with the others those near the

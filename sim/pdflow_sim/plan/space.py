@@ -5,14 +5,14 @@ Which designs are sound is the scenario loader's to say: one that it refuses is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
 
 from pdflow.errors import ScenarioError
 from pdflow.scenario.reading.editable import Scenario
-from pdflow.scenario.schema.scenario import Role
+from pdflow.scenario.schema.scenario import ConstantCost, Role
 from pdflow_sim.plan.designs import Design, DesignEditor, EngineShape, PoolShape, shape_of
 from pdflow_sim.plan.options import KINDS, Kind
 
@@ -50,12 +50,34 @@ class ShapeFinder:
         them if it is one."""
         found: dict[Design, None] = {}
         own = self._editor.own
-        if own is not None and own.gpus <= gpus and own.kind in self._space.kinds:
-            found[own] = None
+        if own is not None and own.kind in self._space.kinds and self._is_searched(own, gpus):
+            pools = (attrs.evolve(pool, engine=self._named(pool.engine)) for pool in own.pools)
+            found[attrs.evolve(own, pools=tuple(pools))] = None
+        elif not self._space.xpyd:
+            self.refused["the scenario's own cluster"] = self._why_not_own(own, gpus)
         if self._space.xpyd:
             for kind in self._space.kinds:
                 found |= dict.fromkeys(self._aggregated(gpus) if kind == "aggregated" else self._pairs(gpus))
         return list(found)
+
+    def _is_searched(self, own: Design, gpus: int) -> bool:
+        """Whether the scenario's own cluster is one of those that are searched."""
+        if own.gpus > gpus:
+            return False
+        if not self._space.xpyd:
+            return True
+        smallest = min(pool.engine.gpus for pool in own.pools)
+        return own.gpus + smallest > gpus and all(pool.engine in self._engines(pool.role) for pool in own.pools)
+
+    def _why_not_own(self, own: Design | None, gpus: int) -> str:
+        if own is None:
+            return "has two pools of one role, or pipeline stages, which a plan has not; search tp and xpyd"
+        if own.gpus > gpus:
+            return f"has {own.gpus} GPUs, which is more than {gpus}, and xpyd is not searched"
+        return f"is {own.kind}, and other clusters are not searched without xpyd"
+
+    def _named(self, engine: EngineShape) -> EngineShape:
+        return attrs.evolve(engine, named=len(self._space.gpus) > 1)
 
     def scaled(self, design: Design, gpus: int) -> Iterator[Design]:
         """Yield a design on another number of GPUs: the same engines and options, and P to D as near as whole numbers
@@ -105,12 +127,11 @@ class ShapeFinder:
                 shapes[EngineShape(gpu, tp)] = None
                 if model.moe is not None and space.ep and tp > 1:
                     shapes |= dict.fromkeys((EngineShape(gpu, tp, 1, tp), EngineShape(gpu, 1, tp, tp)))
-        pools = self._scenario.resolved.pools
-        mine = [pool for pool in pools if pool.role == role]
-        for pool in mine or (pools if not space.tp else ()):
-            if pool.pp == 1 and (not space.tp or shape_of(pool).gpu in space.gpus):
-                shapes[shape_of(pool)] = None
-        return [shape for shape in shapes if self._is_sound(role, shape)]
+        if not space.tp:
+            pools = self._scenario.resolved.pools
+            mine = [pool for pool in pools if pool.role == role]
+            shapes |= {shape_of(pool): None for pool in mine or pools if pool.pp == 1}
+        return [self._named(shape) for shape in shapes if self._is_sound(role, shape)]
 
     def _is_sound(self, role: Role, engine: EngineShape) -> bool:
         key = role, engine
@@ -120,6 +141,10 @@ class ShapeFinder:
 
     def _refusal(self, role: Role, engine: EngineShape) -> str | None:
         """Return why no engine of this size can have this role; None if one can."""
+        constant = self._constant_elsewhere(role, engine)
+        if constant:
+            self.refused[f"{engine} on {engine.gpu} as {role}"] = constant
+            return constant
         roles: tuple[Role, ...] = ("aggregated",) if role == "aggregated" else ("prefill", "decode")
         pools = tuple(PoolShape(each, engine, 1) for each in roles)
         try:
@@ -128,6 +153,15 @@ class ShapeFinder:
             self.refused[f"{engine} on {engine.gpu}"] = error.problems[0].message
             return error.problems[0].message
         return None
+
+    def _constant_elsewhere(self, role: Role, engine: EngineShape) -> str:
+        """Return why constant step times do not hold for this engine; "" if they do, or if there are none."""
+        pools = self._scenario.resolved.pools
+        if not any(isinstance(pool.cost, ConstantCost) for pool in pools):
+            return ""
+        if any(pool.role == role and shape_of(pool) == engine for pool in pools):
+            return ""
+        return "constant step times are of the scenario's own engines only"
 
 
 def _pair(prefill: EngineShape, decode: EngineShape, p: int, d: int, like: Design | None = None) -> Design:
@@ -151,11 +185,3 @@ def _spread(splits: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int
         return list(splits)
     chosen = {round(position * (len(splits) - 1) / (most - 1)) for position in range(most)}
     return [splits[index] for index in sorted(chosen)]
-
-
-def refusals(refused: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each reason, with the engines that it is for."""
-    reasons: dict[str, list[str]] = {}
-    for engine, reason in refused.items():
-        reasons.setdefault(reason, []).append(engine)
-    return [f"{', '.join(engines)}: {reason}" for reason, engines in reasons.items()]

@@ -9,7 +9,7 @@ import attrs
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.reading.editable import Scenario
-from pdflow.scenario.schema.workload import ClosedArrival, RampArrival
+from pdflow.scenario.schema.workload import ClosedArrival, DiurnalArrival, RampArrival
 from pdflow.workload.build import rate_of, requests
 
 NS_PER_S: Final = 10**9
@@ -17,13 +17,19 @@ MOST_REQUESTS: Final = 20_000
 """Of a workload that can have any number."""
 
 
+_NOT_PLANNED: Final = {
+    ClosedArrival: "a closed loop has no rate to plan for",
+    RampArrival: "a rate that changes during the run has no highest value to search",
+    DiurnalArrival: "a rate that changes during the run has no highest value to search",
+}
+
+
 @attrs.frozen
 class Traffic:
-    """The scenario's workload. `rate` is its own, in `unit`s per second; `requests` how many it has."""
+    """The scenario's workload. `rate` is its own, in requests per second; `requests` how many it has."""
 
     scenario: Scenario
     rate: float
-    unit: str
     requests: int
     most_requests: int
     """The most requests of a run: a trace has no more than it has."""
@@ -33,16 +39,19 @@ class Traffic:
         """Read the workload of a scenario; `requests` instead of as many as it has. Raises ScenarioError for one whose
         rate cannot be changed."""
         traffic = Traffic._own(scenario)
-        return traffic if requests is None else attrs.evolve(traffic, requests=requests)
+        most = traffic.most_requests
+        return traffic if requests is None else attrs.evolve(traffic, requests=min(requests, most))
 
     @staticmethod
     def _own(scenario: Scenario) -> Traffic:
         workload, path = scenario.resolved.workload, scenario.resolved.path
-        if isinstance(workload.arrival, ClosedArrival):
-            message = "a closed loop has no rate to plan for; choose an arrival process with a rate, such as poisson"
-            raise ScenarioError([Problem(path, "workload.arrival", message)])
-        if workload.sessions is not None and workload.arrival is not None:
-            return Traffic(scenario, workload.arrival.rate_rps, "sessions", workload.requests or 0, MOST_REQUESTS)
+        for kind, why in _NOT_PLANNED.items():
+            if isinstance(workload.arrival, kind):
+                message = f"{why}; choose an arrival process with one rate, such as poisson"
+                raise ScenarioError([Problem(path, "workload.arrival", message)])
+        if workload.sessions is not None:
+            message = "cannot be planned for: a run would have to outlast the users' pauses; use arrival or a trace"
+            raise ScenarioError([Problem(path, "workload.sessions", message)])
         rate = rate_of(workload, scenario.folder)
         count = workload.requests
         if rate is None or count is None:
@@ -52,7 +61,7 @@ class Traffic:
             count = len(arrivals)
             rate = rate or (count - 1) * NS_PER_S / (arrivals[-1] - arrivals[0])
         most = count if workload.trace is not None else MOST_REQUESTS
-        return Traffic(scenario, rate, "requests", count, max(count, most))
+        return Traffic(scenario, rate, count, max(count, most))
 
     def edits(self, rate: float, requests: int) -> dict[str, Any]:
         """Return the edits for the same traffic at another rate, with its first `requests` requests."""
@@ -60,9 +69,7 @@ class Traffic:
         factor = rate / self.rate
         edits: dict[str, Any] = {"workload.requests": requests}
         arrival = workload.arrival
-        if isinstance(arrival, RampArrival):
-            edits |= {f"workload.arrival.{key}": getattr(arrival, key) * factor for key in ("from_rps", "to_rps")}
-        elif arrival is not None:
+        if arrival is not None:
             edits["workload.arrival.rate_rps"] = arrival.rate_rps * factor if arrival.rate_rps else rate
         elif workload.like is not None:
             edits |= {"workload.rate_rps": rate, "workload.rate_scale": None}

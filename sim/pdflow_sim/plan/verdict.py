@@ -43,10 +43,12 @@ class PlanVerdict:
         if best is None and outcome.unfinished:
             return "Nothing is known yet: no run had ended."
         if best is None:
-            return "No cluster of these GPUs can run the model."
+            return f"There is no cluster of {_gpus(outcome.gpus)} to try."
+        if not outcome.decided:
+            return f"Not decided yet. Best so far: {best.design.text}, {_number(best.rate)} requests/s."
         if best.rate == 0:
             missed = f"the best misses it by {_times(best.scale)}"
-            return f"No design on {outcome.gpus} GPUs meets the service level at any rate; {missed}."
+            return f"No design on {_gpus(outcome.gpus)} meets the service level at any rate; {missed}."
         if not outcome.meets:
             return (
                 f"No design found serves {outcome.wanted_rate:g} {self._per_s}; the best serves {_number(best.rate)}."
@@ -78,6 +80,8 @@ class PlanVerdict:
 
     def _end(self) -> Iterator[tuple[str, str]]:
         outcome = self.outcome
+        if outcome.left_out:
+            yield "not in it", f"{outcome.left_out} of the scenario"
         if outcome.unfinished:
             yield "not finished", f"{outcome.unfinished}; this is the best so far"
         yield from (("left out", text) for text in _refusals(outcome))
@@ -106,7 +110,7 @@ class PlanVerdict:
         return [
             "",
             "cluster",
-            f"max\n{self.outcome.traffic.unit[:3]}/s",
+            "max\nreq/s",
             "tok/s\n/GPU",
             "tok/s\n/user",
             "TTFT\np99 ms",
@@ -119,7 +123,7 @@ class PlanVerdict:
         rows = []
         for rank, each in enumerate(self.outcome.table(_ROWS), start=1):
             row = each.row
-            tokens, tpot = row.figure("output_tokens_per_s"), row.figure("tpot_mean_ms")
+            tokens, tpot = row.per_second("output_tokens_per_s"), row.figure("tpot_mean_ms")
             price = self.outcome.dollars_per_million(row)
             cells = [
                 str(rank),
@@ -136,14 +140,14 @@ class PlanVerdict:
 
     @property
     def _per_s(self) -> str:
-        return f"{self.outcome.traffic.unit}/s"
+        return "requests/s"
 
     def _row_text(self, row: MeasuredDesign) -> str:
         seeds = "" if len(row.rates) < 2 else f" ({_number(min(row.rates))} to {_number(max(row.rates))})"
         price = self.outcome.dollars_per_million(row)
         dollars = "" if price is None else f", ${_number(price)} per million output tokens"
         met = row.figure("slo_attainment")
-        within = "" if met is None else f", {formatting.percent(met)} of requests within all bounds"
+        within = "" if met is None else f"; {formatting.percent(met)} of requests meet all bounds themselves"
         return f"{row.design.text}: {_number(row.rate)}{seeds} {self._per_s}{within}{dollars}"
 
     def _headroom(self, best: MeasuredDesign) -> str:
@@ -151,8 +155,11 @@ class PlanVerdict:
         own = outcome.wanted_rate or outcome.traffic.rate
         share = own / best.rate
         load = f"{_number(own)} {self._per_s} asked for" if outcome.wanted_rate else f"the scenario's {_number(own)}"
-        text = f"{load} is {formatting.percent(share)} of the highest, {_number(best.rate)} {self._per_s}"
-        span, service = best.requests / best.rate, best.figure("e2e_mean_ms")
+        if share > 1:
+            text = f"{load} cannot be served; the highest is {_number(best.rate)} {self._per_s}"
+        else:
+            text = f"{load} is {formatting.percent(share)} of the highest, {_number(best.rate)} {self._per_s}"
+        span, service = (best.figure("requests") or best.requests) / best.rate, best.figure("e2e_mean_ms")
         if service is not None and span < _LONG_RUN * service / 1000:
             text += f"; runs last only {span:.0f} s there, so use more requests (--requests)"
         return text
@@ -188,7 +195,7 @@ class PlanVerdict:
         options = options.update(width=width)
         outcome = self.outcome
         title = Text(f"{outcome.scenario.name}", style="bold")
-        title.append(f" on {outcome.gpus} GPUs: {outcome.level}", style="not bold dim")
+        title.append(f" on {_gpus(outcome.gpus)}: {outcome.level}", style="not bold dim")
         yield from console.render(title, options)
         yield from console.render(Text(f"\n{self.headline}\n", style="bold"), options)
         for name, text in self.facts():
@@ -208,11 +215,11 @@ class PlanVerdict:
             yield from console.render(self._design_table(), options)
 
     def _stress_table(self, designs: Sequence[Design], rows: Sequence[tuple[str, list[str]]]) -> Table:
-        rate = f"at {_number(self.outcome.operating_rate)} {self._per_s}"
         grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", title=None)
-        grid.add_column(Text(f"\nSurvives {rate}", style="bold"))
+        grid.add_column(Text("\nSurvives", style="bold"))
         for design in designs:
-            grid.add_column(Text(design.shape_text), overflow="fold")
+            rate = f"at {_number(self.outcome.stress_rate(design))}/s"
+            grid.add_column(Text(f"{design.shape_text}\n{rate}"), overflow="fold")
         for name, cells in rows:
             grid.add_row(name, *(Text(cell, style="" if cell.startswith("yes") else "yellow") for cell in cells))
         return grid
@@ -229,7 +236,7 @@ class PlanVerdict:
     def markdown(self) -> str:
         """Return the verdict as Markdown."""
         outcome = self.outcome
-        lines = [f"# {outcome.scenario.name} on {outcome.gpus} GPUs", "", f"Service level: {outcome.level}.", ""]
+        lines = [f"# {outcome.scenario.name} on {_gpus(outcome.gpus)}", "", f"Service level: {outcome.level}.", ""]
         lines += [f"**{self.headline}**", ""]
         lines += [f"- {name}: {text}" for name, text in self.facts()]
         helping = self.levers()
@@ -238,8 +245,8 @@ class PlanVerdict:
             lines += [f"| {name} | {_gain(gain)} |" for name, gain in helping]
         designs, rows = self.stresses()
         if rows:
-            lines += ["", f"## What it survives at {_number(outcome.operating_rate)} {self._per_s}", ""]
-            lines += _markdown_table(["", *(design.shape_text for design in designs)], [[n, *c] for n, c in rows])
+            heads = [f"{design.shape_text} at {_number(outcome.stress_rate(design))}/s" for design in designs]
+            lines += ["", "## What it survives", "", *_markdown_table(["", *heads], [[n, *c] for n, c in rows])]
         lines += ["", "## The best designs", ""]
         lines += _markdown_table([heading.replace("\n", " ") for heading in self.columns()], self.table())
         lines += ["", "A rate with ~ is of one seed, on shorter runs."]
@@ -258,6 +265,10 @@ def _answer(verdict: DesignComparison, target: Target) -> str:
     if verdict.tied_by_costs:
         return f"A tie: {gain}, less than the error of step times."
     return f"{do}: {gain}."
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _misses(best: MeasuredDesign) -> Iterator[str]:

@@ -47,7 +47,8 @@ def attainment_curves(outcome: PlanOutcome) -> list[AttainmentCurve]:
             if probe.design == row.design and it.figures.get("slo_attainment") is not None
         ]
         longest = max((probe.requests for probe, _ in mine), default=0)
-        runs = [(probe, it) for probe, it in mine if probe.requests == longest]
+        whole = min(longest, outcome.traffic.requests)
+        runs = [(probe, it) for probe, it in mine if probe.requests >= whole]
         if runs:
             by_seed: dict[int, list[Point]] = {}
             for probe, it in sorted(runs, key=lambda run: run[0].rate):

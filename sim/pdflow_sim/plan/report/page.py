@@ -75,8 +75,9 @@ def _levers(outcome: PlanOutcome, verdict: PlanVerdict, drawn: Mapping[str, Plot
 def _survival(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[Html]:
     designs, rows = verdict.stresses()
     if rows:
-        yield tag("h2", f"What it survives at {formatting.number(outcome.operating_rate)} {per_s(outcome)}")
-        heads = ["", *(design.shape_text for design in designs)]
+        yield tag("h2", "What it survives")
+        rates = (f"at {formatting.number(outcome.stress_rate(design))} {per_s(outcome)}" for design in designs)
+        heads = ["", *(f"{design.shape_text} {rate}" for design, rate in zip(designs, rates, strict=True))]
         grid = table(heads, [(name, *cells) for name, cells in rows], text_columns=len(heads))
         yield tag("div", grid, class_="survival")
 

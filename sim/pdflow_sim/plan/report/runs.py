@@ -28,7 +28,7 @@ def unchanged_runs(outcome: PlanOutcome) -> Iterator[tuple[DesignProbe, ProbeRes
 
 def per_s(outcome: PlanOutcome) -> str:
     """Return the unit of rates."""
-    return f"{outcome.traffic.unit}/s"
+    return "requests/s"
 
 
 def rate_text(outcome: PlanOutcome, rate: float) -> str:
@@ -41,7 +41,7 @@ def run_hint(outcome: PlanOutcome, probe: DesignProbe, found: ProbeResult) -> st
     met = "meets the service level" if found.meets else "misses the service level"
     rate = rate_text(outcome, probe.rate)
     seed = outcome.scenario.seed + probe.nth
-    return f"{probe.design.text}: {rate}, seed {seed}, {probe.requests:,} {outcome.traffic.unit}; {met}"
+    return f"{probe.design.text}: {rate}, seed {seed}, {probe.requests:,} requests; {met}"
 
 
 def highest_text(row: MeasuredDesign) -> str:
