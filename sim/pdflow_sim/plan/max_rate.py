@@ -92,7 +92,7 @@ class RateSearch:
             if self.above or self._hopeless:
                 return None
             lower = self.missed.rate / self._step(self.first_rate / self.missed.rate)
-            if self.served < _OVERLOADED * self.missed.rate:
+            if 0 < self.served < _OVERLOADED * self.missed.rate:
                 lower = min(lower, self.served)  # What it could do is about what it did.
             return lower if lower >= self.first_rate * LEAST_SHARE else None
         low, high = self.met.rate, self.missed.rate
@@ -125,6 +125,8 @@ class RateSearch:
             self._misses.append(self.missed)
         self.answer_s = outcome.answer_s
         self.served = outcome.figures.get("requests_per_s") or 0.0
+        if not outcome.meets and 0 < self.served < _OVERLOADED * probe.rate:
+            self.first_rate = min(self.first_rate, self.served)
 
     @property
     def rate(self) -> float:

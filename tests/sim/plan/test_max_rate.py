@@ -70,10 +70,36 @@ def test_a_probe_is_run_once() -> None:
     assert len(prober.outcomes) == runs
 
 
-def test_a_closed_loop_is_refused_with_what_to_do() -> None:
-    scenario = pdflow.load(SMALL).with_({"workload.arrival": {"process": "closed", "concurrency": 4}})
-    with pytest.raises(pdflow.ScenarioError, match="a closed loop has no rate to plan for"):
-        pdflow.max_rate(scenario, "ttft=1s")
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({"workload.arrival": {"process": "closed", "concurrency": 4}}, "a closed loop has no rate to plan for"),
+        (
+            {"workload.arrival": {"process": "ramp", "from_rps": 1.0, "to_rps": 8.0, "over_s": 60.0}},
+            "a rate that changes during the run",
+        ),
+        ({"workload.arrival": {"process": "diurnal", "rate_rps": 4.0}}, "a rate that changes during the run"),
+        (
+            {"workload.sessions": {"turns": 3, "think_s": 5.0, "new_tokens": 20}},
+            "a run would have to outlast the users' pauses",
+        ),
+    ],
+)
+def test_traffic_without_one_rate_is_refused_with_what_to_do(edits: dict[str, object], message: str) -> None:
+    with pytest.raises(pdflow.ScenarioError, match=message):
+        pdflow.max_rate(pdflow.load(SMALL).with_(edits), "ttft=1s")
+
+
+def test_a_first_rate_far_above_what_can_be_served_is_no_reason_to_give_up() -> None:
+    """All requests arrive at once, and wait as long at half of that rate."""
+    scenario = pdflow.load(EXAMPLES / "md1.toml", {"workload.arrival.rate_rps": 1000.0})
+    assert pdflow.max_rate(scenario, "ttft=200ms@mean", requests=2_000) == pytest.approx(20 / 3, rel=0.08)
+
+
+def test_requests_of_the_warm_up_do_not_make_a_rate_seem_to_be_served() -> None:
+    scenario = pdflow.load(SMALL, {"workload.warmup_s": 5.0})
+    cold, warm = (pdflow.max_rate(it, "ttft=100ms@p90", requests=200) for it in (pdflow.load(SMALL), scenario))
+    assert warm == pytest.approx(cold, rel=0.25)
 
 
 def test_a_scenario_without_bounds_needs_a_level() -> None:

@@ -58,8 +58,8 @@ def test_the_files_say_what_was_found(folder: Path) -> None:
 
 def test_a_million_tokens_cost_what_the_gpus_cost_while_they_are_made(folder: Path) -> None:
     for row in table(folder / "candidates.csv"):
-        if row["output_tokens_per_s"]:
-            dollars = 2 * 2.5 / 3600 / float(row["output_tokens_per_s"]) * 1e6
+        if row["tokens/s/gpu"]:
+            dollars = 2 * 2.5 / 3600 / (2 * float(row["tokens/s/gpu"])) * 1e6
             assert float(row["dollars_per_million_output_tokens"]) == pytest.approx(dollars, rel=1e-4)
 
 
@@ -84,6 +84,20 @@ def test_a_plan_is_not_overwritten_but_continued_without_a_new_run(folder: Path)
     planned(*OPTIONS, "--out", str(folder), "--resume")
     assert (folder / "plan.json").read_text() == before
     assert len(list((folder / "runs").iterdir())) == runs
+
+
+def test_all_files_have_the_same_bytes_whatever_the_number_of_processes(folder: Path, tmp_path: Path) -> None:
+    planned(*OPTIONS[:-1], "2", "--out", str(tmp_path / "two"))
+    names = {file.relative_to(folder) for file in folder.rglob("*") if file.is_file() and file.parent.name != "runs"}
+    assert {str(name) for name in names} >= {
+        "plan.json",
+        "pareto.csv",
+        "report.html",
+        "best/scenario.toml",
+        "best/vllm.sh",
+    }
+    for name in sorted(names):
+        assert (folder / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
 def test_python_gets_the_same_plan(folder: Path) -> None:
@@ -132,6 +146,11 @@ def test_the_end_of_the_time_leaves_the_best_so_far(tmp_path: Path) -> None:
         (("--gpus", "2", "--target", "min-gpus"), "needs --rate"),
         (("--gpus", "2", "--search", "xpyd", "--values", "tp=2"), "tp is not searched; add it to --search"),
         (("--gpus", "0"), "expected 1 to 1024"),
+        (("--gpus", "2", "--slo", "itl=50ms@p99"), "bounds neither ttft nor e2e"),
+        (("--rate", "2", "--search", "tp"), "needs xpyd in --search"),
+        (("--gpus", "2", "--values", "chunk=abc"), '--values chunk: abc: is "abc"'),
+        (("--gpus", "2", "--values", "method=nixl-pish"), "did you mean nixl-push"),
+        (("--gpus", "2", "--values", "policy=foo"), "--values policy: foo"),
         (("--gpus", "2", "--resume"), "--resume needs --out DIR"),
     ],
 )

@@ -54,6 +54,25 @@ def test_without_a_search_of_sizes_a_kind_that_the_scenario_lacks_has_the_sizes_
     assert {design.text for design in found} == {"4x TP2", "8x TP1"}
 
 
+def test_the_own_cluster_is_left_out_if_its_sizes_are_not_searched_or_gpus_are_left_over() -> None:
+    assert pair(4, 1, 4, 1) not in finder(tp=(2,)).designs(8)
+    assert pair(4, 1, 4, 1) not in finder().designs(9)
+
+
+def test_constant_step_times_hold_for_the_scenarios_own_engines_alone() -> None:
+    constant = {"model": "constant", "prefill_s": 0.1, "decode_step_s": 0.01}
+    found = finder({"pool.prefill.cost": constant, "pool.decode.cost": constant})
+    assert {pool.engine.tp for design in found.designs(8) for pool in design.pools} == {1}
+    assert {design.kind for design in found.designs(8)} == {"disaggregated"}
+    assert "constant step times" in found.refused[f"TP2 on {GPU} as prefill"]
+
+
+def test_without_a_search_of_numbers_the_reason_why_there_is_no_cluster_is_known() -> None:
+    small = finder(xpyd=False, tp=())
+    assert small.designs(4) == []
+    assert small.refused == {"the scenario's own cluster": "has 8 GPUs, which is more than 4, and xpyd is not searched"}
+
+
 def test_types_of_gpus_are_mixed_between_roles() -> None:
     found = {design.text for design in finder(gpus=(GPU, "a100-80g"), tp=(1,)).designs(2)}
     assert f"1P TP1 {GPU} + 1D TP1 a100-80g" in found
