@@ -83,7 +83,7 @@ def level_of(scenario: Scenario, text: str | None) -> ServiceLevel:
 def _level(scenario: Scenario, text: str | None, problems: list[Problem]) -> ServiceLevel | None:
     level = _written_level(scenario, text, problems)
     if level is not None and not level.longest_wait_ms:
-        message = "bounds neither ttft nor e2e, so requests may wait for ever; add one, as in ttft=10s@p99"
+        message = "bounds neither ttft nor e2e, so requests may wait without a limit; add one, as in ttft=10s@p99"
         problems.append(Problem(f"--slo {level.text}", "", message))
     return level
 
