@@ -128,6 +128,7 @@ def sweep(
     points: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
     *,
     jobs: int = 1,
+    executor: str = "process",
     seeds: int = 1,
     cache: str | PathLike[str] | None = None,
     progress: bool = True,
@@ -147,13 +148,15 @@ def sweep(
             {"transfer.method": ["nixl-push", "nixl-pull"], "pool.decode.replicas": range(1, 9)}. Or the points
             themselves: [{"pool.decode.replicas": 2}, {"slo": {}}].
         jobs: how many processes; with 1 all is run in this one.
+        executor: "process", or "ray": as tasks of the Ray cluster that RAY_ADDRESS names or that this machine belongs
+            to, or else of a local one with `jobs` workers.
         seeds: runs of each point, with its seed and those after it.
         cache: a folder that keeps each row, under a hash of the scenario, the files that it names and pdflow's version.
         progress: show a bar.
 
     Raises:
         ScenarioError: the scenario cannot be loaded; what is wrong with a point raises nothing.
-        MissingBackendError: pandas or tqdm is not installed.
+        MissingBackendError: pandas, tqdm or Ray is not installed.
     """
     from importlib import import_module
 
@@ -162,7 +165,9 @@ def sweep(
     if not isinstance(scenario, Scenario):
         scenario = Scenario.load(scenario)
     run = import_module("pdflow_sim.experiments.sweep").sweep
-    frame: pd.DataFrame = run(scenario, points, jobs=jobs, seeds=seeds, cache=cache, progress=progress)
+    frame: pd.DataFrame = run(
+        scenario, points, jobs=jobs, executor=executor, seeds=seeds, cache=cache, progress=progress
+    )
     return frame
 
 
@@ -181,6 +186,7 @@ def plan(
     requests: int | None = None,
     robust: bool = True,
     jobs: int = 1,
+    executor: str = "process",
     budget_s: float | None = None,
     cache: str | PathLike[str] | None = None,
 ) -> Plan:
@@ -202,10 +208,12 @@ def plan(
         requests: of a whole run; default: the scenario's.
         robust: whether to put the finalists under stress.
         jobs: how many processes; with 1 all is run in this one.
+        executor: "process" or "ray", as in `sweep`.
         cache: a folder that keeps the figures of each run.
 
     Raises:
         ScenarioError: the scenario or what is asked is wrong; lists every problem.
+        MissingBackendError: Ray is not installed.
     """
     from importlib import import_module
 
@@ -228,7 +236,7 @@ def plan(
         robust=robust,
     )
     found: Plan = import_module("pdflow_sim.plan.result").planned(
-        scenario, options, jobs=jobs, budget_s=budget_s, cache=cache
+        scenario, options, jobs=jobs, executor=executor, budget_s=budget_s, cache=cache
     )
     return found
 

@@ -139,6 +139,14 @@ EXCEPTIONS: Final = {
         "reads and writes story files", touches_files=True
     ),
     "sim/pdflow_sim/observe/live_table.py": Permit("draws a few times a second", "time"),
+    "sim/pdflow_sim/experiments/ray_cluster.py": Permit(
+        "connects to Ray, an extra, or starts it",
+        "logging os ray signal socket sys threading warnings",
+        touches_files=True,
+    ),
+    "sim/pdflow_sim/experiments/ray_pool.py": Permit(
+        "runs tasks by Ray, an extra, and looks for files on another host", "os platform ray", touches_files=True
+    ),
     "sim/pdflow_sim/experiments/row_cache.py": Permit("keeps rows of sweeps", touches_files=True),
     "sim/pdflow_sim/run.py": Permit(
         "--out, SOURCE_DATE_EPOCH, a wall clock for the speed it prints, Ctrl-C",

@@ -121,7 +121,7 @@ def held_against(grid: Grid, jobs: int) -> dict[str, Any]:
         values={grid.option: grid.values},
         robust=False,
     )
-    planner = Planner(scenario, request, jobs=jobs, look=False)
+    planner = Planner(scenario, request, WorkerPool(jobs), look=False)
     outcome = planner.run()
     assert outcome.best is not None
     with WorkerPool(jobs) as pool:

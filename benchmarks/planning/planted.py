@@ -15,6 +15,7 @@ import attrs
 
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner, PlanRequest
 from pdflow_sim.plan.space import Space
@@ -72,7 +73,7 @@ def planned(case: Case) -> PlanOutcome:
     request = PlanRequest(
         level=ServiceLevel.parse(LEVEL), gpus=case.prefill + case.decode, space=space, options=(), seeds=1, robust=False
     )
-    return Planner(case.scenario, request, jobs=2).run()
+    return Planner(case.scenario, request, WorkerPool(2)).run()
 
 
 def main() -> int:

@@ -59,6 +59,13 @@ from pdflow.errors import before_simulating
     "--requests", type=click.IntRange(100), metavar="N", help="Requests of a whole run. Default: the scenario's."
 )
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Run N simulations at once. Default: one per core.")
+@click.option(
+    "--executor",
+    type=click.Choice(["process", "ray"]),
+    default="process",
+    help="Run simulations in processes of this machine, or as tasks of a Ray cluster: that of RAY_ADDRESS, or else a "
+    "local one of N workers. Default: process.",
+)
 @click.option("--budget", type=click.FloatRange(1), metavar="S", help="End after S seconds with the best so far.")
 @click.option("--robust/--no-robust", default=True, help="Whether to put the finalists under stress. Default: yes.")
 @click.option(
@@ -73,6 +80,7 @@ def plan(
     scenario: str,
     overrides: tuple[str, ...],
     jobs: int | None,
+    executor: str,
     budget: float | None,
     out: str | None,
     resume: bool,
@@ -95,6 +103,7 @@ def plan(
             request.PlanOptions(**options),
             overrides=overrides,
             jobs=jobs or os.cpu_count() or 1,
+            executor=executor,
             budget_s=budget,
             out=out,
             resume=resume,

@@ -26,6 +26,13 @@ from pdflow.errors import before_simulating
 @click.option("--seeds", type=click.IntRange(1), default=1, metavar="N", help="Run each point with N seeds.")
 @click.option("--jobs", type=click.IntRange(1), default=1, metavar="N", help="Run N points at once, in processes.")
 @click.option(
+    "--executor",
+    type=click.Choice(["process", "ray"]),
+    default="process",
+    help="Run simulations in processes of this machine, or as tasks of a Ray cluster: that of RAY_ADDRESS, or else a "
+    "local one of N workers. Default: process.",
+)
+@click.option(
     "--cache",
     type=click.Path(file_okay=False),
     metavar="DIR",
@@ -41,6 +48,7 @@ def sweep(
     to_csv: str | None,
     seeds: int,
     jobs: int,
+    executor: str,
     cache: str | None,
     quiet: bool,
 ) -> None:
@@ -51,5 +59,7 @@ def sweep(
     with sigterm_as_ctrl_c():
         with before_simulating():
             command = importlib.import_module("pdflow_sim.experiments.sweep_command")
-        code = command.sweep(scenario, sets, seeds=seeds, jobs=jobs, cache=cache, to_csv=to_csv, quiet=quiet)
+        code = command.sweep(
+            scenario, sets, seeds=seeds, jobs=jobs, executor=executor, cache=cache, to_csv=to_csv, quiet=quiet
+        )
     ctx.exit(code)

@@ -80,24 +80,70 @@ class SweepRow:
     error: str | None = None
 
 
+@attrs.frozen
+class PreparedTask:
+    """A task that is to be run: its scenario has the edits of its point, and no row of it is in the cache."""
+
+    task: SweepTask
+    scenario: Scenario
+    seed: int
+    key: str | None
+    """The key of its row, if the task has a cache."""
+
+    @property
+    def resolved(self) -> ResolvedScenario:
+        """The scenario to simulate."""
+        return attrs.evolve(self.scenario.resolved, seed=self.seed)
+
+
 def row_of(task: SweepTask) -> SweepRow:
     """Run a task, or find its row in the cache. No error of one point is raised, so that no other row is lost.
 
     Raises KeyboardInterrupt if the run was interrupted.
     """
+    prepared = prepare(task)
+    if isinstance(prepared, SweepRow):
+        return prepared
+    return keep_row(prepared, run_task(task, prepared.resolved))
+
+
+def prepare(task: SweepTask) -> PreparedTask | SweepRow:
+    """Return the task with its scenario; or its row, if the cache has it or the scenario is wrong."""
     seed = None
     try:
         scenario = task.scenario.with_(task.point)
         seed = scenario.seed + task.nth
-        measured = "" if task.measure is figures_of else repr(task.measure)
-        key = None if task.cache is None else key_of(scenario, seed, measured)
-        figures = None if task.cache is None or key is None else find(task.cache, key)
-        if figures is None:
-            figures = task.run(attrs.evolve(scenario.resolved, seed=seed))
-            if task.cache is not None and key is not None:
-                keep(task.cache, key, figures)
-        return SweepRow(seed, figures)
-    except PdflowError as error:
+        if task.cache is None:
+            return PreparedTask(task, scenario, seed, None)
+        key = key_of(scenario, seed, "" if task.measure is figures_of else repr(task.measure))
+        figures = find(task.cache, key)
+        return PreparedTask(task, scenario, seed, key) if figures is None else SweepRow(seed, figures)
+    except Exception as error:
+        return _failed(seed, error)
+
+
+def run_task(task: SweepTask, scenario: ResolvedScenario) -> SweepRow:
+    """Run a task's scenario, without a look at the cache. Raises KeyboardInterrupt if the run was interrupted."""
+    try:
+        return SweepRow(scenario.seed, task.run(scenario))
+    except Exception as error:
+        return _failed(scenario.seed, error)
+
+
+def keep_row(prepared: PreparedTask, row: SweepRow) -> SweepRow:
+    """Write the row of a task into its cache, if it has one, and return it; an error is not kept."""
+    cache, key = prepared.task.cache, prepared.key
+    if cache is None or key is None or row.error is not None:
+        return row
+    try:
+        keep(cache, key, row.figures)
+    except Exception as error:
+        return _failed(row.seed, error)
+    return row
+
+
+def _failed(seed: int | None, error: Exception) -> SweepRow:
+    """Return the row of a run that failed. Errors of ours, and of the machine, are to be seen in the table too."""
+    if isinstance(error, PdflowError):
         return SweepRow(seed, error="; ".join(str(error).splitlines()))
-    except Exception as fault:  # ours, or the machine's: to be seen in the table, with all other rows beside it
-        return SweepRow(seed, error=f"{type(fault).__name__}: {fault}")
+    return SweepRow(seed, error=f"{type(error).__name__}: {error}")

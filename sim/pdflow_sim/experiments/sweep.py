@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pdflow.results.extra import notebook_extra
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.executors import TaskExecutor, executor_of
 from pdflow_sim.experiments.points import points_of
 from pdflow_sim.experiments.rows import SweepRow, SweepTask
-from pdflow_sim.experiments.workers import rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ def sweep(
     points: Mapping[str, Iterable[Any]] | Iterable[Mapping[str, Any]],
     *,
     jobs: int,
+    executor: str,
     seeds: int,
     cache: str | os.PathLike[str] | None,
     progress: bool,
@@ -38,8 +39,9 @@ def sweep(
         from tqdm.auto import tqdm  # warns where a notebook has no widgets, and then shows text
 
     tasks = tasks_of(scenario, points, seeds, cache)
+    chosen = executor_of(executor, min(jobs, len(tasks)))
     with tqdm(total=len(tasks), unit="run", disable=not progress) as bar:
-        rows, interrupted = run_tasks(tasks, jobs, bar.update)
+        rows, interrupted = run_tasks(tasks, chosen, bar.update)
     table, columns = table_of(tasks, rows)
     frame = pandas.DataFrame(table, columns=columns)
     frame.attrs["interrupted"] = interrupted
@@ -57,14 +59,16 @@ def tasks_of(
     return [SweepTask(scenario, point, nth, folder) for point in points_of(points) for nth in range(seeds)]
 
 
-def run_tasks(tasks: Sequence[SweepTask], jobs: int, on_row: Callable[[], object]) -> tuple[list[SweepRow], bool]:
+def run_tasks(
+    tasks: Sequence[SweepTask], executor: TaskExecutor, on_row: Callable[[], object]
+) -> tuple[list[SweepRow], bool]:
     """Return the rows of all tasks, in their order, and whether Ctrl-C came before the last one; calls `on_row` after
     each. Rows that were not run say so.
     """
     rows = [SweepRow(error=NOT_RUN)] * len(tasks)
     left = len(tasks)
     try:
-        with closing(rows_of(tasks, jobs)) as found:
+        with executor, closing(executor.rows(tasks)) as found:
             for position, row in found:
                 rows[position] = row
                 left -= 1

@@ -25,6 +25,7 @@ from pdflow.scenario.reading.convert import MisfitError, shown
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.overrides import parse_override, values_of
 from pdflow_sim.experiments.counting import counting
+from pdflow_sim.experiments.executors import executor_of
 from pdflow_sim.experiments.sweep import NOT_RUN, run_tasks, table_of, tasks_of
 from pdflow_sim.run import print_report, stderr_console
 
@@ -46,22 +47,31 @@ FIGURES: Final = {
 
 
 def sweep(
-    path: str, sets: Sequence[str], *, seeds: int, jobs: int, cache: str | None, to_csv: str | None, quiet: bool
+    path: str,
+    sets: Sequence[str],
+    *,
+    seeds: int,
+    jobs: int,
+    executor: str = "process",
+    cache: str | None,
+    to_csv: str | None,
+    quiet: bool,
 ) -> int:
     """Run the command: all combinations of the values of `sets`, with progress; then the table. Returns the exit code:
     2 if a point could not be run, 130 if the sweep was interrupted.
 
-    Raises ScenarioError if the scenario itself is wrong, OutputError.
+    Raises ScenarioError if the scenario itself is wrong, MissingBackendError, OutputError.
     """
     with before_simulating():
         fixed, grid = read_sets(sets)
         scenario = Scenario.load(path, fixed)
         tasks = tasks_of(scenario, grid, seeds, cache)
+        chosen = executor_of(executor, min(jobs, len(tasks)))
     console = stderr_console()
     left = (TextColumn("left"), TimeRemainingColumn())
     with counting(console, "runs", *left, watched=not quiet) as progress:
         bar = progress.add_task(scenario.name, total=len(tasks))
-        rows, interrupted = run_tasks(tasks, jobs, lambda: progress.advance(bar))
+        rows, interrupted = run_tasks(tasks, chosen, lambda: progress.advance(bar))
     table, columns = table_of(tasks, rows)
     if to_csv is not None:
         write_csv(Path(to_csv), table, columns)

@@ -21,12 +21,6 @@ from typing import Self
 from pdflow_sim.experiments.rows import SweepRow, SweepTask, row_of
 
 
-def rows_of(tasks: Sequence[SweepTask], jobs: int) -> Generator[tuple[int, SweepRow], None, None]:
-    """Yield each task's position and row, in the order in which they end: `WorkerPool.rows` of a pool of its own."""
-    with WorkerPool(min(jobs, len(tasks))) as pool:
-        yield from pool.rows(tasks)
-
-
 class WorkerPool:
     """Processes that run tasks until the pool is closed. With one job, tasks run in this process."""
 

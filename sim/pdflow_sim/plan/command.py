@@ -21,6 +21,7 @@ from pdflow.results import formatting
 from pdflow.results.files.write import make_folder
 from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.overrides import parse_override
+from pdflow_sim.experiments.executors import executor_of
 from pdflow_sim.plan.files import PLAN_NAME, write_plan
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import INTERRUPTED, Planner
@@ -38,6 +39,7 @@ def plan(
     *,
     overrides: Sequence[str] = (),
     jobs: int = 1,
+    executor: str = "process",
     budget_s: float | None = None,
     out: str | None = None,
     resume: bool = False,
@@ -46,13 +48,14 @@ def plan(
     """Run the command, and return its exit code: 1 if no design meets the service level, 3 if the time was over first,
     130 if it was interrupted.
 
-    Raises ScenarioError for bad input, OutputError.
+    Raises ScenarioError for bad input, MissingBackendError, OutputError.
     """
     folder = None if out is None else Path(out)
     with before_simulating():
         edits = {".".join(map(str, parsed.key)): parsed.value for parsed in map(parse_override, overrides)}
         scenario = Scenario.load(path, edits)
         request = request_of(scenario, options)
+        chosen = executor_of(executor, jobs)
         if folder is not None:
             _check_folder(folder, resume)
             make_folder(folder)
@@ -74,7 +77,7 @@ def plan(
         planner = Planner(
             scenario,
             request,
-            jobs=jobs,
+            executor=chosen,
             cache=None if folder is None else folder / ROWS_FOLDER,
             budget_s=budget_s,
             on_stage=on_stage,

@@ -13,6 +13,7 @@ import attrs
 
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.executors import TaskExecutor
 from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.comparison import RESOLUTION, DesignComparison, compare, step_error_of
 from pdflow_sim.plan.designs import Design, DesignEditor
@@ -66,7 +67,7 @@ class Planner:
 
     scenario: Scenario
     request: PlanRequest
-    jobs: int = 1
+    executor: TaskExecutor = attrs.field(factory=lambda: WorkerPool(1))
     cache: Path | None = None
     budget_s: float | None = None
     look: bool = True
@@ -86,11 +87,11 @@ class Planner:
         traffic = Traffic.of(self.scenario, request.requests)
         deadline = math.inf if self.budget_s is None else time.monotonic() + self.budget_s
         with ExitStack() as stack:
-            pool = stack.enter_context(WorkerPool(self.jobs))
+            executor = stack.enter_context(self.executor)
             self.prober = Prober(
                 traffic,
                 request.level,
-                pool,
+                executor,
                 cache=self.cache,
                 deadline=deadline,
                 on_run=lambda: self.on_run(self),

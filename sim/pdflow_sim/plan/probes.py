@@ -19,8 +19,8 @@ from pdflow.errors import PdflowError
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.results.result import Result
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.executors import TaskExecutor
 from pdflow_sim.experiments.rows import SweepRow, SweepTask, figures_of
-from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.designs import Design, DesignEditor
 from pdflow_sim.plan.traffic import Traffic
 
@@ -109,13 +109,13 @@ class OutOfTimeError(Exception):
 
 
 class Prober:
-    """Runs probes in processes, each once. `deadline` is an instant of `time.monotonic`."""
+    """Runs probes, each once. `deadline` is an instant of `time.monotonic`."""
 
     def __init__(
         self,
         traffic: Traffic,
         level: ServiceLevel,
-        pool: WorkerPool,
+        executor: TaskExecutor,
         *,
         cache: Path | None = None,
         deadline: float = math.inf,
@@ -127,7 +127,7 @@ class Prober:
         self._warmup_s = traffic.scenario.resolved.workload.warmup_s
         self._base = traffic.scenario.with_({"slo": level.table})
         self._measure = PlanFigures(level)
-        self._pool = pool
+        self._executor = executor
         self._cache = cache
         self._deadline = deadline
         self._on_run = on_run
@@ -171,7 +171,7 @@ class Prober:
         done: dict[int, ProbeResult] = {}
         self._check_time()
         try:
-            with closing(self._pool.rows(tasks)) as rows:
+            with closing(self._executor.rows(tasks)) as rows:
                 for position, row in rows:
                     done[position] = _outcome(row)
                     self.runs += 1

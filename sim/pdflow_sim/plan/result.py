@@ -11,6 +11,7 @@ from rich.console import Console
 
 from pdflow.results.extra import notebook_extra
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_sim.experiments.executors import executor_of
 from pdflow_sim.plan.files import candidates, pareto, write_plan
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner
@@ -97,13 +98,14 @@ def planned(
     options: PlanOptions,
     *,
     jobs: int,
+    executor: str,
     budget_s: float | None,
     cache: str | PathLike[str] | None,
 ) -> Plan:
-    """Return the plan of these options. Raises ScenarioError."""
+    """Return the plan of these options. Raises ScenarioError, MissingBackendError."""
     request = request_of(scenario, options)
     folder = None if cache is None else Path(cache)
-    return Plan(Planner(scenario, request, jobs=jobs, cache=folder, budget_s=budget_s).run())
+    return Plan(Planner(scenario, request, executor_of(executor, jobs), cache=folder, budget_s=budget_s).run())
 
 
 def _frame(rows: list[dict[str, object]]) -> pd.DataFrame:
