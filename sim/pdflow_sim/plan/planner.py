@@ -124,6 +124,7 @@ class Planner:
             gpus=gpus,
             seeds=self.request.seeds,
             options={name: self.request.values.get(name, OPTIONS[name].values) for name in self.request.options},
+            wanted=self.request.rate or 0.0,
             on_stage=self.on_stage,
         )
 
@@ -145,6 +146,7 @@ class Planner:
         self.search.search_shapes()
         rate = self.search.best_rate
         if rate == 0:
+            self.search.finished = True
             return
         too_few, enough = 0, MOST_GPUS + 1
         gpus = min(math.ceil(few * wanted / rate), MOST_GPUS)

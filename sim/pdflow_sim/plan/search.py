@@ -115,6 +115,8 @@ class DesignSearch:
     seeds: int
     options: Mapping[str, Sequence[Any]]
     """The values to search of each option."""
+    wanted: float = 0.0
+    """A rate that the best design must serve, if any does."""
     on_stage: Callable[[str], object] = lambda stage: None
     shapes: list[RateSearch] = attrs.field(factory=list)
     tried: list[RateSearch] = attrs.field(factory=list)
@@ -307,8 +309,8 @@ class DesignSearch:
         return self.worth(search.design, search.rate) >= _NEAR * self.worth(best.design, best.rate)
 
     def measured(self) -> list[MeasuredDesign]:
-        """Return what is known of each design: those of the finals first, with all seeds before those with one, the
-        best first of each."""
+        """Return what is known of each design: those of the finals first, with all seeds before those with one, of each
+        those that serve the wanted rate, the best first."""
         groups: dict[Design, list[RateSearch]] = {}
         for search in (*self.shapes, *self.tried, *self.finals):
             if search.met is None and (search.missed is None or search.above):
@@ -321,10 +323,10 @@ class DesignSearch:
         rows = [self._measured(design, searches) for design, searches in groups.items()]
         final = {search.design for search in self.finals}
 
-        def key(row: MeasuredDesign) -> tuple[bool, bool, float, float]:
+        def key(row: MeasuredDesign) -> tuple[bool, bool, bool, float, float]:
             # One seed may be a lucky one.
             few = len(row.rates) < self.seeds
-            return row.design not in final, few, -self.worth(row.design, row.rate), row.scale
+            return row.design not in final, few, row.rate < self.wanted, -self.worth(row.design, row.rate), row.scale
 
         return sorted(rows, key=key)
 
