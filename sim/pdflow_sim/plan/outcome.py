@@ -89,21 +89,21 @@ class PlanOutcome:
         return next((row for row in self.rows if row.design.kind == kind), None)
 
     def table(self, most: int) -> list[Duplicates]:
-        """Return the best rows, those of the same engines that no seed tells apart merged into one."""
+        """Return the best rows, those of the same engines that no seed tells apart merged into one. Of engines that
+        were measured on whole runs, other options on shorter runs are left out."""
         found: list[Duplicates] = []
         for row in self.rows:
-            twin = next((n for n, each in enumerate(found) if self._alike(each.row, row)), None)
+            same = [n for n, each in enumerate(found) if each.row.design.pools == row.design.pools]
+            if any(found[n].row.requests > row.requests for n in same):
+                continue
+            twin = next((n for n in same if self._tied(found[n].row, row)), None)
             if twin is not None:
                 found[twin] = attrs.evolve(found[twin], also=(*found[twin].also, row))
             elif len(found) < most:
                 found.append(Duplicates(row, ()))
         return found
 
-    def _alike(self, better: MeasuredDesign, row: MeasuredDesign) -> bool:
-        if better.design.pools != row.design.pools:
-            return False
-        if better.requests != row.requests:
-            return True  # Short runs of the same engines, of which whole runs are known.
+    def _tied(self, better: MeasuredDesign, row: MeasuredDesign) -> bool:
         compared = compare(better, row, self.goal)
         return compared is None or compared.tied_by_seeds
 
