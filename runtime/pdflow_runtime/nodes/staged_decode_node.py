@@ -78,12 +78,16 @@ class LiveStagedDecodeNode(LiveDecodeNode):
             soon = trio.lowlevel.current_trio_token().run_sync_soon
             self.engine.load_in_step(seq, layers, copy, lambda: soon(self.put, self.role, copied))
             return
-        for layer in range(layers):
-            copy(layer)
+        for rank in self.ranks.values():
+            self._copy_rank(rank, effect.staged, blocks, Piece(0, effect.start, len(leg.prompt)), rank.layers)
         self.put(self.role, copied)
 
     def copy_layer(self, staged: Allocation, blocks: Sequence[int], start: int, stop: int, layer: int) -> None:
         """Copy a layer of a prompt of `stop` tokens, from `start` on, at all ranks that keep it. In any thread."""
         for rank in self.ranks.values():
             if layer in rank.layers:
-                rank.copy_in(staged, blocks, stop, Piece(layer - rank.layers.start, start, stop))
+                self._copy_rank(rank, staged, blocks, Piece(0, start, stop), range(layer, layer + 1))
+
+    def _copy_rank(self, rank: Any, staged: Allocation, blocks: Sequence[int], tokens: Piece, layers: range) -> None:
+        for layer in layers:
+            rank.copy_in(staged, blocks, tokens.stop, Piece(layer - rank.layers.start, tokens.start, tokens.stop))
