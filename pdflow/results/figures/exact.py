@@ -8,6 +8,7 @@ nothing of requests or time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import TypeAlias
 
 import attrs
@@ -61,6 +62,12 @@ def moments(values: Ints, weights: Ints | None = None) -> Moments:
             for column, product in enumerate(products):
                 squares += int(product) << (_LIMB_BITS * (row + column))
     return Moments(count, total, squares)
+
+
+def nearest_rank(percent: float, samples: int) -> int:
+    """Return the index of the smallest sample that this share of them, in %, does not exceed. `percent` is taken as it
+    is written: 99.9 is not its nearest binary fraction."""
+    return max(-int(-Fraction(str(percent)) * samples // 100), 1) - 1
 
 
 def at_ranks(

@@ -12,12 +12,12 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pdflow.results.figures.exact import nearest_rank
 from pdflow.results.figures.slo import SloTargets, whole
 from pdflow.results.figures.spread import NS_PER_MS
 from pdflow.results.records import NEVER, Records
@@ -90,7 +90,7 @@ def judge_itls(
         if len(waits):
             greatest = itl = int(waits.max())
             if bound is not None:
-                rank = bound.rank(len(waits))
+                rank = nearest_rank(bound.percentile, len(waits))
                 itl = int(np.partition(waits, rank)[rank])
                 stalled = int(waits[waits > bound.itl_ns].sum())
         records.itl_ns.append(itl)
@@ -102,17 +102,13 @@ class _Bound(NamedTuple):
     """An SLO's bound on ITL, exactly as it is written."""
 
     itl_ns: int
-    percentile: Fraction
+    percentile: float
 
     @staticmethod
     def of(targets: SloTargets | None) -> _Bound | None:
         if targets is None or targets.itl_ms is None:
             return None
-        return _Bound(whole(targets.itl_ms, NS_PER_MS), Fraction(str(targets.itl_percentile)))
-
-    def rank(self, samples: int) -> int:
-        """Return the index of the smallest sample that this share of them, in %, does not exceed."""
-        return max(-int(-self.percentile * samples // 100), 1) - 1
+        return _Bound(whole(targets.itl_ms, NS_PER_MS), targets.itl_percentile)
 
 
 class StepEnds:

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results.figures.exact import Chunk, at_ranks
+from pdflow.results.figures.exact import nearest_rank
 from pdflow.results.figures.metrics import completed
 from pdflow.results.figures.slo import Served
+from pdflow.results.figures.spread import NS_PER_MS, PS_PER_MS, step_percentile_ps
 from pdflow.results.finished import FinishedRun
-from pdflow.results.steps import Steps
+from pdflow.results.totals import PS_PER_NS
 
 LatencyName: TypeAlias = Literal["ttft", "tpot", "itl", "e2e"]
 LATENCY_NAMES: Final[tuple[LatencyName, ...]] = get_args(LatencyName)
@@ -36,8 +36,6 @@ ATTAINMENT: Final = "attainment"
 DEFAULT_ATTAINMENT: Final = 95.0
 """The share of requests, in %, that must meet bounds which name no percentile."""
 _ITL_PERCENTILE: Final = 99.0
-_NS_PER_MS: Final = 10**6
-_PS_PER_MS: Final = 10**9
 _UNITS_MS: Final = {"ms": 1.0, "s": 1000.0, "us": 0.001}
 _BOUND: Final = re.compile(
     r"(?P<value>[0-9.eE+-]+?)\s*(?P<unit>ms|us|s)\s*(?:@\s*(?:p(?P<percent>[0-9.]+)|(?P<mean>mean|avg)))?"
@@ -190,8 +188,11 @@ def _scale(bound: LatencyBound, percent: float, run: FinishedRun, served: Served
     ended = len(served.arrival) + lost
     if ended and len(served.arrival) < percent / 100 * ended:
         return math.inf
-    found = _itl_ps(list(run.steps.values()), run.header.warmup_ns, percent)
-    return 0.0 if found is None else found / _PS_PER_MS / bound.bound_ms
+    warmup_ps = run.header.warmup_ns * PS_PER_NS
+    found = step_percentile_ps(
+        [log.ending_from(warmup_ps) if warmup_ps else log for log in run.steps.values()], percent
+    )
+    return 0.0 if found is None else found / PS_PER_MS / bound.bound_ms
 
 
 def _of_requests(latency: LatencyName, served: Served) -> npt.NDArray[np.float64]:
@@ -204,35 +205,13 @@ def _of_requests(latency: LatencyName, served: Served) -> npt.NDArray[np.float64
         assert served.itl is not None, "inter-token latencies were not measured, though a service level bounds them"
         values = served.itl
     else:
-        return (served.last - served.first) / np.maximum(served.output - 1, 1) / _NS_PER_MS
-    return values / _NS_PER_MS
-
-
-def _rank(percent: float, samples: int) -> int:
-    """Return the index of the smallest sample that this share of them, in %, does not exceed (the nearest rank)."""
-    return max(-int(-Fraction(str(percent)) * samples // 100), 1) - 1
+        return (served.last - served.first) / np.maximum(served.output - 1, 1) / NS_PER_MS
+    return values / NS_PER_MS
 
 
 def _ranked(values: npt.NDArray[np.float64], percent: float, lost: int) -> float:
     """Return the percentile over the values and as many infinite ones as requests were lost; infinite of nothing."""
     if not len(values) + lost:
         return math.inf
-    rank = _rank(percent, len(values) + lost)
+    rank = nearest_rank(percent, len(values) + lost)
     return math.inf if rank >= len(values) else float(np.partition(values, rank)[rank])
-
-
-def _itl_ps(logs: list[Steps], warmup_ns: int, percent: float) -> int | None:
-    """Return a percentile of the inter-token latencies of all tokens but first ones; None if there are none."""
-    if warmup_ns:
-        logs = [log.ending_from(warmup_ns * 1000) for log in logs]
-
-    def chunks() -> Iterator[Chunk]:
-        for log in logs:
-            yield from log.chunks()
-
-    bounds = [found for log in logs if (found := log.bounds_ps()) is not None]
-    if not bounds:
-        return None
-    mass = sum(log.totals()[1] for log in logs)
-    rank = _rank(percent, mass)
-    return at_ranks(chunks, (min(low for low, _ in bounds), max(high for _, high in bounds)), mass, [rank])[rank]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from pdflow.results.figures.exact import Chunk, Ints, Moments, at_ranks, moments
+from pdflow.results.figures.exact import Chunk, Ints, Moments, at_ranks, moments, nearest_rank
 from pdflow.results.steps import Steps
 
 NS_PER_MS = 1_000_000
@@ -74,17 +75,34 @@ def percentiles(values: Ints | npt.NDArray[np.float64], percents: Sequence[Perce
 def of_steps(logs: Sequence[Steps]) -> Spread:
     """Return the spread of inter-token latency over every output token but the first of each request."""
 
-    def chunks() -> Iterator[Chunk]:
-        for log in logs:
-            yield from log.chunks()
-
-    bounds = [found for log in logs if (found := log.bounds_ps()) is not None]
-    if not bounds:
+    bounds = _bounds_ps(logs)
+    if bounds is None:
         return Spread()
-    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+    chunks = partial(_chunks, logs)
     whole = sum((moments(values, weights) for values, weights in chunks()), Moments())
-    at = at_ranks(chunks, (low, high), whole.count, _ranks_for(whole.count))
-    return _exact(whole, at, high, PS_PER_MS)
+    at = at_ranks(chunks, bounds, whole.count, _ranks_for(whole.count))
+    return _exact(whole, at, bounds[1], PS_PER_MS)
+
+
+def step_percentile_ps(logs: Sequence[Steps], percent: float) -> int | None:
+    """Return a percentile of inter-token latency, over the same tokens, by the nearest rank; None if there are none."""
+    bounds = _bounds_ps(logs)
+    if bounds is None:
+        return None
+    mass = sum(log.totals()[1] for log in logs)
+    rank = nearest_rank(percent, mass)
+    return at_ranks(partial(_chunks, logs), bounds, mass, [rank])[rank]
+
+
+def _chunks(logs: Sequence[Steps]) -> Iterator[Chunk]:
+    for log in logs:
+        yield from log.chunks()
+
+
+def _bounds_ps(logs: Sequence[Steps]) -> tuple[int, int] | None:
+    """Return the shortest and the longest step of all logs that some token waited for."""
+    bounds = [found for log in logs if (found := log.bounds_ps()) is not None]
+    return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
 
 
 def _between(samples: Sequence[float], percents: Sequence[Percent]) -> list[float]:
