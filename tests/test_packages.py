@@ -154,7 +154,6 @@ EXCEPTIONS: Final = {
         touches_files=True,
     ),
     "sim/pdflow_sim/plan/command.py": Permit("looks whether a folder has a plan", touches_files=True),
-    "sim/pdflow_sim/plan/files.py": Permit("writes CSV, through `replacing`", "csv io"),
     "sim/pdflow_sim/plan/planner.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/plan/probes.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/plan/result.py": Permit("hands out tables, by an extra", "os pandas"),

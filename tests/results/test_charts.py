@@ -1,4 +1,4 @@
-"""Charts as SVG: what is drawn stands in the frame, labels do not overlap, and colours can be told apart and read."""
+"""Charts as SVG: what is drawn stands in the frame, labels do not overlap, and colours differ enough to be read."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import attrs
@@ -26,38 +25,10 @@ from pdflow.results.result import Result
 from pdflow.results.totals import EngineTotals, LinkTotals, Totals
 from pdflow.scenario.reading.load import load
 from pdflow_sim.run import RunOptions, conclude, prepare, run
+from tests.support.html_reader import PageReader
 
 FULL = LinkTotals(name="full", bytes=1, capacity_bytes_per_s=5 * 10**10)
 HOSTILE = "</pre></style><script>alert(1)</script>\"'<img src=x onerror=alert(1)>&amp;"
-VOID = {"meta"}
-
-
-class Reader(HTMLParser):
-    """What a browser would see: elements, closed as they were opened, and the text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append((name, dict(attributes)))
-        if name not in VOID:
-            self.open.append(name)
-
-    def handle_endtag(self, name: str) -> None:
-        assert self.open.pop() == name
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.texts).split())
 
 
 def nothing(name: str = "nothing") -> Result:
@@ -66,7 +37,7 @@ def nothing(name: str = "nothing") -> Result:
 
 
 def test_it_leads_with_the_verdict(result: Result) -> None:
-    text = Reader(page(result)).text
+    text = PageReader(page(result)).text
     assert "The SLO was met by 25.0 % of requests: a goodput of 0.500 requests/s." in text
     assert "The longest stage before the first token was prefill: 20.00 of a mean 40.00 ms, 50.0 %." in text
     assert "Of 5 requests: 2 completed, 1 failed, 1 cancelled, 1 unfinished." in text
@@ -75,7 +46,7 @@ def test_it_leads_with_the_verdict(result: Result) -> None:
 def test_the_page_has_all_figures_of_the_printed_report(result: Result) -> None:
     """Every figure of the report's tables stands on the page too, in its words."""
     printed = str(result.table())
-    text = Reader(page(result)).text
+    text = PageReader(page(result)).text
     figures = re.findall(r"\d[\d,]*\.\d+", printed)
     assert len(figures) > 30
     assert not [figure for figure in figures if figure not in text]
@@ -88,7 +59,7 @@ def test_the_page_says_how_full_each_engine_was(result: Result) -> None:
     markup = page(run)
     (row,) = re.findall(r"<tr><td[^>]*>decode-0</td>.*?</tr>", markup)
     assert re.findall(r">([^<>]+)</td>", row) == ["decode-0", "75.0 %", "0.8", "64", "1", "20", "1,000"]
-    assert "in steps for as long as it has one sequence" in Reader(markup).text
+    assert "in steps for as long as it has one sequence" in PageReader(markup).text
 
 
 def test_pools_with_equal_step_times_share_a_row(result: Result) -> None:
@@ -98,14 +69,14 @@ def test_pools_with_equal_step_times_share_a_row(result: Result) -> None:
 
 
 def test_a_stage_that_no_request_was_in_has_no_picture(result: Result) -> None:
-    text = Reader(page(result)).text
+    text = PageReader(page(result)).text
     assert re.search(r"Always zero: [^.]*\bdecoding\b", text)
     assert "decoding:" not in text
     assert "in prefill:" in text
 
 
 def test_a_run_of_nothing_has_a_page() -> None:
-    text = Reader(page(nothing())).text
+    text = PageReader(page(nothing())).text
     assert "Interrupted" in text
     assert "No request received a first token" in text
 
@@ -122,8 +93,8 @@ def test_no_text_of_a_scenario_becomes_markup(result: Result) -> None:
     for engine in result.totals.engines:
         engine.name = HOSTILE
     result.totals.links[0].name = HOSTILE
-    tame = Reader(page(result, "[scenario]"))
-    read = Reader(page(attrs.evolve(result, header=header), HOSTILE))
+    tame = PageReader(page(result, "[scenario]"))
+    read = PageReader(page(attrs.evolve(result, header=header), HOSTILE))
     assert read.text.count(HOSTILE) >= 9
     assert {name for name, _ in read.elements} == {name for name, _ in tame.elements}
     assert not [name for name, _ in read.elements if name in ("script", "img")]
@@ -139,7 +110,7 @@ def test_what_cannot_stand_in_a_page_is_replaced(name: str) -> None:
 
 def test_it_asks_for_nothing_else(result: Result) -> None:
     text = page(result, "x = 'http://example.com'")
-    for name, attributes in Reader(text).elements:
+    for name, attributes in PageReader(text).elements:
         assert name not in ("script", "link", "img", "iframe", "object", "base", "form", "a", "use")
         assert not attributes.keys() & {"src", "href", "srcset", "action", "onload", "background"}
     assert "url(" not in text
@@ -232,7 +203,7 @@ def test_links_and_blocks_over_time_are_those_of_the_tables(tmp_path: Path) -> N
     peaks = {e.role: e.peak_kv_blocks / e.kv_blocks for e in result.totals.engines}
     for role in ("prefill", "decode"):
         assert 0 < means[f"{role} KV blocks in use"] < peaks[role]
-    text = Reader(page(result, "", recording)).text
+    text = PageReader(page(result, "", recording)).text
     assert f"link {links[0].name}: {formatting.percent(means[f'link {links[0].name}'])}" in text
 
 
@@ -247,7 +218,7 @@ def test_a_link_that_is_full_all_the_time_is_so_on_the_page() -> None:
 def test_a_hundred_thousand_requests_make_no_large_page() -> None:
     text = page(steady(100_000))
     assert len(text) < 100_000
-    curves = [a["points"] or "" for name, a in Reader(text).elements if name in ("polyline", "polygon")]
+    curves = [a["points"] or "" for name, a in PageReader(text).elements if name in ("polyline", "polygon")]
     assert len(curves) >= 10
     assert max(len(points.split()) for points in curves) <= 200
 
@@ -256,9 +227,9 @@ def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
     whole = steady(1_000)
     header = attrs.evolve(whole.header, warmup_ns=400 * 10**6)
     text = page(Result.of(header, whole.records, {}, whole.totals))
-    courses = sum("since the start" in line for line in Reader(text).texts)
+    courses = sum("since the start" in line for line in PageReader(text).texts)
     assert courses == 8
-    assert sum(attributes.get("class") == "bound" for _, attributes in Reader(text).elements) == courses
+    assert sum(attributes.get("class") == "bound" for _, attributes in PageReader(text).elements) == courses
     early = whole.records.first_token_ns
     early[:400] = [instant + 10**9 for instant in early[:400]]
     last = whole.records.last_token_ns
@@ -268,19 +239,19 @@ def test_a_warm_up_is_in_no_distribution_and_is_shown_over_time() -> None:
 
 
 def test_one_request_makes_a_page() -> None:
-    text = Reader(page(steady(1))).text
+    text = PageReader(page(steady(1))).text
     assert "1 request in 0.07 s" in text
     assert "TTFT: share of completed requests" in text
     assert "decoding: 0.857 on average, 1 at most" in text
 
 
 def test_the_slo_is_a_line_and_that_of_each_class_too(result: Result) -> None:
-    assert "SLO 40 ms" in Reader(page(result)).text
+    assert "SLO 40 ms" in PageReader(page(result)).text
     slos = {"chat": result.header.slo}
     by_class = attrs.evolve(result, header=attrs.evolve(result.header, class_slos=slos))
-    assert "SLO 40 ms" in Reader(page(by_class)).text, "it holds for classes without bounds of their own"
-    assert "SLO of chat 40 ms" in Reader(page(by_class)).text
-    described = [attributes.get("aria-label") or "" for _, attributes in Reader(page(by_class)).elements]
+    assert "SLO 40 ms" in PageReader(page(by_class)).text, "it holds for classes without bounds of their own"
+    assert "SLO of chat 40 ms" in PageReader(page(by_class)).text
+    described = [attributes.get("aria-label") or "" for _, attributes in PageReader(page(by_class)).elements]
     assert "Distribution of TTFT: median 40.00 ms, 99th percentile 44.90 ms, SLO 40 ms, SLO of chat 40 ms" in described
 
 
@@ -331,5 +302,5 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     first, second = ((tmp_path / out / "report.html").read_bytes() for out in ("a", "b"))
     assert first == second
-    assert 'preset = "llama-3.1-8b"' in Reader(first.decode()).text
+    assert 'preset = "llama-3.1-8b"' in PageReader(first.decode()).text
     assert str(tmp_path) not in first.decode().partition("What was run")[0]

@@ -1,4 +1,4 @@
-"""The node of a decode engine whose KV lands in memory beside its blocks (`pdflow/serving/landing.py`).
+"""The node of a decode engine whose KV lands in staging memory (`pdflow/serving/landing.py`).
 
 Copies are made at once, in trio's thread; with `by_layer`, by the step that admits the request, layer by layer
 (`engines/step_load.py`).
@@ -26,7 +26,7 @@ from pdflow_runtime.transports.base import MakeTransport
 
 
 class LiveStagedDecodeNode(LiveDecodeNode):
-    """The node of a decode engine whose KV lands beside its blocks. Args: `staging` is that of each rank; `by_layer`:
+    """The node of a decode engine whose KV lands in staging memory. Args: `staging` is that of each rank; `by_layer`:
     a prompt is copied into blocks layer by layer, in its first step."""
 
     def __init__(

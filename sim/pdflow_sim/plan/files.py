@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, replacing, write_results, write_text
+from pdflow.results.files.write import PAGE_NAME, guarding, remove_file, write_results, write_text
+from pdflow.scenario.schema.scenario import Role
 from pdflow.version import version
+from pdflow_sim.experiments.sweep_command import write_csv
 from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.launch.script import SCRIPT_NAME, vllm_script
+from pdflow_sim.plan.options import Kind
 from pdflow_sim.plan.outcome import PlanOutcome
-from pdflow_sim.plan.probes import UNCHANGED
+from pdflow_sim.plan.report.frontier import run_points
 from pdflow_sim.plan.report.page import plan_page
 from pdflow_sim.plan.report.plots import PLOT_NAMES, svg_files
 from pdflow_sim.plan.search import MeasuredDesign
@@ -27,6 +28,10 @@ PARETO_NAME: Final = "pareto.csv"
 BEST_FOLDER: Final = "best"
 SCENARIO_NAME: Final = "scenario.toml"
 PLOTS_FOLDER: Final = "plots"
+
+_MODES: Final[Mapping[Kind, str]] = {"aggregated": "agg", "disaggregated": "disagg"}
+_PREFIXES: Final[Mapping[Role, str]] = {"prefill": "(p)", "decode": "(d)", "aggregated": ""}
+"""aiconfigurator's names of modes, and its prefixes of a role's columns."""
 
 KEPT_FIGURES: Final = (
     *("requests_per_s", "goodput_rps", "slo_attainment", "output_tokens_per_s", "total_tokens_per_s"),
@@ -41,9 +46,9 @@ def write_plan(folder: Path, outcome: PlanOutcome) -> None:
     verdict = PlanVerdict(outcome)
     write_results(folder / PLAN_NAME, dict(plan_json(outcome, verdict)))
     write_text(folder / VERDICT_NAME, verdict.markdown())
-    _write_csv(folder / CANDIDATES_NAME, list(candidates(outcome)))
+    _write_rows(folder / CANDIDATES_NAME, list(candidates(outcome)))
     write_plots(folder, outcome)
-    _write_csv(folder / PARETO_NAME, list(pareto(outcome)))
+    _write_rows(folder / PARETO_NAME, list(pareto(outcome)))
     if outcome.best is not None:
         scenario = outcome.to_scenario(outcome.best.design)
         path = folder / BEST_FOLDER / SCENARIO_NAME
@@ -78,7 +83,7 @@ def plan_json(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[tuple[str,
                 "design": design.text,
                 "stress": it.stress.name,
                 "met": it.meets,
-                "scale": None if it.outcome is None or math.isinf(it.outcome.scale) else it.outcome.scale,
+                "scale": None if it.outcome is None else _finite(it.outcome.scale),
                 **({} if it.outcome is None else _aftermath(it.outcome.figures)),
             }
             for design, results in outcome.stresses.items()
@@ -97,7 +102,7 @@ def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
         tokens, tpot = row.per_second("output_tokens_per_s"), row.figure("tpot_mean_ms")
         columns: dict[str, Any] = {
             "rank": rank,
-            "mode": "disagg" if row.design.kind == "disaggregated" else "agg",
+            "mode": _MODES[row.design.kind],
             "tokens/s/gpu": None if tokens is None else tokens / row.design.gpus,
             "tokens/s/user": None if not tpot else 1000 / tpot,
             "ttft": row.figure("ttft_mean_ms"),
@@ -105,8 +110,8 @@ def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
             "concurrency": _concurrency(row),
             "total_gpus": row.design.gpus,
         }
-        for role, prefix in (("prefill", "(p)"), ("decode", "(d)"), ("aggregated", "")):
-            pool = row.design.of_role(role)  # type: ignore[arg-type]
+        for role, prefix in _PREFIXES.items():
+            pool = row.design.of_role(role)
             columns |= {
                 f"{prefix}workers": None if pool is None else pool.replicas,
                 f"{prefix}gpus/worker": None if pool is None else pool.engine.gpus,
@@ -127,24 +132,23 @@ def candidates(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
 def pareto(outcome: PlanOutcome) -> Iterator[dict[str, Any]]:
     """Yield a row for each run of the search: tokens per second of a GPU, and of a user, whether it met the SLO or
     not."""
-    for probe, found in outcome.probes.items():
-        tokens, tpot = found.figures.get("output_tokens_per_s"), found.figures.get("tpot_mean_ms")
-        if probe.change == UNCHANGED and probe.design.gpus <= outcome.gpus and tokens and tpot:
-            yield {
-                "mode": "disagg" if probe.design.kind == "disaggregated" else "agg",
-                "design": probe.design.text,
-                "total_gpus": probe.design.gpus,
-                "rate": probe.rate,
-                "seed": outcome.scenario.seed + probe.nth,
-                "run_requests": probe.requests,
-                "tokens/s/gpu": tokens / probe.design.gpus,
-                "tokens/s/user": 1000 / tpot,
-                "ttft_p99_ms": found.figures.get("ttft_p99_ms"),
-                "itl_p99_ms": found.figures.get("itl_p99_ms"),
-                "slo_attainment": found.figures.get("slo_attainment"),
-                "scale": None if math.isinf(found.scale) else found.scale,
-                "meets": found.meets,
-            }
+    for it in run_points(outcome):
+        probe, found, (of_user, of_gpu) = it.probe, it.found, it.at
+        yield {
+            "mode": _MODES[it.kind],
+            "design": probe.design.text,
+            "total_gpus": probe.design.gpus,
+            "rate": probe.rate,
+            "seed": outcome.scenario.seed + probe.nth,
+            "run_requests": probe.requests,
+            "tokens/s/gpu": of_gpu,
+            "tokens/s/user": of_user,
+            "ttft_p99_ms": found.figures.get("ttft_p99_ms"),
+            "itl_p99_ms": found.figures.get("itl_p99_ms"),
+            "slo_attainment": found.figures.get("slo_attainment"),
+            "scale": _finite(found.scale),
+            "meets": found.meets,
+        }
 
 
 def write_plots(folder: Path, outcome: PlanOutcome) -> None:
@@ -170,7 +174,7 @@ def _comparison(it: DesignComparison) -> dict[str, Any]:
         "better": it.better.design.text,
         "other": it.other.design.text,
         "disaggregate": it.better.design.kind == "disaggregated" and not it.tied,
-        "ratio": None if math.isinf(it.ratio) else it.ratio,
+        "ratio": _finite(it.ratio),
         "low": it.low,
         "high": it.high,
         "step_time_error": it.step_error,
@@ -178,19 +182,17 @@ def _comparison(it: DesignComparison) -> dict[str, Any]:
     }
 
 
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
 def _aftermath(figures: Mapping[str, Any]) -> dict[str, Any]:
     names = ("ttft_p99_after_ms", "failed_after", "recovered_s")
     return {name: figures[name] for name in names if name in figures}
 
 
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = dict.fromkeys(name for row in rows for name in row)
-    with replacing(path) as file, guarding(path):
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_plain(rows))
-        text.detach()
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    write_csv(path, _plain(rows), list(dict.fromkeys(name for row in rows for name in row)))
 
 
 def _plain(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

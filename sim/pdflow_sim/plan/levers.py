@@ -56,6 +56,11 @@ class LeverResult:
         return self.rate / self.base_rate - 1 if self.base_rate > 0 else 0.0
 
 
+def gain_text(gain: float) -> str:
+    """Return a gain with its sign."""
+    return f"{round(gain * 100):+,} %"
+
+
 def levers_of(design: Design, scenario: ResolvedScenario) -> Iterator[Lever]:
     """Yield the changes that are tried; `scenario` is the design's own."""
     for pool in scenario.pools:

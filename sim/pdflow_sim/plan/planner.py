@@ -37,7 +37,7 @@ _SEEDS_AT_ONCE: Final = 2
 _MOST_SIZES: Final = 6
 _SIZE_TOLERANCE: Final = 0.03
 _LEAST_GPUS: Final = 8
-"""On fewer, few ratios of P to D can be told apart."""
+"""On fewer, there are too few ratios of P to D to compare."""
 INTERRUPTED: Final = "interrupted"
 OUT_OF_TIME: Final = "the time given with --budget is over"
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import attrs
 
-from pdflow.errors import PdflowError
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.results.result import Result
 from pdflow.scenario.reading.editable import Scenario
@@ -141,14 +140,14 @@ class Prober:
         edits = self.editor.edits(probe.design) | self.traffic.edits(probe.rate, probe.requests)
         return {**edits, **probe.change.edits}
 
-    def enough_requests(self, rate: float, requests: int, answer_s: float, *, wait_s: float = math.inf) -> int:
+    def enough_requests(self, rate: float, requests: int, answer_s: float) -> int:
         """Return the requests of a run at a rate, `requests` or more: so many that they arrive during several answers
-        and several of the longest waits that the level allows (or of `wait_s`), after the warm-up.
+        and several of the longest waits that the level allows, after the warm-up.
 
         A thousand requests at once fit into batches, or wait for less than the bound, where a steady stream at that
         rate overflows.
         """
-        wait_s = min(self.level.longest_wait_ms / 1000, _LONGEST_WAIT_S, wait_s)
+        wait_s = min(self.level.longest_wait_ms / 1000, _LONGEST_WAIT_S)
         span_s = self._warmup_s + max(QUEUES * wait_s, ANSWERS * answer_s)
         return max(requests, min(self.traffic.most_requests, math.ceil(rate * span_s)))
 
@@ -192,10 +191,3 @@ def _outcome(row: SweepRow) -> ProbeResult:
         return ProbeResult({}, math.inf, row.error)
     scale = row.figures["scale"]
     return ProbeResult(row.figures, math.inf if scale is None else scale)
-
-
-def checked(outcome: ProbeResult, what: str) -> ProbeResult:
-    """Return an outcome that must have figures. Raises PdflowError, with what was wrong with the run."""
-    if outcome.error is not None:
-        raise PdflowError(f"{what}: {outcome.error}")
-    return outcome

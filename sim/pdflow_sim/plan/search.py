@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
+from pdflow.results import formatting
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.plan.designs import Design, PoolShape
 from pdflow_sim.plan.max_rate import RateSearch, search_together
@@ -81,6 +82,11 @@ class MeasuredDesign:
     def rate(self) -> float:
         """The mean of the highest rates."""
         return math.fsum(self.rates) / len(self.rates) if self.rates else 0.0
+
+    @property
+    def rate_text(self) -> str:
+        """The highest rate as tables have it: with ~ if it is of one seed."""
+        return formatting.number(self.rate) + ("" if len(self.rates) > 1 else "~")
 
     def figure(self, name: str) -> float | None:
         """Return the mean of a figure over the seeds; None if any run lacks it."""

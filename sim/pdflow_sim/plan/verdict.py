@@ -15,11 +15,13 @@ from pdflow.results import formatting
 from pdflow.results.figures.service_level import ATTAINMENT
 from pdflow_sim.plan.comparison import DesignComparison
 from pdflow_sim.plan.designs import Design
+from pdflow_sim.plan.levers import gain_text
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.robustness import StressResult
 from pdflow_sim.plan.search import MeasuredDesign, Target
 
 WIDEST: Final = 80
+PER_S: Final = "requests/s"
 _LABEL: Final = 17
 _ROWS: Final = 10
 _LEVERS: Final = 4
@@ -43,16 +45,14 @@ class PlanVerdict:
         if best is None and outcome.unfinished:
             return "Nothing is known yet: no run had ended."
         if best is None:
-            return f"There is no cluster of {_gpus(outcome.gpus)} to try."
+            return f"There is no cluster of {gpus_text(outcome.gpus)} to try."
         if not outcome.decided:
             return f"Not decided yet. Best so far: {best.design.text}, {_number(best.rate)} requests/s."
         if best.rate == 0:
             missed = f"the best misses it by {_times(best.scale)}"
-            return f"No design on {_gpus(outcome.gpus)} meets the service level at any rate; {missed}."
+            return f"No design on {gpus_text(outcome.gpus)} meets the service level at any rate; {missed}."
         if not outcome.meets:
-            return (
-                f"No design found serves {outcome.wanted_rate:g} {self._per_s}; the best serves {_number(best.rate)}."
-            )
+            return f"No design found serves {outcome.wanted_rate:g} {PER_S}; the best serves {_number(best.rate)}."
         if outcome.verdict is None:
             return f"Best: {best.design.text}."
         return _answer(outcome.verdict, outcome.goal.target)
@@ -128,7 +128,7 @@ class PlanVerdict:
             cells = [
                 str(rank),
                 row.design.text + (f" (or {len(each.also)} alike)" if each.also else ""),
-                _number(row.rate) + ("" if len(row.rates) > 1 else "~"),
+                row.rate_text,
                 "-" if not tokens else _number(tokens / row.design.gpus),
                 "-" if not tpot else _number(1000 / tpot),
                 _figure(row.figure("ttft_p99_ms")),
@@ -138,27 +138,23 @@ class PlanVerdict:
             rows.append(cells)
         return rows
 
-    @property
-    def _per_s(self) -> str:
-        return "requests/s"
-
     def _row_text(self, row: MeasuredDesign) -> str:
         seeds = "" if len(row.rates) < 2 else f" ({_number(min(row.rates))} to {_number(max(row.rates))})"
         price = self.outcome.dollars_per_million(row)
         dollars = "" if price is None else f", ${_number(price)} per million output tokens"
         met = row.figure("slo_attainment")
         within = "" if met is None else f"; {formatting.percent(met)} of requests meet all bounds themselves"
-        return f"{row.design.text}: {_number(row.rate)}{seeds} {self._per_s}{within}{dollars}"
+        return f"{row.design.text}: {_number(row.rate)}{seeds} {PER_S}{within}{dollars}"
 
     def _headroom(self, best: MeasuredDesign) -> str:
         outcome = self.outcome
         own = outcome.wanted_rate or outcome.traffic.rate
         share = own / best.rate
-        load = f"{_number(own)} {self._per_s} asked for" if outcome.wanted_rate else f"the scenario's {_number(own)}"
+        load = f"{_number(own)} {PER_S} asked for" if outcome.wanted_rate else f"the scenario's {_number(own)}"
         if share > 1:
-            text = f"{load} cannot be served; the highest is {_number(best.rate)} {self._per_s}"
+            text = f"{load} cannot be served; the highest is {_number(best.rate)} {PER_S}"
         else:
-            text = f"{load} is {formatting.percent(share)} of the highest, {_number(best.rate)} {self._per_s}"
+            text = f"{load} is {formatting.percent(share)} of the highest, {_number(best.rate)} {PER_S}"
         span, service = (best.figure("requests") or best.requests) / best.rate, best.figure("e2e_mean_ms")
         if service is not None and span < _LONG_RUN * service / 1000:
             text += f"; runs last only {span:.0f} s there, so use more requests (--requests)"
@@ -169,7 +165,7 @@ class PlanVerdict:
         if self.outcome.levers and not helping:
             yield "nothing that was tried: no single resource helps"
         for result in helping[:1]:
-            yield f"{result.lever.resource} ({result.lever.name}: {_gain(result.gain)})"
+            yield f"{result.lever.resource} ({result.lever.name}: {gain_text(result.gain)})"
 
     def _losses(self, best: MeasuredDesign) -> Iterator[tuple[str, str]]:
         for result in self.outcome.stresses.get(best.design, ()):
@@ -195,7 +191,7 @@ class PlanVerdict:
         options = options.update(width=width)
         outcome = self.outcome
         title = Text(f"{outcome.scenario.name}", style="bold")
-        title.append(f" on {_gpus(outcome.gpus)}: {outcome.level}", style="not bold dim")
+        title.append(f" on {gpus_text(outcome.gpus)}: {outcome.level}", style="not bold dim")
         yield from console.render(title, options)
         yield from console.render(Text(f"\n{self.headline}\n", style="bold"), options)
         for name, text in self.facts():
@@ -207,7 +203,7 @@ class PlanVerdict:
             sign = "#" if options.ascii_only else "█"
             for name, gain in helping:
                 bar = sign * max(1, round(_BAR * gain / most))
-                yield from console.render(Text(f"{name:<{width}}{_gain(gain):>8}  {bar}"), options)
+                yield from console.render(Text(f"{name:<{width}}{gain_text(gain):>8}  {bar}"), options)
         designs, rows = self.stresses()
         if rows:
             yield from console.render(self._stress_table(designs, rows), options)
@@ -236,13 +232,13 @@ class PlanVerdict:
     def markdown(self) -> str:
         """Return the verdict as Markdown."""
         outcome = self.outcome
-        lines = [f"# {outcome.scenario.name} on {_gpus(outcome.gpus)}", "", f"Service level: {outcome.level}.", ""]
+        lines = [f"# {outcome.scenario.name} on {gpus_text(outcome.gpus)}", "", f"Service level: {outcome.level}.", ""]
         lines += [f"**{self.headline}**", ""]
         lines += [f"- {name}: {text}" for name, text in self.facts()]
         helping = self.levers()
         if helping:
             lines += ["", "## What would help", "", "| one change | highest rate |", "| --- | ---: |"]
-            lines += [f"| {name} | {_gain(gain)} |" for name, gain in helping]
+            lines += [f"| {name} | {gain_text(gain)} |" for name, gain in helping]
         designs, rows = self.stresses()
         if rows:
             heads = [f"{design.shape_text} at {_number(outcome.stress_rate(design))}/s" for design in designs]
@@ -267,8 +263,9 @@ def _answer(verdict: DesignComparison, target: Target) -> str:
     return f"{do}: {gain}."
 
 
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+def gpus_text(count: int) -> str:
+    """Return a number of GPUs in words."""
+    return "1 GPU" if count == 1 else f"{formatting.count(count)} GPUs"
 
 
 def _misses(best: MeasuredDesign) -> Iterator[str]:
@@ -323,10 +320,6 @@ def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list
         f"|{' --- |' * len(heads)}",
         *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
     ]
-
-
-def _gain(gain: float) -> str:
-    return f"+{gain * 100:.0f} %"
 
 
 def _times(ratio: float) -> str:

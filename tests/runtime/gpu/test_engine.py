@@ -150,7 +150,7 @@ def test_a_layer_is_in_its_blocks_when_it_is_said_to_be(folder: Path) -> None:
 
 @pytest.mark.trio
 async def test_a_step_computes_kv_that_lands_meanwhile(folder: Path) -> None:
-    """Layer by layer, from host memory; beside it a sequence decodes in a graph."""
+    """Layer by layer, from host memory, while another sequence of the step decodes in a graph."""
     landing, decoding = prompts(70, 20)
     blocks, others = (7, 2, 9, 4, 1), (20, 21)
     asked = TokenRequest(GREEDY, 0)

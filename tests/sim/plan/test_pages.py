@@ -7,7 +7,6 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import attrs
@@ -28,11 +27,11 @@ from pdflow_sim.plan.report.frontier import frontiers, run_points
 from pdflow_sim.plan.report.page import plan_page
 from pdflow_sim.plan.report.plots import PLOT_NAMES, plots, svg_files
 from pdflow_sim.plan.report.ratios import MOST_PAIRS, best_cells
-from pdflow_sim.plan.report.runs import highest_text
 from pdflow_sim.plan.request import PlanOptions, request_of
 from pdflow_sim.plan.robustness import Stress, StressResult
 from pdflow_sim.plan.search import MeasuredDesign
 from pdflow_sim.plan.verdict import PlanVerdict
+from tests.support.html_reader import PageReader
 
 SMALL = Path(__file__).resolve().parents[1] / "small.toml"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -161,34 +160,6 @@ def each(request: pytest.FixtureRequest) -> PlanOutcome:
     return found
 
 
-class PageReader(HTMLParser):
-    """Elements with their attributes, closed as they were opened, and the text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append((name, dict(attributes)))
-        if name != "meta":
-            self.open.append(name)
-
-    def handle_endtag(self, name: str) -> None:
-        assert self.open.pop() == name
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.texts).split())
-
-
 def drawn(outcome: PlanOutcome, name: str) -> ET.Element:
     return ET.fromstring(svg_files(outcome)[name])
 
@@ -303,7 +274,7 @@ def test_runs_are_marked_as_they_were(outcome: PlanOutcome) -> None:
 
 def test_a_frontier_is_of_the_longest_runs_that_meet(outcome: PlanOutcome) -> None:
     points = run_points(outcome)
-    found = frontiers(points)
+    found = frontiers(outcome, points)
     assert set(found) == {"aggregated", "disaggregated"}
     for kind, line in found.items():
         meeting = [it.at for it in points if it.kind == kind and it.found.meets and it.probe.requests == WHOLE]
@@ -321,7 +292,7 @@ def test_the_recommended_design_is_ringed_once(outcome: PlanOutcome, nothing_mee
         ringed = [it for it in root.iter() if it.get("class") == "ring"]
         assert len(ringed) == 2, "one in the legend"
         assert words in "".join(root.itertext())
-    assert not frontiers(run_points(nothing_meets))
+    assert not frontiers(nothing_meets, run_points(nothing_meets))
 
 
 def test_attainment_is_that_of_the_longest_runs(outcome: PlanOutcome) -> None:
@@ -385,13 +356,13 @@ def test_cells_have_the_highest_rates(outcome: PlanOutcome) -> None:
     for number, (engines, rows) in enumerate(cells.items(), start=1):
         root = drawn(outcome, f"heat-map-{number}")
         texts = [it.text for it in root.iter(f"{SVG}text") if it.get("class") == "strong"]
-        assert sorted(texts, key=str) == sorted(map(highest_text, rows.values()))
+        assert sorted(texts, key=str) == sorted(row.rate_text for row in rows.values())
         boxes = {it.get("class"): it for it in root.iter(f"{SVG}rect")}
         strongest = max((it for it in root.iter(f"{SVG}rect") if it.get("class") == "heat"), key=opacity)
         assert float(boxes["best"].get("x") or 0) == float(strongest.get("x") or 0) + 1
         assert f"P {engines.prefill}, D {engines.decode}" in (root.findtext(f"{SVG}title") or "")
-    assert highest_text(outcome.rows[0]) == "39.50", "of two seeds"
-    assert highest_text(outcome.rows[2]) == "24.00~"
+    assert outcome.rows[0].rate_text == "39.50", "of two seeds"
+    assert outcome.rows[2].rate_text == "24.00~"
 
 
 def opacity(element: ET.Element) -> float:
@@ -410,7 +381,8 @@ def test_only_the_best_pairs_have_a_map(outcome: PlanOutcome) -> None:
 
 
 def test_two_types_of_gpus_are_named(outcome: PlanOutcome) -> None:
-    other = Design((PoolShape("prefill", EngineShape("h200-sxm", 1), 1), PoolShape("decode", engine(1), 3)))
+    prefill, decode = (EngineShape(gpu, 1, named=True) for gpu in ("h200-sxm", "h100-sxm"))
+    other = Design((PoolShape("prefill", prefill, 1), PoolShape("decode", decode, 3)))
     rows = [attrs.evolve(outcome.rows[0], design=other), *outcome.rows]
     assert plots(attrs.evolve(outcome, rows=rows))["heat-map-1"].title == "P TP1 h200-sxm, D TP1 h100-sxm"
 

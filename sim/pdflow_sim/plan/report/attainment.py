@@ -18,8 +18,18 @@ from pdflow.results.page.picture import Picture
 from pdflow_sim.plan.options import KINDS
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import DesignProbe, ProbeResult
-from pdflow_sim.plan.report.runs import HEIGHT, WIDTH, cell_of, hollow_entry, per_s, rate_text, run_hint, unchanged_runs
+from pdflow_sim.plan.report.runs import (
+    HEIGHT,
+    WIDTH,
+    cell_of,
+    hollow_entry,
+    rate_text,
+    run_hint,
+    unchanged_runs,
+    whole_runs,
+)
 from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.verdict import PER_S
 
 BySeed: TypeAlias = Mapping[int, Sequence[Point]]
 """The (rate, share) of each run by its seed's number, the lowest rate first."""
@@ -46,9 +56,7 @@ def attainment_curves(outcome: PlanOutcome) -> list[AttainmentCurve]:
             for probe, it in unchanged_runs(outcome)
             if probe.design == row.design and it.figures.get("slo_attainment") is not None
         ]
-        longest = max((probe.requests for probe, _ in mine), default=0)
-        whole = min(longest, outcome.traffic.requests)
-        runs = [(probe, it) for probe, it in mine if probe.requests >= whole]
+        runs = whole_runs(outcome, mine, lambda run: run[0])
         if runs:
             by_seed: dict[int, list[Point]] = {}
             for probe, it in sorted(runs, key=lambda run: run[0].rate):
@@ -104,7 +112,7 @@ def attainment_chart(outcome: PlanOutcome) -> Picture | None:
     entries = [_entry(curve) for curve in curves]
     if any(not it.meets for curve in curves for _, it in curve.runs):
         entries.append(hollow_entry(kinds))
-    asked = f"{'rate asked for' if outcome.wanted_rate else 'rate of the scenario'}: {rate_text(outcome, own)}"
+    asked = f"{'rate asked for' if outcome.wanted_rate else 'rate of the scenario'}: {rate_text(own)}"
     entries.append(Entry(asked, bound="x"))
     described = [asked]
     if required is not None:
@@ -114,7 +122,7 @@ def attainment_chart(outcome: PlanOutcome) -> Picture | None:
         axis,
         Axis(_floor(min([*shares, *([] if required is None else [required])])), 1),
         HEIGHT,
-        f"{per_s(outcome)}{'; log scale' if axis.log else ''}",
+        f"{PER_S}{'; log scale' if axis.log else ''}",
         percent=True,
         y_unit="share of requests that meet all bounds",
         legend=Legend(entries, WIDTH),
@@ -153,4 +161,4 @@ def _entry(curve: AttainmentCurve) -> Entry:
 
 def _described(curve: AttainmentCurve, outcome: PlanOutcome) -> str:
     ends = [curve.mean[0], curve.mean[-1]] if len(curve.mean) > 1 else list(curve.mean)
-    return ", ".join(f"{formatting.percent(share)} at {rate_text(outcome, rate)}" for rate, share in ends)
+    return ", ".join(f"{formatting.percent(share)} at {rate_text(rate)}" for rate, share in ends)

@@ -20,7 +20,16 @@ from pdflow_sim.plan.designs import Design
 from pdflow_sim.plan.options import Kind
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import DesignProbe, ProbeResult
-from pdflow_sim.plan.report.runs import HEIGHT, WIDTH, cell_of, hollow_entry, kinds_in, run_hint, unchanged_runs
+from pdflow_sim.plan.report.runs import (
+    HEIGHT,
+    WIDTH,
+    cell_of,
+    hollow_entry,
+    kinds_in,
+    run_hint,
+    unchanged_runs,
+    whole_runs,
+)
 
 _FIGURES: Final = ("output_tokens_per_s", "tpot_mean_ms")
 
@@ -51,13 +60,12 @@ def run_points(outcome: PlanOutcome) -> list[RunPoint]:
     return [RunPoint(probe, it, at) for probe, it, at in found if at is not None]
 
 
-def frontiers(points: Sequence[RunPoint]) -> dict[Kind, list[Point]]:
-    """Return, by kind, the best points of the longest runs that meet the service level, the fastest for a user last."""
+def frontiers(outcome: PlanOutcome, points: Sequence[RunPoint]) -> dict[Kind, list[Point]]:
+    """Return, by kind, the best points of the whole runs that meet the service level, the fastest for a user last."""
     found: dict[Kind, list[Point]] = {}
     for kind in kinds_in(it.kind for it in points):
         mine = [it for it in points if it.kind == kind and it.found.meets]
-        longest = max((it.probe.requests for it in mine), default=0)
-        best = _undominated(it.at for it in mine if it.probe.requests == longest)
+        best = _undominated(it.at for it in whole_runs(outcome, mine, lambda it: it.probe))
         if best:
             found[kind] = best
     return found
@@ -81,7 +89,7 @@ def frontier_chart(outcome: PlanOutcome) -> Picture | None:
     shown = [it.at for it in points] + ([] if chosen is None else [chosen])
     whole = outcome.traffic.requests
     kinds = kinds_in(it.kind for it in points)
-    lines = frontiers(points)
+    lines = frontiers(outcome, points)
     entries = [
         Entry(f"{kind}, and its frontier", (kind,), line=kind) if kind in lines else Entry(kind, (kind,))
         for kind in kinds

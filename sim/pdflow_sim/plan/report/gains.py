@@ -6,7 +6,7 @@ from typing import Final
 
 from pdflow.results.page.bars import BarChart, NamedShare
 from pdflow.results.page.picture import Picture
-from pdflow_sim.plan.levers import LeverResult
+from pdflow_sim.plan.levers import LeverResult, gain_text
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.report.runs import WIDTH
 
@@ -35,8 +35,3 @@ def gains_chart(outcome: PlanOutcome) -> Picture | None:
     unit += f"; {others} other{'s' if others > 1 else ''}: none" if others else ""
     texts = ", ".join(f"{bar.name} {bar.text}" for bar in bars)
     return BarChart(bars, WIDTH, unit).picture(f"{unit[0].upper()}{unit[1:]} with one change: {texts}.")
-
-
-def gain_text(gain: float) -> str:
-    """Return a gain with its sign."""
-    return f"{round(gain * 100):+,} %"

@@ -12,12 +12,12 @@ from pdflow.results.page.markup import Html, table, tag
 from pdflow.results.page.page import document
 from pdflow.results.page.style import STYLE
 from pdflow.version import version
+from pdflow_sim.plan.levers import gain_text
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.report.attainment import required_share
-from pdflow_sim.plan.report.gains import gain_text, without_gain
+from pdflow_sim.plan.report.gains import without_gain
 from pdflow_sim.plan.report.plots import ATTAINMENT, FRONTIER, GAINS, HEAT_MAPS, Plot, plots
-from pdflow_sim.plan.report.runs import per_s
-from pdflow_sim.plan.verdict import PlanVerdict
+from pdflow_sim.plan.verdict import PER_S, PlanVerdict, gpus_text
 
 _STYLE: Final = """
 .designs td:nth-child(2) { min-width: 11rem; }
@@ -45,8 +45,7 @@ def plan_page(outcome: PlanOutcome) -> str:
 
 def _sections(outcome: PlanOutcome) -> Iterator[Html]:
     verdict = PlanVerdict(outcome)
-    gpus = "1 GPU" if outcome.gpus == 1 else f"{formatting.count(outcome.gpus)} GPUs"
-    yield tag("h1", f"{outcome.scenario.name or 'plan'} on {gpus}")
+    yield tag("h1", f"{outcome.scenario.name or 'plan'} on {gpus_text(outcome.gpus)}")
     yield tag("p", f"Service level: {outcome.level}", class_="dim")
     yield tag("div", tag("p", tag("b", verdict.headline)), class_="verdict")
     facts = (pair for name, text in verdict.facts() for pair in (tag("dt", name), tag("dd", text)))
@@ -76,7 +75,7 @@ def _survival(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[Html]:
     designs, rows = verdict.stresses()
     if rows:
         yield tag("h2", "What it survives")
-        rates = (f"at {formatting.number(outcome.stress_rate(design))} {per_s(outcome)}" for design in designs)
+        rates = (f"at {formatting.number(outcome.stress_rate(design))} {PER_S}" for design in designs)
         heads = ["", *(f"{design.shape_text} {rate}" for design, rate in zip(designs, rates, strict=True))]
         grid = table(heads, [(name, *cells) for name, cells in rows], text_columns=len(heads))
         yield tag("div", grid, class_="survival")
@@ -99,7 +98,7 @@ def _charts(outcome: PlanOutcome, drawn: Mapping[str, Plot]) -> Iterator[Html]:
     yield tag("div", *figures, class_="charts")
     maps = [_map(drawn[name]) for name in HEAT_MAPS if name in drawn]
     if maps:
-        yield tag("h2", f"Highest rate in {per_s(outcome)} by numbers of P and D")
+        yield tag("h2", f"Highest rate in {PER_S} by numbers of P and D")
         yield tag("p", _maps_text(), class_="dim")
         yield tag("div", *maps, class_="maps")
 

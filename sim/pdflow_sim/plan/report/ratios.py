@@ -9,8 +9,8 @@ from pdflow.results.page.heat_map import CellKey, HeatCell, HeatMap
 from pdflow.results.page.picture import Picture
 from pdflow_sim.plan.designs import EngineShape
 from pdflow_sim.plan.outcome import PlanOutcome
-from pdflow_sim.plan.report.runs import highest_text, per_s
 from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.verdict import PER_S
 
 MOST_PAIRS: Final = 4
 
@@ -21,10 +21,8 @@ class EnginePair(NamedTuple):
     prefill: EngineShape
     decode: EngineShape
 
-    def text(self, *, gpus: bool) -> str:
-        """Return the pair in words, with the types of its GPUs if asked."""
-        prefill, decode = (f"{engine} {engine.gpu}" if gpus else str(engine) for engine in self)
-        return f"P {prefill}, D {decode}"
+    def __str__(self) -> str:
+        return f"P {self.prefill}, D {self.decode}"
 
 
 def best_cells(outcome: PlanOutcome) -> dict[EnginePair, dict[CellKey, MeasuredDesign]]:
@@ -42,15 +40,14 @@ def heat_maps(outcome: PlanOutcome) -> Iterator[tuple[str, Picture]]:
     """Yield the name and the heat map of the best pairs that meet the service level."""
     every = best_cells(outcome)
     most = max((row.rate for cells in every.values() for row in cells.values()), default=0.0)
-    several = len({engine.gpu for pair in every for engine in pair}) > 1
     meeting = [(pair, rows) for pair, rows in every.items() if any(row.rate > 0 for row in rows.values())]
     for pair, rows in meeting[:MOST_PAIRS]:
         cells = {
-            key: HeatCell(row.rate, highest_text(row), f"{row.design.text}: {highest_text(row)} {per_s(outcome)}")
+            key: HeatCell(row.rate, row.rate_text, f"{row.design.text}: {row.rate_text} {PER_S}")
             for key, row in rows.items()
         }
         columns, lines = sorted({p for p, _ in cells}), sorted({d for _, d in cells})
         chart = HeatMap(columns, lines, cells, most, "number of P", "number of D", best=next(iter(rows)))
-        name = pair.text(gpus=several)
+        name = str(pair)
         texts = ", ".join(f"{p}P {d}D {cell.text}" for (p, d), cell in sorted(cells.items()))
-        yield name, chart.picture(f"Highest rate in {per_s(outcome)} by numbers of P and D, {name}: {texts}.")
+        yield name, chart.picture(f"Highest rate in {PER_S} by numbers of P and D, {name}: {texts}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from pdflow.results import formatting
 from pdflow.results.page.chart import Point
@@ -11,7 +11,9 @@ from pdflow.results.page.legend import Entry
 from pdflow_sim.plan.options import KINDS, Kind
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import UNCHANGED, DesignProbe, ProbeResult
-from pdflow_sim.plan.search import MeasuredDesign
+from pdflow_sim.plan.verdict import PER_S
+
+T = TypeVar("T")
 
 WIDTH: Final = 360
 """A chart's width in units: about the pixels of a telephone, so that its text is as large there as it was drawn."""
@@ -26,27 +28,23 @@ def unchanged_runs(outcome: PlanOutcome) -> Iterator[tuple[DesignProbe, ProbeRes
             yield probe, found
 
 
-def per_s(outcome: PlanOutcome) -> str:
-    """Return the unit of rates."""
-    return "requests/s"
-
-
-def rate_text(outcome: PlanOutcome, rate: float) -> str:
+def rate_text(rate: float) -> str:
     """Return a rate with its unit."""
-    return f"{formatting.number(rate)} {per_s(outcome)}"
+    return f"{formatting.number(rate)} {PER_S}"
+
+
+def whole_runs(outcome: PlanOutcome, runs: Sequence[T], probe_of: Callable[[T], DesignProbe]) -> list[T]:
+    """Return the runs that have as many requests as a whole run; or the longest, if none has."""
+    longest = max((probe_of(run).requests for run in runs), default=0)
+    return [run for run in runs if probe_of(run).requests >= min(longest, outcome.traffic.requests)]
 
 
 def run_hint(outcome: PlanOutcome, probe: DesignProbe, found: ProbeResult) -> str:
     """Return a run in words: what was run, and whether it met the service level."""
     met = "meets the service level" if found.meets else "misses the service level"
-    rate = rate_text(outcome, probe.rate)
+    rate = rate_text(probe.rate)
     seed = outcome.scenario.seed + probe.nth
     return f"{probe.design.text}: {rate}, seed {seed}, {probe.requests:,} requests; {met}"
-
-
-def highest_text(row: MeasuredDesign) -> str:
-    """Return the highest rate of a design as the table of designs has it: with ~ if it is of one seed."""
-    return formatting.number(row.rate) + ("" if len(row.rates) > 1 else "~")
 
 
 def cell_of(position: Point) -> tuple[int, int]:
