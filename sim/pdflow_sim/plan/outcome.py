@@ -14,7 +14,7 @@ from pdflow_sim.plan.levers import LeverResult
 from pdflow_sim.plan.options import Kind
 from pdflow_sim.plan.probes import DesignProbe, Prober, ProbeResult
 from pdflow_sim.plan.robustness import StressResult
-from pdflow_sim.plan.search import Goal, MeasuredDesign
+from pdflow_sim.plan.search import Goal, MeasuredDesign, best_of_kinds
 from pdflow_sim.plan.traffic import Traffic
 
 
@@ -86,7 +86,7 @@ class PlanOutcome:
 
     def best_of(self, kind: Kind) -> MeasuredDesign | None:
         """Return the best design of a kind."""
-        return next((row for row in self.rows if row.design.kind == kind), None)
+        return best_of_kinds(self.rows).get(kind)
 
     def table(self, most: int) -> list[Duplicates]:
         """Return the best rows, those of the same engines that no seed tells apart merged into one. Of engines that

@@ -23,7 +23,7 @@ from pdflow_sim.plan.options import OPTIONS
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.probes import DesignProbe, OutOfTimeError, Prober
 from pdflow_sim.plan.robustness import STEPS, StressResult, put_under_stress, step_times
-from pdflow_sim.plan.search import DesignSearch, Goal, MeasuredDesign, Target
+from pdflow_sim.plan.search import DesignSearch, Goal, MeasuredDesign, Target, best_of_kinds
 from pdflow_sim.plan.space import ShapeFinder, Space
 from pdflow_sim.plan.traffic import Traffic
 
@@ -176,9 +176,7 @@ class Planner:
     def _decide(self) -> None:
         """Give the best design of each kind more seeds until it is clear which is better, or clear that they tie."""
         for _ in range(self.request.seeds, MOST_SEEDS, _SEEDS_AT_ONCE):
-            best: dict[str, MeasuredDesign] = {}
-            for row in self.search.measured():
-                best.setdefault(row.design.kind, row)
+            best = best_of_kinds(self.search.measured())
             if len(best) < 2 or any(row.requests < self.prober.traffic.requests for row in best.values()):
                 return
             one, other = best.values()
@@ -204,7 +202,7 @@ class Planner:
         if not self.request.robust or not finals:
             return
         self.on_stage("robustness")
-        kinds = {row.design.kind: row for row in reversed(finals)}
+        kinds = best_of_kinds(finals)
         chosen = {row.design: row for row in (best, *kinds.values())}
         for row in finals[1:]:
             if len(chosen) < ROBUST_FINALISTS and row.design.pools not in {design.pools for design in chosen}:
@@ -296,7 +294,7 @@ class Planner:
         )
 
     def _verdict(self, rows: Sequence[MeasuredDesign]) -> tuple[DesignComparison | None, list[str]]:
-        best = {row.design.kind: row for row in reversed(rows)}
+        best = best_of_kinds(rows)
         scenarios = [
             self.prober.scenario_of(DesignProbe(row.design, self.prober.traffic.rate, 1)) for row in best.values()
         ]

@@ -110,6 +110,14 @@ class MeasuredDesign:
         return min((outcome.scale for outcome in self.outcomes), default=math.inf)
 
 
+def best_of_kinds(rows: Sequence[MeasuredDesign]) -> dict[Kind, MeasuredDesign]:
+    """Return the first design of each kind; rows have the best first."""
+    found: dict[Kind, MeasuredDesign] = {}
+    for row in rows:
+        found.setdefault(row.design.kind, row)
+    return found
+
+
 @attrs.define
 class DesignSearch:
     """The state of a search; what was found is there at any time, also if it is interrupted."""
@@ -206,14 +214,18 @@ class DesignSearch:
     def near_best(self) -> Iterator[tuple[Design, float]]:
         """Yield the best shapes of each kind, and their rates."""
         for kind in KINDS:
-            mine = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
+            mine = self._ranked(kind, self.shapes)
             for search in mine[:FINALISTS]:
                 if self._close(search, mine[0]):
                     yield search.design, search.rate
 
-    def _best_of(self, kind: str, searches: Sequence[RateSearch]) -> RateSearch | None:
+    def _best_of(self, kind: Kind, searches: Sequence[RateSearch]) -> RateSearch | None:
+        return next(iter(self._ranked(kind, searches)), None)
+
+    def _ranked(self, kind: Kind, searches: Sequence[RateSearch]) -> list[RateSearch]:
+        """Return the searches of a kind that did not fail, the best first."""
         mine = [search for search in searches if search.design.kind == kind and search.error is None]
-        return max(mine, key=self._rank, default=None)
+        return sorted(mine, key=self._rank, reverse=True)
 
     def _rank(self, search: RateSearch) -> tuple[float, float]:
         """Return the key that sorts searches by worth; those that never met, by how far they are from it."""
@@ -239,9 +251,8 @@ class DesignSearch:
 
     def _best_of_each_cluster(self, kind: Kind) -> list[RateSearch]:
         """Return the search that is worth most of each cluster of a kind, the best first."""
-        ranked = sorted((s for s in self.shapes if s.design.kind == kind and not s.error), key=self._rank)[::-1]
         found: dict[tuple[PoolShape, ...], RateSearch] = {}
-        for search in ranked:
+        for search in self._ranked(kind, self.shapes):
             found.setdefault(search.design.pools, search)
         return list(found.values())
 
@@ -288,9 +299,8 @@ class DesignSearch:
         search_together(self.prober, first)
         near = []
         for kind in KINDS:
-            best = self._best_of(kind, first)
-            mine = [search for search in first if search.design.kind == kind and search.error is None]
-            near += [search for search in mine if best is not None and self._close(search, best)]
+            mine = self._ranked(kind, first)
+            near += [search for search in mine if self._close(search, mine[0])]
         more = [self._final(search.design, search.rate, nth) for search in near for nth in range(1, self.seeds)]
         self.finals = [*first, *more]
         search_together(self.prober, more)
