@@ -90,5 +90,6 @@ elif "bdist_wheel" in sys.argv:
 else:
     # mypyc is part of mypy, and reads the types of whatever is imported.
     project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
-    notebook = project["optional-dependencies"]["notebook"]
-    setup(setup_requires=["mypy[mypyc]>=1.18", "pandas-stubs>=2.2", *project["dependencies"], *notebook])
+    extras = project["optional-dependencies"]
+    stubs = [need for need in extras["dev"] if need.startswith("types-") or "-stubs" in need]
+    setup(setup_requires=["mypy[mypyc]>=1.18", *stubs, *project["dependencies"], *extras["notebook"]])
