@@ -39,6 +39,7 @@ COMPILED = [
     "sim/pdflow_sim/network/fabric.py",
     "sim/pdflow_sim/faults/faulty_fabric.py",
     "sim/pdflow_sim/clients/first_tokens.py",
+    "sim/pdflow_sim/explain/observed_steps.py",
     "sim/pdflow_sim/network/flight.py",
     "sim/pdflow_sim/network/grouped_shipping.py",
     "sim/pdflow_sim/nodes/node.py",
