@@ -153,7 +153,7 @@ EXCEPTIONS: Final = {
         "os signal sys threading time",
         touches_files=True,
     ),
-    "sim/pdflow_sim/plan/command.py": Permit("looks whether a folder has a plan", touches_files=True),
+    "sim/pdflow_sim/plan/command.py": Permit("reads whether a folder has a plan", touches_files=True),
     "sim/pdflow_sim/plan/planner.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/plan/probes.py": Permit("a budget of time", "time"),
     "sim/pdflow_sim/plan/result.py": Permit("hands out tables, by an extra", "os pandas"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -84,13 +85,31 @@ def plan(
             on_run=lambda it: progress.update(task, description=_progress_text(stage, it)),
         )
         outcome = planner.run()
-    if folder is not None and (outcome.rows or not outcome.unfinished):
-        write_plan(folder, outcome)
+    written = "" if folder is None else _write(folder, outcome)
     if not quiet:
         print_report(PlanVerdict(outcome))
-        if folder is not None:
-            console.print(f"written to {folder}", style="dim", soft_wrap=True)
+        if written:
+            console.print(written, style="dim", soft_wrap=True)
     return _exit_code(outcome)
+
+
+def _write(folder: Path, outcome: PlanOutcome) -> str:
+    """Write the files, unless the search ended earlier than that of the plan in the folder; return which it was."""
+    if outcome.unfinished and outcome.runs < _runs_of_plan(folder):
+        return f"{folder} keeps the plan that it has, which is of more runs"
+    if outcome.unfinished and not outcome.rows:
+        return ""
+    write_plan(folder, outcome)
+    return f"written to {folder}"
+
+
+def _runs_of_plan(folder: Path) -> int:
+    """Return the runs of the plan that a folder has; 0 if there is none, or none that can be read."""
+    try:
+        runs = json.loads((folder / PLAN_NAME).read_bytes())["runs"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+    return runs if isinstance(runs, int) else 0
 
 
 def _check_folder(folder: Path, resume: bool) -> None:

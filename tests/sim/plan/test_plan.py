@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from click.testing import CliRunner
 import pdflow
 from pdflow.cli import cli
 from pdflow.results.figures.service_level import ServiceLevel
+from pdflow_sim.plan.command import plan
 from pdflow_sim.plan.comparison import compare
 from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
 from pdflow_sim.plan.levers import Lever, LeverResult, ranked
+from pdflow_sim.plan.request import PlanOptions
 from pdflow_sim.plan.search import Goal, MeasuredDesign
 
 CONVERSATION = Path(__file__).parents[3] / "examples" / "conversation.toml"
@@ -84,6 +87,17 @@ def test_a_plan_is_not_overwritten_but_continued_without_a_new_run(folder: Path)
     planned(*OPTIONS, "--out", str(folder), "--resume")
     assert (folder / "plan.json").read_text() == before
     assert len(list((folder / "runs").iterdir())) == runs
+
+
+def test_a_plan_of_more_runs_is_kept_if_the_time_is_over_earlier(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = tmp_path / "plan"
+    shutil.copytree(folder, again)
+    options = PlanOptions(slo=LEVEL, gpus=2)
+    assert plan(str(CONVERSATION), options, budget_s=0.0, out=str(again), resume=True) == 3
+    assert "keeps the plan that it has" in " ".join(capsys.readouterr().err.split())
+    assert (again / "plan.json").read_bytes() == (folder / "plan.json").read_bytes()
 
 
 def test_all_files_have_the_same_bytes_whatever_the_number_of_processes(folder: Path, tmp_path: Path) -> None:
