@@ -248,6 +248,13 @@ def test_a_file_is_xml_and_asks_for_nothing(each: PlanOutcome) -> None:
     assert "default-src 'none'" in whole
 
 
+def test_a_heading_fits_into_its_file(outcome: PlanOutcome) -> None:
+    plot = attrs.evolve(plots(outcome)["heat-map-4"], title="P TP2 h100-sxm, D TP2 h100-sxm")
+    assert plot.picture.width < 6 * len(plot.title), "a map of one cell"
+    root = ET.fromstring(plot.svg)
+    assert float((root.get("viewBox") or "").split()[2]) > 6 * len(plot.title)
+
+
 def test_every_chart_is_described(outcome: PlanOutcome) -> None:
     labels = [
         attributes.get("aria-label") for name, attributes in PageReader(plan_page(outcome)).elements if name == "svg"
