@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     import pandas as pd
+    from ipywidgets import VBox
 
     from pdflow.errors import MissingBackendError, PdflowError, ScenarioError
     from pdflow.results.result import Result
@@ -32,6 +33,7 @@ __all__ = [
     "plan",
     "simulate",
     "sweep",
+    "whatif",
 ]
 
 _HOMES = {
@@ -267,3 +269,28 @@ def max_rate(
         scenario, slo, seeds=seeds, requests=requests, jobs=jobs
     )
     return rate
+
+
+def whatif(scenario: Scenario | str | PathLike[str], *, requests: int = 300) -> VBox:
+    """Show sliders in a notebook that simulate a scenario again: its rate, engines, links and block size.
+
+    A table has the figures next to those of the unchanged scenario, and the edits for `Scenario.with_`. Needs `pip
+    install "pdflow[notebook]"`.
+
+    Args:
+        scenario: a Scenario, or the path of a TOML file.
+        requests: the most requests of a run; more take longer, and their percentiles are better.
+
+    Raises:
+        ScenarioError: the scenario is wrong.
+        MissingBackendError: ipywidgets is not installed.
+    """
+    from importlib import import_module
+
+    from pdflow.scenario.reading.editable import Scenario
+
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.load(scenario)
+    home = import_module("pdflow_sim.whatif")
+    shown: VBox = home.panel(home.WhatIf(scenario, requests))
+    return shown

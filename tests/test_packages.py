@@ -161,6 +161,7 @@ EXCEPTIONS: Final = {
     "sim/pdflow_sim/experiments/sweep.py": Permit("a table and a bar, by an extra", "os pandas tqdm warnings"),
     "sim/pdflow_sim/experiments/sweep_command.py": Permit("writes CSV, through `replacing`", "csv io"),
     "sim/pdflow_sim/plan/launch/script.py": Permit("writes a shell script", "shlex textwrap"),
+    "sim/pdflow_sim/whatif.py": Permit("shows sliders, by an extra", "ipywidgets"),
     "sim/pdflow_sim/uncollected.py": Permit("runs without the search for cycles", "gc"),
     "sim/pdflow_sim/experiments/workers.py": Permit(
         "runs in processes, which end with it", "multiprocessing os subprocess sys threading"

@@ -10,7 +10,7 @@ from pdflow.errors import MissingBackendError
 
 @contextmanager
 def notebook_extra() -> Iterator[None]:
-    """Raise MissingBackendError if an import of pandas, matplotlib or tqdm in the block fails: not installed."""
+    """Raise MissingBackendError if an import in the block fails: pandas, matplotlib, tqdm or ipywidgets is missing."""
     try:
         yield
     except ModuleNotFoundError as missing:

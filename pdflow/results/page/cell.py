@@ -6,6 +6,7 @@ what else is drawn stands out on dark and on light. Rules hold inside the cell a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pdflow.results.files.bench_json import statements
@@ -22,6 +23,9 @@ _STYLE: Final = """
 .pdflow-cell table { border-collapse: collapse; color: inherit; }
 .pdflow-cell th, .pdflow-cell td { padding: .1em 1em .1em 0; background: none; }
 .pdflow-cell .word { text-align: left; } .pdflow-cell .figure { text-align: right; }
+.pdflow-cell .scroll { overflow-x: auto; } .pdflow-cell td, .pdflow-cell th { vertical-align: top; }
+.pdflow-cell dl { display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em; margin: .5em 0; }
+.pdflow-cell dt { opacity: .7; font-weight: normal; } .pdflow-cell dd { margin: 0; }
 .pdflow-cell .bar { display: block; width: 14em; height: .8em; background: #8883; }
 .pdflow-cell .bar i { display: block; height: 100%; min-width: 2px; background: #3b8eea; }
 """
@@ -31,5 +35,9 @@ def cell(result: FinishedRun) -> Html:
     """Return the title, the verdict, the latencies, and the waterfall of mean TTFT."""
     latencies = table(["ms", *LATENCY_COLUMNS], result.table().latency_rows())
     costs = (tag("p", f"step times {statement}", class_="dim") for statement in statements(result.header.costs))
-    inside = joined((title(result), verdict(result), latencies, *stages(result), *costs))
-    return tag("div", tag("style", Html(_STYLE)), inside, class_="pdflow-cell")
+    return framed((title(result), verdict(result), latencies, *stages(result), *costs))
+
+
+def framed(sections: Iterable[Html]) -> Html:
+    """Return sections of a page as the output of a cell, with rules of their own."""
+    return tag("div", tag("style", Html(_STYLE)), joined(sections), class_="pdflow-cell")

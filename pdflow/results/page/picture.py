@@ -14,6 +14,8 @@ _FILE_SCALE: Final = 1.6
 _MARGIN: Final = 10
 _HEADING: Final = 18
 """The height of a file's heading."""
+_HEADING_LETTER: Final = 7
+"""The mean width of a letter there, in bold; a map of few cells is narrower than its heading."""
 
 
 @attrs.frozen
@@ -34,7 +36,8 @@ class Picture:
     def file(self, heading: str = "") -> str:
         """Return it as a file with a heading, which follows the reader's system in being light or dark."""
         above = _MARGIN + (_HEADING if heading else 0)
-        width, height = self.width + 2 * _MARGIN, self.height + above + _MARGIN
+        width = max(self.width, len(heading) * _HEADING_LETTER) + 2 * _MARGIN
+        height = self.height + above + _MARGIN
         box = f"{-_MARGIN} {-above} {width:g} {height:g}"
         ground = tag("rect", class_="ground", x=-_MARGIN, y=-above, width=width, height=height)
         lines = [tag("text", heading, class_="strong heading", x=2, y=-_HEADING / 2)] if heading else []

@@ -209,7 +209,7 @@ class SimEngineNode(PeerNode):
         before = self.steps_before
         if before:
             seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
-        self.router.decoded[request_id] = (seq, at_ns)
+        self.router.decoded[request_id] = (seq, at_ns, self.name)
 
     def prefix_of(self, request: int) -> tuple[int, ...]:
         """Return the names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""

@@ -18,9 +18,9 @@ class RouterLink:
         self.http_ns = http_ns
         self.receive: Callable[[RouterEvent], None]
         """Handles an answer that has arrived at the router; set by its node."""
-        self.decoded: dict[RequestId, tuple[Sequence, Instant]] = {}
+        self.decoded: dict[RequestId, tuple[Sequence, Instant, str]] = {}
         """Sequences that engines have decoded and whose answers have not reached the router yet, with the time of the
-        last token.
+        last token and the engine's name.
         """
         self.first_follows: set[RequestId] = set()
         """Decode legs on their way that await P's first token."""

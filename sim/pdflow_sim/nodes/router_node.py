@@ -162,7 +162,8 @@ class SimRouterNode(SimNode):
             found = decoded.pop(event.request_id, None)
             if found is not None and event.request_id in self.attempts:
                 request = request_of(event.request_id)
-                metrics.stamp_tokens(request, found[0], found[1], self.http_ns, self.prefill_tokens > 0)
+                seq, at_ns, engine = found
+                metrics.stamp_tokens(request, seq, at_ns, engine, self.http_ns, self.prefill_tokens > 0)
                 if event.request_id in metrics.corrupted:
                     assert metrics.records.wrong_kv is not None
                     metrics.records.wrong_kv.add(request)

@@ -46,8 +46,12 @@ class RunMetrics:
         self.records.first_token_ns[request] = at_ns
         self.records.last_token_ns[request] = at_ns
 
-    def stamp_tokens(self, request: int, seq: Sequence, at_ns: Instant, hop_ns: int, keeps_first: bool) -> None:
+    def stamp_tokens(
+        self, request: int, seq: Sequence, at_ns: Instant, engine: str, hop_ns: int, keeps_first: bool
+    ) -> None:
         """Record all tokens of an answer, the last one generated at `at_ns`; each takes one hop to the client.
+
+        `engine` generated them, and its step log has them. A hedge may have arrived at another engine since.
 
         `keeps_first`: if the client has a first token already, that one counts.
         """
@@ -57,6 +61,7 @@ class RunMetrics:
         if records.first_token_ns[request] < 0 or not keeps_first:
             records.first_token_ns[request] = first
         records.last_token_ns[request] = at_ns + hop_ns
+        records.decode_engine[request] = engine
         runs = seq.token_runs
         records.token_steps[request] = runs[0] if len(runs) == 1 else tuple(chain.from_iterable(runs))
 

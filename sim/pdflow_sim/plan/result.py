@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import attrs
 from rich.console import Console
 
+from pdflow.errors import PdflowError
 from pdflow.results.extra import notebook_extra
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.executors import executor_of
 from pdflow_sim.plan.files import candidates, pareto, write_plan
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner
+from pdflow_sim.plan.report.page import plan_cell
+from pdflow_sim.plan.report.plots import ATTAINMENT, FRONTIER, GAINS, HEAT_MAP, Plot, plots
 from pdflow_sim.plan.request import PlanOptions, request_of
 from pdflow_sim.plan.search import MeasuredDesign
 from pdflow_sim.plan.verdict import WIDEST, PlanVerdict
@@ -79,6 +82,31 @@ class Plan:
         """A row for each run of the search: the columns of pareto.csv."""
         return _frame(list(pareto(self.outcome)))
 
+    def plot_frontier(self) -> Plot:
+        """Plot tokens per second of a GPU against those of a user, a mark for each run.
+
+        Raises PdflowError if the plan has no such run; so do the other plots.
+        """
+        return self._plot(FRONTIER)
+
+    def plot_attainment(self) -> Plot:
+        """Plot the share of requests that meet all bounds against the rate, for the best design of each kind."""
+        return self._plot(ATTAINMENT)
+
+    def plot_heat_map(self, number: int = 1) -> Plot:
+        """Plot the highest rate by numbers of P and D: for the best two sizes of engines, or the second best..."""
+        return self._plot(HEAT_MAP.format(number))
+
+    def plot_levers(self) -> Plot:
+        """Plot the gain in the highest rate with one resource enlarged."""
+        return self._plot(GAINS)
+
+    def _plot(self, name: str) -> Plot:
+        drawn = plots(self.outcome)
+        if name not in drawn:
+            raise PdflowError(f"the plan has nothing to draw for {name}; it has {', '.join(drawn) or 'no chart'}")
+        return drawn[name]
+
     def save(self, directory: str | Path) -> None:
         """Write the files of `pdflow plan --out`. Raises OutputError."""
         write_plan(Path(directory), self.outcome)
@@ -88,6 +116,9 @@ class Plan:
         console = Console(width=WIDEST, color_system=None, force_terminal=False, force_jupyter=False)
         lines = console.render_lines(PlanVerdict(self.outcome), console.options, pad=False)
         return "".join("".join(segment.text for segment in line) + "\n" for line in lines)
+
+    def _repr_html_(self) -> str:
+        return plan_cell(self.outcome)
 
     def __repr__(self) -> str:
         return f"<Plan for {self.outcome.scenario.name!r}: {self.verdict}>"

@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from pdflow.errors import PdflowError
 from pdflow.results import formatting
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
@@ -28,6 +29,7 @@ from pdflow_sim.plan.report.page import plan_page
 from pdflow_sim.plan.report.plots import PLOT_NAMES, plots, svg_files
 from pdflow_sim.plan.report.ratios import MOST_PAIRS, best_cells
 from pdflow_sim.plan.request import PlanOptions, request_of
+from pdflow_sim.plan.result import Plan
 from pdflow_sim.plan.robustness import Stress, StressResult
 from pdflow_sim.plan.search import MeasuredDesign
 from pdflow_sim.plan.verdict import PlanVerdict
@@ -186,6 +188,37 @@ def test_the_page_has_the_whole_verdict(each: PlanOutcome) -> None:
         assert "".join([name, *survived]) in text
 
 
+def test_a_cell_of_a_notebook_has_the_verdict_and_the_tables(each: PlanOutcome) -> None:
+    page, cell = PageReader(plan_page(each)), PageReader(Plan(each)._repr_html_())
+    verdict = PlanVerdict(each)
+    assert verdict.headline in cell.text
+    for cells in verdict.table():
+        assert "".join(cells) in cell.text
+    assert not {"svg", "script", "html"} & {name for name, _ in cell.elements}
+    sections = {text for text in page.texts if len(text) > 2} & set(cell.texts)
+    assert len(sections) > 5, "the same sections as the page"
+    assert not re.search(r"^\s*[^.@}\s]", style(Plan(each)._repr_html_()), re.MULTILINE), "rules hold in the cell alone"
+
+
+def style(text: str) -> str:
+    return text.split("<style>")[1].split("</style>")[0]
+
+
+def test_plots_are_the_charts_of_the_page(outcome: PlanOutcome, nothing_found: PlanOutcome, tmp_path: Path) -> None:
+    plan = Plan(outcome)
+    shown = [plan.plot_frontier(), plan.plot_attainment(), plan.plot_heat_map(), plan.plot_heat_map(2)]
+    for name, plot in zip(("frontier", "attainment", "heat-map-1", "heat-map-2"), shown, strict=True):
+        assert plot._repr_svg_() == svg_files(outcome)[name]
+        assert plot.alt in plan_page(outcome)
+    plot = plan.plot_levers()
+    plot.save(tmp_path / "levers.svg")
+    assert (tmp_path / "levers.svg").read_text("utf-8") == svg_files(outcome)["levers"]
+    with pytest.raises(PdflowError, match=r"nothing to draw for heat-map-9; it has frontier, attainment, heat-map-1"):
+        plan.plot_heat_map(9)
+    with pytest.raises(PdflowError, match=r"nothing to draw for frontier; it has no chart"):
+        Plan(nothing_found).plot_frontier()
+
+
 def test_it_has_what_there_is_to_draw(
     outcome: PlanOutcome, nothing_found: PlanOutcome, nothing_meets: PlanOutcome, one_design: PlanOutcome
 ) -> None:
@@ -215,6 +248,13 @@ def test_a_file_is_xml_and_asks_for_nothing(each: PlanOutcome) -> None:
     assert "default-src 'none'" in whole
 
 
+def test_a_heading_fits_into_its_file(outcome: PlanOutcome) -> None:
+    plot = attrs.evolve(plots(outcome)["heat-map-4"], title="P TP2 h100-sxm, D TP2 h100-sxm")
+    assert plot.picture.width < 6 * len(plot.title), "a map of one cell"
+    root = ET.fromstring(plot.svg)
+    assert float((root.get("viewBox") or "").split()[2]) > 6 * len(plot.title)
+
+
 def test_every_chart_is_described(outcome: PlanOutcome) -> None:
     labels = [
         attributes.get("aria-label") for name, attributes in PageReader(plan_page(outcome)).elements if name == "svg"
@@ -240,9 +280,10 @@ def test_no_text_becomes_markup(outcome: PlanOutcome) -> None:
         unfinished=HOSTILE,
         verdict=None,
     )
-    read = PageReader(plan_page(hostile))
-    assert not {"script", "img"} & {name for name, _ in read.elements}
-    assert read.text.count(HOSTILE) >= 5
+    for text, least in ((plan_page(hostile), 5), (Plan(hostile)._repr_html_(), 4)):
+        read = PageReader(text)
+        assert not {"script", "img"} & {name for name, _ in read.elements}
+        assert read.text.count(HOSTILE) >= least
     for text in svg_files(hostile).values():
         assert not [element for element in ET.fromstring(text).iter() if element.tag.endswith(("script", "img"))]
 

@@ -162,6 +162,7 @@ def test_of_two_attempts_the_first_to_stream_is_the_answer(play: Play) -> None:
     assert (records.outcome, records.attempts) == (["completed"], [2])
     assert records.first_token_ns == [25 * MS]
     assert records.last_token_ns[0] > 500 * MS
+    assert records.decode_engine == ["d-0"], "its tokens are in that engine's step log"
 
 
 def test_an_engine_that_serves_alone_does_not_start_an_answer_again(play: Play) -> None:

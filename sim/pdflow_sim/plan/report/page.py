@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pdflow.results import formatting
+from pdflow.results.page.cell import framed
 from pdflow.results.page.markup import Html, table, tag
 from pdflow.results.page.page import document
 from pdflow.results.page.style import STYLE
@@ -43,19 +44,29 @@ def plan_page(outcome: PlanOutcome) -> str:
     return document(outcome.scenario.name or "plan", _sections(outcome), STYLE + _STYLE)
 
 
+def plan_cell(outcome: PlanOutcome) -> Html:
+    """Return the verdict and the tables as the output of a notebook's cell, without the charts."""
+    verdict = PlanVerdict(outcome)
+    return framed((*_summary(outcome, verdict), *_survival(outcome, verdict), *_designs(verdict)))
+
+
 def _sections(outcome: PlanOutcome) -> Iterator[Html]:
     verdict = PlanVerdict(outcome)
-    yield tag("h1", f"{outcome.scenario.name or 'plan'} on {gpus_text(outcome.gpus)}")
-    yield tag("p", f"Service level: {outcome.level}", class_="dim")
-    yield tag("div", tag("p", tag("b", verdict.headline)), class_="verdict")
-    facts = (pair for name, text in verdict.facts() for pair in (tag("dt", name), tag("dd", text)))
-    yield tag("dl", *facts)
+    yield from _summary(outcome, verdict)
     drawn = plots(outcome)
     yield from _levers(outcome, verdict, drawn)
     yield from _survival(outcome, verdict)
     yield from _designs(verdict)
     yield from _charts(outcome, drawn)
     yield tag("p", f"pdflow {version()} · plan.json has all figures, pareto.csv all runs", class_="dim foot")
+
+
+def _summary(outcome: PlanOutcome, verdict: PlanVerdict) -> Iterator[Html]:
+    yield tag("h1", f"{outcome.scenario.name or 'plan'} on {gpus_text(outcome.gpus)}")
+    yield tag("p", f"Service level: {outcome.level}", class_="dim")
+    yield tag("div", tag("p", tag("b", verdict.headline)), class_="verdict")
+    facts = (pair for name, text in verdict.facts() for pair in (tag("dt", name), tag("dd", text)))
+    yield tag("dl", *facts)
 
 
 def _levers(outcome: PlanOutcome, verdict: PlanVerdict, drawn: Mapping[str, Plot]) -> Iterator[Html]:

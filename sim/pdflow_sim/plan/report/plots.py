@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
 
+from pdflow.results.files.write import write_text
 from pdflow.results.page.picture import Picture
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.report.attainment import attainment_chart
@@ -17,16 +19,34 @@ from pdflow_sim.plan.report.ratios import MOST_PAIRS, heat_maps
 FRONTIER: Final = "frontier"
 ATTAINMENT: Final = "attainment"
 GAINS: Final = "levers"
-HEAT_MAPS: Final = tuple(f"heat-map-{number}" for number in range(1, MOST_PAIRS + 1))
+HEAT_MAP: Final = "heat-map-{}"
+HEAT_MAPS: Final = tuple(HEAT_MAP.format(number) for number in range(1, MOST_PAIRS + 1))
 PLOT_NAMES: Final = (FRONTIER, ATTAINMENT, *HEAT_MAPS, GAINS)
 
 
 @attrs.frozen
 class Plot:
-    """A chart and its title."""
+    """A chart and its title. A notebook shows it if it is the last expression of a cell."""
 
     title: str
-    picture: Picture
+    picture: Picture = attrs.field(repr=False)
+
+    @property
+    def alt(self) -> str:
+        """The description of the picture in words."""
+        return self.picture.description
+
+    @property
+    def svg(self) -> str:
+        """The text of an SVG file."""
+        return self.picture.file(self.title)
+
+    def save(self, path: str | Path) -> None:
+        """Write the SVG file. Raises OutputError."""
+        write_text(Path(path), self.svg)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
 
 
 def plots(outcome: PlanOutcome) -> Mapping[str, Plot]:
@@ -36,7 +56,7 @@ def plots(outcome: PlanOutcome) -> Mapping[str, Plot]:
 
 def svg_files(outcome: PlanOutcome) -> Mapping[str, str]:
     """Return the text of an SVG file for each chart, by name."""
-    return {name: plot.picture.file(plot.title) for name, plot in plots(outcome).items()}
+    return {name: plot.svg for name, plot in plots(outcome).items()}
 
 
 def _plots(outcome: PlanOutcome) -> Iterator[tuple[str, Plot]]:
