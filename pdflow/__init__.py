@@ -292,5 +292,5 @@ def whatif(scenario: Scenario | str | PathLike[str], *, requests: int = 300) -> 
     if not isinstance(scenario, Scenario):
         scenario = Scenario.load(scenario)
     home = import_module("pdflow_sim.whatif")
-    shown: VBox = home.panel(home.WhatIf(scenario, requests))
+    shown: VBox = home.panel(home.WhatIfRuns(scenario, requests))
     return shown

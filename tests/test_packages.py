@@ -65,7 +65,9 @@ class Permit(NamedTuple):
 
 
 EXCEPTIONS: Final = {
-    "pdflow/__init__.py": Permit("its public functions open sim/ when called", "importlib os pandas pdflow_sim"),
+    "pdflow/__init__.py": Permit(
+        "its public functions open sim/ when called", "importlib os ipywidgets pandas pdflow_sim"
+    ),
     "pdflow/__main__.py": Permit("python -m pdflow"),
     "pdflow/cli/__init__.py": Permit(
         "prints; what cannot be printed becomes `?`, or goes nowhere",

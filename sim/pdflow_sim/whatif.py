@@ -1,7 +1,7 @@
 """`pdflow.whatif`: sliders that simulate a scenario again, and its figures next to those of the unchanged scenario.
 
-A slider is a list of values and the edits that each of them makes. `WhatIf` runs and compares, and knows no widgets;
-`panel` shows it in a notebook, by the extra `notebook`.
+A slider is a list of values and the edits that each of them makes. `WhatIfRuns` simulates and compares, without
+widgets; `panel` shows it in a notebook, by the extra `notebook`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _whole(keys: Iterable[str]) -> Callable[[float], Mapping[str, Any]]:
     return lambda value: dict.fromkeys(keys, int(value))
 
 
-class WhatIf:
+class WhatIfRuns:
     """A scenario with sliders. Runs are short: the first `requests` requests; each setting is run once."""
 
     def __init__(self, scenario: Scenario, requests: int) -> None:
@@ -135,7 +135,7 @@ def _difference(old: float, new: float, *, share: bool) -> str:
     return f"{100 * (new / old - 1):+.0f} %" if old else ""
 
 
-def panel(what: WhatIf) -> VBox:
+def panel(what: WhatIfRuns) -> VBox:
     """Return the sliders and the table as widgets. Raises MissingBackendError without ipywidgets."""
     with notebook_extra():
         import ipywidgets

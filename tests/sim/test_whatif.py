@@ -11,7 +11,7 @@ import pdflow
 from pdflow.errors import MissingBackendError
 from pdflow.results import formatting
 from pdflow.scenario.reading.editable import Scenario
-from pdflow_sim.whatif import FIGURES, Slider, WhatIf, panel
+from pdflow_sim.whatif import FIGURES, Slider, WhatIfRuns, panel
 from tests.support.html_reader import PageReader
 
 SMALL = Path(__file__).parent / "small.toml"
@@ -23,11 +23,11 @@ def scenario() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def what(scenario: Scenario) -> WhatIf:
-    return WhatIf(scenario, requests=30)
+def what(scenario: Scenario) -> WhatIfRuns:
+    return WhatIfRuns(scenario, requests=30)
 
 
-def test_every_value_of_every_slider_is_a_scenario(what: WhatIf) -> None:
+def test_every_value_of_every_slider_is_a_scenario(what: WhatIfRuns) -> None:
     pools = [f"{pool.name} engines" for pool in what.scenario.resolved.pools]
     assert list(what.sliders) == ["requests/s", *pools, "Gb/s per NIC", "tokens per block"]
     for name, slider in what.sliders.items():
@@ -38,7 +38,7 @@ def test_every_value_of_every_slider_is_a_scenario(what: WhatIf) -> None:
             assert (edited == what.scenario) == (value == slider.own)
 
 
-def test_sliders_change_what_they_are_called(what: WhatIf) -> None:
+def test_sliders_change_what_they_are_called(what: WhatIfRuns) -> None:
     p, d, *_ = what.scenario.resolved.pools
     rate = what.sliders["requests/s"].own
     moved = {
@@ -57,7 +57,7 @@ def test_sliders_change_what_they_are_called(what: WhatIf) -> None:
     assert arrival.rate_rps == pytest.approx(2 * rate)
 
 
-def test_figures_are_those_of_the_two_runs(what: WhatIf) -> None:
+def test_figures_are_those_of_the_two_runs(what: WhatIfRuns) -> None:
     moved = {"requests/s": what.sliders["requests/s"].values[-1]}
     before = pdflow.simulate(what.scenario).summary
     after = pdflow.simulate(what.scenario.with_(what.edits(moved))).summary
@@ -76,24 +76,24 @@ def test_figures_are_those_of_the_two_runs(what: WhatIf) -> None:
 
 def test_what_has_no_rate_or_no_service_level_does_without(scenario: Scenario) -> None:
     closed = scenario.with_({"workload.arrival": {"process": "closed", "concurrency": 2}, "slo": None})
-    what = WhatIf(closed, requests=10)
+    what = WhatIfRuns(closed, requests=10)
     assert "requests/s" not in what.sliders
     names = [name for name, *_ in what.rows({})]
     assert "SLO met by" not in names
     assert "TTFT p99, ms" in names
     mixed = scenario.with_({f"pool.{scenario.resolved.pools[0].name}.block_size": 64})
-    assert "tokens per block" not in WhatIf(mixed, requests=10).sliders
+    assert "tokens per block" not in WhatIfRuns(mixed, requests=10).sliders
 
 
 def test_a_refused_setting_shows_the_reason(scenario: Scenario) -> None:
-    what = WhatIf(scenario, requests=10)
+    what = WhatIfRuns(scenario, requests=10)
     what.sliders["engines"] = Slider("engines", 1, (1, 2), lambda value: {"pool.nowhere.replicas": value})
     read = PageReader(what.html({"engines": 2}))
     assert "nowhere" in read.text
     assert not [name for name, _ in read.elements if name == "table"]
 
 
-def test_without_the_extra_the_error_names_it(what: WhatIf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_it(what: WhatIfRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(MissingBackendError, match=r"ipywidgets is not installed: pip install"):
         panel(what)
@@ -104,7 +104,7 @@ def test_a_slider_that_moves_runs_again(scenario: Scenario) -> None:
     box = pdflow.whatif(scenario, requests=20)
     *controls, shown = box.children
     before = shown.value
-    what = WhatIf(scenario, requests=20)
+    what = WhatIfRuns(scenario, requests=20)
     assert [control.description for control in controls] == list(what.sliders)
     assert before == what.html({name: slider.own for name, slider in what.sliders.items()})
     controls[0].value = what.sliders["requests/s"].values[-1]
