@@ -161,7 +161,10 @@ class Planner:
                 self.search.search_shapes(wanted)
                 likely = list(self.search.finalists())
                 self.search.search_finals(likely)
-            rate = max((row.rate for row in self.search.measured()[:1]), default=0.0)
+            rate = self._measured_rate()
+            if rate >= wanted:
+                self._decide()  # The first seeds may have been lucky: this was chosen because they served the rate.
+                rate = self._measured_rate()
             if rate >= wanted:
                 enough = gpus
             else:
@@ -173,11 +176,17 @@ class Planner:
         self.search = searches.get(enough, self.search)
         self.search.finished = True
 
+    def _measured_rate(self) -> float:
+        """Return the highest rate of the best design."""
+        return max((row.rate for row in self.search.measured()[:1]), default=0.0)
+
     def _decide(self) -> None:
         """Give the best design of each kind more seeds until it is clear which is better, or clear that they tie."""
-        for _ in range(self.request.seeds, MOST_SEEDS, _SEEDS_AT_ONCE):
+        while True:
             best = best_of_kinds(self.search.measured())
             if len(best) < 2 or any(row.requests < self.prober.traffic.requests for row in best.values()):
+                return
+            if min(len(row.rates) for row in best.values()) >= MOST_SEEDS:
                 return
             one, other = best.values()
             compared = compare(one, other, self.search.goal)

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -234,3 +235,14 @@ def test_intervals_are_of_the_ratio_itself() -> None:
     assert compared.low is not None
     assert compared.high is not None
     assert compared.low < compared.ratio < compared.high
+
+
+def test_the_fewest_gpus_that_serve_a_rate_are_found() -> None:
+    few: dict[str, Any] = {"slo": LEVEL, "kind": "aggregated", "search": ["xpyd"], "requests": 200, "seeds": 1}
+    plan = pdflow.plan(CONVERSATION, rate=2.0, robust=False, **few)
+    assert plan.meets
+    assert plan.best is not None
+    assert plan.best.max_rate >= 2.0
+    fewer = pdflow.plan(CONVERSATION, gpus=plan.outcome.gpus - 1, robust=False, **few)
+    assert fewer.best is not None
+    assert fewer.best.max_rate < 2.0
