@@ -181,7 +181,10 @@ class PlanVerdict:
                 texts.append(f"{_times(verdict.ratio)}, 95 % interval {_times(verdict.low)} to {_times(verdict.high)}")
             texts.append(f"step times may be off by {verdict.step_error * 100:.0f} %")
             for name, ratio in outcome.ratio_at.items():
-                texts.append(f"{_times(ratio)} with steps {name}" + (", which turns it round" if ratio < 1 else ""))
+                if math.isinf(ratio):
+                    texts.append(f"with steps {name} the other serves no rate")
+                else:
+                    texts.append(f"{_times(ratio)} with steps {name}" + (", which turns it round" if ratio < 1 else ""))
             yield "how sure", "; ".join(texts)
         if outcome.never_compared:
             yield "never compared", f"with a measurement: step times of {'; '.join(outcome.never_compared)}"
