@@ -15,7 +15,9 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 DEFINITIONS: Final = ("pdflow", "sim", "runtime", "tests", "benchmarks", "docs", "notebooks")
 PROGRAMS: Final = ("pdflow/", "sim/", "runtime/")
-PROSE: Final = re.compile(r"(README|CONTRIBUTING|CHANGELOG|SECURITY)\.md|docs/[\w.-]+\.md|examples/.*\.(toml|md)")
+PROSE: Final = re.compile(
+    r"(README|CONTRIBUTING|CHANGELOG|SECURITY)\.md|docs/(tutorials/)?[\w.-]+\.md|examples/.*\.(toml|md)"
+)
 WORDS: Final[dict[str, Any]] = tomllib.loads((ROOT / "docs/words.toml").read_text("utf-8"))
 UNREVIEWED: Final = frozenset(WORDS["unreviewed"]["files"])
 SURFACES: Final = ("identifiers", "texts", "prose")

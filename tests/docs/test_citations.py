@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.pages import ROOT, all_blocks
+
 PYTHON = sorted(
     path
     for folder in ("pdflow", "sim", "runtime", "benchmarks", "docs", "tests", "examples")
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("*/README.md")]
+)
 SCENARIOS = sorted(ROOT.glob("examples/**/*.toml"))
 
 SECTION = re.compile(r"\b[Ss]pec (\d+(?:\.\d+)?)\b")
@@ -113,7 +116,8 @@ def dead_ends(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", [*PYTHON, *DOCUMENTS, *SCENARIOS], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_citations_lead_somewhere(path: Path) -> None:
-    assert [dead for text in texts(path) for dead in dead_ends(text)] == []
+    written = {block.title for block in all_blocks(path.read_text(encoding="utf-8"))} if path.suffix == ".md" else ()
+    assert [dead for text in texts(path) for dead in dead_ends(text) if dead not in written] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -6,25 +6,18 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pdflow.cli import cli
 from pdflow.scenario import load
+from tests.docs.pages import ROOT, blocks, commands, run_pdflow, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("*/README.md")]
+)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(document: str, language: str) -> list[str]:
-    """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
 
 
 def named(path: Path) -> str:
@@ -32,10 +25,10 @@ def named(path: Path) -> str:
 
 
 def test_the_two_commands_are_those_that_ci_runs() -> None:
-    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("python3")]
+    first = commands(README, "python3")
     runner = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert len(commands) == 2
-    for command in commands:
+    assert len(first) == 2
+    for command in first:
         assert f"\n  {command}\n" in runner
 
 
@@ -79,17 +72,17 @@ def test_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shutil.copy(ROOT / "tests/sim/alone.toml", tmp_path / "served.toml")
     tmp_path.joinpath("seen.csv").write_text("request,ttft_ms,tpot_ms\n0,40,9\n1,45,9\n")
     monkeypatch.setenv("PWD", str(tmp_path))
-    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pdflow")]
-    assert len(commands) == 14
+    shown = commands(README, "pdflow")
+    assert len(shown) == 14
     tmp_path.joinpath("tests").symlink_to(ROOT / "tests")
-    for command in commands:
+    for command in shown:
         arguments = shlex.split(os.path.expandvars(command))[1:]
         few = ["--set", "workload.requests=3"] if arguments[0] in ("simulate", "compare", "calibrate") else []
         if arguments[0] == "plan":
             few = ["--gpus", "1", "--kind", "aggregated", "--search", "tp,xpyd", "--requests", "100", "--no-robust"]
         few += {"scopes": ["--only", "compat pull", "--jobs", "1"], "walk": ["--budget", "1"]}.get(arguments[1], [])
-        result = CliRunner().invoke(cli, [*arguments, *few], prog_name="pdflow")
-        assert result.exit_code == 0, (command, result.output)
+        printed = run_pdflow([*arguments, *few])
+        assert printed.exit_code == 0, (command, printed)
     assert {file.name for file in tmp_path.joinpath("out").iterdir()} == {
         "results.json",
         "requests.jsonl",
@@ -113,9 +106,3 @@ def test_python_of_the_page_on_python_runs(tmp_path: Path) -> None:
     tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
     run_python("\n".join(blocks((ROOT / "docs/python.md").read_text(encoding="utf-8"), "python")), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"pull.toml", "ttft.png", "rows"}
-
-
-def run_python(code: str, folder: Path) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, encoding="utf-8", check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout

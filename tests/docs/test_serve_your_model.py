@@ -11,15 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from pdflow.cli import cli
+from tests.docs.pages import ROOT, commands, run_pdflow
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/serve-your-model.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
-]
+COMMANDS = commands(PAGE)
 TRAIN = ROOT / "examples/train_tiny.py"
 
 
@@ -45,8 +41,8 @@ def test_a_folder_is_validated_and_simulated_by_its_config_alone(name: str, clon
         if file.name != "config.json":
             file.unlink()
     few = ["--set", "workload.requests=3"] if name == "simulate" else []
-    ran = CliRunner().invoke(cli, [*command(name)[1:], *few], prog_name="pdflow")
-    assert ran.exit_code == 0, ran.output
+    ran = run_pdflow([*command(name)[1:], *few])
+    assert ran.exit_code == 0, ran
 
 
 @pytest.mark.slow
