@@ -69,9 +69,9 @@ class Row:
             "claimed": dict(self.pick.claimed),
             "clients": self.pick.clients,
             "closed": self.closed,
-            "refused": self.refused,
             "mean_rate": self.mean_rate,
             "tail_rate": self.tail_rate,
+            "refused": self.refused,
         }
 
 
