@@ -38,7 +38,8 @@ CONVERSATION: Final = Path(__file__).parents[2] / "examples" / "conversation.tom
 
 @attrs.frozen
 class Grid:
-    """A traffic, a service level, and the designs: all clusters of so many GPUs with all values of one option."""
+    """A traffic, a service level, and the designs: all clusters of so many GPUs with all values of one option, the
+    scenario's own among them."""
 
     name: str
     level: str
@@ -92,7 +93,7 @@ GRIDS: Final = (
     Grid("conversation", "ttft=2s@p95,itl=50ms@p99", 8, "chunk", CHUNKS, {}, (1, 2, 4)),
     Grid("code", "ttft=1s@p95,itl=20ms@p99", 8, "block_size", (16, 32, 64), _chat(8.0, 4000, 100), (1, 2, 4)),
     Grid(
-        "large", "ttft=4s@p90,itl=60ms@p99", 16, "chunk", (1024, 4096, 16384), _chat(4.0, 3000, 300, **LARGE), (2, 4, 8)
+        "large", "ttft=4s@p90,itl=60ms@p99", 16, "chunk", (1024, 8192, 16384), _chat(4.0, 3000, 300, **LARGE), (2, 4, 8)
     ),
 )
 

@@ -17,7 +17,7 @@ from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
 PICKS: Final = 2
 """The clusters of each kind that are taken from a peer's list."""
 TRIALS: Final = 32
-TRIAL_REQUESTS: Final = 200
+TRIAL_REQUESTS: Final = 600
 LOWEST_SHARE: Final = 0.4
 HIGHEST_SHARE: Final = 6.0
 """The rates that aisimulate searches, in times of the case's first one."""
@@ -85,6 +85,7 @@ def _aiconfigurator_pick(case: Case, row: Mapping[str, str], aggregated: bool) -
             PoolShape(role, EngineShape(case.gpu, int(row[f"({key})tp"])), replicas * int(row[f"({key})workers"]))
             for role, key in (("prefill", "p"), ("decode", "d"))
         )
+    assert sum(pool.gpus for pool in pools) == case.gpus, row
     claimed = {
         "rate": float(row["seq/s"]) * replicas,
         "ttft_ms": float(row["ttft"]),
@@ -147,5 +148,6 @@ def _aisimulate_pick(case: Case, config: Mapping[str, Any]) -> Pick:
         if worker is not None and (role == "aggregated") == (engine["mode"] == "aggregated"):
             parallel = worker["parallelism"]
             pools.append(PoolShape(role, EngineShape(case.gpu, parallel["tensor"]), parallel["replicas"]))
+    assert sum(pool.gpus for pool in pools) == case.gpus, engine
     rate = config["traffic"]["load"]["requests_per_second"]
     return Pick("aisimulate", Design(tuple(pools)), {"rate": rate}, None)

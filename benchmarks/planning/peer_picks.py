@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import attrs
@@ -41,8 +42,8 @@ from pdflow_sim.plan.traffic import Traffic
 
 SEEDS: Final = 3
 REQUESTS: Final = 600
-WAVES: Final = 12
-"""Requests of each client of a closed loop; those that begin during the first answers are not counted."""
+WAVES: Final = 24
+"""Requests of each client of a closed loop; those that end during the first answers are not counted."""
 WARM_UP_ANSWERS: Final = 2.0
 PLANNED_OPTIONS: Final = ("chunk",)
 
@@ -99,18 +100,20 @@ def closed_loop(case: Case, pick: Pick) -> dict[str, float] | None:
         "workload.requests": WAVES * pick.clients,
         "workload.warmup_s": WARM_UP_ANSWERS * answer_s,
     }
-    summary = pdflow.simulate(scenario.with_(edits)).summary
-    return {
-        "rate": summary["requests_per_s"],
-        "ttft_ms": summary["ttft_mean_ms"],
-        "tpot_ms": summary["tpot_mean_ms"],
-    }
+    records = pdflow.simulate(scenario.with_(edits)).records
+    # From the warm-up to the last arrival: after that, clients have no more requests, and fewer are in the system.
+    begin, end = edits["workload.warmup_s"] * 1e9, max(records.arrival_ns)
+    counted = [n for n, arrival in enumerate(records.arrival_ns) if arrival >= begin]
+    ended = sum(begin <= last <= end for last in records.last_token_ns)
+    ttfts = [records.first_token_ns[n] - records.arrival_ns[n] for n in counted]
+    tpots = [(records.last_token_ns[n] - records.first_token_ns[n]) / (records.output_tokens[n] - 1) for n in counted]
+    return {"rate": ended / (end - begin) * 1e9, "ttft_ms": fmean(ttfts) / 1e6, "tpot_ms": fmean(tpots) / 1e6}
 
 
-def planned(case: Case, pool: WorkerPool) -> Iterator[Pick]:
-    """Yield the best cluster of each kind by `pdflow plan`, within the bounds on means."""
+def planned(case: Case, source: str, level: str, pool: WorkerPool) -> Iterator[Pick]:
+    """Yield the best cluster of each kind by `pdflow plan` within a service level."""
     request = PlanRequest(
-        level=ServiceLevel.parse(case.mean_level),
+        level=ServiceLevel.parse(level),
         gpus=case.gpus,
         gpu_types=(case.gpu,),
         space=Space((case.gpu,), ep=False),
@@ -122,7 +125,7 @@ def planned(case: Case, pool: WorkerPool) -> Iterator[Pick]:
     for kind in KINDS:
         best = outcome.best_of(kind)
         if best is not None:
-            yield Pick("pdflow plan", best.design, {"rate": best.rate}, None)
+            yield Pick(source, best.design, {"rate": best.rate}, None)
 
 
 def rows_of(case: Case, picks: Sequence[Pick], pool: WorkerPool) -> Iterator[Row]:
@@ -176,7 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 picks += aiconfigurator_picks(options.aiconfigurator, case, Path(folder))
             if options.aisimulate and case.asked_of_aisimulate:
                 picks += aisimulate_picks(options.aisimulate, case, Path(folder))
-        picks += planned(case, WorkerPool(options.jobs))
+        for source, level in (("pdflow, means", case.mean_level), ("pdflow, p95", case.tail_level)):
+            picks += planned(case, source, level, WorkerPool(options.jobs))
         with WorkerPool(options.jobs) as pool:
             for row in rows_of(case, picks, pool):
                 found.append(row)

@@ -30,16 +30,20 @@ from pdflow_sim.plan.traffic import Traffic
 
 CONVERSATION: Final = Path(__file__).parents[2] / "examples" / "conversation.toml"
 LEVEL: Final = "ttft=2s@p95,itl=50ms@p99"
-CHUNKS: Final = (512, 1024, 2048, 4096, 8192, 16384)
+CHUNKS: Final = (512, 1024, 2048, 4096, 16384)
+BLOCK_SIZES: Final = (32, 64)
 TYPES: Final = ("h100-sxm", "h200", "a100-80g")
 THOUSAND_GPUS: Final = 64
 
 
 def candidates(count: int) -> list[Design]:
-    """Return clusters of 8 GPUs, by size, ratio and chunk."""
+    """Return clusters of 8 GPUs, by size, ratio, chunk and block size."""
     found = ShapeFinder(Scenario.load(CONVERSATION), Space(("h100-sxm",))).designs(8)
-    several = [design.with_option("chunk", chunk) for chunk in CHUNKS for design in found]
-    return [*found, *several][:count]
+    chunked = [*found, *(design.with_option("chunk", chunk) for chunk in CHUNKS for design in found)]
+    several = [*chunked, *(design.with_option("block_size", size) for size in BLOCK_SIZES for design in chunked)]
+    if len(several) < count:
+        raise ValueError(f"there are only {len(several)} clusters, and {count} are asked for")
+    return several[:count]
 
 
 def probed(count: int, requests: int, jobs: int) -> tuple[int, int]:

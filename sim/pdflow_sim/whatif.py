@@ -105,9 +105,10 @@ class WhatIfRuns:
 
     def result(self, values: Mapping[str, float]) -> Result:
         """Simulate the scenario with the sliders at these values. Raises ScenarioError."""
-        key = tuple(sorted(values.items()))
+        moved = {name: value for name, value in values.items() if value != self.sliders[name].own}
+        key = tuple(sorted(moved.items()))
         if key not in self._results:
-            edited = self.scenario.with_(self.edits(values))
+            edited = self.scenario.with_(self.edits(moved))
             self._results[key] = simulate(edited.resolved, written=edited, quiet=True).result
         return self._results[key]
 

@@ -72,6 +72,8 @@ def test_figures_are_those_of_the_two_runs(what: WhatIfRuns) -> None:
     points = 100 * (after["slo_attainment"] - before["slo_attainment"])
     assert rows["SLO met by"][2] == f"{points:+.1f} points"
     assert what.result(moved) is what.result(dict(moved)), "a setting is run once"
+    own = {slider.name: slider.own for slider in what.sliders.values()}
+    assert what.result(own) is what.result({})
 
 
 def test_what_has_no_rate_or_no_service_level_does_without(scenario: Scenario) -> None:

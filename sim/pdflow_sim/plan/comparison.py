@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from pdflow.results.figures.intervals import of_mean
 from pdflow.scenario.costs.error_bars import step_time_error
-from pdflow.scenario.schema.scenario import ResolvedScenario, RooflineCost
+from pdflow.scenario.schema.scenario import AiconfiguratorCost, MeasuredCost, ResolvedScenario, RooflineCost
 from pdflow_sim.plan.search import Goal, MeasuredDesign
 
 RESOLUTION: Final = 0.02
@@ -64,6 +65,10 @@ def compare(one: MeasuredDesign, other: MeasuredDesign, goal: Goal, step_error: 
     return DesignComparison(one, other, math.exp(log_ratio), low, high, step_error)
 
 
+_STATED_ERRORS: Final[Mapping[type, float]] = {AiconfiguratorCost: 0.10, MeasuredCost: 0.03}
+"""The error bars of TPOT in docs/costs.md, of costs that have no class of engines; constant ones are exact."""
+
+
 def step_error_of(*scenarios: ResolvedScenario) -> tuple[float, list[str]]:
     """Return the half width of the widest error bar of these clusters' step times, and the GPUs whose steps were never
     compared with a measurement."""
@@ -71,6 +76,7 @@ def step_error_of(*scenarios: ResolvedScenario) -> tuple[float, list[str]]:
     for scenario in scenarios:
         for pool in scenario.pools:
             if not isinstance(pool.cost, RooflineCost):
+                widest = max(widest, _STATED_ERRORS.get(type(pool.cost), 0.0))
                 continue
             error = step_time_error(scenario.model, pool)
             if error is None:

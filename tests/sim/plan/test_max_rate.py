@@ -97,7 +97,7 @@ def test_a_first_rate_far_above_what_can_be_served_is_no_reason_to_give_up() -> 
 
 
 def test_requests_of_the_warm_up_do_not_make_a_rate_seem_to_be_served() -> None:
-    scenario = pdflow.load(SMALL, {"workload.warmup_s": 0.3})
+    scenario = pdflow.load(SMALL, {"workload.warmup_s": 1.0})
     cold, warm = (pdflow.max_rate(it, "ttft=100ms@p90", requests=200) for it in (pdflow.load(SMALL), scenario))
     assert warm == pytest.approx(cold, rel=0.25)
 
