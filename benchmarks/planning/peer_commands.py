@@ -72,11 +72,12 @@ def aiconfigurator_picks(python: str, case: Case, folder: Path) -> list[Pick]:
         (table,) = folder.rglob(f"{kind}/best_config_topn.csv")
         with table.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))[:PICKS]
-        picks += [_aiconfigurator_pick(case, row, kind == "agg") for row in rows]
+        picks += [aiconfigurator_pick(case, row, kind == "agg") for row in rows]
     return picks
 
 
-def _aiconfigurator_pick(case: Case, row: Mapping[str, str], aggregated: bool) -> Pick:
+def aiconfigurator_pick(case: Case, row: Mapping[str, str], aggregated: bool) -> Pick:
+    """Return a row of aiconfigurator's table, which is of one replica, as the cluster of all GPUs."""
     replicas = case.gpus // int(row["num_total_gpus"])
     if aggregated:
         pools = (PoolShape("aggregated", EngineShape(case.gpu, int(row["tp"])), replicas),)
@@ -134,13 +135,14 @@ def aisimulate_picks(python: str, case: Case, folder: Path) -> list[Pick]:
     answer = subprocess.run(command, capture_output=True, check=True, text=True)
     picks: list[Pick] = []
     for each in json.loads(answer.stdout.splitlines()[-1]):
-        pick = _aisimulate_pick(case, each)
+        pick = aisimulate_pick(case, each)
         if sum(other.design.kind == pick.design.kind for other in picks) < PICKS:
             picks += [] if any(other.design == pick.design for other in picks) else [pick]
     return picks
 
 
-def _aisimulate_pick(case: Case, config: Mapping[str, Any]) -> Pick:
+def aisimulate_pick(case: Case, config: Mapping[str, Any]) -> Pick:
+    """Return a configuration that aisimulate recommends as a cluster."""
     engine = config["engine"]
     pools = []
     for role in ("aggregated", "prefill", "decode"):

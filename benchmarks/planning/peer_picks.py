@@ -1,7 +1,7 @@
 """What NVIDIA's aiconfigurator and aisimulate recommend, simulated by pdflow next to what `pdflow plan` recommends.
 
-    python -m benchmarks.planning.peer_picks [CASE...] [--aiconfigurator PYTHON] [--aisimulate PYTHON] [--jobs N]
-                                             [--json FILE]
+    python -m benchmarks.planning.peer_picks [CASE...] [--aiconfigurator PYTHON] [--aisimulate PYTHON]
+                                             [--plan-tails] [--jobs N] [--json FILE]
 
 Each peer is asked in an environment of its own: `pip install aiconfigurator==0.12.0`, and `pip install
 --only-binary :all: aisimulate==0.13.0.dev202610270000000085`. Step times are from NVIDIA's kernel tables in all three
@@ -162,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(case.name for case in CASES))
     parser.add_argument("--aiconfigurator", metavar="PYTHON", help="the Python of its environment")
     parser.add_argument("--aisimulate", metavar="PYTHON", help="the Python of its environment")
+    parser.add_argument("--plan-tails", action="store_true", help="also plan within the bounds for 95 %% of requests")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -179,8 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 picks += aiconfigurator_picks(options.aiconfigurator, case, Path(folder))
             if options.aisimulate and case.asked_of_aisimulate:
                 picks += aisimulate_picks(options.aisimulate, case, Path(folder))
-        for source, level in (("pdflow, means", case.mean_level), ("pdflow, p95", case.tail_level)):
-            picks += planned(case, source, level, WorkerPool(options.jobs))
+        picks += planned(case, "pdflow, means", case.mean_level, WorkerPool(options.jobs))
+        if options.plan_tails:
+            picks += planned(case, "pdflow, p95", case.tail_level, WorkerPool(options.jobs))
         with WorkerPool(options.jobs) as pool:
             for row in rows_of(case, picks, pool):
                 found.append(row)

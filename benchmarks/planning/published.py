@@ -6,8 +6,10 @@ Sources give latencies of two or three clusters at one load. The level of a plan
 differ in whether they meet it: the bound on TPOT is the geometric mean of the best and the worst published one, and
 that on TTFT one and a half times the worst. Where three ratios of P to D were compared by their throughput, both bounds
 are one and a half times the worst. MORI-IO states its own level. The plan has the published numbers of GPUs, models,
-lengths and sizes of engines, and nothing is fitted. It is right if its best cluster is of the kind, or has the ratio,
-that was measured to be better.
+lengths and sizes of engines, and nothing is fitted. Loads that were closed loops are planned as Poisson arrivals.
+
+A plan is right if its best cluster is of the kind, or has the ratio, that was measured to be better and, for kinds, if
+the best clusters of both kinds are in the measured order at the measured rate, too. A tie is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import math
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +30,12 @@ from benchmarks.validation.unfitted.rows import AS_STATED, Row, rows
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.workers import WorkerPool
+from pdflow_sim.plan.options import KINDS
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner, PlanRequest
+from pdflow_sim.plan.probes import DesignProbe, Prober
 from pdflow_sim.plan.space import Space
+from pdflow_sim.plan.traffic import Traffic
 
 MARGIN: Final = 1.5
 REQUESTS: Final = 600
@@ -48,10 +54,12 @@ class Comparison:
     tp: tuple[int, ...]
     better: str
     measured: str
+    figure: str = ""
+    """The figure that was measured at the scenario's rate, of comparisons of kinds."""
 
-    def plan(self, jobs: int) -> PlanOutcome:
-        """Return the plan: of both kinds, or of P to D only, as was compared."""
-        kinds = ("disaggregated",) if "D" in self.better else ("aggregated", "disaggregated")
+    def planner(self, jobs: int) -> Planner:
+        """Return the plan to carry out: of both kinds, or of P to D only, as was compared."""
+        kinds = KINDS if self.figure else ("disaggregated",)
         request = PlanRequest(
             level=ServiceLevel.parse(self.level),
             gpus=self.gpus,
@@ -60,7 +68,7 @@ class Comparison:
             options=(),
             robust=False,
         )
-        return Planner(self.scenario, request, WorkerPool(jobs), look=False).run()
+        return Planner(self.scenario, request, WorkerPool(jobs), look=False)
 
 
 def _apart_and_together(name: str, apart: Row, together: Row) -> Comparison:
@@ -75,7 +83,9 @@ def _apart_and_together(name: str, apart: Row, together: Row) -> Comparison:
         gpus=_gpus(apart),
         tp=tuple(sorted({tp for _, _, tp in engines})),
         better="disaggregated" if tpots[0] < tpots[1] else "aggregated",
-        measured=f"TPOT {tpots[0]:.1f} ms apart, {tpots[1]:.1f} ms together, at {apart.load_name}",
+        measured=f"TTFT {ttfts[0]:.0f} and TPOT {tpots[0]:.1f} ms apart, {ttfts[1]:.0f} and {tpots[1]:.1f} ms "
+        f"together, at {apart.load_name}",
+        figure="tpot_mean_ms",
     )
 
 
@@ -138,6 +148,7 @@ def _mori() -> Comparison:
         tp=(4, 8),
         better="disaggregated",
         measured="73 of 100 requests within the bounds apart, 26 and 30 together, at 8 requests/s",
+        figure="slo_attainment",
     )
 
 
@@ -157,38 +168,53 @@ def comparisons() -> list[Comparison]:
 
 def held_against(comparison: Comparison, jobs: int) -> dict[str, Any]:
     """Return the plan's answer next to the measured one."""
-    outcome = comparison.plan(jobs)
-    best = outcome.best
+    outcome = comparison.planner(jobs).run()
+    best, verdict = outcome.best, outcome.verdict
     assert best is not None
-    kind_only = comparison.better in ("aggregated", "disaggregated")
-    verdict = outcome.verdict
-    answer = (best.design.kind if kind_only else best.design.shape_text) if outcome.meets else "none meets the level"
+    answer = (best.design.kind if comparison.figure else best.design.shape_text) if outcome.meets else "none meets it"
+    at_rate = dict(_at_measured_rate(comparison, outcome))
     return {
         "name": comparison.name,
         "level": comparison.level,
         "measured": comparison.measured,
         "measured_better": comparison.better,
         "planned_better": answer,
-        "planned": best.design.text,
-        "rates": {kind: None if row is None else row.rate for kind, row in _best_rows(outcome)},
-        "rows": {row.design.text: row.rate for row in outcome.rows[:6]},
         "ratio": None if verdict is None else verdict.ratio,
-        "tie": verdict is not None and verdict.tied,
-        "right": answer == comparison.better,
+        "highest_rates": {row.design.text: row.rate for row in outcome.rows[:6]},
+        "at_measured_rate": at_rate,
+        "score": _score(comparison, outcome, answer, at_rate),
     }
 
 
-def _best_rows(outcome: PlanOutcome) -> Iterator[tuple[str, Any]]:
-    for kind in ("aggregated", "disaggregated"):
-        yield kind, outcome.best_of(kind)  # type: ignore[arg-type]
+def _at_measured_rate(comparison: Comparison, outcome: PlanOutcome) -> Iterator[tuple[str, float]]:
+    """Yield the measured figure of the best cluster of each kind at the rate that was measured."""
+    best = [outcome.best_of(kind) for kind in KINDS] if comparison.figure else []
+    with WorkerPool(1) as pool:
+        prober = Prober(Traffic.of(comparison.scenario), outcome.level, pool)
+        for row in best:
+            assert row is not None
+            (found,) = prober.run([DesignProbe(row.design, prober.traffic.rate, REQUESTS)])
+            yield row.design.kind, found.figures[comparison.figure]
+
+
+def _score(comparison: Comparison, outcome: PlanOutcome, answer: str, at_rate: Mapping[str, float]) -> str:
+    if answer != comparison.better:
+        return "wrong"
+    if at_rate:
+        together, apart = at_rate["aggregated"], at_rate["disaggregated"]
+        apart_is_better = apart > together if comparison.figure == "slo_attainment" else apart < together
+        if apart_is_better != (comparison.better == "disaggregated"):
+            return "wrong at the measured rate"
+    return "a tie" if outcome.verdict is not None and outcome.verdict.tied else "right"
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    rates = ", ".join(f"{design} {rate:.2f}/s" for design, rate in list(row["rows"].items())[:4])
-    ratio = "" if row["ratio"] is None else f", {row['ratio']:.2f} times{' (a tie)' if row['tie'] else ''}"
+    rates = ", ".join(f"{design} {rate:.2f}/s" for design, rate in list(row["highest_rates"].items())[:4])
+    ratio = "" if row["ratio"] is None else f", {row['ratio']:.2f} times"
+    figures = "".join(f", {kind} {figure:.3g}" for kind, figure in row["at_measured_rate"].items())
     return (
         f"{row['name']}, {row['level']}: measured {row['measured']}: {row['measured_better']}; plan: "
-        f"{row['planned_better']}{ratio}: {'right' if row['right'] else 'WRONG'} ({rates})"
+        f"{row['planned_better']}{ratio} ({rates}); at the measured rate{figures or ' not compared'}: {row['score']}"
     )
 
 
@@ -205,7 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.names or each.name in options.names:
             found.append(held_against(each, options.jobs))
             print(_line(found[-1]), flush=True)
-    print(f"{sum(row['right'] for row in found)} of {len(found)} right")
+    for score, count in Counter(row["score"] for row in found).items():
+        print(f"{count} of {len(found)} {score}")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
