@@ -144,7 +144,7 @@ def test_a_level_that_nothing_meets_says_by_how_much_and_what_is_short() -> None
 
 
 def test_the_end_of_the_time_leaves_the_best_so_far(tmp_path: Path) -> None:
-    output = planned("--gpus", "8", "--slo", LEVEL, "--budget", "1", "--out", str(tmp_path / "p"), *FEW, code=3)
+    output = planned("--gpus", "32", "--slo", LEVEL, "--budget", "3", "--out", str(tmp_path / "p"), *FEW, code=3)
     assert "not finished" in output
     assert json.loads((tmp_path / "p" / "plan.json").read_text())["unfinished"].startswith("the time given")
 
