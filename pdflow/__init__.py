@@ -162,10 +162,7 @@ def sweep(
     """
     from importlib import import_module
 
-    from pdflow.scenario.reading.editable import Scenario
-
-    if not isinstance(scenario, Scenario):
-        scenario = Scenario.load(scenario)
+    scenario = _loaded(scenario)
     run = import_module("pdflow_sim.experiments.sweep").sweep
     frame: pd.DataFrame = run(
         scenario, points, jobs=jobs, executor=executor, seeds=seeds, cache=cache, progress=progress
@@ -219,10 +216,7 @@ def plan(
     """
     from importlib import import_module
 
-    from pdflow.scenario.reading.editable import Scenario
-
-    if not isinstance(scenario, Scenario):
-        scenario = Scenario.load(scenario)
+    scenario = _loaded(scenario)
     prices = gpu.items() if hasattr(gpu, "items") else ((name, None) for name in gpu)
     options = import_module("pdflow_sim.plan.request").PlanOptions(
         slo=slo,
@@ -261,12 +255,8 @@ def max_rate(
     """
     from importlib import import_module
 
-    from pdflow.scenario.reading.editable import Scenario
-
-    if not isinstance(scenario, Scenario):
-        scenario = Scenario.load(scenario)
     rate: float = import_module("pdflow_sim.plan.own_rate").max_rate(
-        scenario, slo, seeds=seeds, requests=requests, jobs=jobs
+        _loaded(scenario), slo, seeds=seeds, requests=requests, jobs=jobs
     )
     return rate
 
@@ -287,10 +277,12 @@ def whatif(scenario: Scenario | str | PathLike[str], *, requests: int = 300) -> 
     """
     from importlib import import_module
 
+    home = import_module("pdflow_sim.whatif")
+    shown: VBox = home.panel(home.WhatIfRuns(_loaded(scenario), requests))
+    return shown
+
+
+def _loaded(scenario: Scenario | str | PathLike[str]) -> Scenario:
     from pdflow.scenario.reading.editable import Scenario
 
-    if not isinstance(scenario, Scenario):
-        scenario = Scenario.load(scenario)
-    home = import_module("pdflow_sim.whatif")
-    shown: VBox = home.panel(home.WhatIfRuns(scenario, requests))
-    return shown
+    return scenario if isinstance(scenario, Scenario) else Scenario.load(scenario)

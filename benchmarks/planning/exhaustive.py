@@ -22,7 +22,7 @@ from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.comparison import RESOLUTION, compare
 from pdflow_sim.plan.designs import Design
-from pdflow_sim.plan.max_rate import RateSearch, search_together
+from pdflow_sim.plan.max_rate import search_seeds
 from pdflow_sim.plan.options import OPTIONS
 from pdflow_sim.plan.planner import Planner, PlanRequest
 from pdflow_sim.plan.probes import Prober
@@ -101,11 +101,8 @@ GRIDS: Final = (
 def exhaustive(grid: Grid, scenario: Scenario, pool: WorkerPool) -> tuple[list[MeasuredDesign], int]:
     """Return all designs by their highest rates, the best first, and the requests that were simulated."""
     prober = Prober(Traffic.of(scenario), ServiceLevel.parse(grid.level), pool)
-    rows = []
-    for design in grid.designs(scenario):
-        searches = [RateSearch(design, REQUESTS, prober.traffic.rate, 0.02, nth) for nth in range(SEEDS)]
-        search_together(prober, searches)
-        rows.append(MeasuredDesign(design, tuple(search.rate for search in searches), REQUESTS, ()))
+    found = search_seeds(prober, grid.designs(scenario), requests=REQUESTS, seeds=SEEDS, tolerance=0.02)
+    rows = [MeasuredDesign(mine[0].design, tuple(each.rate for each in mine), REQUESTS, ()) for mine in found]
     return sorted(rows, key=lambda row: -GOAL.worth(row.design, row.rate)), prober.requests
 
 

@@ -86,13 +86,14 @@ def aiconfigurator_pick(case: Case, row: Mapping[str, str], aggregated: bool) ->
             PoolShape(role, EngineShape(case.gpu, int(row[f"({key})tp"])), replicas * int(row[f"({key})workers"]))
             for role, key in (("prefill", "p"), ("decode", "d"))
         )
-    assert sum(pool.gpus for pool in pools) == case.gpus, row
+    design = Design(pools)
+    assert design.gpus == case.gpus, row
     claimed = {
         "rate": float(row["seq/s"]) * replicas,
         "ttft_ms": float(row["ttft"]),
         "tpot_ms": float(row["tpot"]),
     }
-    return Pick("aiconfigurator", Design(pools), claimed, int(row["concurrency"]) * replicas)
+    return Pick("aiconfigurator", design, claimed, int(row["concurrency"]) * replicas)
 
 
 def aisimulate_picks(python: str, case: Case, folder: Path) -> list[Pick]:
@@ -136,8 +137,9 @@ def aisimulate_picks(python: str, case: Case, folder: Path) -> list[Pick]:
     picks: list[Pick] = []
     for each in json.loads(answer.stdout.splitlines()[-1]):
         pick = aisimulate_pick(case, each)
-        if sum(other.design.kind == pick.design.kind for other in picks) < PICKS:
-            picks += [] if any(other.design == pick.design for other in picks) else [pick]
+        alike = [other.design for other in picks if other.design.kind == pick.design.kind]
+        if len(alike) < PICKS and pick.design not in alike:
+            picks.append(pick)
     return picks
 
 
@@ -150,6 +152,7 @@ def aisimulate_pick(case: Case, config: Mapping[str, Any]) -> Pick:
         if worker is not None and (role == "aggregated") == (engine["mode"] == "aggregated"):
             parallel = worker["parallelism"]
             pools.append(PoolShape(role, EngineShape(case.gpu, parallel["tensor"]), parallel["replicas"]))
-    assert sum(pool.gpus for pool in pools) == case.gpus, engine
+    design = Design(tuple(pools))
+    assert design.gpus == case.gpus, engine
     rate = config["traffic"]["load"]["requests_per_second"]
-    return Pick("aisimulate", Design(tuple(pools)), {"rate": rate}, None)
+    return Pick("aisimulate", design, {"rate": rate}, None)

@@ -33,7 +33,7 @@ from pdflow.errors import ScenarioError
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.designs import Design, DesignEditor
-from pdflow_sim.plan.max_rate import RateSearch, search_together
+from pdflow_sim.plan.max_rate import search_seeds
 from pdflow_sim.plan.options import KINDS
 from pdflow_sim.plan.planner import Planner, PlanRequest
 from pdflow_sim.plan.probes import Prober
@@ -81,11 +81,9 @@ def highest_rates(
 ) -> tuple[list[float], dict[Design, str]]:
     """Return the highest rate of each design, and why some cannot be simulated."""
     prober = Prober(Traffic.of(case.scenario(REQUESTS)), ServiceLevel.parse(level), pool)
-    searches = [RateSearch(each, REQUESTS, prober.traffic.rate, 0.02, nth) for each in designs for nth in range(SEEDS)]
-    search_together(prober, searches)
-    refused = {search.design: search.error for search in searches if search.error is not None}
-    rates = [sum(search.rate for search in searches[at : at + SEEDS]) / SEEDS for at in range(0, len(searches), SEEDS)]
-    return rates, refused
+    found = search_seeds(prober, designs, requests=REQUESTS, seeds=SEEDS, tolerance=0.02)
+    refused = {each.design: each.error for mine in found for each in mine if each.error is not None}
+    return [fmean(each.rate for each in mine) for mine in found], refused
 
 
 def closed_loop(case: Case, pick: Pick) -> dict[str, float] | None:

@@ -30,6 +30,7 @@ from benchmarks.validation.unfitted.rows import AS_STATED, Row, rows
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.workers import WorkerPool
+from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
 from pdflow_sim.plan.options import KINDS
 from pdflow_sim.plan.outcome import PlanOutcome
 from pdflow_sim.plan.planner import Planner, PlanRequest
@@ -80,7 +81,7 @@ def _apart_and_together(name: str, apart: Row, together: Row) -> Comparison:
         scenario=_scenario(apart),
         level=f"ttft={MARGIN * max(ttfts):.0f}ms@mean,tpot={math.sqrt(tpots[0] * tpots[1]):.1f}ms@mean",
         gpu=apart.gpu,
-        gpus=_gpus(apart),
+        gpus=_cluster(apart).gpus,
         tp=tuple(sorted({tp for _, _, tp in engines})),
         better="disaggregated" if tpots[0] < tpots[1] else "aggregated",
         measured=f"TTFT {ttfts[0]:.0f} and TPOT {tpots[0]:.1f} ms apart, {ttfts[1]:.0f} and {tpots[1]:.1f} ms "
@@ -103,9 +104,9 @@ def _ratios(name: str, compared: Sequence[Row]) -> Comparison:
         scenario=_scenario(best).with_(arrival),
         level=f"ttft={MARGIN * worst_ttft:.0f}ms@mean,tpot={MARGIN * worst_tpot:.1f}ms@mean",
         gpu=best.gpu,
-        gpus=_gpus(best),
+        gpus=_cluster(best).gpus,
         tp=tuple(sorted({tp for _, _, tp in best.engines()})),
-        better=_cluster(best),
+        better=_cluster(best).shape_text,
         measured=f"{figures} tokens/s with {best.load_name}",
     )
 
@@ -114,13 +115,10 @@ def _scenario(row: Row) -> Scenario:
     return Scenario.from_dict(tomllib.loads(row.text(AS_STATED))).with_({"workload.requests": REQUESTS})
 
 
-def _gpus(row: Row) -> int:
-    return sum(replicas * tp for _, replicas, tp in row.engines())
-
-
-def _cluster(row: Row) -> str:
-    letters = {"prefill": "P", "decode": "D"}
-    return " + ".join(f"{replicas}{letters[role]} TP{tp}" for role, replicas, tp in row.engines())
+def _cluster(row: Row) -> Design:
+    return Design(
+        tuple(PoolShape(role, EngineShape(row.gpu, tp), replicas) for role, replicas, tp in row.engines())  # type: ignore[arg-type]
+    )
 
 
 def _mori() -> Comparison:

@@ -56,9 +56,9 @@ def probed(count: int, requests: int, jobs: int) -> tuple[int, int]:
     return len(designs), prober.requests
 
 
-def planned(jobs: int, *, gpus: int, types: Sequence[str] = (), robust: bool = True) -> tuple[int, int]:
+def planned(jobs: int, *, gpus: int, types: Sequence[str] = ()) -> tuple[int, int]:
     """Plan; return the clusters that were simulated and the simulated requests."""
-    outcome: PlanOutcome = pdflow.plan(CONVERSATION, slo=LEVEL, gpus=gpus, gpu=types, jobs=jobs, robust=robust).outcome
+    outcome: PlanOutcome = pdflow.plan(CONVERSATION, slo=LEVEL, gpus=gpus, gpu=types, jobs=jobs).outcome
     return len({probe.design for probe in outcome.probes}), outcome.simulated
 
 

@@ -100,15 +100,17 @@ class WhatIfRuns:
 
     def edits(self, values: Mapping[str, float]) -> dict[str, Any]:
         """Return the edits of the sliders that are not at the scenario's own value, by their names."""
-        moved = [(self.sliders[name], value) for name, value in values.items() if value != self.sliders[name].own]
-        return {key: value for slider, at in moved for key, value in slider.edits(at).items()}
+        moved = self._moved(values)
+        return {key: value for name, at in moved.items() for key, value in self.sliders[name].edits(at).items()}
+
+    def _moved(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in values.items() if value != self.sliders[name].own}
 
     def result(self, values: Mapping[str, float]) -> Result:
         """Simulate the scenario with the sliders at these values. Raises ScenarioError."""
-        moved = {name: value for name, value in values.items() if value != self.sliders[name].own}
-        key = tuple(sorted(moved.items()))
+        key = tuple(sorted(self._moved(values).items()))
         if key not in self._results:
-            edited = self.scenario.with_(self.edits(moved))
+            edited = self.scenario.with_(self.edits(values))
             self._results[key] = simulate(edited.resolved, written=edited, quiet=True).result
         return self._results[key]
 

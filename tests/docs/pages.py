@@ -23,6 +23,9 @@ from click.testing import CliRunner
 from pdflow.cli import cli
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+DOCUMENTS: Final = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("*/README.md")]
+)
 _FENCE: Final = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FAILS: Final = re.compile(r"# exit code (\d+)$")
 

@@ -12,15 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, all_blocks
+from tests.docs.pages import DOCUMENTS, ROOT, all_blocks
 
 PYTHON = sorted(
     path
     for folder in ("pdflow", "sim", "runtime", "benchmarks", "docs", "tests", "examples")
     for path in ROOT.glob(f"{folder}/**/*.py")
-)
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("*/README.md")]
 )
 SCENARIOS = sorted(ROOT.glob("examples/**/*.toml"))
 

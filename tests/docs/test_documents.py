@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from pdflow.scenario import load
-from tests.docs.pages import ROOT, blocks, commands, run_pdflow, run_python
+from tests.docs.pages import DOCUMENTS, ROOT, blocks, commands, run_pdflow, run_python
 
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("*/README.md")]
-)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -16,10 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from pdflow.cost.specs import GpuSpec, ModelSpec
 from pdflow.scenario.presets import find_preset
-from pdflow.scenario.schema.scenario import Pool
+from pdflow.scenario.schema.scenario import AiconfiguratorCost, MeasuredCost, Pool, RooflineCost
 
 RATES: Final = ("bf16_flops", "fp8_flops", "fp4_flops", "hbm_bytes_per_s", "ec", "ec_fp8", "em")
 """What step times depend on most."""
+_STATED_ERRORS: Final[Mapping[type, float]] = {AiconfiguratorCost: 0.10, MeasuredCost: 0.03}
+"""Those of TPOT in docs/costs.md, of costs without a class of engines; constant ones are exact, and `fitted` tables
+state theirs in words only."""
 
 
 class ErrorBarKey(NamedTuple):
@@ -81,8 +84,11 @@ def error_bar(model: ModelSpec, pool: Pool) -> str:
 
 
 def step_time_error(model: ModelSpec, pool: Pool) -> tuple[float, float] | None:
-    """Return how much longer the steps of a pool with roofline costs may take than modelled, from low to high, as
-    shares: by TPOT where it was compared, otherwise by TTFT. None if neither was."""
+    """Return how much longer the steps of a pool may take than modelled, from low to high, as shares. Those of a
+    roofline are by TPOT where it was compared, otherwise by TTFT; None if neither was."""
+    if not isinstance(pool.cost, RooflineCost):
+        stated = _STATED_ERRORS.get(type(pool.cost), 0.0)
+        return -stated, stated
     row = error_bars().get(key_of_engine(model, pool))
     bars = [] if row is None else [row[name] for name in ("tpot_below", "tpot_above", "ttft_below") if row[name]]
     return (bars[0][1], bars[0][2]) if bars else None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from pdflow.results.figures.intervals import of_mean
 from pdflow.scenario.costs.error_bars import step_time_error
-from pdflow.scenario.schema.scenario import AiconfiguratorCost, MeasuredCost, ResolvedScenario, RooflineCost
+from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_sim.plan.search import Goal, MeasuredDesign
 
 RESOLUTION: Final = 0.02
@@ -65,19 +64,12 @@ def compare(one: MeasuredDesign, other: MeasuredDesign, goal: Goal, step_error: 
     return DesignComparison(one, other, math.exp(log_ratio), low, high, step_error)
 
 
-_STATED_ERRORS: Final[Mapping[type, float]] = {AiconfiguratorCost: 0.10, MeasuredCost: 0.03}
-"""The error bars of TPOT in docs/costs.md, of costs that have no class of engines; constant ones are exact."""
-
-
 def step_error_of(*scenarios: ResolvedScenario) -> tuple[float, list[str]]:
     """Return the half width of the widest error bar of these clusters' step times, and the GPUs whose steps were never
     compared with a measurement."""
     widest, unknown = 0.0, []
     for scenario in scenarios:
         for pool in scenario.pools:
-            if not isinstance(pool.cost, RooflineCost):
-                widest = max(widest, _STATED_ERRORS.get(type(pool.cost), 0.0))
-                continue
             error = step_time_error(scenario.model, pool)
             if error is None:
                 unknown.append(f"{scenario.model.name} on {pool.gpu.name}, {pool.gpus_per_engine} GPUs an engine")

@@ -176,3 +176,15 @@ def search_together(
             for search in searches:
                 reach = worth(search.design, search.most)
                 search.dropped = search.dropped or reach < drop_below * best[search.design.kind]
+
+
+def search_seeds(
+    prober: Prober, designs: Sequence[Design], *, requests: int, seeds: int, tolerance: float
+) -> list[list[RateSearch]]:
+    """Return the searches of each design with so many seeds, all of them to their ends."""
+    searches = [
+        [RateSearch(design, requests, prober.traffic.rate, tolerance, nth) for nth in range(seeds)]
+        for design in designs
+    ]
+    search_together(prober, [search for of_design in searches for search in of_design])
+    return searches

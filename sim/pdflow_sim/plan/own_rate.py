@@ -8,7 +8,7 @@ from pdflow.errors import PdflowError
 from pdflow.scenario.reading.editable import Scenario
 from pdflow_sim.experiments.workers import WorkerPool
 from pdflow_sim.plan.designs import OWN
-from pdflow_sim.plan.max_rate import RateSearch, search_together
+from pdflow_sim.plan.max_rate import search_seeds
 from pdflow_sim.plan.probes import Prober
 from pdflow_sim.plan.request import level_of
 from pdflow_sim.plan.traffic import Traffic
@@ -21,8 +21,7 @@ def max_rate(scenario: Scenario, slo: str | None, *, seeds: int, requests: int |
     traffic = Traffic.of(scenario, requests)
     with WorkerPool(jobs) as pool:
         prober = Prober(traffic, level_of(scenario, slo), pool)
-        searches = [RateSearch(OWN, traffic.requests, traffic.rate, _TOLERANCE, nth) for nth in range(seeds)]
-        search_together(prober, searches)
+        [searches] = search_seeds(prober, [OWN], requests=traffic.requests, seeds=seeds, tolerance=_TOLERANCE)
     for search in searches:
         if search.error is not None:
             raise PdflowError(search.error)

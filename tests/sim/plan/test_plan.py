@@ -18,7 +18,7 @@ from pdflow.cli import cli
 from pdflow.results.figures.intervals import of_mean
 from pdflow.results.figures.service_level import ServiceLevel
 from pdflow_sim.plan.command import plan
-from pdflow_sim.plan.comparison import compare
+from pdflow_sim.plan.comparison import compare, step_error_of
 from pdflow_sim.plan.designs import Design, EngineShape, PoolShape
 from pdflow_sim.plan.levers import Lever, LeverResult, ranked
 from pdflow_sim.plan.planner import MOST_SEEDS
@@ -258,3 +258,13 @@ def test_the_fewest_gpus_that_serve_a_rate_are_found() -> None:
     fewer = pdflow.plan(scenario, gpus=plan.outcome.gpus - 1, seeds=3, **few)
     assert fewer.best is not None
     assert fewer.best.max_rate < 20.0
+
+
+@pytest.mark.parametrize(
+    ("cost", "error"),
+    [({"model": "aiconfigurator"}, 0.10), ({"model": "constant", "prefill_s": 0.1, "decode_step_s": 0.01}, 0.0)],
+    ids=["tables", "constant"],
+)
+def test_step_times_of_a_table_have_the_error_bar_of_the_page_on_costs(cost: dict[str, Any], error: float) -> None:
+    edits = {f"pool.{role}.cost": cost for role in ("prefill", "decode")}
+    assert step_error_of(pdflow.load(CONVERSATION, edits).resolved) == (error, [])
