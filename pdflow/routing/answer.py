@@ -11,8 +11,9 @@ receives one of them:
 - When the answer is whole, or the request has ended, nothing more is passed on.
 
 The driver reports the attempt that streams to the router's endpoint (`FirstTokenDelivered`), which takes the other
-attempts back. Whether another attempt follows a failure is decided there (`failure`): none does, once an attempt
-streams. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
+attempts back. Whether another attempt follows a failure is decided there (`failure`). Once an attempt streams, another
+one can only continue its answer: the endpoint says so (`ResumeAnswer`), and after `resume` nothing of another attempt is
+passed on. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
 
 Legs are named by their attempt's request id: of one attempt, one leg brings the answer. The driver handles the bytes
 and the content of an engine's answer.
@@ -66,7 +67,16 @@ class Answer:
     is P's (first_token = "prefill").
     """
 
-    __slots__ = ("awaiting", "first_from_prefill", "from_start", "has_first_token", "over", "streaming", "streams")
+    __slots__ = (
+        "awaiting",
+        "continued_by",
+        "first_from_prefill",
+        "from_start",
+        "has_first_token",
+        "over",
+        "streaming",
+        "streams",
+    )
 
     def __init__(self, streams: bool, first_from_prefill: bool) -> None:
         self.streams = streams
@@ -79,6 +89,8 @@ class Answer:
         """Decode legs that were dispatched without P's first token."""
         self.from_start: list[RequestId] = []
         """Legs of engines that compute the prompt too, and a first token of their own."""
+        self.continued_by: RequestId | None = None
+        """The attempt that continues the answer, if it was resumed: the last one that was to."""
         self.over = False
         """Nothing more is passed on."""
 
@@ -87,33 +99,39 @@ class Answer:
         other = Answer(self.streams, self.first_from_prefill)
         other.has_first_token, other.streaming, other.over = self.has_first_token, self.streaming, self.over
         other.awaiting, other.from_start = self.awaiting.copy(), self.from_start.copy()
+        other.continued_by = self.continued_by
         return other
 
     def fingerprint(self) -> Hashable:
-        legs = tuple(self.awaiting), tuple(self.from_start)
+        legs = tuple(self.awaiting), tuple(self.from_start), self.continued_by
         return self.streams, self.first_from_prefill, self.has_first_token, self.streaming, self.over, *legs
 
     @property
     def started(self) -> bool:
         """Whether the client has received a part of the answer."""
-        return self.streaming is not None or (self.has_first_token and self.streams)
+        return self.streaming is not None or self.is_resumed or (self.has_first_token and self.streams)
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.continued_by is not None
 
     def is_candidate(self, attempt: RequestId) -> bool:
         """Whether the answer may still come from this attempt. If not, its legs need not be sent."""
         if self.over or self._starts_again(attempt):
             return False
-        return self.streaming is None or self.streaming == attempt
+        candidate = self.streaming if self.continued_by is None else self.continued_by
+        return candidate is None or candidate == attempt
 
     # Legs begin and end.
 
     def prefill_dispatched(self) -> bool:
         """Record a prefill leg with a decode leg behind or beside it. Returns whether P is asked for its first
         token."""
-        return self.first_from_prefill and not self.has_first_token
+        return self.first_from_prefill and not self.has_first_token and not self.is_resumed
 
     def decode_dispatched(self, attempt: RequestId) -> bool:
         """Record a decode leg. Returns whether it awaits P's first token."""
-        if not self.first_from_prefill or self.has_first_token or not self.is_candidate(attempt):
+        if not self.first_from_prefill or self.has_first_token or self.is_resumed or not self.is_candidate(attempt):
             return False
         self.awaiting.append(attempt)
         return True
@@ -121,7 +139,7 @@ class Answer:
     def alone_dispatched(self, attempt: RequestId) -> bool:
         """Record a leg at an engine that computes the prompt too. Returns whether it continues behind P's first
         token."""
-        if not self.has_first_token and self.first_from_prefill:
+        if not self.has_first_token and self.first_from_prefill and not self.is_resumed:
             self.from_start.append(attempt)
         return self.has_first_token
 
@@ -141,7 +159,7 @@ class Answer:
         """
         if not self.first_from_prefill:
             raise LocalProtocolError(f"{attempt}: this router does not use P's first token")
-        if self.over or self.has_first_token or self.streaming is not None:
+        if self.over or self.has_first_token or self.streaming is not None or self.is_resumed:
             return None
         self.has_first_token = True
         awaiting, self.awaiting = tuple(self.awaiting), []
@@ -160,6 +178,15 @@ class Answer:
             return PieceUse.PASS
         self.streaming = attempt
         return PieceUse.FIRST
+
+    def resume(self, attempt: RequestId) -> None:
+        """Let this attempt, and no other, continue the answer behind what has been passed on. An answer that is whole
+        by now stays so."""
+        if self.streaming is None and not self.is_resumed:
+            raise LocalProtocolError(f"{attempt}: no attempt has streamed, so there is nothing to continue")
+        self.continued_by = attempt
+        if not self.over:
+            self.streaming = None
 
     def whole(self, attempt: RequestId) -> None:
         """Record that the last piece of this attempt's answer has been passed on."""

@@ -37,7 +37,7 @@ class Attempt:
         self.d_open = False
         self.prefill_only = asked.prefill_only
         self.started = False
-        """The client has received its first token."""
+        """The client has received a token of it, or of an attempt that it continues."""
         self.avoid_d = avoid_d
         """The decode engine of the previous attempt, to be avoided if there is another one."""
 

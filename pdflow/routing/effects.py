@@ -60,6 +60,14 @@ class Reply(Value, frozen=True, gc=False):
     """The reason, where no code expresses it."""
 
 
+class ResumeAnswer(Value, frozen=True, gc=False):
+    """Continue the client's answer by this attempt, which is dispatched next, behind the tokens that the client has:
+    these are the end of its prompt. Nothing of another attempt is passed on any more."""
+
+    request: int
+    request_id: RequestId
+
+
 class EngineLeft(Value, frozen=True, gc=False):
     """Report that an engine has left: no attempt has a leg at it, or KV from it. It may still hold KV under a lease."""
 
@@ -73,6 +81,14 @@ class EngineSilent(Value, frozen=True, gc=False):
 
 
 RouterEffect: TypeAlias = (
-    DispatchPrefill | DispatchDecode | DispatchAlone | AbortLeg | ReportPrefill | Reply | EngineLeft | EngineSilent
+    DispatchPrefill
+    | DispatchDecode
+    | DispatchAlone
+    | AbortLeg
+    | ReportPrefill
+    | ResumeAnswer
+    | Reply
+    | EngineLeft
+    | EngineSilent
 )
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]

@@ -92,6 +92,14 @@ class FirstTokenDelivered(Value, frozen=True, gc=False):
     request_id: RequestId
 
 
+class AnswerEnded(Value, frozen=True, gc=False):
+    """An answer that was to be resumed has ended instead. The client has all of it (code NONE), or it cannot continue,
+    since the client has received an incomplete piece or the engine's error."""
+
+    request: int
+    code: Code
+
+
 RouterEvent: TypeAlias = (
     RequestArrived
     | PrefillAnswered
@@ -103,6 +111,7 @@ RouterEvent: TypeAlias = (
     | EngineJoins
     | EngineReported
     | FirstTokenDelivered
+    | AnswerEnded
     | TimeReached
 )
 """Every event of a router. `Router` does not handle EngineLeaves, EngineJoins and EngineReported, and only

@@ -59,9 +59,10 @@ class GovernedRouter(Router):
         max_attempts: int = 1,
         reports_prefill: bool = False,
         aggregated: frozenset[int] = frozenset(),
+        resumes: bool = False,
     ) -> None:
         policy = choices[0].policy
-        super().__init__(prefill, decode, policy, dispatch, max_attempts, reports_prefill, aggregated, choices)
+        super().__init__(prefill, decode, policy, dispatch, max_attempts, reports_prefill, aggregated, choices, resumes)
         self.rules = rules
         self.membership = Membership(len(prefill))
         self.roll = None if rules.silence_ns is None else Roll(rules.silence_ns)
@@ -88,6 +89,7 @@ class GovernedRouter(Router):
             max_attempts=self.max_attempts,
             reports_prefill=self.reports_prefill,
             aggregated=self.aggregated,
+            resumes=self.resumes,
         )
         self.copied_to(other)
         return other

@@ -94,10 +94,11 @@ class HedgingRouter(GovernedRouter):
         max_attempts: int = 1,
         reports_prefill: bool = False,
         aggregated: frozenset[int] = frozenset(),
+        resumes: bool = False,
         *,
         hedge_after_ns: int,
     ) -> None:
-        super().__init__(prefill, decode, dispatch, choices, rules, max_attempts, reports_prefill, aggregated)
+        super().__init__(prefill, decode, dispatch, choices, rules, max_attempts, reports_prefill, aggregated, resumes)
         self.hedge_after_ns = hedge_after_ns
         self.deadlines = HedgeDeadlines()
         self.pairs: dict[int, list[Attempt]] = {}
@@ -136,6 +137,7 @@ class HedgingRouter(GovernedRouter):
             max_attempts=self.max_attempts,
             reports_prefill=self.reports_prefill,
             aggregated=self.aggregated,
+            resumes=self.resumes,
             hedge_after_ns=self.hedge_after_ns,
         )
         self.copied_to(other)
@@ -209,7 +211,7 @@ class HedgingRouter(GovernedRouter):
     def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
         """Decide what follows a failure. The hedge does not count among the attempts that are allowed."""
         made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
-        return after_failure(code, attempt.started, made, self.max_attempts + hedges)
+        return after_failure(code, attempt.started, made, self.max_attempts + hedges, self.resumes)
 
     def _next_number(self, attempt: Attempt) -> int:
         if attempt.request not in self.last:

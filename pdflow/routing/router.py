@@ -26,9 +26,11 @@ from pdflow.routing.effects import (
     DispatchPrefill,
     Reply,
     ReportPrefill,
+    ResumeAnswer,
     RouterEffects,
 )
 from pdflow.routing.events import (
+    AnswerEnded,
     ClientGone,
     DecodeEnded,
     EngineChanged,
@@ -53,6 +55,7 @@ class Router:
     reports_prefill: D gets a report of the prefill leg's end, behind the decode leg (dialects without control frames).
     max_attempts: of one request, the first included.
     choices: of the prefill and of the decode engine, where `policy` does not name all of them.
+    resumes: an answer that has started continues by another attempt when its attempt fails.
     """
 
     timed = False
@@ -69,6 +72,7 @@ class Router:
         "prefill",
         "prefill_choice",
         "reports_prefill",
+        "resumes",
     )
 
     def __init__(
@@ -81,6 +85,7 @@ class Router:
         reports_prefill: bool = False,
         aggregated: frozenset[int] = frozenset(),
         choices: tuple[Choice, Choice] | None = None,
+        resumes: bool = False,
     ) -> None:
         self.prefill = list(prefill)
         self.aggregated = aggregated
@@ -89,6 +94,7 @@ class Router:
         self.dispatch = dispatch
         self.max_attempts = max_attempts
         self.reports_prefill = reports_prefill
+        self.resumes = resumes
         self.attempts: dict[RequestId, Attempt] = {}
         self.by_request: dict[int, Attempt] = {}
 
@@ -109,7 +115,17 @@ class Router:
     def fork(self) -> Router:
         """Return an independent copy."""
         policy, choices = self.prefill_choice.policy, (self.prefill_choice.fork(), self.decode_choice.fork())
-        other = Router((), (), policy, self.dispatch, self.max_attempts, self.reports_prefill, self.aggregated, choices)
+        other = Router(
+            (),
+            (),
+            policy,
+            self.dispatch,
+            self.max_attempts,
+            self.reports_prefill,
+            self.aggregated,
+            choices,
+            self.resumes,
+        )
         self.copied_to(other)
         return other
 
@@ -214,7 +230,7 @@ class Router:
                 return self._resume(attempt)
 
     def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
-        return after_failure(code, attempt.started, attempt.number, self.max_attempts)
+        return after_failure(code, attempt.started, attempt.number, self.max_attempts, self.resumes)
 
     def _retry(self, attempt: Attempt) -> RouterEffects:
         """Begin another attempt, at other engines if there are any."""
@@ -222,8 +238,14 @@ class Router:
         return aborts + self._begin(attempt.asked, self._next_number(attempt), attempt)
 
     def _resume(self, attempt: Attempt) -> RouterEffects:
-        """Begin an attempt that continues behind what the client has received. No rule does so yet."""
-        raise AssertionError(f"{attempt.request_id}: no rule can resume an attempt yet")
+        """Begin an attempt that continues behind what the client has received: with a prompt that ends with it, at the
+        engines that a retry would have."""
+        effects = self._retry(attempt)
+        next_attempt = self.by_request.get(attempt.request)
+        if next_attempt is None:
+            return effects
+        next_attempt.started = True
+        return (ResumeAnswer(attempt.request, next_attempt.request_id), *effects)
 
     def _next_number(self, attempt: Attempt) -> int:
         return attempt.number + 1
@@ -236,12 +258,20 @@ class Router:
         return ()
 
     def _late_first_token(self, request: int) -> RouterEffects:
-        """Fail a request whose client has received a token of an attempt that was aborted since: the attempts under way
-        would send it a second start of the answer."""
+        """Handle a token that the client has received of an attempt that was aborted since. The attempts under way would
+        send it a second start of the answer, so they fail: the answer is resumed, or the request fails."""
         effects: RouterEffects = ()
-        while (attempt := self.by_request.get(request)) is not None and not attempt.started:
-            effects += self._over(attempt, "failed", Code.IO)
+        for attempt in [attempt for attempt in self.attempts.values() if attempt.request == request]:
+            if not attempt.started:
+                attempt.started = True
+                effects += self._failed(attempt, Code.IO)
         return effects
+
+    def _answer_ended(self, event: AnswerEnded) -> RouterEffects:
+        attempt = self.by_request.get(event.request)
+        if attempt is None:
+            return ()
+        return self._over(attempt, "completed" if event.code is Code.NONE else "failed", event.code)
 
     def _client_gone(self, event: ClientGone) -> RouterEffects:
         attempt = self.by_request.get(event.request)
@@ -307,4 +337,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     EngineChanged: Router._engine_changed,
     EngineLost: Router._engine_lost,
     FirstTokenDelivered: Router._first_token_delivered,
+    AnswerEnded: Router._answer_ended,
 }

@@ -13,8 +13,9 @@ from pdflow.routing import hedging
 from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
+from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, ReportPrefill
+from pdflow.routing.effects import AbortLeg, ReportPrefill, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
@@ -69,7 +70,7 @@ def _retries_what_is_rejected(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
     "each attempt of a pair is answered": (
-        method(HedgingRouter, "_over", GovernedRouter._over), "hedges", RouterFinding.OPEN,
+        method(HedgingRouter, "_over", GovernedRouter._over), "hedges", RouterFinding.ANSWER,
     ),
     "an engine never leaves": (
         method(Membership, "gone", lambda *_: iter(())), "engines that leave", RouterFinding.MEMBER,
@@ -135,12 +136,40 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "engines that report",
         RouterFinding.MEMBER,
     ),
+    "nothing is resumed": (
+        method(Router, "_after_failure", lambda self, attempt, code: _without_resumption(self, attempt, code)),
+        "answers resumed",
+        RouterFinding.NEEDLESS,
+    ),
+    "an answer starts again": (without(Router, "_resume", ResumeAnswer), "answers resumed", RouterFinding.DISPATCH),
+    "the attempt that continues an answer is no candidate": (
+        method(Answer, "resume", lambda self, attempt: None), "answers resumed", RouterFinding.STUCK,
+    ),
+    "the next attempt of a resumed answer starts it again": (
+        method(Router, "_resume", lambda self, attempt: _resumed_as_new(self, attempt)),
+        "answers resumed",
+        RouterFinding.DISPATCH,
+    ),
+    "an answer that is whole begins again": (
+        method(Answer, "whole", lambda self, attempt: None), "answers resumed", RouterFinding.ANSWER,
+    ),
     "P's token is forwarded to no leg": (
         method(Answer, "decode_dispatched", lambda self, attempt: self.first_from_prefill and not self.has_first_token),
         "P's first token",
         RouterFinding.STUCK,
     ),
 }  # fmt: skip
+
+
+def _without_resumption(router: Router, attempt: Attempt, code: Code) -> AfterFailure:
+    return after_failure(code, attempt.started, attempt.number, router.max_attempts)
+
+
+def _resumed_as_new(router: Router, attempt: Attempt) -> Any:
+    """Resume an answer, and forget that its client has received tokens."""
+    effects = router._retry(attempt)
+    begun = router.by_request.get(attempt.request)
+    return effects if begun is None else (ResumeAnswer(attempt.request, begun.request_id), *effects)
 
 
 def _most_loaded(choice: Choice) -> int | None:

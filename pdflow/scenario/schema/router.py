@@ -85,6 +85,13 @@ class RouterConfig:
             AT_LEAST_ONE,
         ),
     )
+    resume: bool = field(
+        default=True,
+        metadata=field_doc(
+            "after a failed attempt of which the client has received tokens: another attempt, within max_attempts, "
+            "continues the answer behind them; false: the request fails"
+        ),
+    )
     hedge_after_s: float | None = field(
         default=None,
         metadata=field_doc(

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId
-from pdflow.routing.effects import AbortLeg, EngineLeft, EngineSilent, ReportPrefill
+from pdflow.routing.effects import AbortLeg, EngineLeft, EngineSilent, ReportPrefill, ResumeAnswer
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -50,6 +50,10 @@ class CountedLeg(NamedTuple):
     """P is asked for the first token of the answer."""
     begun: bool = False
     """The first piece of its answer has arrived."""
+    dropped: bool = False
+    """Its answer is dropped: the leg does not end, and must be aborted."""
+    whole: bool = False
+    """The last piece of its answer has arrived, and its end has not."""
 
 
 class Begun(NamedTuple):
@@ -80,7 +84,8 @@ class RouterAccount:
         self.waiting: dict[int, RequestArrived] = {}
         """Requests that the router has accepted, and not answered."""
         self.streaming: dict[int, RequestId] = {}
-        """The attempt of which the router knows that its client has a token."""
+        """The attempt of which the router knows that its client has a token, or the one that is to continue behind
+        it."""
         self.due: dict[int, Instant] = {}
         """When each request is to be hedged."""
         self.hedged: frozenset[int] = frozenset()
@@ -237,6 +242,14 @@ class RouterAccount:
             self.legs[key] = leg._replace(open=False)
         else:
             del self.legs[key]
+
+    def resumed(self, effect: ResumeAnswer) -> None:
+        request = effect.request
+        if not self.setting.resumes or request not in self.streaming:
+            raise Violation(RouterFinding.DISPATCH, f"{effect}, and its client has received nothing")
+        if effect.request_id != f"r{request}.{self.made(request) + 1}":
+            raise Violation(RouterFinding.DISPATCH, f"{effect} names no attempt that follows")
+        self.streaming[request] = effect.request_id
 
     def over(self, request: int) -> None:
         """Record that a request is answered. Of its attempts only their numbers are kept."""

@@ -33,7 +33,7 @@ SETTINGS: Final = (
     RouterSetting(name="retries in sequence", states=1569, requests=TWO, attempts=2, dispatch="sequential", failures=2),
     RouterSetting(
         name="three attempts, engines that die",
-        states=1682,
+        states=1634,
         requests=ONE,
         attempts=3,
         deaths=2,
@@ -85,13 +85,13 @@ SETTINGS: Final = (
         p=1,
         d=1,
     ),
-    RouterSetting(name="hedges", states=5666, requests=TWO, hedge_after=1, ticks=1, failures=1),
+    RouterSetting(name="hedges", states=5108, requests=TWO, hedge_after=1, ticks=1, failures=1),
     RouterSetting(
-        name="hedges, late answers", states=1417, requests=ONE, hedge_after=1, ticks=1, attempts=2, failures=2, late=2
+        name="hedges, late answers", states=1305, requests=ONE, hedge_after=1, ticks=1, attempts=2, failures=2, late=2
     ),
     RouterSetting(
         name="hedges and retries",
-        states=193,
+        states=189,
         requests=ONE,
         attempts=2,
         hedge_after=1,
@@ -101,7 +101,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="hedges, engines that die",
-        states=11217,
+        states=10605,
         requests=ONE,
         attempts=2,
         hedge_after=1,
@@ -111,7 +111,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="hedges of D's own prompts",
-        states=1473,
+        states=1271,
         requests=TWO,
         rules=Rules(disaggregation=SHORT),
         hedge_after=1,
@@ -123,7 +123,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="recomputed by D",
-        states=6636,
+        states=6386,
         requests=TWO,
         rules=Rules(recomputes=True),
         attempts=2,
@@ -152,7 +152,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="P's first token, hedged and recomputed",
-        states=8335,
+        states=7623,
         requests=ONE,
         attempts=2,
         failures=2,
@@ -162,6 +162,46 @@ SETTINGS: Final = (
         ticks=1,
         first_from_prefill=True,
         rules=Rules(recomputes=True),
+    ),
+    RouterSetting(
+        name="answers resumed", states=1046, requests=ONE, attempts=3, failures=2, deaths=1, tears=1, resumes=True
+    ),
+    RouterSetting(
+        name="answers resumed, hedged, late",
+        states=8864,
+        requests=ONE,
+        attempts=3,
+        hedge_after=1,
+        ticks=1,
+        failures=2,
+        late=1,
+        disconnects=1,
+        tears=1,
+        resumes=True,
+    ),
+    RouterSetting(
+        name="answers resumed by D alone",
+        states=617,
+        requests=ONE,
+        attempts=3,
+        failures=2,
+        deaths=1,
+        late=1,
+        first_from_prefill=True,
+        rules=Rules(recomputes=True, disaggregation=Disaggregation(((50,), (10,)))),
+        dispatch="sequential",
+        resumes=True,
+    ),
+    RouterSetting(
+        name="answers resumed with an aggregated engine",
+        states=2063,
+        requests=ONE,
+        aggregated=frozenset({1}),
+        attempts=3,
+        deaths=2,
+        failures=1,
+        first_from_prefill=True,
+        resumes=True,
     ),
     RouterSetting(
         name="an aggregated engine", states=129, requests=ONE_TOKEN, aggregated=frozenset({1}), attempts=2, failures=1
@@ -178,7 +218,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(name="engines that leave", states=1058, requests=TWO, leaves=1),
     RouterSetting(
-        name="engines that leave and die", states=1791, requests=ONE, attempts=2, leaves=1, deaths=1, failures=1
+        name="engines that leave and die", states=1763, requests=ONE, attempts=2, leaves=1, deaths=1, failures=1
     ),
     RouterSetting(
         name="engines that report", states=2783, requests=ONE, rules=Rules(silence_ns=2), p=1, d=1, ticks=3, deaths=1

@@ -23,8 +23,16 @@ from pdflow.routing.effects import (
     EngineSilent,
     Reply,
     ReportPrefill,
+    ResumeAnswer,
 )
-from pdflow.routing.events import ClientGone, EngineLost, FirstTokenDelivered, PrefillAnswered, RequestArrived
+from pdflow.routing.events import (
+    AnswerEnded,
+    ClientGone,
+    EngineLost,
+    FirstTokenDelivered,
+    PrefillAnswered,
+    RequestArrived,
+)
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.prefix_aware import PrefixAware
@@ -119,7 +127,7 @@ def _begins(account: RouterAccount, request: int, name: RequestId) -> RequestArr
     made, asked = account.made(request), account.setting.requests[request]
     if name != f"r{request}.{made + 1}" or request not in account.waiting:
         raise Violation(RouterFinding.DISPATCH, f"{name} is dispatched as attempt {made + 1}")
-    if request in account.streaming:
+    if account.streaming.get(request, name) != name:
         raise Violation(RouterFinding.DISPATCH, f"{name} begins behind a token of {account.streaming[request]}")
     under_way = account.open_of(request)
     if _hedging(account):
@@ -156,9 +164,13 @@ def _reply(account: RouterAccount, effect: Reply) -> None:
     if (effect.outcome == "cancelled") != (event == ClientGone(request)):
         raise Violation(RouterFinding.ANSWER, f"{request} is {effect.outcome} at {event}")
     if effect.outcome == "completed":
-        name = getattr(event, "request_id", "")
-        well = getattr(event, "code", None) is Code.NONE and account.attempts[name].request == request
-        if not well or account.streaming.get(request, name) != name or effect.code is not Code.NONE:
+        if isinstance(event, AnswerEnded):
+            well = event == AnswerEnded(request, Code.NONE)
+        else:
+            name = getattr(event, "request_id", "")
+            well = getattr(event, "code", None) is Code.NONE and account.attempts[name].request == request
+            well = well and account.streaming.get(request, name) == name
+        if not well or effect.code is not Code.NONE:
             raise Violation(RouterFinding.ANSWER, f"{request} is completed at {event}")
     if effect.outcome == "failed":
         _check_failure(account, effect)
@@ -190,8 +202,9 @@ def _check_failure(account: RouterAccount, effect: Reply) -> None:
         return
     if effect.code is not code and not isinstance(event, RequestArrived):
         raise Violation(RouterFinding.ANSWER, f"{request} fails with {effect.code} at {event}")
-    final = request in account.streaming or effect.code is Code.REJECTED or made >= account.setting.attempts
-    if not final:
+    breaks_off = request in account.streaming and not account.setting.resumes
+    final = breaks_off or effect.code is Code.REJECTED or made >= account.setting.attempts
+    if not final and not isinstance(event, AnswerEnded):
         raise Violation(RouterFinding.NEEDLESS, f"{request} fails after {made} of {account.setting.attempts} attempts")
 
 
@@ -227,6 +240,7 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
     EngineSilent: RouterAccount.fell_silent,
     Reply: _reply,
     ReportPrefill: RouterAccount.reported,
+    ResumeAnswer: RouterAccount.resumed,
 }
 
 

@@ -44,6 +44,7 @@ class RouterSetting:
     attempts: int = 1
     hedge_after: int | None = None
     rules: Rules = attrs.field(factory=Rules)
+    resumes: bool = False
     reports: bool = False
     """The end of the prefill leg is reported to D, as in dialects without control frames."""
     streams: bool = True
@@ -61,6 +62,8 @@ class RouterSetting:
     """Engines that die. Each comes up again, as another incarnation."""
     leaves: int = 0
     """Engines that must leave. Each may join again."""
+    tears: int = 0
+    """Answers that are to be resumed and cannot be: an incomplete piece has reached the client."""
 
     def infos(self) -> dict[Seat, EngineInfo]:
         """Return the engines when the router starts."""
@@ -87,7 +90,15 @@ class RouterSetting:
         choices = self.choice("prefill"), self.choice("decode")
         if self.hedge_after is None:
             return GovernedRouter(
-                prefill, decode, self.dispatch, choices, self.rules, self.attempts, self.reports, self.aggregated
+                prefill,
+                decode,
+                self.dispatch,
+                choices,
+                self.rules,
+                self.attempts,
+                self.reports,
+                self.aggregated,
+                self.resumes,
             )
         return HedgingRouter(
             prefill,
@@ -98,5 +109,6 @@ class RouterSetting:
             self.attempts,
             self.reports,
             self.aggregated,
+            self.resumes,
             hedge_after_ns=self.hedge_after,
         )

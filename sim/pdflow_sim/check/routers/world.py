@@ -2,7 +2,8 @@
 
 Engines are only what they answer: well, badly, late although the leg was aborted, or never because they died. What
 reaches a client is decided by the real `Answer`, as in the drivers (sim/pdflow_sim/nodes/router_node.py). The router
-learns of a client's first token some time after the client has it.
+learns of a client's first token some time after the client has it. An answer that is to be resumed is continued, or
+ends, when nothing more of it is under way.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Ending, PieceUse
-from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply
+from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, ResumeAnswer
 from pdflow.routing.events import (
+    AnswerEnded,
     ClientGone,
     DecodeEnded,
     EngineChanged,
@@ -34,7 +36,7 @@ from pdflow_sim.check.routers.rules import check_effect, check_end, check_state
 from pdflow_sim.check.routers.setting import RouterSetting, info
 from pdflow_sim.check.search.forward import Move, Violation, attributed
 
-FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TICKS = range(6)
+FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TEARS, TICKS = range(7)
 
 
 class RouterWorld:
@@ -47,11 +49,13 @@ class RouterWorld:
         self.answers = [Answer(setting.streams, setting.first_from_prefill) for _ in setting.requests]
         self.tokens: tuple[RequestId, ...] = ()
         """Attempts whose first token has not been reported to the router."""
+        self.settling: tuple[int, ...] = ()
+        """Requests that are to be resumed, whose last pieces may still be under way: no leg for them has been sent."""
         self.to_come = 0
         """The next request."""
         self.left: tuple[int, ...] = (
             *(setting.failures, setting.refusals, setting.disconnects),
-            *(setting.deaths, setting.leaves, setting.ticks),
+            *(setting.deaths, setting.leaves, setting.tears, setting.ticks),
         )
         self.now = 0
         self.dead: frozenset[Seat] = frozenset()
@@ -71,7 +75,7 @@ class RouterWorld:
 
     def fingerprint(self) -> Hashable:
         answers = tuple(answer.fingerprint() for answer in self.answers)
-        around = self.tokens, self.to_come, self.left, self.now, self.dead
+        around = self.tokens, self.settling, self.to_come, self.left, self.now, self.dead
         return self.router.fingerprint(), self.account.fingerprint(), answers, around
 
     # Moves.
@@ -87,6 +91,10 @@ class RouterWorld:
         if left[DISCONNECTS]:
             for request in account.waiting:
                 yield ("disconnect", request, 0)
+        for request in self.settling:
+            yield ("settle", request, 0)
+            if left[TEARS] and not self.answers[request].over:
+                yield ("tear", request, 0)
         yield from self._engine_moves()
         wake_at = self.router.wake_at()
         if wake_at is not None and wake_at <= self.now:
@@ -102,14 +110,21 @@ class RouterWorld:
         if not leg.open:
             yield (f"{role} late", *numbers)
             return
+        if numbers[0] in self.settling:
+            return
         if (role, leg.engine) in self.dead:
             yield (f"{role} unreachable", *numbers)
             return
-        if not leg.awaits_token:
+        if leg.whole:
+            yield (f"{role} ends", *numbers)
+            return
+        if not leg.awaits_token and not leg.dropped:
             if self._serves(role, name) and self.setting.streams and not leg.begun:
                 yield (f"{role} token", *numbers)
             elif name not in self.tokens:
                 yield (f"{role} ends", *numbers)
+                if self.setting.resumes and leg.begun:
+                    yield (f"{role} completes", *numbers)
             if leg.returns_token:
                 yield (f"{role} finishes", *numbers)
         if name not in self.tokens:
@@ -171,12 +186,20 @@ class RouterWorld:
                 self._spend(DISCONNECTS)
                 self._end_answer(number, "cancelled")
                 self._feed(ClientGone(number))
+            case ["settle"]:
+                self._settle(number, Code.NONE)
+            case ["tear"]:
+                self._spend(TEARS)
+                self._settle(number, Code.IO)
             case ["wake"]:
                 self._feed(TimeReached())
             case ["tick"]:
                 self._spend(TICKS)
                 self.now += 1
-            case [at, ("late" | "unreachable" | "token" | "ends" | "finishes" | "fails" | "rejects") as how]:
+            case [
+                at,
+                ("late" | "unreachable" | "token" | "completes" | "ends" | "finishes" | "fails" | "rejects") as how,
+            ]:
                 self._leg(_role(at), how, f"r{number}.{attempt}")
             case [at, how]:
                 self._engine((_role(at), number), how)
@@ -185,6 +208,8 @@ class RouterWorld:
         match how:
             case "token":
                 self._piece(role, name)
+            case "completes":
+                self._complete(role, name)
             case "fails" | "rejects":
                 self._spend(FAILURES if how == "fails" else REFUSALS)
                 self._leg_ends(role, name, Code.IO if how == "fails" else Code.REJECTED)
@@ -211,6 +236,19 @@ class RouterWorld:
             self._first_token(name, False)
         self._leg_ends(role, name, Code.NONE)
 
+    def _complete(self, role: Role, name: RequestId) -> None:
+        """Pass on the last piece of an answer, whose leg has not ended yet."""
+        request = self.account.attempts[name].request
+        self.account.legs[role, name] = self.account.legs[role, name]._replace(whole=True)
+        if self.answers[request].streaming == name:
+            self.answers[request].whole(name)
+
+    def _settle(self, request: int, code: Code) -> None:
+        """Continue an answer that is to be resumed, unless the client has all of it, or an incomplete piece."""
+        self.settling = tuple(each for each in self.settling if each != request)
+        if code is not Code.NONE or self.answers[request].over:
+            self._feed(AnswerEnded(request, code))
+
     def _piece(self, role: Role, name: RequestId) -> bool:
         """Handle the first piece of a leg's answer; False if it is dropped: its leg has not ended, and must be
         aborted."""
@@ -220,7 +258,9 @@ class RouterWorld:
         self.account.legs[role, name] = self.account.legs[role, name]._replace(begun=True)
         use = answer.piece_arrived(name)
         if use is PieceUse.DROP:
+            self.account.legs[role, name] = self.account.legs[role, name]._replace(dropped=True)
             return False
+        streams = streams or self.account.streaming.get(request)
         if request not in self.account.waiting or streams not in (None, name):
             raise Violation(RouterFinding.ANSWER, f"the client of {request} gets a piece of {name} behind {streams}")
         if use is PieceUse.FIRST:
@@ -250,7 +290,8 @@ class RouterWorld:
 
     def _leg_ends(self, role: Role, name: RequestId, code: Code, last: bool = False) -> None:
         request = _numbers(name)[0]
-        self.tokens = tuple(each for each in self.tokens if each != name)
+        if self._serves(role, name):
+            self.tokens = tuple(each for each in self.tokens if each != name)
         self.answers[request].leg_ended(role, name)
         if role == "decode":
             self._feed(DecodeEnded(name, code))
@@ -313,7 +354,12 @@ class RouterWorld:
                 self.answers[effect.request].alone_dispatched(effect.request_id)
             case AbortLeg():
                 self.answers[_numbers(effect.request_id)[0]].leg_ended(effect.role, effect.request_id)
+            case ResumeAnswer():
+                self.answers[effect.request].resume(effect.request_id)
+                if effect.request not in self.settling:
+                    self.settling += (effect.request,)
             case Reply():
+                self.settling = tuple(each for each in self.settling if each != effect.request)
                 self._end_answer(effect.request, effect.outcome)
 
     def _end_answer(self, request: int, outcome: Any) -> None:
