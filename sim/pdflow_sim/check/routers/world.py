@@ -51,6 +51,8 @@ class RouterWorld:
         """Attempts whose first token has not been reported to the router."""
         self.settling: tuple[int, ...] = ()
         """Requests that are to be resumed, whose last pieces may still be under way: no leg for them has been sent."""
+        self.whole: frozenset[int] = frozenset()
+        """Requests whose clients have the whole answer, while its leg has not ended."""
         self.to_come = 0
         """The next request."""
         self.left: tuple[int, ...] = (
@@ -75,7 +77,7 @@ class RouterWorld:
 
     def fingerprint(self) -> Hashable:
         answers = tuple(answer.fingerprint() for answer in self.answers)
-        around = self.tokens, self.settling, self.to_come, self.left, self.now, self.dead
+        around = self.tokens, self.settling, self.whole, self.to_come, self.left, self.now, self.dead
         return self.router.fingerprint(), self.account.fingerprint(), answers, around
 
     # Moves.
@@ -240,6 +242,7 @@ class RouterWorld:
         """Pass on the last piece of an answer, whose leg has not ended yet."""
         request = self.account.attempts[name].request
         self.account.legs[role, name] = self.account.legs[role, name]._replace(whole=True)
+        self.whole |= {request}
         if self.answers[request].streaming == name:
             self.answers[request].whole(name)
 
@@ -261,7 +264,7 @@ class RouterWorld:
             self.account.legs[role, name] = self.account.legs[role, name]._replace(dropped=True)
             return False
         streams = streams or self.account.streaming.get(request)
-        if request not in self.account.waiting or streams not in (None, name):
+        if request not in self.account.waiting or streams not in (None, name) or request in self.whole:
             raise Violation(RouterFinding.ANSWER, f"the client of {request} gets a piece of {name} behind {streams}")
         if use is PieceUse.FIRST:
             self.tokens += (name,)
@@ -360,6 +363,7 @@ class RouterWorld:
                     self.settling += (effect.request,)
             case Reply():
                 self.settling = tuple(each for each in self.settling if each != effect.request)
+                self.whole -= {effect.request}
                 self._end_answer(effect.request, effect.outcome)
 
     def _end_answer(self, request: int, outcome: Any) -> None:
