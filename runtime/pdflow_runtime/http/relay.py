@@ -61,10 +61,10 @@ async def relay(
         while not response.complete:
             await response.carry(responder.pump, take)
             await responder.flush()
-    except UpstreamError:
-        if _is_events(response) and response.broke_between_chunks():
+    finally:
+        # It broke off, or was cancelled: another response may be the rest of the stream.
+        if not response.complete and _is_events(response) and response.broke_between_chunks():
             responder.take_over_framing()
-        raise
     if not responder.done:
         await responder.end()
 

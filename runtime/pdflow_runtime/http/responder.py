@@ -143,10 +143,20 @@ class Responder:
         return not self._held
 
     async def flush(self) -> None:
-        """Send what is held back."""
-        data, self._held = self._held, b""
-        if data:
-            await self._push(data)
+        """Send what is held back. What a cancellation leaves of it is still held, ahead of what is sent next."""
+        while self._held and not self.gone:
+            with trio.move_on_after(self._write_s) as timeout:
+                await wait_writable(self._sock)
+            if timeout.cancelled_caught:
+                self.lose()
+            else:
+                self._send_held()
+
+    def _send_held(self) -> None:
+        try:
+            self._held = self._held[send_now(self._sock, self._held) :]
+        except OSError:
+            self.lose()
 
     async def end(self) -> None:
         """End the stream, which is whole. A stream that is not ended is cut off with its connection, by which the

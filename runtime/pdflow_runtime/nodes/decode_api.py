@@ -15,7 +15,7 @@ import trio
 from pdflow_runtime.engines.job import Logprobs, Token
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
-from pdflow_runtime.http.openai.between import FirstToken
+from pdflow_runtime.http.openai.between import Between, FirstToken
 from pdflow_runtime.http.openai.fields import decoded
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
@@ -78,26 +78,29 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
 
     async def complete(self, asked: LegAsked, responder: Responder) -> None:
         request_id, tokens, node = asked.request_id, asked.tokens, self.node
-        sampling = self.sampling(asked.asked, len(tokens))
         between = self.between(asked)
+        given = 0 if between.given is None else between.given.tokens
+        sampling = self.sampling(asked.asked, len(tokens) - given)
         pair = FirstToCome(between.first)
         first = None if between.first is None else between.first.token
         if asked.body.kv_transfer_params is None:
-            leg = node.begin_alone(request_id, tokens, sampling, first)
+            leg = node.begin_alone(request_id, tokens, sampling, first, given)
         else:
             params, at = read_decode(self.method, asked.body.kv_transfer_params)
             await node.links.update_address(params.prefill.engine, at.host, at.port)
-            leg = node.begin(request_id, params, tokens, sampling, first, between.first_follows)
+            leg = node.begin(request_id, params, tokens, sampling, first, between.first_follows, given)
             if between.first_follows:
                 pair = self.to_come.setdefault(request_id, pair)
                 pair.leg = leg
                 pair.leg_arrived.set()
                 if pair.first is not None:
                     node.set_first_token(leg, pair.first.token)
-        send_answer = self._stream if asked.asked.stream else self._whole
         try:
-            async with aclosing(self._pieces(leg, asked.asked, pair)) as pieces:
-                await send_answer(pieces, pair, asked, responder)
+            async with aclosing(self._pieces(leg, asked.asked, pair, given)) as pieces:
+                if asked.asked.stream:
+                    await self._stream(pieces, pair, asked, between, responder)
+                else:
+                    await self._whole(pieces, asked, responder)
         finally:
             if between.first_follows:
                 del self.to_come[request_id]
@@ -108,28 +111,33 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         pieces: AsyncIterator[AnswerPiece],
         pair: FirstToCome,
         whole: LegAsked,
+        between: Between,
         responder: Responder,
     ) -> None:
-        asked, answer = whole.asked, whole.answer
+        asked, answer, returns_token_ids = whole.asked, whole.answer, between.returns_token_ids
+        given = 0
+        if between.given is not None:
+            given = between.given.tokens
+            answer.name = between.given.id, between.given.created
         generated = 0
         async for piece in pieces:
             generated += len(piece.token_ids or ())
             if generated == 1 and pair.first is not None:
-                # The client has this from P.
                 answer.name = pair.first.id, pair.first.created
+            if generated <= given or (generated == 1 and pair.first is not None):
+                # The client has this, from P or from another D.
                 answer.event(shown(piece, asked))
                 continue
             if not responder.begun:
                 await responder.begin(200, (EVENT_STREAM,))
-            await responder.send(answer.event(shown(piece, asked)))
-        last = answer.usage_event(usage(len(whole.tokens), generated)) if asked.include_usage else b""
+            await responder.send(answer.event(shown(piece, asked, returns_token_ids)))
+        last = answer.usage_event(usage(len(whole.tokens) - given, generated)) if asked.include_usage else b""
         await responder.send(last + DONE)
         await responder.end()
 
     async def _whole(
         self,
         pieces: AsyncIterator[AnswerPiece],
-        pair: FirstToCome,
         whole: LegAsked,
         responder: Responder,
     ) -> None:
@@ -150,12 +158,15 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         await responder.reply(200, (JSON,), done)
 
     async def _pieces(
-        self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome
+        self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome, given: int
     ) -> AsyncGenerator[AnswerPiece, None]:
-        """Yield a piece of the answer for each token, that of P included. OpenAIError if the leg ends without its last
-        token."""
+        """Yield a piece of the answer for each token, those of P and of another D included. OpenAIError if the leg ends
+        without its last token."""
         answer_text = AnswerText(self.prompts, asked)
         before = True
+        for token in leg.prompt[len(leg.prompt) - given :]:
+            # Logprobs without values: the client has them, and the text of each token counts.
+            yield answer_text.piece(token, None if asked.logprobs is None else Logprobs(0.0, ()), None)
         async for item in leg.receive_channel:
             if not isinstance(item, Token):
                 raise ended(item, leg.why)

@@ -123,10 +123,12 @@ class LiveDecodeNode(LiveEngineNode):
         sampling: Sampling,
         first: int | None = None,
         first_follows: bool = False,
+        given: int = 0,
     ) -> DecodeLeg:
         """Begin a decode leg whose KV a prefill engine has or will have. `first`: the answer's first token, if P has
-        sent it; with `first_follows` it is passed to `set_first_token` later."""
-        leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first)
+        sent it; with `first_follows` it is passed to `set_first_token` later. `given`: how many of the tokens, at their
+        end, are the answer's beginning, which another D has generated."""
+        leg = self._leg(request_id, tokens, sampling, False, UNKNOWN if first_follows else first, given)
         leg.source, leg.source_weights = params.prefill.engine, params.weights
         blocks = -(-len(tokens) // self.config.info.shards.block_size)
         digest = digest_of(tokens, self.config.weights)
@@ -141,22 +143,22 @@ class LiveDecodeNode(LiveEngineNode):
             self.put(self.role, FirstTokenKnown(leg.request_id))
 
     def begin_alone(
-        self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None
+        self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None, given: int = 0
     ) -> DecodeLeg:
         """Begin the only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has
-        computed for its answer."""
-        leg = self._leg(request_id, tokens, sampling, True, first)
+        computed for its answer. `given`: as in `begin`."""
+        leg = self._leg(request_id, tokens, sampling, True, first, given)
         self.put(self.role, AloneRequested(request_id))
         return leg
 
     def _leg(
-        self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None
+        self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None, given: int
     ) -> DecodeLeg:
         if request_id in self.legs or request_id in self._cells or self.decoding.knows(request_id):
             raise KeyError(f"request {request_id} is already open; every attempt needs a new id")
-        given = first is not None
+        given += first is not None
         if given:
-            sampling = attrs.evolve(sampling, max_tokens=max(1, sampling.max_tokens - 1))
+            sampling = attrs.evolve(sampling, max_tokens=max(1, sampling.max_tokens - given))
         known = tokens if first is None else [*tokens, first]
         seq = Seq(
             0,
@@ -167,7 +169,7 @@ class LiveDecodeNode(LiveEngineNode):
             prefix=self.engine.names(tokens),
             handle=request_id,
         )
-        leg = self.legs[request_id] = DecodeLeg(request_id, tokens, Job(seq, known, sampling, int(given)), alone)
+        leg = self.legs[request_id] = DecodeLeg(request_id, tokens, Job(seq, known, sampling, given), alone)
         return leg
 
     def abort(self, leg: DecodeLeg) -> None:

@@ -155,6 +155,8 @@ class EngineApi(ComponentApi, Generic[_Node]):
         between = read_between(leg.body.pdflow)
         if between.first is not None:
             self.checked(between.first)
+        if between.given is not None and not 0 < between.given.tokens < len(leg.tokens):
+            raise OpenAIError(400, "pdflow: the given tokens must be a part of the prompt", param="pdflow")
         return between
 
     def checked(self, first: FirstToken) -> FirstToken:
@@ -188,11 +190,11 @@ def named(request: HttpRequest) -> str:
     return request_id
 
 
-def shown(piece: AnswerPiece, asked: AnswerOptions) -> AnswerPiece:
-    """Return the piece, without its token ids if the request did not ask for them."""
+def shown(piece: AnswerPiece, asked: AnswerOptions, returns_token_ids: bool = False) -> AnswerPiece:
+    """Return the piece, without its token ids if neither the request nor the router asks for them."""
     return (
         piece
-        if asked.return_token_ids
+        if asked.return_token_ids or returns_token_ids
         else AnswerPiece(piece.index, piece.text, piece.ending, piece.stop_reason, piece.logprobs)
     )
 

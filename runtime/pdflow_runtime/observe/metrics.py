@@ -115,6 +115,9 @@ class RouterMeter(Meter):
             buckets=STAGE_S,
             registry=registry,
         )
+        self.resumed: Final = Counter(
+            "pdflow_router_answers_resumed", "Answers that another attempt was to continue", registry=registry
+        )
         self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
 
     def first_token(self, begun_ns: int) -> None:

@@ -1,13 +1,16 @@
 """A client's request at the router: its content, and the legs of its attempts.
 
 A leg is an HTTP request to an engine, and runs in the nursery of its call: when the client hangs up, all legs are
-cancelled. Which attempt streams the answer is decided in `pdflow/routing/answer.py`; its bytes pass as they came.
+cancelled. Which attempt streams the answer is decided in `pdflow/routing/answer.py`; its bytes pass as they came. An
+answer that another attempt continues is settled first: the legs of that attempt wait until nothing more of the one
+before is passed on, and are then sent with the tokens that the client has.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
@@ -24,12 +27,13 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import Exchange, HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
-from pdflow_runtime.http.openai.between import Between, FirstAnswer, FirstToken
+from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, Given
 from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import read_decode
 from pdflow_runtime.process.addresses import EngineAddress
+from pdflow_runtime.router.passed import PassedAnswer
 from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,7 @@ log = logging.getLogger(__name__)
 EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
+NO_SEED: Final = b"null"
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
 """Fields that the router sets itself, whatever the client sends (spec 2.12)."""
 
@@ -55,6 +60,7 @@ class Call:
         responder: Responder,
         session: int = NO_SESSION,
         one_token: bool = False,
+        resumes: bool = False,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
@@ -66,8 +72,18 @@ class Call:
         self.one_token: Final = one_token
         """Whether only one token is wanted."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
+        self.passed: Final = PassedAnswer() if resumes and self.streams else None
+        """What the client has received, if another attempt may continue it."""
+        self.new_fields: Final[dict[str, Any]] = {}
+        """Fields of every leg that brings an answer. All attempts of an answer that may be resumed share a seed."""
+        if self.passed is not None and bytes(fields.get("seed", NO_SEED)) == NO_SEED:
+            self.new_fields["seed"] = secrets.randbits(63)
+        self.given: tuple[Given, list[int]] | None = None
+        """The beginning of the answer that the attempt under way continues, and its tokens."""
         self.first_token: FirstToken | None = None
         """P's first token, if the answer starts with it."""
+        self.number: int
+        """The router's number of the request."""
         self.answer: Answer
         """Which attempt streams, and which legs await P's first token."""
         self.decoding: Final[dict[RequestId, EngineAddress]] = {}
@@ -83,16 +99,27 @@ class Call:
         """An engine's error in an answer that had begun, from where it begins."""
         self._tail = b""
         """The last bytes of what has come, where an error may begin in them."""
+        self._settled: tuple[RequestId, Code | None] | None = None
+        self.received_all = False
+        """True if all of an answer has come that may not have been sent yet."""
         self.over: Final = trio.Event()
         self.nursery: trio.Nursery
         self.refusal: OpenAIError | None = None
         """An engine's error that says that the request itself is at fault."""
 
-    def piece(self, data: bytes) -> None:
-        """Look at a piece of the answer before the client gets it: keep an engine's error in it for `failure`."""
+    def first_piece(self, data: bytes) -> None:
+        """Take note of the first piece of the answer."""
         if self.first is not None:
             first, self.first = self.first, None
             first(data)
+
+    def piece(self, data: bytes) -> None:
+        """Look at a piece of the answer before the client gets it: keep its tokens, and an engine's error in it for
+        `failure`."""
+        if self.passed is not None:
+            self.passed.add(data)
+        if self.first is not None:
+            self.first_piece(data)
         if self._error:
             self._error += data
         elif ERROR in data or (self._tail and ERROR in self._tail + data[: len(ERROR)]):
@@ -114,16 +141,55 @@ class Call:
         if role == "decode":
             self.decoding.pop(request_id, None)
 
+    async def settle(self, request_id: RequestId) -> Code | None:
+        """Wait until nothing more of the attempts before this one is passed on, which is to continue the answer. Returns
+        None if it can; else the answer ends here, and the code says how."""
+        async with self.answering:
+            if self._settled is None or self._settled[0] != request_id:
+                self._settled = request_id, await self._settle()
+            return self._settled[1]
+
+    async def _settle(self) -> Code | None:
+        if self.answer.over:
+            return Code.NONE
+        if (code := self.failure()) is not Code.NONE:
+            return code
+        if self.received_all:
+            await self.responder.end()
+            return Code.NONE
+        given = None if self.passed is None else self.passed.given()
+        if self.passed is None or given is None or self.passed.finished or not self.responder.framing:
+            log.warning("an answer cannot be resumed: %s", self._why_not())
+            return Code.IO
+        self.given = given, self.passed.tokens
+        return None
+
+    def _why_not(self) -> str:
+        if not self.streams:
+            return "its client does not stream, and has received a part of it"
+        if not self.responder.framing:
+            return "its client has received an incomplete event, or does not understand chunks (HTTP/1.0)"
+        if self.passed is not None and self.passed.finished:
+            return "its client lacks only the end of the stream"
+        return "its engine has named no token ids"
+
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         """Return the body of a prefill leg that is for KV alone."""
-        body = {"prompt_token_ids": self.tokens, "max_tokens": 1, "kv_transfer_params": params}
+        body = {"prompt_token_ids": self._prompt(), "max_tokens": 1, "kv_transfer_params": params}
         return msgspec.json.encode(body)
+
+    def _prompt(self) -> list[int]:
+        return self.tokens if self.given is None else self.tokens + self.given[1]
 
     def decode_body(self, params: dict[str, Any] | None, between: Between | None = None) -> bytes:
         """Return the body of a leg for the answer, or for its first token."""
-        new_fields: dict[str, Any] = {"prompt_token_ids": self.tokens}
+        new_fields: dict[str, Any] = {"prompt_token_ids": self._prompt(), **self.new_fields}
         if params is not None:
             new_fields["kv_transfer_params"] = params
+        if self.given is not None:
+            between = Between(given=self.given[0])
+        if self.passed is not None:
+            between = msgspec.structs.replace(between or NOTHING, returns_token_ids=True)
         if between is not None:
             new_fields["pdflow"] = between
         return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=new_fields)
@@ -204,6 +270,7 @@ class Leg:
                     try:
                         await relay(response, call.responder, call.answered, call.piece)
                     finally:
+                        call.received_all = response.complete
                         call.answering.release()
         except UpstreamError:
             return Code.UNREACHABLE

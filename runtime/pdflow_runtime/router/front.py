@@ -141,6 +141,7 @@ class Front:
             responder=responder,
             session=session,
             one_token=asked.asked.max_tokens == 1,
+            resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
         )
         await self.node.serve(call)
 

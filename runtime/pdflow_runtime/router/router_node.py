@@ -28,8 +28,9 @@ from pdflow.routing.effects import (
     EngineLeft,
     EngineSilent,
     Reply,
+    ResumeAnswer,
 )
-from pdflow.routing.events import ClientGone, DecodeEnded, FirstTokenDelivered, PrefillAnswered
+from pdflow.routing.events import AnswerEnded, ClientGone, DecodeEnded, FirstTokenDelivered, PrefillAnswered
 from pdflow.routing.governed import GovernedRouter
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
@@ -107,13 +108,14 @@ class LiveRouterNode(LiveNode):
                 EngineLeft: self.engine_left,
                 EngineSilent: self.engine_silent,
                 Reply: self.reply,
+                ResumeAnswer: self.resume_answer,
             }
         )
 
     async def serve(self, call: Call) -> None:
         """Serve the call until the client has its answer. A cancellation means that the client has gone away."""
         self._number += 1
-        number = self._number
+        number = call.number = self._number
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
@@ -150,7 +152,7 @@ class LiveRouterNode(LiveNode):
         if effect.keeps:
             sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
         else:
-            sent = self._aggregated(call, leg, effect, self._alone_body(call, effect.request_id))
+            sent = self._aggregated(call, leg, effect, self._alone(call, effect.request_id))
         self._begin(call, "prefill", effect.request_id, sent)
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, returns_first_token: bool) -> None:
@@ -180,13 +182,15 @@ class LiveRouterNode(LiveNode):
             call.report(request_id)
             self.event_log.passed(request_id, LAST)
         if call.streams:
-            call.piece(text)
+            if call.passed is not None:
+                call.passed.begin(first_answer.first.token, first_answer.first.id, first_answer.first.created)
+            call.first_piece(text)
             await responder.begin(200, (EVENT_STREAM, *call.answered))
             responder.begin_now(text)
             if first_answer.ends:
                 await responder.end()
         elif first_answer.ends:
-            call.piece(text)
+            call.first_piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
         for attempt in use.forward:
             leg = Leg(call, self.client, call.decoding[attempt], attempt, self.leg_timeout_s, self.signer)
@@ -204,9 +208,9 @@ class LiveRouterNode(LiveNode):
             self.legs["prefill", attempt].cancel()
             self.put(self.port, PrefillAnswered(attempt, None, Code.CANCELLED))
 
-    async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill, body: bytes) -> None:
+    async def _aggregated(self, call: Call, leg: Leg, effect: DispatchPrefill, between: Between | None) -> None:
         """Run a prefill leg that no other follows: its answer is the client's."""
-        code = await self._answer(leg, body)
+        code = await self._answer(leg, call.decode_body(None, between))
         info = self.prefill[effect.engine]
         params = KvParams(info, effect.xid, effect.request_id, 0) if code is Code.NONE else None
         if params is not None:
@@ -226,8 +230,9 @@ class LiveRouterNode(LiveNode):
         if self.returns_first_token:
             call.decoding[effect.request_id] = address
             between = Between(first=call.first_token, first_follows=call.answer.decode_dispatched(effect.request_id))
-        body = call.decode_body(self._params(effect.params, source.kv), between)
-        self._begin(call, "decode", effect.request_id, self._decode(leg, body))
+        self._begin(
+            call, "decode", effect.request_id, self._decode(leg, self._params(effect.params, source.kv), between)
+        )
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
         call, address = self.calls.get(effect.request), self.members.addresses.get(self.decode[effect.engine].engine)
@@ -235,15 +240,18 @@ class LiveRouterNode(LiveNode):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
-        self._begin(call, "decode", effect.request_id, self._decode(leg, self._alone_body(call, effect.request_id)))
+        self._begin(
+            call, "decode", effect.request_id, self._decode(leg, None, self._alone(call, effect.request_id))
+        )
 
-    async def _decode(self, leg: Leg, body: bytes) -> None:
-        self.put(self.port, DecodeEnded(leg.request_id, await self._answer(leg, body)))
+    async def _decode(self, leg: Leg, params: dict[str, Any] | None, between: Between | None) -> None:
+        code = await self._answer(leg, leg.call.decode_body(params, between))
+        self.put(self.port, DecodeEnded(leg.request_id, code))
 
-    def _alone_body(self, call: Call, request_id: RequestId) -> bytes:
-        """Return the body for an engine that computes the prompt, too, with the first token if the client has it."""
+    def _alone(self, call: Call, request_id: RequestId) -> Between | None:
+        """Return what an engine that computes the prompt too must know: the first token, if the client has it."""
         continues = call.answer.alone_dispatched(request_id)
-        return call.decode_body(None, Between(first=call.first_token) if continues else None)
+        return Between(first=call.first_token) if continues else None
 
     async def _answer(self, leg: Leg, body: bytes) -> Code:
         """Run a leg that brings an answer, and return how it ended. A leg whose answer is dropped waits until it is
@@ -252,6 +260,12 @@ class LiveRouterNode(LiveNode):
         if code is None:
             await trio.sleep_forever()
         return code
+
+    def resume_answer(self, port: Port, effect: ResumeAnswer) -> None:
+        call = self.calls.get(effect.request)
+        if call is not None:
+            self.meter.resumed.inc()
+            call.answer.resume(effect.request_id)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
         scope = self.legs.get((effect.role, effect.request_id))
@@ -297,7 +311,7 @@ class LiveRouterNode(LiveNode):
         await call.responder.reply(error.status, (JSON,), error.body())
         call.over.set()
 
-    def _params(self, params: KvParams, at: Coordinates) -> dict[str, object]:
+    def _params(self, params: KvParams, at: Coordinates) -> dict[str, Any]:
         return decode_json(params, at, self.method)
 
     def _begin(
@@ -311,6 +325,8 @@ class LiveRouterNode(LiveNode):
             try:
                 with scope:
                     await trio.lowlevel.checkpoint_if_cancelled()
+                    if call.answer.continued_by == request_id:
+                        await self._settle(call, request_id)
                     if not call.answer.is_candidate(request_id):
                         await trio.sleep_forever()
                     await leg
@@ -320,6 +336,14 @@ class LiveRouterNode(LiveNode):
                 call.leg_ended(role, request_id)
 
         call.nursery.start_soon(run)
+
+
+    async def _settle(self, call: Call, request_id: RequestId) -> None:
+        """Return if this attempt may continue the answer. If not, the answer has ended, and its legs are not sent."""
+        code = await call.settle(request_id)
+        if code is not None:
+            self.put(self.port, AnswerEnded(call.number, code))
+            await trio.sleep_forever()
 
 
 def ignore(engine: str) -> None:

@@ -2,7 +2,8 @@
 client.
 
 With `first_token = "prefill"` an answer begins at P and goes on at D. P makes its token into the event that
-the client gets, as D would have; D receives the token and goes on behind it, under the answer's id.
+the client gets, as D would have; D receives the token and goes on behind it, under the answer's id. An answer whose D
+dies goes on at another D in the same way: the tokens that the client has are the end of that D's prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ class FirstToken(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Given(msgspec.Struct, frozen=True):
+    """The beginning of an answer that continues at another engine."""
+
+    tokens: int
+    """How many tokens at the end of the prompt belong to the answer."""
+    id: str
+    created: int
+
+
 class Between(msgspec.Struct, frozen=True):
     """The fields that the router sends with a leg."""
 
@@ -36,6 +46,10 @@ class Between(msgspec.Struct, frozen=True):
     """To D: the first token, which the client has already."""
     first_follows: bool = False
     """To D: the client has a first token, or will have; it is sent to D by a POST to /first_token."""
+    given: Given | None = None
+    """To D: the client has the beginning of the answer, which another engine generated."""
+    returns_token_ids: bool = False
+    """To D: name the token ids in each event, so that another engine can continue the answer."""
 
 
 class FirstAnswer(msgspec.Struct, frozen=True):
