@@ -282,6 +282,20 @@ class Engine:
             return self._busy_ps
         return self._busy_ps + min(now * PS_PER_NS, self._end_ps) - self._start_ps
 
+    def decoded_by(self, seq: Sequence, now: int) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+        """Return in which steps a sequence has got its tokens up to `now`: runs of steps that are logged, as in
+        `seq.token_runs`, and the ends of those of the running segment, in ns. Does not disturb the segment."""
+        runs, batch, scheduler = list(seq.token_runs), self._scheduler.batch, self._scheduler
+        if seq.order < 0:
+            return runs, ()
+        if batch.logged > seq.run_start:
+            runs.append((seq.run_start, batch.logged - 1))
+        if not self._steps or scheduler.prompts_only:
+            return runs, ()
+        start, first, delta, limit = self._start_ps, self._first_ps, self._delta_ps, now * PS_PER_NS
+        ends = [start + done * first + delta * (done * (done - 1) // 2) for done in range(1, self._steps + 1)]
+        return runs, tuple([-(-end // PS_PER_NS) for end in ends if end <= limit])
+
     # The segment.
 
     def _plan(self, start_ps: int, start_ns: int, before_ns: int, changed: bool, outcomes: list[Outcome]) -> None:

@@ -15,7 +15,7 @@ the first stage that the next attempt passes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,29 @@ TokenSteps: TypeAlias = tuple[int, ...]
 """In which steps of its decode engine, counted from 0, a request got its tokens: (first, last), one in each step from
 the one to the other; then, for each preemption, the first and the last one after it."""
 
+
+class EarlierTokens(NamedTuple):
+    """The tokens of an answer that an engine generated before another one continued it."""
+
+    engine: str
+    runs: tuple[tuple[int, int], ...]
+    """The first and the last of steps that its log has, one token in each from the one to the other."""
+    ends_ns: tuple[int, ...]
+    """The ends of its last steps, which the log does not have."""
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.runs) + len(self.ends_ns)
+
+    def cut(self, most: int) -> EarlierTokens:
+        """Return the first `most` of these tokens."""
+        runs: list[tuple[int, int]] = []
+        for first, last in self.runs:
+            if most > 0:
+                runs.append((first, min(last, first + most - 1)))
+                most -= last - first + 1
+        return EarlierTokens(self.engine, tuple(runs), self.ends_ns[: max(0, most)])
+
+
 IntColumn: TypeAlias = npt.NDArray[np.int64]
 T = TypeVar("T")
 
@@ -67,6 +90,7 @@ class Records:
         "attempts",
         "classes",
         "decode_engine",
+        "earlier",
         "ends",
         "first_token_ns",
         "input_tokens",
@@ -95,6 +119,8 @@ class Records:
         self.first_token_ns: list[int] = [NEVER] * requests
         self.last_token_ns: list[int] = [NEVER] * requests
         self.token_steps: list[TokenSteps | None] = [None] * requests
+        self.earlier: dict[int, list[EarlierTokens]] = {}
+        """Of each answer that was resumed, the tokens generated before, by each engine. `token_steps` has the rest."""
         self.itl_ns: list[int] = []
         """The percentile of each request's inter-token latencies that its SLO bounds, and below their maximum, and the
         sum of those beyond the bound (`figures/itls.py`). Empty unless an SLO bounds them, and `NEVER` for a request
@@ -153,6 +179,8 @@ class Records:
         found.first_token_ns = _of(self.first_token_ns, chosen)
         found.last_token_ns = _of(self.last_token_ns, chosen)
         found.token_steps = _of(self.token_steps, chosen)
+        if self.earlier:
+            found.earlier = {n: self.earlier[request] for n, request in enumerate(chosen) if request in self.earlier}
         if self.itl_ns:
             found.itl_ns = _of(self.itl_ns, chosen)
             found.itl_max_ns = _of(self.itl_max_ns, chosen)

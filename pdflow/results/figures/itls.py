@@ -6,12 +6,12 @@ each step of an engine ended, the record in which steps a request got its tokens
 nanoseconds as those of the records are, so the latencies of a request add up to its last token less its first, to the
 nanosecond. What a token takes to the client is the same for all of them; where the first came from the prefill engine,
 the second one's wait holds the whole transfer. After a preemption a wait lasts until the prompt has been computed
-again.
+again. An answer that was resumed has tokens of several engines; the wait between two of them is a latency as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pdflow.results.figures.exact import nearest_rank
 from pdflow.results.figures.slo import SloTargets, whole
 from pdflow.results.figures.spread import NS_PER_MS
-from pdflow.results.records import NEVER, Records
+from pdflow.results.records import NEVER, EarlierTokens, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, PS_PER_NS
 
@@ -48,19 +48,31 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
         records.first_token_ns,
         records.last_token_ns,
     )
-    for outcome, engine, tokens, steps, first_ns, last_ns in zip(*columns, strict=True):
+
+    def ends_of(engine: str) -> StepEnds:
+        if engine not in engines:
+            engines[engine] = StepEnds(logs[engine])
+        return engines[engine]
+
+    for request, (outcome, engine, tokens, steps, first_ns, last_ns) in enumerate(zip(*columns, strict=True)):
         if outcome != "completed" or engine is None or tokens < 2 or steps is None:
             yield np.empty(0, np.int64)
             continue
-        ends = engines.get(engine)
-        if ends is None:
-            ends = engines[engine] = StepEnds(logs[engine])
-        step_ends = ends.of_steps(step_numbers(steps))
+        step_ends = ends_of(engine).of_steps(step_numbers(steps))
+        if request in records.earlier:
+            step_ends = np.concatenate([*(_token_ends(part, ends_of) for part in records.earlier[request]), step_ends])
         waits = np.diff(step_ends)
         if len(waits) < tokens - 1:
             second = int(step_ends[0]) + last_ns - int(step_ends[-1]) - first_ns
             waits = np.concatenate(([second], waits))
         yield waits
+
+
+def _token_ends(earlier: EarlierTokens, ends_of: Callable[[str], StepEnds]) -> Instants:
+    """Return when an engine generated these tokens of an answer that another one continued."""
+    runs = tuple(number for run in earlier.runs for number in run)
+    logged = ends_of(earlier.engine).of_steps(step_numbers(runs)) if runs else np.empty(0, np.int64)
+    return np.concatenate([logged, np.array(earlier.ends_ns, np.int64)])
 
 
 def step_numbers(runs: tuple[int, ...]) -> Instants:

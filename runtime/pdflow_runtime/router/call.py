@@ -27,7 +27,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import Exchange, HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
-from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, Given
+from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, GivenTokens
 from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
@@ -78,7 +78,7 @@ class Call:
         """Fields of every leg that brings an answer. All attempts of an answer that may be resumed share a seed."""
         if self.passed is not None and bytes(fields.get("seed", NO_SEED)) == NO_SEED:
             self.new_fields["seed"] = secrets.randbits(63)
-        self.given: tuple[Given, list[int]] | None = None
+        self.given: tuple[GivenTokens, list[int]] | None = None
         """The beginning of the answer that the attempt under way continues, and its tokens."""
         self.first_token: FirstToken | None = None
         """P's first token, if the answer starts with it."""

@@ -10,7 +10,7 @@ import re
 from array import array
 from typing import Final
 
-from pdflow_runtime.http.openai.between import Given
+from pdflow_runtime.http.openai.between import GivenTokens
 
 REDUCE_BYTES: Final = 64 << 10
 """Bytes of pieces that are kept before they are reduced to token ids."""
@@ -50,10 +50,10 @@ class PassedAnswer:
         self._reduce()
         return self._tokens.tolist()
 
-    def given(self) -> Given | None:
+    def given(self) -> GivenTokens | None:
         """Return what the next engine must know of the answer; None if the client has no token of it."""
         self._reduce()
-        return Given(len(self._tokens), *self._name) if self._tokens and self._name else None
+        return GivenTokens(len(self._tokens), *self._name) if self._tokens and self._name else None
 
     def _reduce(self) -> None:
         text = b"".join(self._pieces)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.values import Instant
 from pdflow.routing.attempt import Attempt
+from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.registry import NodeRegistry
 from pdflow_sim.nodes.router_link import RouterLink
 
@@ -26,6 +27,10 @@ class FirstTokens:
         """Return when the engine that decodes this attempt generates its first token; -1 if that is not known yet."""
         seq = self.decoding(attempt)
         return -1 if seq is None else seq.first_token_ns
+
+    def node(self, attempt: Attempt) -> SimEngineNode:
+        """Return the engine that generates the attempt's tokens."""
+        return self.nodes.decodes[attempt.d] if attempt.d >= 0 else self.nodes.prefills[attempt.p]
 
     def decoding(self, attempt: Attempt) -> Sequence | None:
         """Return the attempt's sequence at the engine that generates its tokens; None if there is none yet."""

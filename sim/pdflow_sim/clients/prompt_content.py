@@ -16,6 +16,8 @@ class PromptContent:
         """True if any engine or store remembers prefixes; otherwise no names are kept."""
         self.prefixes: dict[int, tuple[int, ...]] = {}
         """The names of full prefix blocks, of the prompt's and, where these have names, of the answer's."""
+        self.given: dict[int, int] = {}
+        """How many tokens of the answer are at the end of the prompt, of answers that are resumed."""
 
     def add(self, index: int, request: Request) -> None:
         """Add the prompt of a request that has arrived."""
@@ -30,4 +32,4 @@ class PromptContent:
 
     def digest(self, index: int) -> int:
         """Return the digest that stands for a prompt's content: every simulated prompt is different."""
-        return index + 1
+        return index + 1 + (self.given.get(index, 0) << 40)

@@ -50,9 +50,9 @@ class AggregatedNode(SimEngineNode):
         records.ends[ROUTE][request] = self.clock.now
         records.decode_engine[request] = self.name
         prefix = self.prefix_of(request)
-        seq = Sequence(
-            request, records.input_tokens[request], records.output_tokens[request], prefix=prefix, handle=handle
-        )
+        given = self.prompts.given.get(request, 0)
+        prompt, output = records.input_tokens[request] + given, records.output_tokens[request] - given
+        seq = Sequence(request, prompt, output, prefix=prefix, handle=handle)
         self.by_request[handle] = AggregatedLeg(dispatch, seq)
         self.feed(self.role, AloneRequested(handle))
 

@@ -74,11 +74,16 @@ class SimDecodeNode(SimEngineNode):
         """Take a decode leg that has come over HTTP."""
         records, request, handle = self.metrics.records, dispatch.request, dispatch.request_id
         records.ends[HANDOFF][request] = self.clock.now
-        prompt = records.input_tokens[request]
-        # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It may
-        # be known to the router only later.
-        given = self.prefill_tokens
-        output = records.output_tokens[request] - given
+        prompt, output = records.input_tokens[request], records.output_tokens[request]
+        if request in self.prompts.given:
+            # The answer is resumed: the prompt ends with its beginning.
+            given, earlier = 0, self.prompts.given[request]
+            prompt, output = prompt + earlier, output - earlier
+        else:
+            # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It
+            # may be known to the router only later.
+            given = self.prefill_tokens
+            output -= given
         prefix = self.prefix_of(request)
         self.legs[handle] = Sequence(request, prompt + given, output, True, False, prompt, prefix, 0, handle)
         blocks = -(-prompt // self.engine.limits.block_size)
@@ -98,9 +103,9 @@ class SimDecodeNode(SimEngineNode):
         records.ends[ROUTE][request] = self.clock.now
         records.prefill_engine[request] = self.name
         prefix = self.prefix_of(request)
-        self.legs[handle] = Sequence(
-            request, records.input_tokens[request], records.output_tokens[request], prefix=prefix, handle=handle
-        )
+        given = self.prompts.given.get(request, 0)
+        prompt, output = records.input_tokens[request] + given, records.output_tokens[request] - given
+        self.legs[handle] = Sequence(request, prompt, output, prefix=prefix, handle=handle)
         self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:

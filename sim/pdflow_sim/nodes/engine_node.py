@@ -211,6 +211,10 @@ class SimEngineNode(PeerNode):
             seq.token_runs = [(first + before, last + before) for first, last in seq.token_runs]
         self.router.decoded[request_id] = (seq, at_ns, self.name)
 
+    def prompt_tokens(self, request: int) -> int:
+        """Return the length of a prompt, with the beginning of an answer that is resumed."""
+        return self.metrics.records.input_tokens[request] + self.prompts.given.get(request, 0)
+
     def prefix_of(self, request: int) -> tuple[int, ...]:
         """Return the names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
         pool, prefix = self.engine.pool, self.prompts.prefixes.get(request)

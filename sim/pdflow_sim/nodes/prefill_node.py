@@ -82,7 +82,7 @@ class SimPrefillNode(SimEngineNode):
         """Take a prefill leg that has come over HTTP."""
         records, request, xid = self.metrics.records, dispatch.request, dispatch.xid
         records.ends[ROUTE][request] = self.clock.now
-        prompt = records.input_tokens[request]
+        prompt = self.prompt_tokens(request)
         seq = Sequence(request, prompt, 1, False, True, 0, self.prefix_of(request), 0, xid)
         leg = SimPrefillLeg(dispatch.request_id, xid, seq, dispatch.keeps)
         self.legs[xid] = self.by_request[dispatch.request_id] = leg

@@ -24,6 +24,7 @@ from pdflow.routing.effects import (
     EngineSilent,
     Reply,
     ReportPrefill,
+    ResumeAnswer,
 )
 from pdflow.routing.events import (
     NO_SESSION,
@@ -38,6 +39,7 @@ from pdflow.routing.events import (
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Router
 from pdflow_sim.clients.first_tokens import FirstTokens
+from pdflow_sim.clients.resumption import Resumptions
 from pdflow_sim.nodes.api_servers import ApiServers
 from pdflow_sim.nodes.node import SimNode, SimPort
 from pdflow_sim.nodes.ports import NodePorts
@@ -78,6 +80,7 @@ class SimRouterNode(SimNode):
         self.link.receive = self.answered
         self.first_tokens = FirstTokens(self.link, nodes)
         self.http_ns = self.link.http_ns
+        self.resumptions = Resumptions(self.metrics, self.prompts, self.http_ns, self.prefill_tokens > 0)
         self.on_reply: Callable[[Reply], None] | None = None
         """Called with the reply that ends a request for its client."""
         self.on_engine_left: Callable[[EngineId], None] | None = None
@@ -100,6 +103,7 @@ class SimRouterNode(SimNode):
             DispatchAlone: self.dispatch_alone,
             AbortLeg: self.abort_leg,
             ReportPrefill: self.report_prefill,
+            ResumeAnswer: self.resume_answer,
             Reply: self.reply,
             EngineLeft: self.engine_left,
             EngineSilent: self.engine_silent,
@@ -163,7 +167,8 @@ class SimRouterNode(SimNode):
             if found is not None and event.request_id in self.attempts:
                 request = request_of(event.request_id)
                 seq, at_ns, engine = found
-                metrics.stamp_tokens(request, seq, at_ns, engine, self.http_ns, self.prefill_tokens > 0)
+                keeps_first = self.prefill_tokens > 0 or request in self.prompts.given
+                metrics.stamp_tokens(request, seq, at_ns, engine, self.http_ns, keeps_first)
                 if event.request_id in metrics.corrupted:
                     assert metrics.records.wrong_kv is not None
                     metrics.records.wrong_kv.add(request)
@@ -243,11 +248,15 @@ class SimRouterNode(SimNode):
     def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
         """Handle the first token of an attempt, which was generated at `at` and has come to the client."""
         if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
+            found = self.first_tokens.decoding(attempt)
+            if found is not None:
+                self.resumptions.streams(attempt.request, self.first_tokens.node(attempt), found)
             self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 
     def to_engine(self, leg: str, request: int, arrived: Callable[[Any], None], sent: Any) -> None:
         """Send something for a request to the engine that it names: over HTTP, and through its API server."""
-        delay_ns = self.api_servers.delay_ns(leg, sent.engine, request, self.metrics.records.input_tokens[request])
+        tokens = self.metrics.records.input_tokens[request] + self.prompts.given.get(request, 0)
+        delay_ns = self.api_servers.delay_ns(leg, sent.engine, request, tokens)
         self.clock.call(delay_ns, arrived, sent)
 
     def dispatch_prefill(self, port: SimPort, effect: DispatchPrefill) -> None:
@@ -330,7 +339,12 @@ class SimRouterNode(SimNode):
     def engine_silent(self, port: SimPort, effect: EngineSilent) -> None:
         self.metrics.count("engine fell silent")
 
+    def resume_answer(self, port: SimPort, effect: ResumeAnswer) -> None:
+        self.answers[effect.request].resume(effect.request_id)
+        self.resumptions.resume(effect.request, self.clock.now)
+
     def reply(self, port: SimPort, effect: Reply) -> None:
         self.answers.pop(effect.request, None)
+        self.resumptions.ended(effect.request)
         if self.on_reply is not None:
             self.on_reply(effect)

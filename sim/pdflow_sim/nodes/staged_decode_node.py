@@ -94,7 +94,7 @@ class SimStagedDecodeNode(SimDecodeNode):
             self.layered = LayeredLoad(sum(layers for _, layers in self.load_hops(effect.staged)))
         self.layered.begin(len(self.ranks))
         request = self.legs[effect.handle].index
-        nbytes = self.staging.size.bytes_per_token * (self.metrics.records.input_tokens[request] - effect.start)
+        nbytes = self.staging.size.bytes_per_token * (self.prompt_tokens(request) - effect.start)
         self.loading[effect.handle] = len(self.ranks)
         for rank in self.ranks:
             self.copy_layer(effect.handle, rank, nbytes, 0)
@@ -130,7 +130,7 @@ class SimStagedDecodeNode(SimDecodeNode):
 
     def copy_whole(self, effect: CopyIn) -> None:
         request = self.legs[effect.handle].index
-        size, tokens = self.staging.size, self.metrics.records.input_tokens[request] - effect.start
+        size, tokens = self.staging.size, self.prompt_tokens(request) - effect.start
         ports = self.ranks
         load_hops = [(hop, layers) for hop, layers in self.load_hops(effect.staged) if layers]
         self.loading[effect.handle] = len(ports) * len(load_hops)

@@ -79,7 +79,7 @@ class Stores:
 
     def items(self, request: int, salt: int) -> tuple[Item, ...]:
         """Return the objects of a prompt, from its start on. `salt` is that of the process that asks, if it has one."""
-        tokens = self.ports.metrics.records.input_tokens[request]
+        tokens = self.ports.metrics.records.input_tokens[request] + self.prompts.given.get(request, 0)
         start = self.origins.get(salt)
         if start is None:
             start = self.origins[salt] = origin(self.model, 0, self.shards.tp, salt)

@@ -26,7 +26,7 @@ class FirstToken(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Given(msgspec.Struct, frozen=True):
+class GivenTokens(msgspec.Struct, frozen=True):
     """The beginning of an answer that continues at another engine."""
 
     tokens: int
@@ -46,7 +46,7 @@ class Between(msgspec.Struct, frozen=True):
     """To D: the first token, which the client has already."""
     first_follows: bool = False
     """To D: the client has a first token, or will have; it is sent to D by a POST to /first_token."""
-    given: Given | None = None
+    given: GivenTokens | None = None
     """To D: the client has the beginning of the answer, which another engine generated."""
     returns_token_ids: bool = False
     """To D: name the token ids in each event, so that another engine can continue the answer."""
