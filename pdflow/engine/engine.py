@@ -35,7 +35,7 @@ from pdflow.engine.log import StepLog
 from pdflow.engine.noise import StepNoise
 from pdflow.engine.replicated_batch import ReplicatedBatch
 from pdflow.engine.scheduler import Scheduler
-from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Sequence
+from pdflow.engine.sequence import ChunkBegun, Dropped, Limits, Outcome, Phase, Sequence
 from pdflow.engine.walk import WalkedBatch
 from pdflow.engine.windowed import WindowedBatch, WindowedReplicas
 from pdflow.memory.caching import CachingPool
@@ -286,8 +286,8 @@ class Engine:
         """Return in which steps a sequence has got its tokens up to `now`: runs of steps that are logged, as in
         `seq.token_runs`, and the ends of those of the running segment, in ns. Does not disturb the segment."""
         runs, batch, scheduler = list(seq.token_runs), self._scheduler.batch, self._scheduler
-        if seq.order < 0:
-            return runs, ()
+        if seq.phase is not Phase.RUNNING or (seq.local and seq.computed < seq.target):
+            return runs, ()  # It does not decode.
         if batch.logged > seq.run_start:
             runs.append((seq.run_start, batch.logged - 1))
         if not self._steps or scheduler.prompts_only:

@@ -50,8 +50,8 @@ TokenSteps: TypeAlias = tuple[int, ...]
 the one to the other; then, for each preemption, the first and the last one after it."""
 
 
-class EarlierTokens(NamedTuple):
-    """The tokens of an answer that an engine generated before another one continued it."""
+class EngineTokens(NamedTuple):
+    """The tokens of an answer that one engine generated."""
 
     engine: str
     runs: tuple[tuple[int, int], ...]
@@ -62,14 +62,14 @@ class EarlierTokens(NamedTuple):
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.runs) + len(self.ends_ns)
 
-    def cut(self, most: int) -> EarlierTokens:
+    def limited_to(self, most: int) -> EngineTokens:
         """Return the first `most` of these tokens."""
         runs: list[tuple[int, int]] = []
         for first, last in self.runs:
             if most > 0:
                 runs.append((first, min(last, first + most - 1)))
                 most -= last - first + 1
-        return EarlierTokens(self.engine, tuple(runs), self.ends_ns[: max(0, most)])
+        return EngineTokens(self.engine, tuple(runs), self.ends_ns[: max(0, most)])
 
 
 IntColumn: TypeAlias = npt.NDArray[np.int64]
@@ -119,7 +119,7 @@ class Records:
         self.first_token_ns: list[int] = [NEVER] * requests
         self.last_token_ns: list[int] = [NEVER] * requests
         self.token_steps: list[TokenSteps | None] = [None] * requests
-        self.earlier: dict[int, list[EarlierTokens]] = {}
+        self.earlier: dict[int, list[EngineTokens]] = {}
         """Of each answer that was resumed, the tokens generated before, by each engine. `token_steps` has the rest."""
         self.itl_ns: list[int] = []
         """The percentile of each request's inter-token latencies that its SLO bounds, and below their maximum, and the

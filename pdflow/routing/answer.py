@@ -12,8 +12,8 @@ receives one of them:
 
 The driver reports the attempt that streams to the router's endpoint (`FirstTokenDelivered`), which takes the other
 attempts back. Whether another attempt follows a failure is decided there (`failure`). Once an attempt streams, another
-one can only continue its answer: the endpoint says so (`ResumeAnswer`), and after `resume` nothing of another attempt is
-passed on. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
+one can only continue its answer: the endpoint says so (`ResumeAnswer`), and after `resume` nothing of any other attempt
+is passed on. A retry that was dispatched before the report was handled is not sent (`is_candidate`).
 
 Legs are named by their attempt's request id: of one attempt, one leg brings the answer. The driver handles the bytes
 and the content of an engine's answer.

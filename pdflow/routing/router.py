@@ -258,8 +258,8 @@ class Router:
         return ()
 
     def _late_first_token(self, request: int) -> RouterEffects:
-        """Handle a token that the client has received of an attempt that was aborted since. The attempts under way would
-        send it a second start of the answer, so they fail: the answer is resumed, or the request fails."""
+        """Handle a token that the client has received of an attempt that was aborted since. The attempts under way
+        would send it a second start of the answer, so they fail: the answer is resumed, or the request fails."""
         effects: RouterEffects = ()
         for attempt in [attempt for attempt in self.attempts.values() if attempt.request == request]:
             if not attempt.started:

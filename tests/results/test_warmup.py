@@ -10,7 +10,7 @@ import pytest
 
 from pdflow.results.figures.metrics import measure
 from pdflow.results.files.read import UnreadableRunError, read_runs
-from pdflow.results.records import Records
+from pdflow.results.records import EngineTokens, Records
 from pdflow.results.result import Result
 from pdflow.results.steps import Steps
 
@@ -99,7 +99,9 @@ def test_every_column_is_split() -> None:
         for column in (records.itl_ns, records.itl_max_ns, records.stalled_ns):
             column.append(at)
     records.wrong_kv = {0, 3}
+    records.earlier = {1: [], 2: [EngineTokens("d-0", ((3, 5),), (9,))]}
     later = records.arriving_from(2)
-    columns = [getattr(later, name) for name in Records.__slots__ if name not in ("ends", "wrong_kv")]
+    columns = [getattr(later, name) for name in Records.__slots__ if name not in ("earlier", "ends", "wrong_kv")]
     assert {len(column) for column in (*columns, *later.ends)} == {2}
     assert later.wrong_kv == {1}
+    assert later.earlier == {0: records.earlier[2]}

@@ -12,9 +12,9 @@ import attrs
 import numpy as np
 
 from pdflow.results.explanation.others import NAMED
-from pdflow.results.figures.itls import StepEnds, itls_ns, step_numbers
+from pdflow.results.figures.itls import Instants, StepEnds, itls_ns, step_numbers
 from pdflow.results.formatting import count, number
-from pdflow.results.records import Records
+from pdflow.results.records import EngineTokens, Records
 from pdflow.results.steps import Steps
 
 PromptTokens: TypeAlias = tuple[int, int]
@@ -43,10 +43,13 @@ class WorstItl:
     prompts: tuple[PromptTokens, ...] = ()
     preempted: bool = False
     with_transfer: bool = False
+    resumed_from: str | None = None
 
     @property
     def cause(self) -> str:
         """What made the wait long, by name."""
+        if self.resumed_from is not None:
+            return "resumption"
         if self.with_transfer:
             return "transfer"
         if self.preempted:
@@ -59,6 +62,8 @@ class WorstItl:
     def text(self) -> str:
         """What made the wait long, in words."""
         prompts = _prompts_text(self.prompts)
+        if self.resumed_from is not None:
+            return f"{self.resumed_from} failed: the wait lasts until {self.engine} could continue the answer"
         if self.with_transfer:
             return f"the first token came from P: this wait holds the whole transfer to {self.engine}"
         if self.preempted:
@@ -84,15 +89,20 @@ class WorstItl:
 def worst_itl(
     records: Records, request: int, logs: Mapping[str, Steps], prompts: Mapping[str, StepPrompts]
 ) -> WorstItl | None:
-    """Return the worst ITL of a request; None if it was not completed or has one token. `prompts` by engine."""
+    """Return the worst ITL of a request; None if it was not completed or has one token, or if the step is not logged,
+    as the last ones of an engine that died. `prompts` by engine."""
     waits = next(itls_ns(records.only([request]), logs))
     engine, runs = records.decode_engine[request], records.token_steps[request]
     if not len(waits) or engine is None or runs is None:
         return None
     worst = int(waits.argmax())
-    numbers, ends = step_numbers(runs), StepEnds(logs[engine])
-    before_first = len(waits) - (len(numbers) - 1)  # 1 if the first token came from P
-    last = worst + 1 - before_first
+    final = EngineTokens(engine, _pairs(runs), ())
+    engine, numbers, last, resumed_from = _generating_engine(
+        worst + 1, len(waits) + 1, records.earlier.get(request, []), final
+    )
+    if last >= len(numbers):
+        return None
+    ends = StepEnds(logs[engine])
     begun = numbers[last - 1] + 1 if last else numbers[0]
     within = [found for step, found in prompts.get(engine, ()) if begun <= step <= numbers[last]]
     batches = ends.waiting_in(numbers)
@@ -108,9 +118,32 @@ def worst_itl(
         sequences=int(batches[last]),
         usual_sequences=int(np.median(batches)),
         prompts=_summed([each for found in within for each in found]),
+        resumed_from=resumed_from,
         preempted=bool(last) and int(numbers[last]) > int(numbers[last - 1]) + 1 and _computed(request, within),
-        with_transfer=not last,
+        with_transfer=not last and resumed_from is None,
     )
+
+
+def _generating_engine(
+    token: int, tokens: int, earlier: Sequence[EngineTokens], last: EngineTokens
+) -> tuple[str, Instants, int, str | None]:
+    """Find the engine that generated a token, counted from 0: return its name, the numbers of its logged steps that had
+    tokens of the request, which of them had this one, and the engine before it, if this is its first."""
+    shares = [*earlier, last]
+    first = tokens - sum(map(len, shares))  # 1 if the first token came from P
+    before = None
+    for share in shares:
+        if token - first < len(share):
+            break
+        first, before = first + len(share), share.engine
+    numbers = (
+        step_numbers(tuple(number for run in share.runs for number in run)) if share.runs else np.empty(0, np.int64)
+    )
+    return share.engine, numbers, token - first, before if token == first else None
+
+
+def _pairs(runs: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(runs[::2], runs[1::2], strict=True))
 
 
 def _computed(request: int, within: Sequence[tuple[PromptTokens, ...]]) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pdflow.results.figures.exact import nearest_rank
 from pdflow.results.figures.slo import SloTargets, whole
 from pdflow.results.figures.spread import NS_PER_MS
-from pdflow.results.records import NEVER, EarlierTokens, Records
+from pdflow.results.records import NEVER, EngineTokens, Records
 from pdflow.results.steps import Steps
 from pdflow.results.totals import NS_PER_S, PS_PER_NS
 
@@ -60,7 +60,9 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
             continue
         step_ends = ends_of(engine).of_steps(step_numbers(steps))
         if request in records.earlier:
-            step_ends = np.concatenate([*(_token_ends(part, ends_of) for part in records.earlier[request]), step_ends])
+            step_ends = np.concatenate(
+                [*(_token_ends(earlier, ends_of) for earlier in records.earlier[request]), step_ends]
+            )
         waits = np.diff(step_ends)
         if len(waits) < tokens - 1:
             second = int(step_ends[0]) + last_ns - int(step_ends[-1]) - first_ns
@@ -68,7 +70,7 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
         yield waits
 
 
-def _token_ends(earlier: EarlierTokens, ends_of: Callable[[str], StepEnds]) -> Instants:
+def _token_ends(earlier: EngineTokens, ends_of: Callable[[str], StepEnds]) -> Instants:
     """Return when an engine generated these tokens of an answer that another one continued."""
     runs = tuple(number for run in earlier.runs for number in run)
     logged = ends_of(earlier.engine).of_steps(step_numbers(runs)) if runs else np.empty(0, np.int64)

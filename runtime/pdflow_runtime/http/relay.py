@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
-from pdflow_runtime.http.errors import OpenAIError, UpstreamError
+from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, Header, Headers
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.responder import Responder

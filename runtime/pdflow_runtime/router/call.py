@@ -142,8 +142,8 @@ class Call:
             self.decoding.pop(request_id, None)
 
     async def settle(self, request_id: RequestId) -> Code | None:
-        """Wait until nothing more of the attempts before this one is passed on, which is to continue the answer. Returns
-        None if it can; else the answer ends here, and the code says how."""
+        """Wait until nothing more of the attempts before this one is passed on, which is to continue the answer.
+        Returns None if it can; else the answer ends here, and the code says how."""
         async with self.answering:
             if self._settled is None or self._settled[0] != request_id:
                 self._settled = request_id, await self._settle()

@@ -240,9 +240,7 @@ class LiveRouterNode(LiveNode):
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
-        self._begin(
-            call, "decode", effect.request_id, self._decode(leg, None, self._alone(call, effect.request_id))
-        )
+        self._begin(call, "decode", effect.request_id, self._decode(leg, None, self._alone(call, effect.request_id)))
 
     async def _decode(self, leg: Leg, params: dict[str, Any] | None, between: Between | None) -> None:
         code = await self._answer(leg, leg.call.decode_body(params, between))
@@ -336,7 +334,6 @@ class LiveRouterNode(LiveNode):
                 call.leg_ended(role, request_id)
 
         call.nursery.start_soon(run)
-
 
     async def _settle(self, call: Call, request_id: RequestId) -> None:
         """Return if this attempt may continue the answer. If not, the answer has ended, and its legs are not sent."""

@@ -5,7 +5,7 @@ endpoint.
 from __future__ import annotations
 
 from pdflow.engine.sequence import Sequence
-from pdflow.protocol.values import Instant
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.routing.attempt import Attempt
 from pdflow_sim.nodes.engine_node import SimEngineNode
 from pdflow_sim.nodes.registry import NodeRegistry
@@ -18,6 +18,8 @@ class FirstTokens:
     def __init__(self, link: RouterLink, nodes: NodeRegistry) -> None:
         self.link = link
         self.nodes = nodes
+        self.lost: dict[RequestId, tuple[SimEngineNode, Sequence]] = {}
+        """The sequences of attempts whose engine has died, with that engine, until the router sees it."""
 
     def delivered(self, attempt: Attempt) -> bool:
         """True if the client has a token of this attempt."""
@@ -28,9 +30,12 @@ class FirstTokens:
         seq = self.decoding(attempt)
         return -1 if seq is None else seq.first_token_ns
 
-    def node(self, attempt: Attempt) -> SimEngineNode:
-        """Return the engine that generates the attempt's tokens."""
-        return self.nodes.decodes[attempt.d] if attempt.d >= 0 else self.nodes.prefills[attempt.p]
+    def source(self, attempt: Attempt) -> tuple[SimEngineNode, Sequence] | None:
+        """Return the engine that generates the attempt's tokens, and the sequence there; None if there is none yet."""
+        seq = self.decoding(attempt)
+        if seq is None:
+            return self.lost.get(attempt.request_id)
+        return (self.nodes.decodes[attempt.d] if attempt.d >= 0 else self.nodes.prefills[attempt.p]), seq
 
     def decoding(self, attempt: Attempt) -> Sequence | None:
         """Return the attempt's sequence at the engine that generates its tokens; None if there is none yet."""

@@ -1,8 +1,8 @@
 """Simulated answers that another attempt continues: which tokens the client has of them, and when it had them.
 
-Tokens bypass the router's endpoint. What an engine has generated when its leg is aborted, or when it died, is the end of
-the next attempt's prompt. The stages of a request, which add up to its TTFT, stay those of the attempt that brought the
-first token.
+Tokens bypass the router's endpoint. What an engine has generated when its leg is aborted, or when it died, is the end
+of the next attempt's prompt. The stages of a request, which add up to its TTFT, stay those of the attempt that brought
+the first token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pdflow.engine.sequence import Sequence
 from pdflow.protocol.values import Instant
-from pdflow.results.records import FIRST_DECODE, EarlierTokens
+from pdflow.results.records import FIRST_DECODE, EngineTokens
 from pdflow_sim.clients.prompt_content import PromptContent
 from pdflow_sim.observe.run_metrics import RunMetrics
 
@@ -57,8 +57,8 @@ class Resumptions:
         before = node.steps_before
         # If the last token is among them, nothing would be left to generate: it is generated again.
         most = records.output_tokens[request] - self.prompts.given[request] - 1
-        earlier = EarlierTokens(node.name, tuple([(first + before, last + before) for first, last in runs]), ends_ns)
-        kept = earlier.cut(most)
+        earlier = EngineTokens(node.name, tuple([(first + before, last + before) for first, last in runs]), ends_ns)
+        kept = earlier.limited_to(most)
         records.earlier.setdefault(request, []).append(kept)
         self.prompts.given[request] += len(kept)
 

@@ -229,6 +229,10 @@ class SimRouterNode(SimNode):
         now = self.clock.now
         made = [(attempt, self.first_tokens.at(attempt)) for attempt in self.at(leg, position)]
         begun = [(attempt, at) for attempt, at in made if 0 <= at < now]
+        for attempt, _ in begun:
+            source = self.first_tokens.source(attempt)
+            assert source is not None
+            self.first_tokens.lost[attempt.request_id] = source
         self.clock.call(self.http_ns, self.broken, BrokenConnections(leg, position, begun))
 
     def broken(self, connections: BrokenConnections) -> None:
@@ -237,6 +241,7 @@ class SimRouterNode(SimNode):
         for attempt, at in begun:
             if self.awaits(attempt.request_id):
                 self.first_token_delivered(attempt, at)
+            self.first_tokens.lost.pop(attempt.request_id)
         self.answered(EngineLost(engines[position].engine))
 
     def at(self, leg: str, position: int) -> list[Attempt]:
@@ -248,9 +253,9 @@ class SimRouterNode(SimNode):
     def first_token_delivered(self, attempt: Attempt, at: Instant) -> None:
         """Handle the first token of an attempt, which was generated at `at` and has come to the client."""
         if self.answer_of(attempt.request).piece_arrived(attempt.request_id) is PieceUse.FIRST:
-            found = self.first_tokens.decoding(attempt)
-            if found is not None:
-                self.resumptions.streams(attempt.request, self.first_tokens.node(attempt), found)
+            source = self.first_tokens.source(attempt)
+            assert source is not None
+            self.resumptions.streams(attempt.request, *source)
             self.feed(self.port, FirstTokenDelivered(attempt.request, attempt.request_id))
 
     def to_engine(self, leg: str, request: int, arrived: Callable[[Any], None], sent: Any) -> None:

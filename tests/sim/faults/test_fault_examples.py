@@ -82,12 +82,12 @@ def test_a_crash_in_the_middle_is_retried() -> None:
         assert found[2, "completed"] > 0
 
 
-def test_what_a_dead_d_was_decoding_fails_and_what_it_was_loading_is_retried() -> None:
+def test_what_a_dead_d_was_decoding_is_resumed_and_what_it_was_loading_is_retried() -> None:
     done = run("decode-crash")
     found = attempts(done)
-    assert sum(found.values()) == found[1, "completed"] + found[1, "failed"] + found[2, "completed"]
+    assert sum(found.values()) == found[1, "completed"] + found[2, "completed"]
     assert min(found.values()) > 0
-    assert set(done.world.records.reason) == {None, "its engine or the engine's peer died"}
+    assert 0 < len(done.world.records.earlier) < found[2, "completed"]
 
 
 @pytest.mark.parametrize("dialect", ["strict", "vllm-compat", "vllm-stock"])

@@ -1,5 +1,5 @@
-"""Answers whose decode engine dies continue on another one: no client loses its answer, and every figure of a request is
-still that of all its tokens."""
+"""Answers whose decode engine dies continue on another one: no client loses its answer, and every figure of a request
+is still that of all its tokens."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ at_s = 5.0
 restart_after_s = 2.0
 """
 NO_NOISE = {"noise.steps": 0, "noise.api_server": 0, "noise.links": 0}
-WAYS: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "push": {},
     "pull": {"transfer.method": "nixl-pull"},
     "P's first token": {"router.first_token": "prefill"},
@@ -76,9 +76,9 @@ def simulated(**overrides: Any) -> Result:
     return pdflow.simulate(Scenario.from_toml(SCENARIO), overrides={"router.max_attempts": 3, **overrides})
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_answer_is_lost_with_its_engine(way: str) -> None:
-    result = simulated(**WAYS[way])
+@pytest.mark.parametrize("case", CASES)
+def test_no_answer_is_lost_with_its_engine(case: str) -> None:
+    result = simulated(**CASES[case])
     records = result.records
     assert set(records.outcome) == {"completed"}
     assert len(records.earlier) >= 5
@@ -89,7 +89,7 @@ def test_no_answer_is_lost_with_its_engine(way: str) -> None:
         assert (waits > 0).all()
         if request in records.earlier:
             assert records.decode_engine[request] != records.earlier[request][0].engine
-    if not way.startswith("P's"):  # Stages lead to D's first token.
+    if not case.startswith("P's"):  # Stages lead to D's first token.
         ttft = np.array(records.first_token_ns) - np.array(records.arrival_ns)
         assert (stage_durations_ns(records).sum(axis=0) == ttft).all()
 

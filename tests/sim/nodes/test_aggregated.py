@@ -101,8 +101,8 @@ def test_one_that_dies_loses_its_requests_and_serves_again(play: Callable[..., A
     fault = f"{{ kind = 'crash', engine = 'w-0', at_s = 0.2, restart_after_s = 0.1, engine_id = '{engine_id}' }}"
     overrides = {"fault": f"[{fault}]", "router.max_attempts": 3, "workload.output_tokens": 40}
     records = play(overrides, file=MIXED).records
-    assert set(records.outcome) == {"completed", "failed"}, "what had been streamed in part is not retried"
-    assert max(records.attempts) == 1
+    assert set(records.outcome) == {"completed"}
+    assert len(records.earlier) == sum(number > 1 for number in records.attempts) > 0, "what had started is resumed"
     after = [name for at, name in zip(records.arrival_ns, records.prefill_engine, strict=True) if at > 400 * MS]
     assert {"same": "w-0", "new": "w-0+1"}[engine_id] in after
 
