@@ -78,6 +78,8 @@ class EngineSilent(Value, frozen=True, gc=False):
     """Report that an engine is no longer a member, and gets no legs until it reports again."""
 
     engine: str
+    abandoned: bool = False
+    """Its connections must be broken: the driver reports `EngineLost` then."""
 
 
 RouterEffect: TypeAlias = (

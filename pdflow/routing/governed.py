@@ -39,6 +39,8 @@ class Rules(Value, frozen=True, gc=False):
     silence_ns: int | None = None
     """For how long, in ns, an engine counts as up after its last report. If None, engines do not report, and
     `EngineChanged` decides."""
+    abandons_silent: bool = False
+    """Whether the legs at an engine that falls silent fail; otherwise they go on."""
 
 
 class GovernedRouter(Router):
@@ -214,7 +216,7 @@ class GovernedRouter(Router):
         for role, index in gone:
             choice = self.prefill_choice if role == "prefill" else self.decode_choice
             choice.up[index] = False
-        return tuple([EngineSilent(self._info(seat).engine) for seat in gone])
+        return tuple([EngineSilent(self._info(seat).engine, self.rules.abandons_silent) for seat in gone])
 
     def _info(self, seat: Seat) -> EngineInfo:
         role, index = seat

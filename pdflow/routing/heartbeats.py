@@ -4,8 +4,8 @@ Engines report periodically, the first time when they come up, and nothing else 
 silent for too long is not a member until its next report. A report names the engine's role, position and
 incarnation, so that a restarted engine is known under its new id at once.
 
-Whether a member gets legs is decided elsewhere (`governed`): an engine that is to leave still reports. Legs under way
-at an engine that falls silent go on.
+Whether a member gets legs is decided elsewhere (`governed`): an engine that is to leave still reports. So is whether
+legs under way at an engine that falls silent go on, or fail as if it had died.
 
 Source: the proxy of PR #18242, whose engines report every 3 s and are removed 5 s after their last report.
 """

@@ -144,6 +144,7 @@ def rules_of(cluster: RoutedEngines) -> Rules:
         disaggregation=Disaggregation(table) if table else None,
         recomputes=router_config.on_failure == "recompute",
         silence_ns=silence_after_ns(cluster.scenario),
+        abandons_silent=abandons_silent(cluster.scenario),
     )
 
 
@@ -166,6 +167,14 @@ def heartbeat_ns(scenario: ResolvedScenario) -> int | None:
     """Return the interval at which engines report to the router; None if they do not."""
     every_s = scenario.router.reports_every_s(scenario.transfer)
     return None if every_s is None else seconds_to_ns(every_s)
+
+
+def abandons_silent(scenario: ResolvedScenario) -> bool:
+    """Return whether requests at an engine that falls silent are taken back; false where no engine reports."""
+    if silence_after_ns(scenario) is None:
+        return False
+    abandons = scenario.router.abandon_silent
+    return scenario.transfer.dialect != "as-published" if abandons is None else abandons
 
 
 def silence_after_ns(scenario: ResolvedScenario) -> int | None:

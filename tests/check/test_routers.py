@@ -15,7 +15,7 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, EngineSilent, ReportPrefill, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
@@ -153,6 +153,11 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
     "an answer that is whole begins again": (
         method(Answer, "whole", lambda self, attempt: None), "answers resumed", RouterFinding.ANSWER,
     ),
+    "an engine that falls silent keeps its legs": (
+        method(GovernedRouter, "_fallen_silent", lambda self, roll, now: _kept_legs(self, roll, now)),
+        "engines that fall silent are abandoned",
+        RouterFinding.MEMBER,
+    ),
     "P's token is forwarded to no leg": (
         method(Answer, "decode_dispatched", lambda self, attempt: self.first_from_prefill and not self.has_first_token),
         "P's first token",
@@ -170,6 +175,13 @@ def _resumed_as_new(router: Router, attempt: Attempt) -> Any:
     effects = router._retry(attempt)
     begun = router.by_request.get(attempt.request)
     return effects if begun is None else (ResumeAnswer(attempt.request, begun.request_id), *effects)
+
+
+def _kept_legs(router: GovernedRouter, roll: Roll, now: int) -> Any:
+    gone = roll.pass_to(now)
+    for role, index in gone:
+        (router.prefill_choice if role == "prefill" else router.decode_choice).up[index] = False
+    return tuple(EngineSilent(router._info(seat).engine) for seat in gone)
 
 
 def _most_loaded(choice: Choice) -> int | None:

@@ -115,6 +115,13 @@ class RouterConfig:
             "time without a heartbeat after which an engine gets no requests; default: 5/3 of heartbeat_s", TIMER
         ),
     )
+    abandon_silent: bool | None = field(
+        default=None,
+        metadata=field_doc(
+            "take back the requests of an engine that falls silent, as if it had died: they are retried or resumed; "
+            "false: they continue; default: true (false with as-published)"
+        ),
+    )
     max_inflight: int | None = field(
         default=None,
         metadata=field_doc("maximum number of open requests; the router rejects further ones", AT_LEAST_ONE),

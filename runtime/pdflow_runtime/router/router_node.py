@@ -30,7 +30,14 @@ from pdflow.routing.effects import (
     Reply,
     ResumeAnswer,
 )
-from pdflow.routing.events import AnswerEnded, ClientGone, DecodeEnded, FirstTokenDelivered, PrefillAnswered
+from pdflow.routing.events import (
+    AnswerEnded,
+    ClientGone,
+    DecodeEnded,
+    EngineLost,
+    FirstTokenDelivered,
+    PrefillAnswered,
+)
 from pdflow.routing.governed import GovernedRouter
 from pdflow.serving.core import Port
 from pdflow.wiring.stores import node_of
@@ -276,9 +283,12 @@ class LiveRouterNode(LiveNode):
 
     def engine_silent(self, port: Port, effect: EngineSilent) -> None:
         log.warning(
-            "%s missed its reports (router.silent_after_s): it gets no new requests until it reports again",
+            "%s missed its reports (router.silent_after_s): it gets no new requests until it reports again%s",
             effect.engine,
+            "; its open requests are retried, resumed or fail" if effect.abandoned else "",
         )
+        if effect.abandoned:
+            self.put(self.port, EngineLost(effect.engine))
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)

@@ -343,6 +343,18 @@ class SimRouterNode(SimNode):
 
     def engine_silent(self, port: SimPort, effect: EngineSilent) -> None:
         self.metrics.count("engine fell silent")
+        if effect.abandoned:
+            self.clock.call(0, self.abandon, effect.engine)
+
+    def abandon(self, engine: EngineId) -> None:
+        """Break the connections to an engine that has fallen silent, behind the tokens that have come from it."""
+        for leg, engines in (("prefill", self.endpoint.prefill), ("decode", self.endpoint.decode)):
+            for position, info in enumerate(engines):
+                if info.engine == engine:
+                    for attempt in self.at(leg, position):
+                        if self.first_tokens.delivered(attempt):
+                            self.first_token_delivered(attempt, self.first_tokens.at(attempt))
+        self.answered(EngineLost(engine))
 
     def resume_answer(self, port: SimPort, effect: ResumeAnswer) -> None:
         self.answers[effect.request].resume(effect.request_id)

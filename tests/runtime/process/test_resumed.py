@@ -78,14 +78,14 @@ async def run_all(streams: list[Stream]) -> None:
             nursery.start_soon(stream.run)
 
 
-async def kill_halfway(cluster: Served, streams: list[Stream]) -> None:
+async def kill_halfway(cluster: Served, streams: list[Stream], by: signal.Signals = signal.SIGKILL) -> None:
     async with trio.open_nursery() as nursery:
         for stream in streams:
             nursery.start_soon(stream.run)
         with trio.fail_after(60):
             for stream in streams:
                 await stream.halfway.wait()
-        os.kill(cluster.pid_of("decode-0"), signal.SIGKILL)
+        os.kill(cluster.pid_of("decode-0"), by)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,26 @@ def test_streams_of_a_killed_engine_continue(tmp_path: Path, overrides: tuple[st
         metrics = trio.run(cluster.exchange, "GET", "/metrics")[1].decode()
         resumed = next(line for line in metrics.splitlines() if line.startswith("pdflow_router_answers_resumed_total"))
         assert float(resumed.split()[1]) >= len(disturbed) // 3
+
+
+def test_streams_of_an_engine_that_stands_still_continue(tmp_path: Path) -> None:
+    """A stopped process keeps its connections: that it reports no more is all that the router sees."""
+    with served(tmp_path, QUICKSTART, "router.heartbeat_s=0.6") as cluster:
+        undisturbed, disturbed = asked(cluster), asked(cluster)
+        trio.run(run_all, undisturbed)
+        stopped = cluster.pid_of("decode-0")
+        try:
+            trio.run(stop_halfway, cluster, disturbed)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        for before, after in zip(undisturbed, disturbed, strict=True):
+            assert after.choices() == before.choices()
+
+
+async def stop_halfway(cluster: Served, streams: list[Stream]) -> None:
+    """Return when all answers are whole, with an engine that stands still."""
+    with trio.fail_after(30):
+        await kill_halfway(cluster, streams, signal.SIGSTOP)
 
 
 def test_without_resume_the_streams_break_off(tmp_path: Path) -> None:

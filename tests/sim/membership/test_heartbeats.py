@@ -109,9 +109,26 @@ def test_an_engine_whose_reports_are_lost_gets_no_requests_and_loses_none(play: 
     assert set(world.records.outcome) == {"completed", "failed"}, "nobody is left who computes prompts"
 
 
+def test_requests_of_a_silent_engine_are_taken_back(play: Play) -> None:
+    """D stands still for ten seconds. Its answers, which had begun, go on elsewhere once it has missed its reports."""
+    pause = {"fault": '[{ kind = "pause", engine = "d-0", at_s = 5, for_s = 10 }]'}
+    again = STEADY | pause | {"router.on_failure": "retry", "workload.output_tokens": 200}
+    world = play(again)
+    assert set(world.records.outcome) == {"completed"}
+    assert world.totals.notes["engine fell silent"] == 1
+    assert world.records.earlier
+    assert longest_s(world) < 6.5
+    assert longest_s(play(again | {"router.abandon_silent": False})) > 10
+
+
+def longest_s(world: Any) -> float:
+    records = world.records
+    return max(last - at for last, at in zip(records.last_token_ns, records.arrival_ns, strict=True)) / S
+
+
 def test_a_pause_is_silence_too_and_ends_with_a_report(play: Play) -> None:
     pause = '[{ kind = "pause", engine = "d-0", at_s = 5, for_s = 6.5 }]'
-    world = play(STEADY | {"fault": pause, "transfer.suspect_s": 14})
+    world = play(STEADY | {"fault": pause, "transfer.suspect_s": 14, "router.abandon_silent": False})
     assert not lost(world)
     later = [at for at in served(world, "decode_engine", "d-0") if at > 7.251]
     assert min(later) > 10.251, "its last report was that of 2.25 s and 5.25 s never came"

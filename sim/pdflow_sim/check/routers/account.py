@@ -274,8 +274,8 @@ class RouterAccount:
         self.leaving, self.left = self.leaving - {effect.engine}, self.left | {effect.engine}
 
     def fell_silent(self, effect: EngineSilent) -> None:
-        if effect.engine not in self.silent:
-            raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called silent")
+        if effect.engine not in self.silent or effect.abandoned != self.setting.rules.abandons_silent:
+            raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called silent: {effect}")
         self.silent = self.silent - {effect.engine}
 
     def closed(self) -> Iterator[Begun]:

@@ -224,6 +224,18 @@ SETTINGS: Final = (
         name="engines that report", states=2783, requests=ONE, rules=Rules(silence_ns=2), p=1, d=1, ticks=3, deaths=1
     ),
     RouterSetting(
+        name="engines that fall silent are abandoned",
+        states=14021,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(silence_ns=1, abandons_silent=True),
+        p=1,
+        d=2,
+        ticks=1,
+        dispatch="sequential",
+        resumes=True,
+    ),
+    RouterSetting(
         name="engines that report and leave",
         states=2617,
         requests=ONE,

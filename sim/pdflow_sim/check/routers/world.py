@@ -16,7 +16,15 @@ from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Ending, PieceUse
-from pdflow.routing.effects import AbortLeg, DispatchAlone, DispatchDecode, DispatchPrefill, Reply, ResumeAnswer
+from pdflow.routing.effects import (
+    AbortLeg,
+    DispatchAlone,
+    DispatchDecode,
+    DispatchPrefill,
+    EngineSilent,
+    Reply,
+    ResumeAnswer,
+)
 from pdflow.routing.events import (
     AnswerEnded,
     ClientGone,
@@ -51,6 +59,8 @@ class RouterWorld:
         """Attempts whose first token has not been reported to the router."""
         self.settling: tuple[int, ...] = ()
         """Requests that are to be resumed, whose last pieces may still be under way: no leg for them has been sent."""
+        self.abandoned: tuple[str, ...] = ()
+        """Engines that have fallen silent, whose connections are about to be broken."""
         self.whole: frozenset[int] = frozenset()
         """Requests whose clients have the whole answer, while its leg has not ended."""
         self.to_come = 0
@@ -77,7 +87,7 @@ class RouterWorld:
 
     def fingerprint(self) -> Hashable:
         answers = tuple(answer.fingerprint() for answer in self.answers)
-        around = self.tokens, self.settling, self.whole, self.to_come, self.left, self.now, self.dead
+        around = self.tokens, self.settling, self.abandoned, self.whole, self.to_come, self.left, self.now, self.dead
         return self.router.fingerprint(), self.account.fingerprint(), answers, around
 
     # Moves.
@@ -93,6 +103,8 @@ class RouterWorld:
         if left[DISCONNECTS]:
             for request in account.waiting:
                 yield ("disconnect", request, 0)
+        for number in range(len(self.abandoned)):
+            yield ("break", number, 0)
         for request in self.settling:
             yield ("settle", request, 0)
             if left[TEARS] and not self.answers[request].over:
@@ -188,6 +200,11 @@ class RouterWorld:
                 self._spend(DISCONNECTS)
                 self._end_answer(number, "cancelled")
                 self._feed(ClientGone(number))
+            case ["break"]:
+                engine = self.abandoned[number]
+                self.abandoned = self.abandoned[:number] + self.abandoned[number + 1 :]
+                if any(info.engine == engine for info in self.account.infos.values()):
+                    self._feed(EngineLost(engine))
             case ["settle"]:
                 self._settle(number, Code.NONE)
             case ["tear"]:
@@ -357,6 +374,8 @@ class RouterWorld:
                 self.answers[effect.request].alone_dispatched(effect.request_id)
             case AbortLeg():
                 self.answers[_numbers(effect.request_id)[0]].leg_ended(effect.role, effect.request_id)
+            case EngineSilent(engine, True):
+                self.abandoned += (engine,)
             case ResumeAnswer():
                 self.answers[effect.request].resume(effect.request_id)
                 if effect.request not in self.settling:
