@@ -178,7 +178,7 @@ class ByteTokens:
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [byte + SPECIAL for byte in text.encode()]
 
-    def decode(self, tokens: Sequence[int], /) -> str:
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(chr(token % 95 + 32) for token in tokens)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:

@@ -55,6 +55,7 @@ class Call:
         responder: Responder,
         session: int = NO_SESSION,
         one_token: bool = False,
+        prompt_alone: bool = False,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
@@ -65,6 +66,8 @@ class Call:
         self.session: Final = session
         self.one_token: Final = one_token
         """Whether only one token is wanted."""
+        self.prompt_alone: Final = prompt_alone
+        """Whether no token is wanted, or the logprobs of the prompt's tokens: P answers alone."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
         self.first_token: FirstToken | None = None
         """P's first token, if the answer starts with it."""

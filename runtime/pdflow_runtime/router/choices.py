@@ -53,6 +53,9 @@ class Several:
         count = len(prompts) * asked.n
         if count > MOST:
             raise OpenAIError(400, f"n: {count} choices in all, at most {MOST} are allowed", param="n")
+        if asked.continuous_usage:
+            problem = "stream_options.continuous_usage_stats: is for one choice to one prompt"
+            raise OpenAIError(400, problem, param="stream_options")
         bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
         try:
             if asked.stream:
