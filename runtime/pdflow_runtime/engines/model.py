@@ -10,8 +10,8 @@ its own. And it sums over the context in tiles of a fixed width, from the start 
 
 On a GPU, cuBLAS chooses among its kernels by the number of rows, so the last bits do depend on who else is in the step.
 
-Sources: transformers' modeling_llama.py, whose roundings it follows (norms and rotations in float32 or better; on a
-GPU, compiled functions round once where it rounds after each operation).
+Sources: transformers' modeling_llama.py, and its model Qwen3, whose roundings it follows (norms and rotations in
+float32 or better; on a GPU, compiled functions round once where it rounds after each operation).
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class Llama:
         heads, kv_heads = self._heads, self._kv_heads
         rows = len(step.tokens)
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, -1)
+        if layer.qk_norm is not None:
+            qkv = self._do.normed_qk(qkv, layer.qk_norm, self.config.rms_norm_eps)
         q, kv = self._do.rotated_qkv(qkv, cos, sin, heads, kv_heads, step.kv_rows)
         cache.write(index, step.slot_mapping, kv[:rows].view(rows, 2, kv_heads, -1))
         if written is not None:
