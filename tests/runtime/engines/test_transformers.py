@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from pdflow.protocol.messages import Code
 from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.engines.sampling.constraints import Constraints
 from pdflow_runtime.engines.tiny import tiny_model
 from pdflow_runtime.nodes.models import TorchModel
 from tests.runtime.process.test_cluster import QUICKSTART
@@ -154,6 +155,40 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
             return found
 
     assert trio.run(run) == {"alone": expected, "handed": expected}
+
+
+def test_constrained_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a penalty, a bias, bad words and an ending that may not come at once; alone, and by P and D."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = made(tmp_path / "llama", "llama")
+    scenario = cluster(f"serve.model={tmp_path / 'llama'}", model=SIZES)
+    plain = greedy(model)
+    cases = []
+    for tokens, answer in zip(PROMPTS, plain, strict=True):
+        words, ending, favoured = ((answer[0],), (answer[2], answer[3])), answer[4], answer[5]
+        generated = model.generate(
+            torch.tensor([tokens]),
+            attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=OUTPUT,
+            min_new_tokens=10,
+            eos_token_id=ending,
+            repetition_penalty=1.15,
+            sequence_bias={(favoured,): 1.5},
+            bad_words_ids=[list(word) for word in words],
+        )[0, len(tokens) :].tolist()
+        rules = Constraints(repetition_penalty=1.15, logit_bias=((favoured, 1.5),), bad_words=words, min_tokens=10)
+        sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True, stop_token_ids=frozenset({ending}), constraints=rules)
+        assert generated != answer
+        cases.append((tokens, sampling, generated))
+
+    async def run() -> None:
+        async with live_pair(scenario, TorchModel(scenario)) as home:
+            for number, (tokens, sampling, expected) in enumerate(cases):
+                for asked in (home.ask, home.ask_alone):
+                    assert (await asked(f"{asked.__name__}-{number}", tokens, sampling)).tokens == expected
+
+    trio.run(run)
 
 
 @pytest.mark.slow

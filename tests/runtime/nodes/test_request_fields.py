@@ -165,11 +165,11 @@ async def test_an_answer_begins_with_the_prompt(first: str, dispatch: str, model
         assert all(choice["text"].startswith(text) for choice in several["choices"])
 
 
-@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("override", [*(f"router.first_token={first}" for first in KINDS), "transfer.method=kv-store"])
 @pytest.mark.trio
-async def test_a_prompt_is_scored_where_it_is_computed(first: str, model: TorchModel) -> None:
+async def test_a_prompt_is_scored_where_it_is_computed(override: str, model: TorchModel) -> None:
     """As lm-eval asks: no token or one, and the logprobs of the prompt's. D has no leg."""
-    async with fronted(cluster(f"router.first_token={first}"), model) as town:
+    async with fronted(cluster(override), model) as town:
         asked: dict[str, Any] = {"prompt": prompt(300), "temperature": 0, "echo": True, "logprobs": 2}
         for stream in (False, True):
             (none,) = (await town.same(**asked, max_tokens=0, stream=stream, return_token_ids=True))[:1]
