@@ -192,6 +192,10 @@ async def test_a_prompt_is_scored_where_it_is_computed(override: str, model: Tor
         (scored,) = await town.same(**longer)
         expected = answer["choices"][0]["logprobs"]["token_logprobs"][0]
         assert scored["choices"][0]["logprobs"]["token_logprobs"][-1] == pytest.approx(expected, abs=1e-5)
+        # By this lm-eval knows that a continuation is the likeliest one; of its requests it leaves the last token out.
+        (evaluated,) = await town.same(**(longer | {"max_tokens": 1, "temperature": 0, "seed": 1234}))
+        found = evaluated["choices"][0]["logprobs"]
+        assert found["token_logprobs"][30:-1] == [max(found["top_logprobs"][30].values())]
         several = await town.ask(
             town.port, "/v1/completions", asked | {"prompt": [prompt(9), prompt(12, 1)], "max_tokens": 0}
         )
