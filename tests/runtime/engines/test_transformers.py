@@ -175,7 +175,7 @@ def test_constrained_tokens_are_those_of_transformers(tmp_path: Path, monkeypatc
             eos_token_id=ending,
             repetition_penalty=1.15,
             sequence_bias={(favoured,): 1.5},
-            bad_words_ids=[list(word) for word in words],
+            bad_words_ids=[list(phrase) for phrase in words],
         )[0, len(tokens) :].tolist()
         rules = Constraints(repetition_penalty=1.15, logit_bias=((favoured, 1.5),), bad_words=words, min_tokens=10)
         sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True, stop_token_ids=frozenset({ending}), constraints=rules)
