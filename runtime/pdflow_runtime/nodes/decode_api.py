@@ -85,7 +85,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         pair = FirstToCome(between.first)
         first = None if between.first is None else between.first.token
         if asked.body.kv_transfer_params is None:
-            leg = node.begin_alone(request_id, tokens, sampling, first, scores_of(tokens, asked.asked))
+            leg = node.begin_alone(request_id, tokens, sampling, first, scores=scores_of(tokens, asked.asked))
         elif asked.asked.scores_prompt:
             raise OpenAIError(
                 400, "echo: with logprobs, only the engine that computes the prompt answers", param="echo"

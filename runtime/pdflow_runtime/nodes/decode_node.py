@@ -147,11 +147,12 @@ class LiveDecodeNode(LiveEngineNode):
         tokens: list[int],
         sampling: Sampling,
         first: int | None = None,
+        *,
         scores: PromptScores | None = None,
     ) -> DecodeLeg:
         """Begin the only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has
         computed for its answer. `scores`: where the logprobs of the prompt's tokens are written."""
-        leg = self._leg(request_id, tokens, sampling, True, first, scores)
+        leg = self._leg(request_id, tokens, sampling, True, first, scores=scores)
         self.put(self.role, AloneRequested(request_id))
         return leg
 
@@ -162,6 +163,7 @@ class LiveDecodeNode(LiveEngineNode):
         sampling: Sampling,
         alone: bool,
         first: int | None,
+        *,
         scores: PromptScores | None = None,
     ) -> DecodeLeg:
         if request_id in self.legs or request_id in self._cells or self.decoding.knows(request_id):

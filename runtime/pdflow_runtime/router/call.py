@@ -26,6 +26,7 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
 from pdflow_runtime.http.openai.between import Between, FirstAnswer, FirstToken
 from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import read_decode
@@ -37,8 +38,8 @@ log = logging.getLogger(__name__)
 EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
-NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
-"""Fields that the router sets itself, whatever the client sends (spec 2.12)."""
+NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow", *TRUNCATION)
+"""Fields that the router sets itself, whatever the client sends (spec 2.12), or has applied already."""
 
 
 class Call:

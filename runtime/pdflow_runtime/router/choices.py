@@ -19,12 +19,13 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Headers
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.processes import leaves
 
-REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow")
+REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow", *TRUNCATION)
 MOST: Final = 256
 """Answers to one request."""
 

@@ -19,6 +19,8 @@ Api: TypeAlias = Literal["completions", "chat"]
 BOTH: Final[tuple[Api, ...]] = ("completions", "chat")
 COMPLETIONS: Final[tuple[Api, ...]] = ("completions",)
 CHAT: Final[tuple[Api, ...]] = ("chat",)
+TRUNCATION: Final = ("truncate_prompt_tokens", "truncation_side")
+"""Fields that shorten a prompt, which is done once: what they leave is what a router sends on."""
 
 
 @attrs.frozen
