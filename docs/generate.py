@@ -8,6 +8,7 @@
     docs/spec.md           messages, state tables, timers and guards, from the protocol's own tables (pdflow/protocol);
                            the outcome of every race in each dialect, from searching them all: half a minute
     docs/check.md          which pairs of faults are covered by which searches, from the scopes' budgets
+    docs/requests.md       the fields of requests, from the table that requests are checked by
     docs/mutants.md        what became of every mutant, from hunting them all: some seconds
 
 A generated part stands between `<!-- NAME -->` and `<!-- /NAME -->`. tests/docs/test_generated.py compares, so that
@@ -40,6 +41,7 @@ from pdflow.results.files.events import read_events
 from pdflow.scenario.costs.error_bars import error_bars, interval
 from pdflow.scenario.costs.step_costs import Shelf, cost_tables
 from pdflow.scenario.schema.jsonschema import schema_json
+from pdflow_runtime.http.openai.parameters import no_effect_rows, refused_rows, used_rows
 from pdflow_sim.check.mutants.page import page as mutants_page
 from pdflow_sim.check.races.page import races_part
 from pdflow_sim.check.scopes.catalogue import SCOPES
@@ -68,6 +70,11 @@ def pages() -> dict[str, str]:
         "docs/explain.md": explained(),
         "docs/architecture.md": {"lifecycle": fenced("\n".join(request_lifecycle()) + "\n")},
         "docs/spec.md": {**protocol_parts(), "races": races_part()},
+        "docs/requests.md": {
+            "used": "\n".join(used_rows()) + "\n",
+            "refused": "\n".join(refused_rows()) + "\n",
+            "no effect": "\n".join(no_effect_rows()) + "\n",
+        },
         "docs/check.md": {"pairs": fenced("\n".join(pair_lines(covered(SCOPES, {}))) + "\n")},
     }
     return {

@@ -16,8 +16,9 @@ from pdflow.errors import EXIT_BAD_INPUT, PdflowError
 from pdflow.layout.shapes import KvShape
 from pdflow.scenario.hf.config import computed_dtype
 
-FAMILY: Final = ("llama", "mistral", "qwen2")
-"""`model_type`s that are this one network; of qwen2, with biases on Q, K and V."""
+FAMILY: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type`s that are this one network; of qwen2, with biases on Q, K and V; of qwen3, with norms of the heads of Q
+and K."""
 BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -53,6 +54,8 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
+    qk_norm: bool = False
+    """Whether each head of Q and K is normed before its rotation."""
     dtype: str | None
     """The dtype that config.json names, by torch's name; None if it names none that is computed in."""
 
@@ -110,6 +113,7 @@ def _config(raw: dict[str, Any], path: Path, eos: frozenset[int]) -> ModelConfig
         rope_scaling=_scaling(rope or raw.get("rope_scaling") or {}, path),
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
         eos_token_ids=eos,
+        qk_norm=kind == "qwen3",
         dtype=computed_dtype(raw),
     )
 

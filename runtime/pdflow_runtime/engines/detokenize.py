@@ -37,9 +37,10 @@ class Detokenizer:
         self.stopped: str | None = None
         """The stop string that has come, if one has. The answer is over then."""
 
-    def push(self, token: int) -> str:
-        """Add a token, and return the text that can be released now."""
-        return self._let_out(self._characters(token))
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Add a token, and return the text that can be released now. With `may_stop` false, no stop string that ends
+        with this token counts."""
+        return self._let_out(self._characters(token), may_stop)
 
     def flush(self) -> str:
         """End the answer without a stop string, and return the text that was held back."""
@@ -61,9 +62,9 @@ class Detokenizer:
         self._context = len(self._decoder.decode(self._window))
         return new
 
-    def _let_out(self, new: str) -> str:
+    def _let_out(self, new: str, may_stop: bool) -> str:
         text = self._waiting + new
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0] if may_stop else []
         if found:
             at, self.stopped = min(found, key=lambda each: (each[0] + len(each[1]), each[0]))
             self._waiting = ""

@@ -15,10 +15,16 @@ from attrs import validators
 
 from pdflow.engine import Sequence
 from pdflow.protocol.values import Instant, Value
+from pdflow_runtime.engines.sampling.constraints import NO_CONSTRAINTS, Constraints, History
+from pdflow_runtime.engines.sampling.logprobs import Logprobs, PromptScores
 from pdflow_runtime.engines.step_load import StepLoad
 
 Ending: TypeAlias = Literal["stop", "length"]
 """Why an answer ends, in OpenAI's words: a token that says so, or as many tokens as were asked for."""
+
+
+def _effective(constraints: Constraints | None) -> Constraints | None:
+    return None if constraints == NO_CONSTRAINTS else constraints
 
 
 @attrs.frozen(kw_only=True)
@@ -32,12 +38,22 @@ class Sampling:
     top_p: float = attrs.field(default=1.0, validator=[validators.gt(0), validators.le(1)])
     top_k: int = attrs.field(default=0, validator=validators.ge(0))
     """0: all."""
+    min_p: float = attrs.field(default=0.0, validator=[validators.ge(0), validators.le(1)])
+    """Only tokens that are at least this times as likely as the likeliest may come; 0: all."""
     seed: int = 0
     """The sampled token depends on the logits, on this seed and on its index in the answer, on nothing else."""
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     """How many of the likeliest tokens to return with each that is chosen, with their logprobs; None: no logprobs."""
+    constraints: Constraints | None = attrs.field(default=None, converter=_effective)
+    """None if there are none, so that a request without them costs no step anything."""
+    is_plain: bool = attrs.field(init=False, repr=False, eq=False)
+    """True if the likeliest token is all that is wanted."""
+
+    @is_plain.default
+    def _is_plain(self) -> bool:
+        return self.temperature == 0 and self.logprobs is None and self.constraints is None
 
 
 GREEDY = Sampling()
@@ -55,14 +71,8 @@ class Job:
     may become known as late as its KV: `LiveEngine.loaded` looks again."""
     returns_first_token: bool = False
     """Whether an engine that computes the prompt for another one returns the answer's first token, too."""
-
-
-class Logprobs(Value, frozen=True, gc=False):
-    """The natural logarithm of a token's probability by the model, before temperature and top-p; `top`: the likeliest
-    tokens."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
+    scores: PromptScores | None = None
+    """Where the logprobs of the prompt's tokens are written, if they are wanted."""
 
 
 class Sampled(Value, frozen=True, gc=False):
@@ -85,6 +95,8 @@ class TokenRequest(Value, frozen=True, gc=False):
 
     sampling: Sampling
     index: int
+    history: History | None = None
+    """The tokens so far, where `sampling` has constraints."""
 
 
 class Work(Value, frozen=True, gc=False):
@@ -103,6 +115,8 @@ class Work(Value, frozen=True, gc=False):
     """The blocks whose KV was computed on another engine and is read here for the first time."""
     in_step: bool = False
     """Whether KV is still copied into these blocks while the step computes: see `StepLoad`."""
+    scores: PromptScores | None = None
+    """Where the logprobs of these tokens are written, if they are wanted."""
 
 
 LayerDone: TypeAlias = Callable[[int, Instant], None]

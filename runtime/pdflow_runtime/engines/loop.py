@@ -28,6 +28,7 @@ from pdflow.serving.events import EngineRejected
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Job, Runner, Sampled, Token, TokenRequest, Work
 from pdflow_runtime.engines.prefix import block_names
+from pdflow_runtime.engines.sampling.constraints import History
 from pdflow_runtime.engines.step_load import CopyLayer, StepLoad
 
 
@@ -288,7 +289,7 @@ class LiveEngine:
             answer.blocks = self.pool.table(allocation) if isinstance(self.pool, CachingPool) else allocation.blocks
         end = start + new
         self.prompt_tokens_computed += max(0, min(end, answer.prompt) - start)
-        token_request = TokenRequest(answer.job.sampling, len(answer.tokens) - answer.first) if needs_token else None
+        token_request = self._token_request(answer) if needs_token else None
         loaded: tuple[int, ...] = ()
         in_step = seq in self._scheduler.awaited
         if answer.loaded or in_step:
@@ -296,7 +297,16 @@ class LiveEngine:
             shared = len(answer.blocks) - len(allocation.blocks)
             loaded = answer.blocks[shared : -(-start // self.limits.block_size)]
             answer.loaded = False
-        return Work(tuple(answer.tokens[start:end]), start, answer.blocks, token_request, decodes, loaded, in_step)
+        scores = None if decodes else answer.job.scores
+        tokens = tuple(answer.tokens[start:end])
+        return Work(tokens, start, answer.blocks, token_request, decodes, loaded, in_step, scores)
+
+    def _token_request(self, answer: _Answer) -> TokenRequest:
+        sampling, index = answer.job.sampling, len(answer.tokens) - answer.first
+        if sampling.constraints is None:
+            return TokenRequest(sampling, index)
+        endings = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self._eos
+        return TokenRequest(sampling, index, History(answer.tokens, answer.first, endings))
 
     def _complete(self, works: list[tuple[Sequence, Work]], results: list[Sampled | None]) -> None:
         if self.settle is not None:

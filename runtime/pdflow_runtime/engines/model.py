@@ -10,8 +10,8 @@ its own. And it sums over the context in tiles of a fixed width, from the start 
 
 On a GPU, cuBLAS chooses among its kernels by the number of rows, so the last bits do depend on who else is in the step.
 
-Sources: transformers' modeling_llama.py, whose roundings it follows (norms and rotations in float32 or better; on a
-GPU, compiled functions round once where it rounds after each operation).
+Sources: transformers' modeling_llama.py, and its model Qwen3, whose roundings it follows (norms and rotations in
+float32 or better; on a GPU, compiled functions round once where it rounds after each operation).
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ from pdflow_runtime.engines.weights import Layer, Weights
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
+SCORED_ROWS: Final = 256
+"""The rows whose logits are computed at once, where those of a prompt are wanted."""
+
+
 class Attends(Protocol):
     """Rows of a step that attend together."""
 
@@ -47,6 +51,16 @@ class Attends(Protocol):
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Return the attention of `q` `[rows, heads, head_dim]` over the layer's KV, in the same shape."""
+
+
+class Scored(Protocol):
+    """Rows of a step whose logits score the tokens of a prompt."""
+
+    @property
+    def rows(self) -> Tensor: ...
+
+    def take(self, first: int, logits: Tensor) -> None:
+        """Take the logits `[some, vocab]` of the rows from the index `first` on."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -62,6 +76,7 @@ class StepInput:
     """Rows whose logits are wanted."""
     kv_rows: Tensor | None = None
     """For each row, the row whose KV it writes; None: its own."""
+    scored: Scored | None = None
 
 
 class Llama:
@@ -101,9 +116,18 @@ class Llama:
             x, y = do.added_norm(x, attended, layer.mlp_norm, eps)
             more = F.linear(do.gated(F.linear(y, layer.gate_up)), layer.down)
         assert more is not None
-        logits_indices = step.logits_indices
-        x = do.norm((x + more)[padded(logits_indices)], weights.norm, eps)
-        return F.linear(x, weights.head)[: len(logits_indices)]
+        x = x + more
+        if step.scored is not None:
+            # Some rows at a time: the logits of a whole prompt may be larger than the model.
+            first = 0
+            for rows in torch.split(step.scored.rows, SCORED_ROWS):
+                step.scored.take(first, self._logits(x, rows))
+                first += len(rows)
+        return self._logits(x, step.logits_indices)
+
+    def _logits(self, x: Tensor, rows: Tensor) -> Tensor:
+        last = self._do.norm(x[padded(rows)], self.weights.norm, self.config.rms_norm_eps)
+        return F.linear(last, self.weights.head)[: len(rows)]
 
     def _attention(
         self,
@@ -119,6 +143,8 @@ class Llama:
         heads, kv_heads = self._heads, self._kv_heads
         rows = len(step.tokens)
         qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), heads + 2 * kv_heads, -1)
+        if layer.qk_norm is not None:
+            qkv = self._do.normed_qk(qkv, layer.qk_norm, self.config.rms_norm_eps)
         q, kv = self._do.rotated_qkv(qkv, cos, sin, heads, kv_heads, step.kv_rows)
         cache.write(index, step.slot_mapping, kv[:rows].view(rows, 2, kv_heads, -1))
         if written is not None:

@@ -47,6 +47,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, torch.cat((high, low), -1), sin)
 
 
+def normed_qk(qkv: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `[rows, heads, head_dim]` with the first heads normed, each by itself: those that `weight`
+    `[some, head_dim]` has a row for."""
+    count = len(weight)
+    return torch.cat((norm(qkv[:, :count], weight, eps), qkv[:, count:]), 1)
+
+
 def rotated_qkv(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, rows: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -75,5 +82,6 @@ class RowFunctions:
 
         self.norm: Final = on_device(norm)
         self.added_norm: Final = on_device(added_norm)
+        self.normed_qk: Final = on_device(normed_qk)
         self.rotated_qkv: Final = on_device(rotated_qkv)
         self.gated: Final = on_device(gated)

@@ -9,6 +9,7 @@ What follows the two words in each head's cell is left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from typing import Any, Final
 
@@ -21,7 +22,9 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.values import Instant
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.engines.config import ModelError
-from pdflow_runtime.engines.job import LayerDone, Logprobs, Sampled, Work
+from pdflow_runtime.engines.job import LayerDone, Sampled, Work
+from pdflow_runtime.engines.sampling.constraints import Constraints, History, allowed_next
+from pdflow_runtime.engines.sampling.logprobs import Logprobs, PromptScores
 from pdflow_runtime.engines.shards import Shard, shards
 from pdflow_runtime.engines.step_load import StepLoad
 
@@ -84,13 +87,36 @@ class SyntheticRunner:
     def _compute(self, work: Work) -> Sampled | None:
         tags = self._tags(work)
         self._write(work, tags)
+        if work.scores is not None:
+            self._score(work.scores, work, tags)
         token_request = work.token_request
         if token_request is None:
             return None
-        drawn = token_request.sampling.seed if token_request.sampling.temperature else 0
-        token = SPECIAL + _mixed(tags[-1] ^ drawn) % self._choices
-        logprobs = Logprobs(0.0, ((token, 0.0),)) if token_request.sampling.logprobs is not None else None
-        return Sampled(token, logprobs)
+        sampling = token_request.sampling
+        token = self._next(tags[-1] ^ (sampling.seed if sampling.temperature else 0))
+        if sampling.constraints is not None and token_request.history is not None:
+            token = self._constrained(token, sampling.constraints, token_request.history)
+        return Sampled(token, _certain(token) if sampling.logprobs is not None else None)
+
+    def _next(self, tag: int) -> int:
+        """Return the one token that can follow a tag: all others have the probability 0."""
+        return SPECIAL + _mixed(tag) % self._choices
+
+    def _constrained(self, token: int, constraints: Constraints, history: History) -> int:
+        """Return this token, or another one if it may not come. Biases and penalties, which are finite, cannot make
+        another one come."""
+        allowed, never = allowed_next(constraints, history, self._choices + SPECIAL)
+        if allowed is not None:
+            return token if token in allowed else allowed[_mixed(token) % len(allowed)]
+        while token in never:
+            token = (token + 1) % (self._choices + SPECIAL)
+        return token
+
+    def _score(self, scores: PromptScores, work: Work, tags: list[int]) -> None:
+        for position in scores.rows(work.start, work.start + len(work.tokens)):
+            expected, token = self._next(tags[position - work.start + 1]), scores.tokens[position + 1]
+            top = _certain(expected).top[: scores.top]
+            scores.logprobs[position + 1] = Logprobs(0.0 if token == expected else -math.inf, top)
 
     def _tags(self, work: Work) -> list[int]:
         """Return the tag before this work's tokens, as the KV has it, and then those of the tokens."""
@@ -132,6 +158,10 @@ class SyntheticRunner:
         both = np.array([tags[1:], tags[:-1]], dtype=np.uint64).T
         for view, salts in zip(self._views, self._salts, strict=True):
             view[:, :, blocks, :, positions % self._block_size] = both[:, None, None, None] ^ salts[None, ..., None]
+
+
+def _certain(token: int) -> Logprobs:
+    return Logprobs(0.0, ((token, 0.0),))
 
 
 def _mixed(number: int) -> int:

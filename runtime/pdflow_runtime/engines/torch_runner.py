@@ -22,7 +22,8 @@ from pdflow_runtime.engines.kv_cache import KvCache
 from pdflow_runtime.engines.malloc import keep_what_is_freed
 from pdflow_runtime.engines.model import Attends, Llama, StepInput
 from pdflow_runtime.engines.rows import ROWS
-from pdflow_runtime.engines.sampling import sample
+from pdflow_runtime.engines.sampling.draws import sample, score
+from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.engines.step_load import StepLoad
 
 if TYPE_CHECKING:
@@ -118,8 +119,11 @@ class TorchRunner:
         positions: list[int] = []
         blocks: list[int] = []
         logits_indices = []
+        scored = _ScoredRows() if any(work.scores is not None for work in works) else None
         for work in works:
             end = work.start + len(work.tokens)
+            if scored is not None and work.scores is not None:
+                scored.add(work.scores, work.scores.rows(work.start, end), len(tokens))
             tokens += work.tokens
             positions += range(work.start, end)
             blocks += [work.blocks[at // size] for at in range(work.start, end)]
@@ -133,6 +137,7 @@ class TorchRunner:
             slot_mapping=cache.slot_mapping(tensor(blocks), at % size),
             attending=self._attending(works),
             logits_indices=tensor(logits_indices),
+            scored=None if scored is None else scored.on(self._device),
         )
 
     def _attending(self, works: Seq[Work]) -> Seq[Attends]:
@@ -192,6 +197,29 @@ class TorchRunner:
                 blocks += [work.blocks[end // size]] * (size - end % size)
                 offsets += range(end % size, size)
         return (self._device.tensor(blocks), self._device.tensor(offsets)) if blocks else None
+
+
+class _ScoredRows:
+    """The rows of a step whose logits score tokens of prompts, prompt after prompt."""
+
+    def __init__(self) -> None:
+        self.rows: Tensor
+        self._numbers: list[int] = []
+        self._positions: list[tuple[PromptScores, int]] = []
+        """Of each row, whose prompt it scores, and its position there."""
+
+    def add(self, scores: PromptScores, positions: range, first: int) -> None:
+        """Add the rows from the number `first` on, at these positions of a prompt."""
+        self._numbers += range(first, first + len(positions))
+        self._positions += [(scores, position) for position in positions]
+
+    def on(self, device: Device) -> _ScoredRows | None:
+        """Return this with its rows on the device; None if there are none."""
+        self.rows = device.tensor(self._numbers)
+        return self if self._numbers else None
+
+    def take(self, first: int, logits: Tensor) -> None:
+        score(logits, self._positions[first : first + len(logits)])
 
 
 class _Layers:

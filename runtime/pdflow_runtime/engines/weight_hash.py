@@ -29,6 +29,7 @@ import msgspec
 
 from pdflow_runtime.clock import stopwatch_ns, wall_ns
 from pdflow_runtime.engines.config import ModelError
+from pdflow_runtime.engines.weight_files import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def stored_dtype(folder: Path) -> str | None:
     """Return torch's name of the one dtype of all tensors; None if they have several, or one that is not computed in.
     ModelError if a file cannot be read."""
     found = set()
-    for path in folder.glob("*.safetensors"):
+    for path in weight_files(folder):
         with path.open("rb", buffering=0) as file:
             header, _ = _read_header(path, file.fileno(), os.fstat(file.fileno()).st_size)
         found |= {tensor.dtype for tensor in header.values()}
@@ -117,12 +118,12 @@ def stored_dtype(folder: Path) -> str | None:
 
 
 def hash_weights(folder: Path, cache: Path) -> WeightHash:
-    """Return the hash of all *.safetensors in the folder. Where two files have a tensor of the same name, the later
+    """Return the hash of the folder's weights. Where two files have a tensor of the same name, the later
     file's counts, as in `read_weights`. ModelError if one cannot be read."""
     begun_ns = stopwatch_ns()
     tensors: dict[str, HashedTensor] = {}
     nbytes = hashed_bytes = 0
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         try:
             found, hashed = _known_or_hashed(path, cache)
         except OSError as error:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdflow_runtime.engines.config import ModelConfig, ModelError
+from pdflow_runtime.engines.weight_files import weight_files
 
 DTYPES: Final = {
     "float64": torch.float64,
@@ -29,6 +30,8 @@ class Layer:
     qkv: Tensor
     """`[(heads + 2 * kv_heads) * head_dim, hidden]`"""
     qkv_bias: Tensor | None
+    qk_norm: Tensor | None = None
+    """`[heads + kv_heads, head_dim]`: the norm of each head of Q and K; None if they have none."""
     out: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -80,6 +83,10 @@ def _weights(folder: Path, config: ModelConfig, dtype: str, device: str) -> Weig
             )
         return found.pop(name)
 
+    def qk_norm(attn: str) -> Tensor:
+        heads = (("q", config.num_attention_heads), ("k", config.num_key_value_heads))
+        return torch.cat([take(f"{attn}{x}_norm.weight", config.head_dim).expand(count, -1) for x, count in heads])
+
     def layer(index: int) -> Layer:
         at = f"model.layers.{index}."
         attn, mlp = at + "self_attn.", at + "mlp."
@@ -90,6 +97,7 @@ def _weights(folder: Path, config: ModelConfig, dtype: str, device: str) -> Weig
             qkv_bias=torch.cat([take(f"{attn}{x}_proj.bias", q if x == "q" else kv) for x in "qkv"])
             if biases
             else None,
+            qk_norm=qk_norm(attn) if config.qk_norm else None,
             out=take(f"{attn}o_proj.weight", hidden, q),
             mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
             gate_up=torch.cat(
@@ -107,12 +115,12 @@ def _weights(folder: Path, config: ModelConfig, dtype: str, device: str) -> Weig
     )
     unsupported = [name for name in found if name.endswith((".bias", "_norm.weight"))]
     if unsupported:
-        raise ModelError(f"{folder}: {unsupported[0]} is not a tensor of a Llama model")
+        raise ModelError(f"{folder}: {unsupported[0]} is not a tensor of this model_type")
     return weights
 
 
 def _read(folder: Path, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise ModelError(f"{folder}: no *.safetensors in this folder")
     found: dict[str, Tensor] = {}

@@ -12,7 +12,9 @@ from typing import Final
 import msgspec
 import trio
 
-from pdflow_runtime.engines.job import Logprobs, Token
+from pdflow_runtime.engines.job import Token
+from pdflow_runtime.engines.sampling.logprobs import Logprobs
+from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
 from pdflow_runtime.http.openai.between import Between, FirstToken
@@ -20,7 +22,7 @@ from pdflow_runtime.http.openai.fields import decoded
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
-from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, shown
+from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, scores_of, shown, usage_so_far
 from pdflow_runtime.nodes.kv_params import Coordinates, read_decode
 from pdflow_runtime.router.answer_text import AnswerText
 from pdflow_runtime.router.prompts import Prompts
@@ -84,7 +86,11 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         pair = FirstToCome(between.first)
         first = None if between.first is None else between.first.token
         if asked.body.kv_transfer_params is None:
-            leg = node.begin_alone(request_id, tokens, sampling, first, given)
+            leg = node.begin_alone(request_id, tokens, sampling, first, given, scores=scores_of(tokens, asked.asked))
+        elif asked.asked.scores_prompt:
+            raise OpenAIError(
+                400, "echo: with logprobs, only the engine that computes the prompt answers", param="echo"
+            )
         else:
             params, at = read_decode(self.method, asked.body.kv_transfer_params)
             await node.links.update_address(params.prefill.engine, at.host, at.port)
@@ -128,9 +134,10 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
                 # The client has this, from P or from another D.
                 answer.event(shown(piece, asked))
                 continue
+            used = usage_so_far(asked, len(whole.tokens) - given, generated)
             if not responder.begun:
                 await responder.begin(200, (EVENT_STREAM,))
-            await responder.send(answer.event(shown(piece, asked, returns_token_ids)))
+            await responder.send(answer.event(shown(piece, asked, returns_token_ids), used))
         last = answer.usage_event(usage(len(whole.tokens) - given, generated)) if asked.include_usage else b""
         await responder.send(last + DONE)
         await responder.end()
@@ -162,7 +169,8 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     ) -> AsyncGenerator[AnswerPiece, None]:
         """Yield a piece of the answer for each token, those of P and of another D included. OpenAIError if the leg ends
         without its last token."""
-        answer_text = AnswerText(self.prompts, asked)
+        prompt = leg.prompt[: len(leg.prompt) - given]
+        answer_text = AnswerText(self.prompts, asked, prompt, leg.job.scores)
         before = True
         for token in leg.prompt[len(leg.prompt) - given :]:
             # Logprobs without values: the client has them, and the text of each token counts.

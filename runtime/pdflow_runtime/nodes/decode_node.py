@@ -36,6 +36,7 @@ from pdflow.serving.landing import Landing
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import Job, Sampling, Token
 from pdflow_runtime.engines.loop import EngineOutput
+from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.models import weights_words
@@ -143,16 +144,32 @@ class LiveDecodeNode(LiveEngineNode):
             self.put(self.role, FirstTokenKnown(leg.request_id))
 
     def begin_alone(
-        self, request_id: RequestId, tokens: list[int], sampling: Sampling, first: int | None = None, given: int = 0
+        self,
+        request_id: RequestId,
+        tokens: list[int],
+        sampling: Sampling,
+        first: int | None = None,
+        given: int = 0,
+        *,
+        scores: PromptScores | None = None,
     ) -> DecodeLeg:
         """Begin the only leg of a request: its prompt is computed here, and so is the KV of a first token that a P has
-        computed for its answer. `given`: as in `begin`."""
-        leg = self._leg(request_id, tokens, sampling, True, first, given)
+        computed for its answer. `given`: as in `begin`. `scores`: where the logprobs of the prompt's tokens are
+        written."""
+        leg = self._leg(request_id, tokens, sampling, True, first, given, scores=scores)
         self.put(self.role, AloneRequested(request_id))
         return leg
 
     def _leg(
-        self, request_id: RequestId, tokens: list[int], sampling: Sampling, alone: bool, first: int | None, given: int
+        self,
+        request_id: RequestId,
+        tokens: list[int],
+        sampling: Sampling,
+        alone: bool,
+        first: int | None,
+        given: int,
+        *,
+        scores: PromptScores | None = None,
     ) -> DecodeLeg:
         if request_id in self.legs or request_id in self._cells or self.decoding.knows(request_id):
             raise KeyError(f"request {request_id} is already open; every attempt needs a new id")
@@ -166,10 +183,12 @@ class LiveDecodeNode(LiveEngineNode):
             sampling.max_tokens,
             remote_kv=not alone,
             remote_tokens=0 if alone else len(tokens),
-            prefix=self.engine.names(tokens),
+            # A prompt whose tokens are scored shares no blocks: all of it has to be computed.
+            prefix=self.engine.names(tokens) if scores is None else (),
             handle=request_id,
         )
-        leg = self.legs[request_id] = DecodeLeg(request_id, tokens, Job(seq, known, sampling, given), alone)
+        job = Job(seq, known, sampling, given, scores=scores)
+        leg = self.legs[request_id] = DecodeLeg(request_id, tokens, job, alone)
         return leg
 
     def abort(self, leg: DecodeLeg) -> None:

@@ -11,11 +11,15 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
 from pdflow.protocol.wire.checks import id_problem
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.engines.sampling.constraints import Constraints
+from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.openai.answers import (
@@ -24,7 +28,9 @@ from pdflow_runtime.http.openai.answers import (
     AnswerPiece,
     ChatAnswer,
     CompletionAnswer,
+    Usage,
     error_event,
+    usage,
 )
 from pdflow_runtime.http.openai.between import Between, FirstToken, read_between
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
@@ -143,6 +149,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
             raise OpenAIError(400, "n: an engine returns one choice; send n > 1 to the router", param="n")
         request_id = named(request)
         answer = form(request_id, wall_s(), self.prompts.model)
+        tokens = self.prompts.truncated(tokens, asked.asked)
         try:
             await self.complete(LegAsked(request_id, asked, tokens, answer), responder)
         except ParamsError as error:
@@ -168,17 +175,32 @@ class EngineApi(ComponentApi, Generic[_Node]):
         """Return how the answer's tokens are chosen, and how many there may be. OpenAIError for a prompt that is too
         long."""
         room = self.prompts.context_tokens - prompt_tokens
-        most = max(1, room) if asked.max_tokens is None else asked.max_tokens
+        # A prompt that is returned alone is computed like any other, and a token that is not returned.
+        most = max(1, room if asked.max_tokens is None else asked.max_tokens)
         self.prompts.check_length(prompt_tokens, most)
         return Sampling(
             max_tokens=most,
             temperature=asked.temperature,
             top_p=asked.top_p,
             top_k=asked.top_k,
+            min_p=asked.min_p,
             seed=secrets.randbits(63) if asked.seed is None else asked.seed,
             stop_token_ids=asked.stop_token_ids,
             ignore_eos=asked.ignore_eos,
             logprobs=asked.logprobs,
+            constraints=self._constraints(asked) if asked.is_constrained else None,
+        )
+
+    def _constraints(self, asked: AnswerOptions) -> Constraints:
+        self.prompts.check_token_ids(asked)
+        return Constraints(
+            frequency_penalty=asked.frequency_penalty,
+            presence_penalty=asked.presence_penalty,
+            repetition_penalty=asked.repetition_penalty,
+            logit_bias=asked.logit_bias,
+            allowed=asked.allowed_token_ids,
+            bad_words=self.prompts.bad_words(asked.bad_words),
+            min_tokens=asked.min_tokens,
         )
 
 
@@ -197,6 +219,16 @@ def shown(piece: AnswerPiece, asked: AnswerOptions, returns_token_ids: bool = Fa
         if asked.return_token_ids or returns_token_ids
         else AnswerPiece(piece.index, piece.text, piece.ending, piece.stop_reason, piece.logprobs)
     )
+
+
+def scores_of(tokens: list[int], asked: AnswerOptions) -> PromptScores | None:
+    """Return where the engine writes the logprobs of the prompt's tokens, if they are wanted."""
+    return PromptScores(tokens, asked.logprobs or 0) if asked.scores_prompt else None
+
+
+def usage_so_far(asked: AnswerOptions, prompt_tokens: int, generated: int) -> Usage | UnsetType:
+    """Return the usage for an event of a stream, if each has it."""
+    return usage(prompt_tokens, generated) if asked.continuous_usage else UNSET
 
 
 def ended(code: Code, why: str = "") -> OpenAIError:

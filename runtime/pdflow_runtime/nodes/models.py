@@ -43,9 +43,9 @@ WEIGHTS_SCHEME: Final = 2
 outlives its nodes has nothing under a number that means something else."""
 WEIGHTS_DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
 """Dtypes by the last two bits of `weights_of`, so that a number of another engine says what it computes in."""
-NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings", "dtype"))
-"""Fields of a model's configuration that `weights_of` leaves out: when an answer ends, how long a prompt may be, and
-the folder's dtype, which is not always what is computed in."""
+NOT_COMPUTED_WITH: Final = frozenset(("eos_token_ids", "max_position_embeddings", "dtype", "qk_norm"))
+"""Fields of a model's configuration that `weights_of` leaves out: when an answer ends, how long a prompt may be, the
+folder's dtype, which is not always what is computed in, and norms, which are known by their tensors."""
 
 
 class ServedModel(Protocol):
@@ -178,7 +178,7 @@ class ByteTokens:
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [byte + SPECIAL for byte in text.encode()]
 
-    def decode(self, tokens: Sequence[int], /) -> str:
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(chr(token % 95 + 32) for token in tokens)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -301,7 +301,9 @@ def weights_bytes(scenario: ResolvedScenario) -> int:
     synthetic engines."""
     if scenario.serve.model is None or is_synthetic(scenario):
         return 0
-    return sum(path.stat().st_size for path in (scenario.base_dir / scenario.serve.model).glob("*.safetensors"))
+    from pdflow_runtime.engines.weight_files import weight_files
+
+    return sum(path.stat().st_size for path in weight_files(scenario.base_dir / scenario.serve.model))
 
 
 def config_of(scenario: ResolvedScenario, folder: Path) -> ModelConfig:

@@ -10,7 +10,7 @@ from pdflow_runtime.http.messages import EVENT_STREAM, JSON
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
 from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, shown
+from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, scores_of, shown, usage_so_far
 from pdflow_runtime.nodes.kv_params import decode_json, read_prefill
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
 from pdflow_runtime.router.answer_text import AnswerText
@@ -52,17 +52,19 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         asked, answer = whole.asked, whole.answer
         token = leg.token
         assert token is not None, "the prefill returned no first token"
-        piece = AnswerText(self.prompts, asked).piece(token.token, token.logprobs, token.ending)
+        text = AnswerText(self.prompts, asked, leg.job.tokens, leg.job.scores)
+        piece = text.piece(token.token, token.logprobs, token.ending)
         ends = piece.ending is not None
-        used = usage(len(leg.job.tokens), 1)
+        generated = len(piece.token_ids or ())
+        used = usage(len(leg.job.tokens), generated)
         if asked.stream:
-            body = answer.event(shown(piece, asked))
+            body = answer.event(shown(piece, asked), usage_so_far(asked, len(leg.job.tokens), generated))
             if ends:
                 body += (answer.usage_event(used) if asked.include_usage else b"") + DONE
         else:
             body = answer.whole([shown(piece, asked)], used) if ends else b""
         if ends:
-            self.node.event_log.generated(leg.request_id, 1)
+            self.node.event_log.generated(leg.request_id, generated)
         top = () if token.logprobs is None else token.logprobs.top
         chosen = None if token.logprobs is None else token.logprobs.chosen
         return FirstAnswer(FirstToken(token.token, *answer.name, chosen, top), body.decode(), ends)
@@ -70,11 +72,12 @@ class PrefillApi(EngineApi[LivePrefillNode]):
     async def _alone(self, whole: LegAsked, responder: Responder) -> None:
         """Answer a request for one token: P computes it, and there is nothing to decode."""
         asked, tokens, node = whole.asked, whole.tokens, self.node
-        if asked.max_tokens != 1:
+        if asked.max_tokens not in (0, 1):
             raise OpenAIError(
-                400, "kv_transfer_params: is missing; a prefill engine without it answers max_tokens = 1 only"
+                400, "kv_transfer_params: is missing; a prefill engine without it answers max_tokens = 0 or 1 only"
             )
-        leg = node.begin_alone(whole.request_id, tokens, self.sampling(asked, len(tokens)))
+        scores = scores_of(tokens, asked)
+        leg = node.begin_alone(whole.request_id, tokens, self.sampling(asked, len(tokens)), scores)
         try:
             await leg.answered.wait()
         finally:

@@ -26,6 +26,7 @@ from pdflow.serving.sending import Sending
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token
 from pdflow_runtime.engines.loop import EngineOutput, LayerComputed
+from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.nodes.content import digest_of
 from pdflow_runtime.nodes.engine_node import Known, LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
@@ -112,22 +113,32 @@ class LivePrefillNode(LiveEngineNode):
         here already."""
         return self._begin(request_id, xid, tokens, sampling, True)
 
-    def begin_alone(self, request_id: RequestId, tokens: list[int], sampling: Sampling) -> LivePrefillLeg:
-        """Begin the only leg of a request that wants one token: no decode leg comes for the KV. Raises as `begin`
-        does."""
-        leg = self._begin(request_id, request_id, tokens, sampling, False)
+    def begin_alone(
+        self, request_id: RequestId, tokens: list[int], sampling: Sampling, scores: PromptScores | None = None
+    ) -> LivePrefillLeg:
+        """Begin the only leg of a request that wants one token: no decode leg comes for the KV. `scores`: where the
+        logprobs of the prompt's tokens are written. Raises as `begin` does."""
+        leg = self._begin(request_id, request_id, tokens, sampling, False, scores)
         self.event_log.passed(request_id, "route")
         return leg
 
     def _begin(
-        self, request_id: RequestId, xid: Xid, tokens: list[int], sampling: Sampling | None, keeps: bool
+        self,
+        request_id: RequestId,
+        xid: Xid,
+        tokens: list[int],
+        sampling: Sampling | None,
+        keeps: bool,
+        scores: PromptScores | None = None,
     ) -> LivePrefillLeg:
         unanswered = any(leg.request_id == request_id and not leg.answered.is_set() for leg in self.legs.values())
         if unanswered or xid in self.legs:
             raise KeyError(f"request {request_id} is already being prefilled; every attempt needs a new id")
         most = 1 if sampling is None else sampling.max_tokens
-        seq = Seq(0, len(tokens), most, prefill_only=True, prefix=self.engine.names(tokens), handle=xid)
-        job = Job(seq, tokens, sampling or GREEDY, returns_first_token=sampling is not None)
+        # A prompt whose tokens are scored shares no blocks: all of it has to be computed.
+        prefix = self.engine.names(tokens) if scores is None else ()
+        seq = Seq(0, len(tokens), most, prefill_only=True, prefix=prefix, handle=xid)
+        job = Job(seq, tokens, sampling or GREEDY, returns_first_token=sampling is not None, scores=scores)
         leg = self.legs[xid] = LivePrefillLeg(request_id, xid, job, keeps)
         self.put(self.role, self.request(leg))
         return leg

@@ -29,6 +29,7 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
 from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, GivenTokens
 from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import read_decode
@@ -42,8 +43,8 @@ EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
 NO_SEED: Final = b"null"
-NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow")
-"""Fields that the router sets itself, whatever the client sends (spec 2.12)."""
+NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow", *TRUNCATION)
+"""Fields that the router sets itself, whatever the client sends (spec 2.12), or has applied already."""
 
 
 class Call:
@@ -60,6 +61,7 @@ class Call:
         responder: Responder,
         session: int = NO_SESSION,
         one_token: bool = False,
+        prompt_alone: bool = False,
         resumes: bool = False,
     ) -> None:
         self.path: Final = path
@@ -71,6 +73,8 @@ class Call:
         self.session: Final = session
         self.one_token: Final = one_token
         """Whether only one token is wanted."""
+        self.prompt_alone: Final = prompt_alone
+        """Whether no token is wanted, or the logprobs of the prompt's tokens: P answers alone."""
         self.streams: Final = bytes(fields.get("stream", b"")) == b"true"
         self.passed: Final = PassedAnswer() if resumes and self.streams else None
         """What the client has received, if another attempt may continue it."""

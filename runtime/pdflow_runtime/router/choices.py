@@ -19,12 +19,13 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Headers
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.processes import leaves
 
-REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow")
+REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow", *TRUNCATION)
 MOST: Final = 256
 """Answers to one request."""
 
@@ -53,6 +54,9 @@ class Several:
         count = len(prompts) * asked.n
         if count > MOST:
             raise OpenAIError(400, f"n: {count} choices in all, at most {MOST} are allowed", param="n")
+        if asked.continuous_usage:
+            problem = "stream_options.continuous_usage_stats: is for one choice to one prompt"
+            raise OpenAIError(400, problem, param="stream_options")
         bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
         try:
             if asked.stream:

@@ -122,6 +122,8 @@ class Front:
     ) -> None:
         if asked.model is not None and asked.model != self.prompts.model:
             raise model_not_found(asked.model)
+        self.prompts.check_token_ids(asked.asked)
+        prompts = [self.prompts.truncated(tokens, asked.asked) for tokens in prompts]
         for tokens in prompts:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
@@ -141,6 +143,7 @@ class Front:
             responder=responder,
             session=session,
             one_token=asked.asked.max_tokens == 1,
+            prompt_alone=asked.asked.max_tokens == 0 or asked.asked.scores_prompt,
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
         )
         await self.node.serve(call)

@@ -10,13 +10,14 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.openai.chat import ChatRequest
 from pdflow_runtime.http.openai.completion import CompletionRequest
 from pdflow_runtime.http.openai.models import too_long, too_long_a_prompt
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 
 
 class Tokens(Protocol):
     """A tokenizer, as far as it is needed here."""
 
     def encode(self, text: str, special: bool = True) -> list[int]: ...
-    def decode(self, tokens: Sequence[int], /) -> str: ...
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str: ...
     def chat(self, messages: Sequence[dict[str, str]]) -> str: ...
 
 
@@ -60,8 +61,30 @@ class Prompts:
             raise OpenAIError(400, str(error), param="messages") from None
         return self._tokens.encode(text, special=False)
 
-    def decode(self, tokens: Sequence[int], /) -> str:
-        return self._tokens.decode(tokens)
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return self._tokens.decode(tokens, skip_special)
+
+    def truncated(self, tokens: list[int], asked: AnswerOptions) -> list[int]:
+        """Return the tokens of a prompt that the request keeps, of which it keeps all by default."""
+        kept = asked.truncate_prompt_tokens
+        if kept is None:
+            return tokens
+        if kept == -1:
+            kept = max(1, self.context_tokens - (asked.max_tokens or 1))
+        return tokens[-kept:] if asked.keeps_prompt_end else tokens[:kept]
+
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of each word, as a text begins with it and as it follows a space."""
+        spelled = [text for phrase in words for text in (phrase.lstrip(), f" {phrase.lstrip()}")]
+        found = dict.fromkeys(tuple(self._tokens.encode(text, special=False)) for text in spelled)
+        return tuple(tokens for tokens in found if tokens)
+
+    def check_token_ids(self, asked: AnswerOptions) -> None:
+        """Raise OpenAIError if the request names tokens that the model has not."""
+        named = {"logit_bias": dict(asked.logit_bias), "allowed_token_ids": asked.allowed_token_ids or ()}
+        for param, tokens in named.items():
+            if max(tokens, default=0) >= self.vocab_size:
+                raise OpenAIError(400, f"{param}: token ids must be below {self.vocab_size}", param=param)
 
     def check_length(self, prompt_tokens: int, answer_tokens: int) -> None:
         """Raise OpenAIError if the two together are more than the model's context, or the prompt is more than a

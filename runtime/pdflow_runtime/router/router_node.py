@@ -130,7 +130,7 @@ class LiveRouterNode(LiveNode):
             call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
             self.calls[number] = call
             self.meter.open.inc()
-            alone = self.returns_first_token and call.one_token
+            alone = call.prompt_alone or (self.returns_first_token and call.one_token)
             self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone))
             try:
                 await call.over.wait()

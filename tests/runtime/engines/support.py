@@ -24,6 +24,7 @@ from pdflow_runtime.engines.job import GREEDY, Job, Sampling, Token  # noqa: E40
 from pdflow_runtime.engines.kv_cache import KvCache  # noqa: E402
 from pdflow_runtime.engines.loop import LiveEngine  # noqa: E402
 from pdflow_runtime.engines.model import Llama  # noqa: E402
+from pdflow_runtime.engines.sampling.logprobs import PromptScores  # noqa: E402
 from pdflow_runtime.engines.torch_runner import TorchRunner  # noqa: E402
 from pdflow_runtime.engines.weights import DTYPES, Weights, read_weights  # noqa: E402
 
@@ -89,9 +90,17 @@ class Bench:
             self.ended[outcome.seq].set()
         self.hook(outcome)
 
-    def ask(self, tokens: Sequence[int], output: int = 16, sampling: Sampling = GREEDY, **flags: Any) -> Seq:
-        seq = Seq(len(self.answers), len(tokens), output, prefix=self.engine.names(tokens), **flags)
-        self.engine.submit(Job(seq, tokens, sampling))
+    def ask(
+        self,
+        tokens: Sequence[int],
+        output: int = 16,
+        sampling: Sampling = GREEDY,
+        scores: PromptScores | None = None,
+        **flags: Any,
+    ) -> Seq:
+        prefix = self.engine.names(tokens) if scores is None else ()
+        seq = Seq(len(self.answers), len(tokens), output, prefix=prefix, **flags)
+        self.engine.submit(Job(seq, tokens, sampling, scores=scores))
         self.answers[seq], self.ended[seq] = [], trio.Event()
         return seq
 

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="logits are torch's: pip install 'pdflow[live]'")
 
-from pdflow_runtime.engines.job import Logprobs, Sampling, TokenRequest  # noqa: E402
-from pdflow_runtime.engines.sampling import sample, uniform  # noqa: E402
+from pdflow_runtime.engines.job import Sampling, TokenRequest  # noqa: E402
+from pdflow_runtime.engines.sampling.draws import sample, uniform  # noqa: E402
+from pdflow_runtime.engines.sampling.logprobs import Logprobs  # noqa: E402
 
 PROBABILITIES = (0.05, 0.4, 0.15, 0.3, 0.1)
 LOGITS = torch.tensor(PROBABILITIES).log()[None]

@@ -16,9 +16,11 @@ pytest.importorskip("transformers", reason="the comparison needs it: pip install
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from pdflow.protocol.messages import Code
 from pdflow_runtime.engines.job import Sampling
+from pdflow_runtime.engines.sampling.constraints import Constraints
 from pdflow_runtime.engines.tiny import tiny_model
 from pdflow_runtime.nodes.models import TorchModel
 from tests.runtime.process.test_cluster import QUICKSTART
@@ -65,6 +67,8 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama3-rope": ("Llama", {"head_dim": 64, "rope_parameters": ROPE | LLAMA3}),
     "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}),
     "mistral": ("Mistral", {"head_dim": 64, "sliding_window": None}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}),
+    "qwen3-tied": ("Qwen3", {"head_dim": 64, "tie_word_embeddings": True, "attention_bias": False}),
 }
 
 
@@ -72,7 +76,7 @@ def made(folder: Path, kind: str) -> Any:
     """The model, whose files are in the folder: in shards, with biases and norms that are not their initial values."""
     name, model_config = KINDS[kind]
     torch.manual_seed(len(kind))
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **model_config)
+    config = getattr(transformers, f"{name}Config")(**(SHAPE | model_config))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for tensor in model.parameters():
@@ -130,7 +134,13 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
     """Where a scenario says nothing of a dtype, it is the folder's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     expected = greedy(made(tmp_path / kind, kind))
-    assert len(list((tmp_path / kind).glob("*.safetensors"))) > 1
+    shards = list((tmp_path / kind).glob("*.safetensors"))
+    assert len(shards) > 1
+    # Neither is named by the index: Mistral's second copy of the weights, and a shard of another download.
+    for name in ("consolidated.safetensors", "model-00099-of-00099.safetensors"):
+        save_file(
+            {"model.norm.weight": torch.zeros(256), "tok_embeddings.weight": torch.ones(4)}, tmp_path / kind / name
+        )
     assert len({token for answer in expected for token in answer}) > OUTPUT
     model_toml = SIZES if kind in ("qwen2", "mistral") else f'hf_config = "{tmp_path / kind}/config.json"'
     scenario = cluster(f"serve.model={tmp_path / kind}", model=model_toml)
@@ -145,6 +155,40 @@ def test_the_tokens_are_those_of_transformers(kind: str, tmp_path: Path, monkeyp
             return found
 
     assert trio.run(run) == {"alone": expected, "handed": expected}
+
+
+def test_constrained_tokens_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a penalty, a bias, bad words and an ending that may not come at once; alone, and by P and D."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = made(tmp_path / "llama", "llama")
+    scenario = cluster(f"serve.model={tmp_path / 'llama'}", model=SIZES)
+    plain = greedy(model)
+    cases = []
+    for tokens, answer in zip(PROMPTS, plain, strict=True):
+        words, ending, favoured = ((answer[0],), (answer[2], answer[3])), answer[4], answer[5]
+        generated = model.generate(
+            torch.tensor([tokens]),
+            attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=OUTPUT,
+            min_new_tokens=10,
+            eos_token_id=ending,
+            repetition_penalty=1.15,
+            sequence_bias={(favoured,): 1.5},
+            bad_words_ids=[list(phrase) for phrase in words],
+        )[0, len(tokens) :].tolist()
+        rules = Constraints(repetition_penalty=1.15, logit_bias=((favoured, 1.5),), bad_words=words, min_tokens=10)
+        sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True, stop_token_ids=frozenset({ending}), constraints=rules)
+        assert generated != answer
+        cases.append((tokens, sampling, generated))
+
+    async def run() -> None:
+        async with live_pair(scenario, TorchModel(scenario)) as home:
+            for number, (tokens, sampling, expected) in enumerate(cases):
+                for asked in (home.ask, home.ask_alone):
+                    assert (await asked(f"{asked.__name__}-{number}", tokens, sampling)).tokens == expected
+
+    trio.run(run)
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from pdflow_runtime.engines.config import ModelError, read_config  # noqa: E402
 from pdflow_runtime.engines.tiny import tiny_model  # noqa: E402
+from pdflow_runtime.engines.weight_files import weight_files  # noqa: E402
+from pdflow_runtime.engines.weight_hash import hash_weights, stored_dtype  # noqa: E402
 from pdflow_runtime.engines.weights import read_weights  # noqa: E402
 
 
@@ -38,7 +40,7 @@ def load(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, qwen2"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "only silu"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling 'yarn' is not supported; llama3 is"),
@@ -91,7 +93,71 @@ def test_a_tensor_that_no_llama_has_is_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(64)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"q_norm\.weight is not a tensor of a Llama model"):
+    with pytest.raises(ModelError, match=r"q_norm\.weight is not a tensor of this model_type"):
+        load(folder)
+
+
+def split(folder: Path) -> dict[str, Any]:
+    """The folder's weights in two shards with an index, which is returned."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = list(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[:20], "model-00002-of-00002.safetensors": names[20:]}
+    for shard, those in shards.items():
+        save_file({name: tensors[name] for name in those}, folder / shard)
+    index = {"metadata": {}, "weight_map": {name: shard for shard, those in shards.items() for name in those}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def test_only_the_shards_that_the_index_names_are_read(folder: Path, tmp_path: Path) -> None:
+    whole, digest = load(folder), hash_weights(folder, tmp_path / "cache").digest
+    dtype = stored_dtype(folder)
+    split(folder)
+    for name in ("consolidated.safetensors", "model-00003-of-00003.safetensors"):
+        save_file({"model.norm.weight": torch.zeros(256, dtype=torch.float16)}, folder / name)
+    assert torch.equal(load(folder).norm, whole.norm)
+    assert hash_weights(folder, tmp_path / "cache").digest == digest
+    assert stored_dtype(folder) == dtype == "float32"
+
+
+def test_a_whole_file_comes_before_an_index_as_for_transformers(folder: Path) -> None:
+    kept = (folder / "model.safetensors").read_bytes()
+    split(folder)
+    (folder / "model.safetensors").write_bytes(kept)
+    assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
+
+
+def test_without_an_index_consolidated_weights_are_left_out(folder: Path) -> None:
+    index = split(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    save_file({"norm.weight": torch.zeros(256)}, folder / "consolidated-00001-of-00001.safetensors")
+    assert [path.name for path in weight_files(folder)] == sorted(set(index["weight_map"].values()))
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({}, r"index\.json: weight_map is missing or empty"),
+        ({"weight_map": []}, r"index\.json: weight_map is missing or empty"),
+        (
+            {"weight_map": {"a": "../model.safetensors"}},
+            r"weight_map names '\.\./model\.safetensors', which is not a file",
+        ),
+        ({"weight_map": {"a": "model-7.safetensors"}}, r"model-7\.safetensors: No such file .*index\.json names it"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_refused(folder: Path, index: dict[str, Any], message: str) -> None:
+    split(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+def test_norms_of_heads_are_needed_where_the_model_has_them(folder: Path) -> None:
+    change(folder, model_type="qwen3")
+    with pytest.raises(ModelError, match=r"no tensor model\.layers\.0\.self_attn\.q_norm\.weight"):
         load(folder)
 
 

@@ -15,20 +15,21 @@ from pdflow_runtime.http.errors import ErrorBody, OpenAIError
 from pdflow_runtime.http.openai.chat import ChatMessage, ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import read_fields, rewritten
-from pdflow_runtime.http.openai.sampling import NEUTRAL, AnswerOptions
+from pdflow_runtime.http.openai.parameters import REFUSED, Api, RefusedField
+from pdflow_runtime.http.openai.sampling import AnswerOptions, SharedFields
 
-READERS: dict[str, Callable[[bytes], CompletionRequest | ChatRequest]] = {
-    "completion": read_completion,
+READERS: dict[Api, Callable[[bytes], CompletionRequest | ChatRequest]] = {
+    "completions": read_completion,
     "chat": read_chat,
 }
-PROMPT: dict[str, dict[str, Any]] = {
-    "completion": {"prompt": "p"},
+PROMPT: dict[Api, dict[str, Any]] = {
+    "completions": {"prompt": "p"},
     "chat": {"messages": [{"role": "user", "content": "p"}]},
 }
 each_api = pytest.mark.parametrize("api", READERS)
 
 
-def read(api: str, **fields: Any) -> CompletionRequest | ChatRequest:
+def read(api: Api, **fields: Any) -> CompletionRequest | ChatRequest:
     return READERS[api](json.dumps(PROMPT[api] | fields).encode())
 
 
@@ -39,15 +40,15 @@ def refused(read: Callable[[], object]) -> OpenAIError:
 
 
 @each_api
-def test_omitted_fields_have_openais_defaults(api: str) -> None:
+def test_omitted_fields_have_openais_defaults(api: Api) -> None:
     request = read(api, model=None, n=None, stop=None, temperature=None, stream_options=None, unknown={"a": 1})
     assert request.model is None
     assert request.kv_transfer_params is None
-    assert request.asked == AnswerOptions(max_tokens=16 if api == "completion" else None)
+    assert request.asked == AnswerOptions(max_tokens=16 if api == "completions" else None)
 
 
 @each_api
-def test_request_fields_are_decoded(api: str) -> None:
+def test_request_fields_are_decoded(api: Api) -> None:
     request = read(
         api,
         model="tiny",
@@ -59,9 +60,21 @@ def test_request_fields_are_decoded(api: str) -> None:
         temperature=0,
         top_p=0.5,
         top_k=4,
+        min_p=0.25,
         seed=-5,
+        min_tokens=2,
+        frequency_penalty=-0.5,
+        presence_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={"7": -100, "0": 1.5},
+        allowed_token_ids=[9, 7, 9],
+        bad_words=["no", " never"],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        truncate_prompt_tokens=-1,
+        truncation_side="right",
         stream=True,
-        stream_options={"include_usage": True},
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
         return_token_ids=True,
         kv_transfer_params={"do_remote_decode": True},
     )
@@ -76,9 +89,22 @@ def test_request_fields_are_decoded(api: str) -> None:
         temperature=0.0,
         top_p=0.5,
         top_k=4,
+        min_p=0.25,
         seed=-5,
+        min_tokens=2,
+        frequency_penalty=-0.5,
+        presence_penalty=2.0,
+        repetition_penalty=1.5,
+        logit_bias=((7, -100.0), (0, 1.5)),
+        allowed_token_ids=(9, 7),
+        bad_words=("no", " never"),
+        include_stop=True,
+        skip_special_tokens=False,
+        truncate_prompt_tokens=-1,
+        keeps_prompt_end=False,
         stream=True,
         include_usage=True,
+        continuous_usage=True,
         return_token_ids=True,
     )
 
@@ -118,8 +144,8 @@ def test_messages_are_texts_of_roles() -> None:
 
 
 def test_logprobs_are_a_number_or_a_switch_with_a_number() -> None:
-    assert read("completion", logprobs=0).asked.logprobs == 0
-    assert read("completion", logprobs=5).asked.logprobs == 5
+    assert read("completions", logprobs=0).asked.logprobs == 0
+    assert read("completions", logprobs=5).asked.logprobs == 5
     assert read("chat", logprobs=True).asked.logprobs == 0
     assert read("chat", logprobs=True, top_logprobs=5).asked.logprobs == 5
     assert read("chat", logprobs=False).asked.logprobs is None
@@ -156,9 +182,30 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": 5}, "model"),
     ({"prompt_token_ids": []}, "prompt_token_ids"),
     ({"prompt_token_ids": [2**31]}, "prompt_token_ids"),
-    ({"echo": True}, "echo"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty"),
+    ({"presence_penalty": -2.5}, "presence_penalty"),
+    ({"presence_penalty": "1"}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 101}, "repetition_penalty"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"bad_words": ["a"] * 129}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": ["x" * 101]}, "bad_words"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncation_side": "middle"}, "truncation_side"),
     ({"best_of": 2}, "best_of"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"priority": 1}, "priority"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"guided_json": {}}, "guided_json"),
@@ -191,7 +238,7 @@ WRONG_MESSAGES: list[tuple[Any, str]] = [
 
 @each_api
 @pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_names_its_field(api: str, fields: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_names_its_field(api: Api, fields: dict[str, Any], param: str) -> None:
     error = refused(lambda: read(api, **fields))
     assert (error.status, error.param) == (400, param)
     assert len(str(error)) < 200
@@ -199,7 +246,7 @@ def test_what_is_wrong_names_its_field(api: str, fields: dict[str, Any], param: 
 
 @pytest.mark.parametrize(("prompt", "param"), WRONG_PROMPTS, ids=lambda value: str(value)[:40])
 def test_a_wrong_prompt_is_named(prompt: Any, param: str) -> None:
-    assert refused(lambda: read("completion", prompt=prompt)).param == param
+    assert refused(lambda: read("completions", prompt=prompt)).param == param
 
 
 @pytest.mark.parametrize(("messages", "param"), WRONG_MESSAGES, ids=lambda value: str(value)[:40])
@@ -208,18 +255,32 @@ def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
 
 
 def test_logprobs_of_the_other_api_are_refused() -> None:
-    assert refused(lambda: read("completion", logprobs=True)).param == "logprobs"
-    assert refused(lambda: read("completion", logprobs=21)).param == "logprobs"
+    assert refused(lambda: read("completions", logprobs=True)).param == "logprobs"
+    assert refused(lambda: read("completions", logprobs=21)).param == "logprobs"
     assert refused(lambda: read("chat", top_logprobs=2)).param == "top_logprobs"
     assert refused(lambda: read("chat", logprobs=True, top_logprobs=21)).param == "top_logprobs"
 
 
-@each_api
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_what_is_missing_here_may_be_asked_not_to_be(api: str, name: str) -> None:
-    for value in (None, *NEUTRAL[name]):
-        read(api, **{name: value})
-    assert refused(lambda: read(api, **{name: ["something"]})).param == name
+@pytest.mark.parametrize(("api", "field"), [(api, field) for field in REFUSED for api in field.apis], ids=str)
+def test_what_is_missing_here_may_be_asked_not_to_be(api: Api, field: RefusedField) -> None:
+    for value in (None, *field.neutral):
+        READERS[api](json.dumps({"prompt_token_ids": [1], field.name: value}).encode())
+    error = refused(lambda: READERS[api](json.dumps({"prompt_token_ids": [1], field.name: {"a": "b"}}).encode()))
+    assert error.param == field.name
+    assert field.why in str(error)
+
+
+def test_echo_is_of_completions_and_scores_a_prompt_alone() -> None:
+    assert read("completions", echo=True, max_tokens=0).asked.max_tokens == 0
+    assert read("completions", echo=True, max_tokens=9).asked.echo
+    for most in (0, 1):
+        assert read("completions", echo=True, max_tokens=most, logprobs=1).asked.scores_prompt
+    for fields in ({"max_tokens": 2}, {}):
+        error = refused(lambda fields=fields: read("completions", echo=True, logprobs=1, **fields))  # type: ignore[misc]
+        assert error.param == "echo"
+        assert "max_tokens must be 0 or 1" in str(error)
+    assert refused(lambda: read("completions", echo=False, max_tokens=0)).param == "max_tokens"
+    assert refused(lambda: read("chat", echo=True)).param == "echo"
 
 
 @each_api
@@ -242,7 +303,7 @@ def test_what_is_missing_here_may_be_asked_not_to_be(api: str, name: str) -> Non
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_json_object_is_refused(api: str, body: bytes) -> None:
+def test_what_is_no_json_object_is_refused(api: Api, body: bytes) -> None:
     error = refused(lambda: READERS[api](body))
     assert error.status == 400
     assert msgspec.json.decode(error.body(), type=ErrorBody).error.type == "invalid_request_error"
@@ -280,6 +341,7 @@ NAMES = [
     "logprobs",
     "top_logprobs",
     "role",
+    *SharedFields.__struct_fields__,
 ]
 content_parts = st.fixed_dictionaries({}, optional={"type": values | st.just("text"), "text": values})
 messages = st.lists(
@@ -288,7 +350,7 @@ messages = st.lists(
     ),
     max_size=3,
 )
-bodies = st.dictionaries(st.sampled_from(NAMES + list(NEUTRAL)), values, max_size=6)
+bodies = st.dictionaries(st.sampled_from(NAMES + [field.name for field in REFUSED]), values, max_size=6)
 spoiled = st.tuples(bodies, st.integers(0, 200), st.binary(max_size=3)).map(
     lambda given: (text := json.dumps(given[0]).encode())[: given[1]] + given[2] + text[given[1] + 1 :]
 )
@@ -304,7 +366,7 @@ def check_error_body(error: OpenAIError) -> None:
 @each_api
 @given(body=st.binary() | bodies.map(lambda fields: json.dumps(fields).encode()) | spoiled)
 @example(body=b'{"prompt":"\\u0000"}')
-def test_any_bytes_are_a_request_or_an_error_in_openais_shape(api: str, body: bytes) -> None:
+def test_any_bytes_are_a_request_or_an_error_in_openais_shape(api: Api, body: bytes) -> None:
     try:
         READERS[api](body)
     except OpenAIError as error:

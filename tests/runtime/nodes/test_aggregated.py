@@ -30,6 +30,12 @@ async def test_aggregated_engines_share_the_requests_with_pairs(tmp_path: Path) 
             answers.append(asked)
         # Each in turn: every prompt was answered by one engine alone, or by a pair, whichever it was.
         assert [answer.tokens for answer in answers[0]] == [answer.tokens for answer in answers[1]]
+        # A prompt is scored by P alone, or by the engine that does both: three prompts, so each by the other one next.
+        fields = {"prompt": prompts[:3], "echo": True, "logprobs": 1, "max_tokens": 0}
+        body = msgspec.json.encode(fields)
+        scored = [msgspec.json.decode((await cluster.exchange("POST", "/v1/completions", body))[1]) for _ in range(2)]
+        assert scored[0]["choices"] == scored[1]["choices"]
+        assert [len(choice["logprobs"]["token_logprobs"]) for choice in scored[0]["choices"]] == [60] * 3
         state = msgspec.json.decode((await cluster.exchange("GET", "/admin/state"))[1])
         with trio.move_on_after(0.2):
             await cluster.ask(prompt=prompts[0], max_tokens=4000, ignore_eos=True, stream=True)

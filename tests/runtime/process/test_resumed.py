@@ -24,6 +24,7 @@ PROMPTS = ("A prefill engine", "The router sends", "KV blocks of a request are",
 GREEDY: dict[str, Any] = {"temperature": 0}
 DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 7}
 LOGPROBS: dict[str, Any] = {"temperature": 0, "logprobs": 1}
+ECHO: dict[str, Any] = {"temperature": 0, "echo": True, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 
 class Stream:
@@ -66,7 +67,7 @@ def asked(cluster: Served) -> list[Stream]:
     streams = [
         Stream(cluster, "/v1/completions", {"prompt": prompt, **options})
         for prompt in PROMPTS
-        for options in (GREEDY, DRAWN, LOGPROBS)
+        for options in (GREEDY, DRAWN, LOGPROBS, ECHO)
     ]
     chat = {"messages": [{"role": "user", "content": "What is a KV cache?"}], "stream_options": {"include_usage": True}}
     return [*streams, Stream(cluster, "/v1/chat/completions", {**chat, **GREEDY})]

@@ -57,8 +57,8 @@ class AnswerFormat(Protocol):
     name: tuple[str, int]
     """Its id, and when it was begun, in seconds."""
 
-    def event(self, piece: AnswerPiece) -> bytes:
-        """Return the stream's next event, or events."""
+    def event(self, piece: AnswerPiece, used: Usage | UnsetType = UNSET) -> bytes:
+        """Return the stream's next event, or events, with the usage so far if it is given."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -80,8 +80,8 @@ class CompletionAnswer:
         self._text_offsets: dict[int, int] = {}
         """Characters of each choice's text so far."""
 
-    def event(self, piece: AnswerPiece) -> bytes:
-        return self._event((self._choice(piece),))
+    def event(self, piece: AnswerPiece, used: Usage | UnsetType = UNSET) -> bytes:
+        return self._event((self._choice(piece),), used)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._event((), usage)
@@ -119,11 +119,11 @@ class ChatAnswer:
         self._opened: set[int] = set()
         """Choices whose role the stream has sent."""
 
-    def event(self, piece: AnswerPiece) -> bytes:
+    def event(self, piece: AnswerPiece, used: Usage | UnsetType = UNSET) -> bytes:
         opening = b""
         if piece.index not in self._opened:
             self._opened.add(piece.index)
-            opening = self._event((_ChatChoice(piece.index, delta=_AnswerMessage("", "assistant")),), UNSET, piece)
+            opening = self._event((_ChatChoice(piece.index, delta=_AnswerMessage("", "assistant")),), used, piece)
         logprobs = None if piece.logprobs is None else of_chat(piece.logprobs)
         choice = _ChatChoice(
             piece.index,
@@ -133,7 +133,7 @@ class ChatAnswer:
             _given(piece.token_ids),
             delta=_AnswerMessage(piece.text),
         )
-        return opening + self._event((choice,))
+        return opening + self._event((choice,), used)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._event((), usage)

@@ -67,7 +67,7 @@ def read_chat(body: bytes) -> ChatRequest:
     """Read a request. OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
     parsed = decoded(_decoder, body)
-    refuse_what_is_missing_here(fields)
+    refuse_what_is_missing_here(fields, "chat")
     tokens = parsed.prompt_token_ids
     most = checked_max_tokens("max_tokens", parsed.max_tokens)
     newer = checked_max_tokens("max_completion_tokens", parsed.max_completion_tokens)

@@ -39,6 +39,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 class _Completion(SharedFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(_Completion)
@@ -48,12 +49,14 @@ def read_completion(body: bytes) -> CompletionRequest:
     """Read a request. OpenAIError for anything that is not a request which this server could answer."""
     fields = read_fields(body)
     parsed = decoded(_decoder, body)
-    refuse_what_is_missing_here(fields)
-    most = checked_max_tokens("max_tokens", DEFAULT_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens)
+    refuse_what_is_missing_here(fields, "completions")
+    echo = parsed.echo or False
+    given = DEFAULT_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
+    most = checked_max_tokens("max_tokens", given, 0 if echo else 1)
     return CompletionRequest(
         model=parsed.model,
         prompts=_prompts(parsed),
-        asked=asked(parsed, most, checked_logprobs("logprobs", parsed.logprobs)),
+        asked=asked(parsed, most, checked_logprobs("logprobs", parsed.logprobs), echo),
         kv_transfer_params=parsed.kv_transfer_params,
         pdflow=parsed.pdflow,
         fields=fields,

@@ -15,15 +15,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """A token as text, the logarithm of its probability, and the likeliest tokens in its place, likeliest first."""
 
     text: str
-    logprob: float
+    logprob: float | None
+    """None for a prompt's first token, which is after nothing. Chats have no prompt's tokens."""
     top: tuple[tuple[str, float], ...] = ()
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class ChatToken(msgspec.Struct, frozen=True):
@@ -51,10 +52,18 @@ def of_completion(tokens: Seq[TokenLogprob], offset: int) -> CompletionLogprobs:
         offset += len(token.text)
     return CompletionLogprobs(
         offsets,
-        [_finite(token.logprob) for token in tokens],
+        [None if token.logprob is None else _finite(token.logprob) for token in tokens],
         [token.text for token in tokens],
-        [{text: _finite(logprob) for text, logprob in token.top} for token in tokens],
+        [None if token.logprob is None else _by_text(token.top) for token in tokens],
     )
+
+
+def _by_text(top: Seq[tuple[str, float]]) -> dict[str, float]:
+    """Return the logprobs by text: of tokens with the same text, such as broken characters, that of the likeliest."""
+    found: dict[str, float] = {}
+    for text, logprob in top:
+        found.setdefault(text, _finite(logprob))
+    return found
 
 
 def of_chat(tokens: Seq[TokenLogprob]) -> ChatLogprobs:
@@ -62,7 +71,7 @@ def of_chat(tokens: Seq[TokenLogprob]) -> ChatLogprobs:
         [
             ChatTokenWithTop(
                 token.text,
-                _finite(token.logprob),
+                _finite(token.logprob or 0.0),
                 list(token.text.encode()),
                 [ChatToken(text, _finite(logprob), list(text.encode())) for text, logprob in token.top],
             )
