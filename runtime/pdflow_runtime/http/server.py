@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import trio
 
-from pdflow_runtime.http.connection_table import ConnectionTable, counted_address
 from pdflow_runtime.http.connection import Connection, refused
+from pdflow_runtime.http.connection_table import ConnectionTable, counted_address
 from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal

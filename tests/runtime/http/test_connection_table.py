@@ -12,8 +12,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pdflow_runtime.http import descriptors
-from pdflow_runtime.http.connection_table import counted_address
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.connection_table import counted_address
 from pdflow_runtime.http.descriptors import ExhaustionLog
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest
