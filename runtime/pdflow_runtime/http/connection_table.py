@@ -2,8 +2,9 @@
 operators.
 
 A connection waits while no request of it is whole and none is being answered. Of those that wait, the one that has
-gone longest without a whole request gives way first. A connection with an answer under way never does. Loopback is no
-address of a client: proxies on the same host connect from it.
+gone longest without a whole request gives way first. A connection with an answer under way never does. Connections on
+which no request has ever been whole are limited by themselves: clients that send slowly are all among these. Loopback
+is no address of a client: proxies on the same host connect from it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class ConnectionTable:
         """First the one that has gone longest without a whole request."""
         self._waiting_of: Final[dict[str, dict[Connection, None]]] = {}
         """The same, by address."""
+        self._new: Final[dict[Connection, None]] = {}
+        """Those of which no request has been whole yet, first the oldest."""
         self._of: Final[Counter[str]] = Counter()
         """Connections by address."""
         self._arriving: Final[dict[Connection, int]] = {}
@@ -61,6 +64,8 @@ class ConnectionTable:
             if not own:
                 return False
             self._evict(next(iter(own)))
+        elif len(self._new) >= self._limits.new_connections:
+            self._evict(next(iter(self._new)))
         elif len(self.connections) >= self._limits.connections:
             self.evict()
         return True
@@ -75,6 +80,7 @@ class ConnectionTable:
     def add(self, connection: Connection) -> None:
         self.connections.add(connection)
         self._of[connection.address] += 1
+        self._new[connection] = None
         self.waits(connection)
 
     def remove(self, connection: Connection) -> None:
@@ -95,6 +101,7 @@ class ConnectionTable:
 
     def is_answered(self, connection: Connection) -> None:
         """Note that the connection has a whole request."""
+        self._new.pop(connection, None)
         if self._waiting.pop(connection, True) is not None:
             return
         own = self._waiting_of[connection.address]

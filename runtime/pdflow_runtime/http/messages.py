@@ -29,6 +29,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 4096
     """Open at once. When one more client connects, the connection that has gone longest without a whole request gives
     way; where every connection is being answered, the client waits in the listener's backlog."""
+    new_connections: int = 1024
+    """Of these, on which no request has been whole yet: a client sends one as soon as it is connected, and 1,024
+    connections take 13 MB."""
     connections_per_address: int = 0
     """Of these, of one client address that is not loopback; 0: any number."""
     reserve: int = 64

@@ -72,6 +72,19 @@ async def test_the_longest_without_a_whole_request_gives_way() -> None:
 
 
 @pytest.mark.trio
+async def test_connections_without_any_request_are_limited_by_themselves() -> None:
+    limits = HttpLimits(connections=10, new_connections=2)
+    async with serving(echo, limits) as server, AsyncExitStack() as streams:
+        kept = [await connected(server, streams, KEPT) for _ in range(4)]
+        slow = [await connected(server, streams, b"POST /p HT") for _ in range(3)]
+        assert (await ended(slow[0])).startswith(b"HTTP/1.1 503 ")
+        assert len(server.connections) == 6
+        for stream in (*kept, *kept):
+            await until(stream, b"POST /p  x")
+            await stream.send_all(KEPT)
+
+
+@pytest.mark.trio
 async def test_an_unfinished_request_gives_way_with_a_503() -> None:
     async with serving(echo, HttpLimits(connections=1)) as server, AsyncExitStack() as streams:
         slow = await connected(server, streams, b"GET /slow HT")
