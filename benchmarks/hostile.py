@@ -17,6 +17,7 @@ the router's resident memory before, at most and after. The attackers share the 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import select
@@ -72,6 +73,8 @@ class Measured:
         self.times: list[float] = []
         self.health: list[float] = []
         self.failed: Counter[str] = Counter()
+        self.router_cpu = 0.0
+        """Of one core."""
 
     @property
     def median_ms(self) -> float:
@@ -96,6 +99,11 @@ class Hostile:
         pages = int(Path(f"/proc/{self.router}/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 1e6
 
+    def cpu_s(self) -> float:
+        """Return the CPU time of the router so far."""
+        fields = Path(f"/proc/{self.router}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     async def run(self, sockets: int) -> None:
         await self.measure(5)
         before = self.rss_mb()
@@ -105,6 +113,7 @@ class Hostile:
         await self.malformed()
         await self.slow_sockets(sockets)
         await trio.sleep(SETTLE_S)
+        self.show("no attack, again", await self.measure(self.seconds))
         after = self.rss_mb()
         sys.stdout.write(
             f"router's resident memory: {before:.0f} MB before, {self.peak_mb:.0f} MB at most, {after:.0f} MB after "
@@ -113,12 +122,14 @@ class Hostile:
 
     async def measure(self, seconds: float) -> Measured:
         found = Measured()
+        cpu_s, begun = self.cpu_s(), time.perf_counter()
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for _ in range(HONEST_CLIENTS):
                     nursery.start_soon(self._honest, found)
                 nursery.start_soon(self._health, found)
                 nursery.start_soon(self._watch_memory)
+        found.router_cpu = (self.cpu_s() - cpu_s) / (time.perf_counter() - begun)
         return found
 
     async def _honest(self, found: Measured) -> None:
@@ -158,7 +169,8 @@ class Hostile:
         sys.stdout.write(
             f"{what}: {len(found.times)} honest requests, median {found.median_ms:.1f} ms ({ratio[0]:.2f} times), "
             f"95 % within {found.p95_ms:.1f} ms ({ratio[1]:.2f} times); failed: {failed}; "
-            f"/health {len(found.health)} times, at most {1e3 * max(found.health):.1f} ms\n"
+            f"/health {len(found.health)} times, at most {1e3 * max(found.health):.1f} ms; "
+            f"the router used {100 * found.router_cpu:.0f} % of a core\n"
         )
         for line in attack:
             sys.stdout.write(f"  {line}\n")

@@ -93,6 +93,11 @@ class Connection:
         elif not self._parser.ready and not self._parser.within and silent(self._sock):
             self._end()
 
+    @property
+    def unread(self) -> bool:
+        """Whether the client has sent what was not read yet, or has disconnected."""
+        return not silent(self._sock)
+
     def give_way(self) -> None:
         """End at once, for another client."""
         if self._parser.within:

@@ -2,22 +2,30 @@
 operators.
 
 A connection waits while no request of it is whole and none is being answered. Of those that wait, the one that has
-gone longest without a whole request gives way first. A connection with an answer under way never does. Connections on
-which no request has ever been whole are limited by themselves: clients that send slowly are all among these. Loopback
-is no address of a client: proxies on the same host connect from it.
+gone longest without a whole request gives way first, though not while its first request may be on its way. A connection
+with an answer under way never does. Connections on which no request has ever been whole are limited by themselves:
+clients that send slowly are all among these. Loopback is no address of a client: proxies on the same host connect from
+it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from ipaddress import ip_address, ip_network
 from typing import Final
 
+from pdflow.protocol.values import S
+from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.connection import Connection
 from pdflow_runtime.http.messages import HttpLimits
 
 COUNTED_BYTES: Final = 64 << 10
 """Bodies that are shorter so far are not counted: all connections together hold no more of them than they may."""
+
+UNREAD_S: Final = 5.0
+"""How long a connection is kept of which something was not read yet: more than the event loop is ever late."""
+PAUSE_S: Final = 0.02
 
 
 class ConnectionTable:
@@ -26,8 +34,8 @@ class ConnectionTable:
     def __init__(self, limits: HttpLimits) -> None:
         self.connections: Final[set[Connection]] = set()
         self._limits: Final = limits
-        self._waiting: Final[dict[Connection, None]] = {}
-        """First the one that has gone longest without a whole request."""
+        self._waiting: Final[dict[Connection, int]] = {}
+        """When each began to wait; first the one that has gone longest without a whole request."""
         self._waiting_of: Final[dict[str, dict[Connection, None]]] = {}
         """The same, by address."""
         self._new: Final[dict[Connection, None]] = {}
@@ -38,10 +46,24 @@ class ConnectionTable:
         """Bytes of a body that is not whole, first the oldest."""
         self._arriving_bytes = 0
 
-    @property
-    def has_room(self) -> bool:
-        """True if a further client can be connected, perhaps in another one's place."""
-        return bool(self._waiting) or len(self.connections) < self._limits.connections + self._limits.reserve
+    def pause_s(self) -> float:
+        """Return how long to wait before the next client can be connected, perhaps in place of another one: 0 for no
+        time, infinity for until a connection ends or waits."""
+        limits = self._limits
+        if len(self._new) >= limits.new_connections:
+            return self._pause_s(next(iter(self._new)))
+        if len(self.connections) < limits.connections:
+            return 0.0
+        if self._waiting:
+            return self._pause_s(next(iter(self._waiting)))
+        return 0.0 if len(self.connections) < limits.connections + limits.reserve else math.inf
+
+    def _pause_s(self, connection: Connection) -> float:
+        """Return how long that connection, which waits, must be kept."""
+        since_s = (now_ns() - self._waiting[connection]) / S
+        if since_s < self._limits.fresh_s or (since_s < UNREAD_S and connection.unread):
+            return PAUSE_S
+        return 0.0
 
     @property
     def busy(self) -> bool:
@@ -60,10 +82,10 @@ class ConnectionTable:
         has too many and all of them are being answered."""
         most = self._limits.connections_per_address
         if most and address and self._of[address] >= most:
-            own = self._waiting_of.get(address)
-            if not own:
+            own = next(iter(self._waiting_of.get(address, ())), None)
+            if own is None or self._pause_s(own):
                 return False
-            self._evict(next(iter(own)))
+            self._evict(own)
         elif len(self._new) >= self._limits.new_connections:
             self._evict(next(iter(self._new)))
         elif len(self.connections) >= self._limits.connections:
@@ -71,10 +93,11 @@ class ConnectionTable:
         return True
 
     def evict(self) -> bool:
-        """Close the connection that has gone longest without a whole request; False if none waits."""
-        if not self._waiting:
+        """Close the connection that has gone longest without a whole request; False if none may be closed."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None or self._pause_s(oldest):
             return False
-        self._evict(next(iter(self._waiting)))
+        self._evict(oldest)
         return True
 
     def add(self, connection: Connection) -> None:
@@ -96,13 +119,13 @@ class ConnectionTable:
     def waits(self, connection: Connection) -> None:
         """Note that the connection has no whole request from now on."""
         if connection in self.connections:
-            self._waiting[connection] = None
+            self._waiting[connection] = now_ns()
             self._waiting_of.setdefault(connection.address, {})[connection] = None
 
     def is_answered(self, connection: Connection) -> None:
         """Note that the connection has a whole request."""
         self._new.pop(connection, None)
-        if self._waiting.pop(connection, True) is not None:
+        if self._waiting.pop(connection, None) is None:
             return
         own = self._waiting_of[connection.address]
         del own[connection]

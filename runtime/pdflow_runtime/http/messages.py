@@ -32,6 +32,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     new_connections: int = 1024
     """Of these, on which no request has been whole yet: a client sends one as soon as it is connected, and 1,024
     connections take 13 MB."""
+    fresh_s: float = 0.25
+    """How long a connection never gives way after it began to wait: a client's request needs a round trip to arrive."""
     connections_per_address: int = 0
     """Of these, of one client address that is not loopback; 0: any number."""
     reserve: int = 64

@@ -11,6 +11,7 @@ responder; it is cancelled when its client hangs up.
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,7 +21,7 @@ import trio
 
 from pdflow_runtime.http.connection import Connection, refused
 from pdflow_runtime.http.connection_table import ConnectionTable, counted_address
-from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION
+from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION, SATURATION
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.pump import Pump
@@ -78,9 +79,12 @@ class Server:
     async def _accept(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._listener)
-            while not self._table.has_room:
+            while pause_s := self._table.pause_s():
                 self._room = trio.Event()
-                await self._room.wait()
+                if pause_s == math.inf:
+                    SATURATION.add(self._limits.connections)
+                with trio.move_on_after(pause_s):
+                    await self._room.wait()
             try:
                 accepted = self._waiting()
             except OSError as error:
@@ -121,6 +125,7 @@ class Server:
 
     async def _handle(self, request: HttpRequest, responder: Responder) -> None:
         if not self._table.admits(request.path):
+            SATURATION.add(self._limits.connections)
             raise OpenAIError(503, f"{self._limits.connections} requests are being answered, which is the most")
         await self._handler(request, responder)
 

@@ -56,10 +56,13 @@ LATER_S: Final = 5.0
 """Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
 FILES_PER_CONNECTION: Final = 3
 """A client's socket, and those of its two legs."""
+RESERVE: Final = 64
+"""Further clients, which ask for health or are operators. Where descriptors are scarce there are none, and every client
+waits."""
 OTHER_FILES: Final = 32
-"""Descriptors of the process itself, and of clients for which there is no room."""
+"""Descriptors of the process itself."""
 RETRY_AFTER: Final = (b"retry-after", b"1")
-"""Sent with 429: seconds."""
+"""Sent with 429 and 503: seconds."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
@@ -82,7 +85,7 @@ class Front:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
-            headers = (JSON, RETRY_AFTER) if error.status == 429 else (JSON,)
+            headers = (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,)
             await responder.reply(error.status, headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
@@ -199,9 +202,10 @@ def limits_of(scenario: ResolvedScenario, prompts: Prompts) -> HttpLimits:
     if most > allowed:
         log.warning(
             "serve.connections is %d, and the limit of open files (ulimit -n) is enough for %d: raise it to %d",
-            *(most, allowed, most * FILES_PER_CONNECTION + OTHER_FILES),
+            *(most, allowed, most * FILES_PER_CONNECTION + OTHER_FILES + RESERVE),
         )
     return HttpLimits(
+        reserve=RESERVE if most <= allowed else 0,
         body_bytes=prompts.body_bytes,
         connections=min(most, allowed),
         connections_per_address=serve_config.connections_per_address,
@@ -211,7 +215,7 @@ def limits_of(scenario: ResolvedScenario, prompts: Prompts) -> HttpLimits:
 def connections_allowed() -> int:
     """Return how many clients the router can answer at once with the file descriptors that it may have."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (limit - OTHER_FILES) // FILES_PER_CONNECTION)
+    return max(1, (limit - OTHER_FILES - (RESERVE if limit > 1024 else 0)) // FILES_PER_CONNECTION)
 
 
 def request_start(engine: str) -> None:

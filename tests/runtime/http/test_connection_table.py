@@ -55,7 +55,7 @@ async def hold(request: HttpRequest, responder: Responder) -> None:
 
 @pytest.mark.trio
 async def test_the_longest_without_a_whole_request_gives_way() -> None:
-    async with serving(echo, HttpLimits(connections=3)) as server, AsyncExitStack() as streams:
+    async with serving(echo, HttpLimits(fresh_s=0, connections=3)) as server, AsyncExitStack() as streams:
         first = await connected(server, streams, b"POST /p HTTP/1.1\r\nHo")
         second = await connected(server, streams)
         third = await connected(server, streams)
@@ -73,7 +73,7 @@ async def test_the_longest_without_a_whole_request_gives_way() -> None:
 
 @pytest.mark.trio
 async def test_connections_without_any_request_are_limited_by_themselves() -> None:
-    limits = HttpLimits(connections=10, new_connections=2)
+    limits = HttpLimits(fresh_s=0, connections=10, new_connections=2)
     async with serving(echo, limits) as server, AsyncExitStack() as streams:
         kept = [await connected(server, streams, KEPT) for _ in range(4)]
         slow = [await connected(server, streams, b"POST /p HT") for _ in range(3)]
@@ -85,8 +85,27 @@ async def test_connections_without_any_request_are_limited_by_themselves() -> No
 
 
 @pytest.mark.trio
+async def test_a_burst_of_clients_is_served_in_turn() -> None:
+    """No connection gives way whose request is on its way, or was not read yet."""
+    limits = HttpLimits(connections=3, new_connections=2, reserve=0)
+    answers: list[bytes] = []
+
+    async def slowly(request: HttpRequest, responder: Responder) -> None:
+        await trio.sleep(0.005)
+        await responder.reply(200, (), b"yes")
+
+    async def client() -> None:
+        answers.append(await response_to(server.port, GET % b"/"))
+
+    async with serving(slowly, limits) as server, trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(client)
+    assert [answer[-3:] for answer in answers] == [b"yes"] * 30
+
+
+@pytest.mark.trio
 async def test_an_unfinished_request_gives_way_with_a_503() -> None:
-    async with serving(echo, HttpLimits(connections=1)) as server, AsyncExitStack() as streams:
+    async with serving(echo, HttpLimits(fresh_s=0, connections=1)) as server, AsyncExitStack() as streams:
         slow = await connected(server, streams, b"GET /slow HT")
         await connected(server, streams)
         assert (await ended(slow)).startswith(b"HTTP/1.1 503 ")
@@ -94,7 +113,7 @@ async def test_an_unfinished_request_gives_way_with_a_503() -> None:
 
 @pytest.mark.trio
 async def test_an_answer_under_way_never_gives_way() -> None:
-    limits = HttpLimits(connections=2, reserve=1)
+    limits = HttpLimits(fresh_s=0, connections=2, reserve=1)
     async with serving(hold, limits) as server, AsyncExitStack() as streams:
         answered = [await connected(server, streams, KEPT) for _ in range(2)]
         for stream in answered:
@@ -115,7 +134,7 @@ async def test_an_answer_under_way_never_gives_way() -> None:
 
 @pytest.mark.trio
 async def test_where_all_are_answered_clients_wait() -> None:
-    async with serving(hold, HttpLimits(connections=1, reserve=0)) as server, AsyncExitStack() as streams:
+    async with serving(hold, HttpLimits(fresh_s=0, connections=1, reserve=0)) as server, AsyncExitStack() as streams:
         busy = await connected(server, streams, KEPT)
         await until(busy, b"begun\r\n")
         waiting = await connected(server, streams, KEPT)
@@ -127,7 +146,7 @@ async def test_where_all_are_answered_clients_wait() -> None:
 @pytest.mark.trio
 async def test_an_address_has_so_many_and_its_own_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdflow_runtime.http.server.counted_address", lambda host: host)
-    limits = HttpLimits(connections=10, connections_per_address=2)
+    limits = HttpLimits(fresh_s=0, connections=10, connections_per_address=2)
     async with serving(hold, limits) as server, AsyncExitStack() as streams:
         other = await connected(server, streams)
         assert len(server.connections) == 1
@@ -143,7 +162,7 @@ async def test_an_address_has_so_many_and_its_own_give_way(monkeypatch: pytest.M
 @pytest.mark.trio
 async def test_bodies_that_do_not_end_are_bounded_together() -> None:
     body = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"b" * 300_000
-    async with serving(echo, HttpLimits(arriving_bytes=1_000_000)) as server, AsyncExitStack() as streams:
+    async with serving(echo, HttpLimits(fresh_s=0, arriving_bytes=1_000_000)) as server, AsyncExitStack() as streams:
         bodies = [await connected(server, streams, body) for _ in range(3)]
         assert len(server.connections) == 3
         bodies.append(await connected(server, streams, body))
@@ -160,7 +179,7 @@ async def test_without_descriptors_the_oldest_gives_way_and_the_log_has_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pdflow_runtime.http.server.EXHAUSTION", ExhaustionLog())
-    async with serving(echo) as server, AsyncExitStack() as streams:
+    async with serving(echo, HttpLimits(fresh_s=0)) as server, AsyncExitStack() as streams:
         oldest = await connected(server, streams)
         accept, failures = server._waiting, iter((OSError(errno.EMFILE, "Too many open files"),))
 
